@@ -1,0 +1,121 @@
+# train_gpt: build, run, test. `make help` lists the targets.
+#
+#   make                        build for the device at hand: build/<device>-<precision>/, linked as ./train_gpt
+#   make DEVICE=cpu             build for a machine without a GPU
+#   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
+#
+# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model and
+# llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION; all else is compiled once per device.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What to build
+
+GPU_ANSWERS := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo yes)
+DEVICE ?= $(if $(GPU_ANSWERS),cuda,cpu)
+PRECISION ?= bf16
+VARIANT ?=#             suffix of the build folders, for builds with other compilers or flags side by side
+EXTRA_FLAGS ?=#         added to every compile and link, e.g. -fsanitize=address
+
+ifeq ($(filter $(DEVICE),cuda cpu),)
+$(error DEVICE=$(DEVICE): expected cuda or cpu)
+endif
+ifeq ($(filter $(PRECISION),bf16 fp32),)
+$(error PRECISION=$(PRECISION): expected bf16 or fp32)
+endif
+
+COMMON := build/$(DEVICE)$(VARIANT)
+BUILD := build/$(DEVICE)-$(PRECISION)$(VARIANT)
+WITH_GOALS := $(or $(MAKECMDGOALS),all)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compilers, headers and libraries
+
+CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+CPU_ARCH ?= native
+WARNINGS := -Wall -Wextra -Wshadow -Werror
+INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
+DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
+HOST_FLAGS := -std=c++20 -O3 -g1 -pthread $(WARNINGS) $(EXTRA_FLAGS)
+CPU_FLAGS := $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
+
+include dev/tools/cuda.mk
+
+ifeq ($(DEVICE),cpu)
+# kernels are host code here: the stand-in headers take the place of CUDA's
+COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
+LINK = $(CXX) -pthread $(EXTRA_FLAGS)
+LIBRARIES := -ldnnl
+LIB_DIRS := base host kernels parallel data io
+EXCLUDE := %_cudnn.cpp
+else
+COMPILE_CU = $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
+LINK = $(CXX) -pthread $(EXTRA_FLAGS)
+LIBRARIES = $(CUDA_LIBRARIES)
+LIB_DIRS := base kernels parallel data io
+EXCLUDE := %_onednn.cpp
+endif
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sources to objects
+
+find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard llmc/$(d)/*.cpp llmc/$(d)/*.cu)))
+TEST_FILES := %_test.cpp %_test.cu
+common_object = $(patsubst %,$(COMMON)/obj/%.o,$(1))
+precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
+
+COMMON_SOURCES := $(call find_sources,$(LIB_DIRS))
+MODEL_SOURCES := $(call find_sources,model train)
+COMMON_OBJECTS := $(call common_object,$(filter-out $(TEST_FILES),$(COMMON_SOURCES)))
+MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
+UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
+COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)))
+MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
+TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
+
+$(COMMON)/obj/%.cu.o: %.cu ; @mkdir -p $(@D)
+	$(COMPILE_CU) -c $< -o $@
+$(COMMON)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
+	$(COMPILE_CPP) -c $< -o $@
+$(BUILD)/obj/%.cu.o: %.cu ; @mkdir -p $(@D)
+	$(COMPILE_CU) $(DEFINES) -c $< -o $@
+$(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
+	$(COMPILE_CPP) $(DEFINES) -c $< -o $@
+-include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Programs
+
+$(BUILD)/train_gpt: $(call precision_object,train_gpt.cu) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+$(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+$(BUILD)/unit_test: $(MODEL_TESTS) $(UNIT_MAIN) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+$(COMMON)/unit_test: $(COMMON_TESTS) $(UNIT_MAIN) $(COMMON_OBJECTS)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+$(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_OBJECTS)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+
+.PHONY: all train_gpt tools unit_test test_gpt
+all: train_gpt tools ## build train_gpt and its tools for the device at hand
+train_gpt: $(BUILD)/train_gpt
+	@ln -sfn $(BUILD)/train_gpt train_gpt
+tools: $(TOOLS)
+	@for tool in $(notdir $(TOOLS)); do ln -sfn $(COMMON)/$$tool $$tool; done
+unit_test: $(COMMON)/unit_test $(BUILD)/unit_test ## build the unit tests
+test_gpt: $(BUILD)/test_gpt
+	@ln -sfn $(BUILD)/test_gpt test_gpt
+
+.PHONY: clean help
+clean: ## remove everything that was built
+	rm -rf build train_gpt test_gpt $(notdir $(TOOLS))
+help: ## list the targets
+	@grep -hE '^[a-z_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /\1\t/' | expand -t 18

@@ -1,0 +1,25 @@
+# Where CUDA, cuBLASLt, cuDNN and NCCL are: installed by NVIDIA's packages, by a distribution's, or by pip.
+
+NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+PIP_NVIDIA := $(firstword $(wildcard $(addsuffix /nvidia,$(shell python3 -c 'import site, sys; print(*site.getsitepackages(), *sys.path)' 2>/dev/null))))
+
+# the first of the given folders that holds the given file
+first_with = $(firstword $(foreach d,$(2),$(if $(wildcard $(d)/$(1)),$(d))))
+CUDA_INCLUDE := $(call first_with,cuda_runtime.h,$(CUDA_HOME)/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cuda_runtime/include)
+CUDNN_INCLUDE := $(call first_with,cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu $(PIP_NVIDIA)/cudnn/include)
+CUDA_INCLUDES := $(addprefix -isystem ,$(sort $(CUDA_INCLUDE) $(CUDNN_INCLUDE)))
+
+CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib)
+# pip's packages have only the versioned names, so the linker is given files
+find_library = $(firstword $(wildcard $(foreach d,$(CUDA_LIB_FOLDERS) /usr/lib/x86_64-linux-gnu,$(d)/lib$(1).so $(d)/lib$(1).so.[0-9]*)))
+CUDA_LIBRARIES = $(foreach l,cudart cublasLt cudnn,$(or $(call find_library,$(l)),-l$(l))) \
+    $(foreach d,$(CUDA_LIB_FOLDERS),-Wl,-rpath,$(d)) -ldl -lrt
+
+# One architecture for the GPU at hand; every supported one (and PTX for later ones) where there is none.
+CUDA_CAPABILITY := $(if $(filter cuda,$(DEVICE)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .))
+CUDA_ARCHS ?= $(or $(CUDA_CAPABILITY:90=90a),80 90a 100a)
+CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS:100=100a),-gencode arch=compute_$(a),code=sm_$(a)) \
+    $(if $(word 2,$(CUDA_ARCHS)),-gencode arch=compute_80,code=compute_80)
+NVCC_FLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 -Werror all-warnings \
+    -Xcompiler -Wall,-Wextra,-Wshadow,-pthread $(addprefix -Xcompiler ,$(EXTRA_FLAGS))
