@@ -1,0 +1,79 @@
+// What an attention is asked for: the argument structs that own attention (attention.cuh) and library attention share.
+//
+// For every batch b, head h and query i, with the keys j that query i may see:
+//     s_ij  = scale * <q_i, k_j>
+//     lse_i = log(sum_j exp(s_ij))                      natural logarithm
+//     out_i = sum_j exp(s_ij - lse_i) v_j
+// No Tq x Tk matrix is ever stored; lse is what backward needs to recompute the probabilities, and what merges the
+// results of several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
+//
+// Must hold: HS is a multiple of 8 and at most 128; every stride is a multiple of 8 elements and every pointer aligned
+// to 16 bytes, so that a head's channels can be read in 16-byte pieces; outputs do not overlap inputs or one another
+// (dq, dk and dv may be interleaved in one packed tensor). A query that sees no key gets out = 0, lse = -infinity and
+// gradient 0, never NaN.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+// Which implementation computes attention (--attention). `auto_`: the library on a CPU, the faster one on a GPU.
+enum class AttentionKind : std::uint8_t { auto_, own, library };
+
+// A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].
+// Strides are in elements; channels are always adjacent.
+template <class T>
+struct HeadsView {
+    T* data;
+    std::int64_t batch, token, head;
+};
+
+// A tensor of its own, (B, T, NH, HS) without gaps.
+template <class T>
+HeadsView<T> contiguous_heads(T* data, int tokens, int heads, int head_size) {
+    std::int64_t row = std::int64_t{heads} * head_size;
+    return {data, tokens * row, row, head_size};
+}
+
+// Part 0 (q), 1 (k) or 2 (v) of the packed (B, T, 3, NH, HS) output of the qkv matmul.
+template <class T>
+HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size) {
+    std::int64_t row = std::int64_t{heads} * head_size;
+    return {qkv + part * row, tokens * 3 * row, 3 * row, head_size};
+}
+
+// Sizes and mask. Query i stands at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i
+// sees key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention
+// has any of them.
+struct AttentionShape {
+    int B, NH, Tq, Tk, HS;
+    float scale;   // of the scores, usually 1 / sqrt(HS)
+    bool causal = true;
+    std::int64_t q0 = 0, k0 = 0;
+};
+
+inline AttentionShape self_attention_shape(int B, int T, int NH, int HS, bool causal = true) {
+    return {B, NH, T, T, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, 0, 0};
+}
+
+// T: element type of q, k, v (float or bf16). O: of the output; float lets the results of several key blocks be merged
+// without rounding in between.
+template <class T, class O = T>
+struct AttentionForward {
+    HeadsView<O> out;             // (B, Tq, NH, HS)
+    float* lse;                   // (B, NH, Tq)
+    HeadsView<const T> q, k, v;   // (B, Tq, NH, HS), (B, Tk, NH, HS), (B, Tk, NH, HS)
+    AttentionShape shape;
+};
+
+// Gradients of sum(out * dout), overwriting dq, dk and dv. `out` and `lse` are those of the whole row: when k and v are
+// one block of several they are the merged ones, and the dq of all blocks add up to the gradient.
+// G: element type of the gradients; float lets the blocks of a ring add up without rounding.
+template <class T, class G = T>
+struct AttentionBackward {
+    HeadsView<G> dq, dk, dv;        // shaped as q, k, v
+    float* delta;                   // scratch (B, NH, Tq): sum over channels of dout * out
+    HeadsView<const T> dout, out;   // (B, Tq, NH, HS)
+    const float* lse;               // (B, NH, Tq)
+    HeadsView<const T> q, k, v;     // as in forward
+    AttentionShape shape;
+};
