@@ -114,6 +114,32 @@ unit_test: $(COMMON)/unit_test $(BUILD)/unit_test ## build the unit tests
 test_gpt: $(BUILD)/test_gpt
 	@ln -sfn $(BUILD)/test_gpt test_gpt
 
+# Missing packages are named before anything is compiled; `make deps` installs them.
+$(COMMON_OBJECTS) $(MODEL_OBJECTS) $(COMMON_TESTS) $(MODEL_TESTS): | build/.deps-$(DEVICE)
+build/.deps-$(DEVICE): dev/tools/deps.sh
+	@dev/tools/deps.sh --check $(DEVICE) && mkdir -p build && touch $@
+.PHONY: deps
+deps: ## install the packages that building and testing need (root or sudo)
+	@dev/tools/deps.sh $(DEVICE) test
+
+.PHONY: quickstart
+quickstart: ## train a small model on this machine's C and C++ headers: install, build, train, picture, sample
+	@dev/tools/quickstart.sh $(DEVICE) $(PRECISION)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks
+
+.PHONY: test test-long check-units check-clang cuda-compile gpu-check
+test: ## every check that fits in minutes; ends with "N passed, N failed"
+	@dev/test/run.sh short
+test-long: ## every claim of the project in full (about an hour)
+	@dev/test/run.sh long
+cuda-compile: ## compile and link the CUDA build for every architecture, on any machine
+	@$(MAKE) --no-print-directory DEVICE=cuda CUDA_ARCHS="80 90a 100a" VARIANT=-all \
+	    $(foreach p,$(PRECISION) $(COMPILE_ALSO),build/cuda-$p-all/train_gpt build/cuda-$p-all/unit_test) build/cuda-all/unit_test
+gpu-check: ## on a GPU: build, test, check with compute-sanitizer, measure
+	@dev/test/gpu_check.sh
+
 .PHONY: clean help
 clean: ## remove everything that was built
 	rm -rf build train_gpt test_gpt $(notdir $(TOOLS))

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Runs the project's checks and sums them up: `dev/test/run.sh short|long`.
+#
+# A check is a line `check NAME COMMAND...` below. It passes when the command exits 0. What doctest programs count as
+# test cases is added up; a script counts as one check, or as many as it reports in a line "N passed, N failed".
+# The last line printed is "N passed, N failed, N skipped"; skips print their reason.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+length=${1:-short}
+logs=build/logs
+rm -rf "$logs" && mkdir -p "$logs"
+passed=0 failed=0 skipped=0
+failures=()
+jobs=$(nproc)
+
+count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log tells of
+    local log=$1 status=$2 line
+    p=0 f=0
+    while read -r line; do
+        p=$((p + $(sed -E 's/.*\| +([0-9]+) passed.*/\1/' <<<"$line")))
+        f=$((f + $(sed -E 's/.*\| +([0-9]+) failed.*/\1/' <<<"$line")))
+    done < <(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -aE '^\[doctest\] test cases:')
+    while read -r line; do
+        p=$((p + ${line%% passed*}))
+        f=$((f + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
+    done < <(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$log")
+    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ]; then p=1; fi
+}
+
+check() {
+    local name=$1 log="$logs/${1//[^a-zA-Z0-9]/-}.log" start=$SECONDS status
+    shift
+    printf '%-58s ' "$name"
+    "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    local p f
+    count "$log" "$status"
+    passed=$((passed + p)) failed=$((failed + f))
+    skipped=$((skipped + $(grep -acE '^SKIPPED' "$log")))
+    printf '%6d passed, %d failed %6d s\n' "$p" "$f" $((SECONDS - start))
+    grep -aE '^SKIPPED' "$log" | sed 's/^/    /'
+    if [ "$status" -ne 0 ]; then
+        failures+=("$name")
+        tail -n 40 "$log" | sed 's/^/    | /'
+        echo "    (exit $status; whole log: $log)"
+    fi
+}
+
+clang() { make --no-print-directory -j"$jobs" DEVICE=cpu CXX=clang++ VARIANT=-clang "$@"; }
+gnu() { make --no-print-directory -j"$jobs" DEVICE=cpu "$@"; }
+
+. dev/test/checks.sh
+
+echo
+if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The main job on real input, on any machine, without a download: `dev/tools/quickstart.sh cpu|cuda bf16|fp32`.
+#
+# Installs missing packages, builds, tokenizes the C and C++ headers of this machine, trains a small model for about two
+# minutes, compares it with a bigram model of the same text, draws the loss curve, prints a sample.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+device=$1
+precision=$2
+out=runs/quickstart
+seconds=${QUICKSTART_SECONDS:-110}   # of training
+
+say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+
+say "Packages"
+dev/tools/deps.sh "$device"
+echo "all there"
+
+say "Build ($device, $precision)"
+log=build/quickstart.log
+mkdir -p build
+if ! make --no-print-directory -j"$(nproc)" DEVICE="$device" PRECISION="$precision" all >"$log" 2>&1; then
+    tail -n 30 "$log"
+    echo "The build failed; the whole log is in $log" >&2
+    exit 70
+fi
+echo "./train_gpt, ./tokenize"
+
+say "Data: the C and C++ headers below /usr/include"
+data/local.sh
+
+# A model that learns something in two minutes on two cores; a GPU gets a larger one.
+if [ "$device" = cuda ]; then
+    shape=(--layers 8 --heads 8 --channels 512 --seq-len 512 --micro-batch 32 --total-batch 16384)
+else
+    shape=(--layers 4 --heads 4 --channels 192 --seq-len 256 --micro-batch 8 --total-batch 2048)
+fi
+train=(./train_gpt --train-data 'data/local/train*.bin' --val-data 'data/local/val*.bin' "${shape[@]}"
+    --lr 2e-3 --warmup 20 --final-lr-frac 0.1 --weight-decay 0.1 --val-max-batches 40 --attention auto)
+
+say "Training for about $((seconds / 60 + 1)) minutes"
+rm -rf "$out" && mkdir -p "$out"
+"${train[@]}" --max-steps 8 --val-every 0 --sample-every 0 --output-dir "$out/timing" >"$out/timing.log" 2>&1 || {
+    cat "$out/timing.log" >&2
+    exit 70
+}
+# the number of steps that fits: the median time of a step after the first three
+step_ms=$(sed -nE 's/.*"step_ms":([0-9.]+).*/\1/p' "$out/timing/metrics.jsonl" | tail -n 5 | sort -g | sed -n 3p)
+steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); print n < 60 ? 60 : n > 4000 ? 4000 : n }')
+echo "a step takes $step_ms ms: training $steps steps"
+"${train[@]}" --max-steps "$steps" --val-every $((steps / 8)) --sample-every 0 --output-dir "$out"
+
+say "Result"
+val_loss=$(sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$out/metrics.jsonl" | tail -n 1)
+bigram=$(./bigram 'data/local/train*.bin' 'data/local/val*.bin')
+./loss_curve "$out/metrics.jsonl" "$out/loss.svg" "bigram model=$bigram"
+echo "validation loss $val_loss; a bigram model counted on the same text: $bigram (nats per token, lower is better)"
+echo "loss curve: $out/loss.svg"
+awk -v v="$val_loss" -v b="$bigram" 'BEGIN { exit !(v < b) }' || {
+    echo "The model did not beat the bigram model." >&2
+    exit 70
+}
