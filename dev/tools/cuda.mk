@@ -18,8 +18,8 @@ CUDA_LIBRARIES = $(foreach l,cudart cublasLt cudnn,$(or $(call find_library,$(l)
 
 # One architecture for the GPU at hand; every supported one (and PTX for later ones) where there is none.
 CUDA_CAPABILITY := $(if $(filter cuda,$(DEVICE)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .))
-CUDA_ARCHS ?= $(or $(CUDA_CAPABILITY:90=90a),80 90a 100a)
-CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS:100=100a),-gencode arch=compute_$(a),code=sm_$(a)) \
-    $(if $(word 2,$(CUDA_ARCHS)),-gencode arch=compute_80,code=compute_80)
+CUDA_ARCHS ?= $(or $(patsubst 100,100a,$(CUDA_CAPABILITY:90=90a)),80 90a 100a)
+PTX := -gencode arch=compute_80,code=compute_80
+CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(if $(word 2,$(CUDA_ARCHS)),$(PTX))
 NVCC_FLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 -Werror all-warnings \
     -Xcompiler -Wall,-Wextra,-Wshadow,-pthread $(addprefix -Xcompiler ,$(EXTRA_FLAGS))
