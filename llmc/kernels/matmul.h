@@ -1,0 +1,135 @@
+// Matrix multiplication: the matmuls of a transformer, forward and backward, through cuBLASLt.
+//
+// Everything is row-major. With tokens M, output channels N, input channels K:
+//     forward           out(M,N)     = in(M,K) weight(N,K)^T + bias(N)          optionally followed by GELU
+//     input gradient    dinp(M,K)    = dout(M,N) weight(N,K)                    optionally times the GELU's derivative
+//     weight gradient   dweight(N,K) = dout(M,N)^T in(M,K)                      in fp32, or bf16 to save memory
+//     bias gradient     dbias(N)     = sum of dout over its rows                (bias_gradient.h)
+// Sums are accumulated in fp32 whatever the element type. `PRECISION=fp32` is true fp32: TF32 is used only if allowed.
+//
+// GELU is the tanh approximation (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), as in GPT-2.
+//
+// What must hold:
+//   - every call is one row of `matmul_rows` below. The stand-in for machines without a GPU performs exactly these rows
+//     and refuses all others, as cuBLASLt refuses what it does not support; so a new use begins with a row, here.
+//   - one Matmul object serves one stream at a time: its calls share one workspace. Streams that may run at the same
+//     time need an object each. (The stand-in's race detector sees the workspace.)
+//   - results do not depend on timing: same binary, device, shapes and algorithms, same bits.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/base/arena.h"
+#include "llmc/base/dtype.h"
+
+// One use of cuBLASLt: D = op(A) op(B) + beta C with C = D in memory. cuBLASLt reads matrices column by column, so our
+// row-major matrices are its transposed ones, and each product is asked for as (result)^T = (right)^T (left)^T:
+// A is the weight (or the input, for the weight gradient) and B holds the tokens. Bias and aux have D's type.
+struct MatmulRow {
+    const char* use;
+    cudaDataType_t input, output;
+    cublasOperation_t transpose_a, transpose_b;
+    cublasLtEpilogue_t epilogue;
+    bool may_accumulate;   // beta may be 1 besides 0; alpha is always 1
+};
+
+// clang-format off
+inline constexpr MatmulRow matmul_rows[] = {
+    {"forward",                CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       false},
+    {"forward + bias",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          false},
+    {"forward + bias + gelu",  CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, false},
+    {"input gradient",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       true},
+    {"input gradient x gelu'", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         false},
+    {"weight gradient",        CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
+    {"weight gradient",        CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
+    {"forward",                CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       false},
+    {"forward + bias",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          false},
+    {"forward + bias + gelu",  CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, false},
+    {"input gradient",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       true},
+    {"input gradient x gelu'", CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         false},
+    {"weight gradient",        CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
+};
+// clang-format on
+
+// In every row besides: compute type CUBLAS_COMPUTE_32F (fp32 rows also CUBLAS_COMPUTE_32F_FAST_TF32), scale type
+// CUDA_R_32F, alpha and beta on the host, column order, no batches, every pointer a multiple of its element size, and
+// GELU's aux rows start at multiples of this many elements (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+inline constexpr std::int64_t matmul_aux_alignment = 8;
+
+// Sizes of one matmul as named above, and the elements between the starts of two rows where rows have gaps between
+// them (0: no gaps). A `pre_gelu` has the layout of its GELU's output.
+struct MatmulShape {
+    int M, N, K;
+    std::int64_t out_stride = 0;      // of out and dout (M,N)
+    std::int64_t in_stride = 0;       // of in and dinp (M,K)
+    std::int64_t weight_stride = 0;   // of weight and dweight (N,K)
+};
+
+struct MatmulOptions {
+    bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
+    std::size_t workspace_bytes = std::size_t{32} << 20;   // what cuBLAS recommends for Hopper
+};
+
+// An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
+// machine: the text names the problem, the words are the cublasLtMatmulAlgo_t as it is.
+struct MatmulAlgorithm {
+    std::string problem;
+    std::array<std::uint64_t, 8> words;
+    std::uint64_t workspace_bytes;
+};
+
+// T: element type of activations and weights. G: of gradients of parameters; float, or bf16 where T is bf16.
+// Errors: Error(bug) when cuBLASLt refuses a call (the message names the problem), Error(no_device) when it cannot start.
+class Matmul {
+public:
+    explicit Matmul(Arena& arena, MatmulOptions options = {});
+    ~Matmul();
+    Matmul(const Matmul&) = delete;
+    Matmul& operator=(const Matmul&) = delete;
+
+    // out = in weight^T + bias; `bias` may be null.
+    template <class T>
+    void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
+
+    // pre_gelu(M,N) = in weight^T + bias, out = gelu(pre_gelu). N (out_stride where set) must be divisible by 8.
+    template <class T>
+    void forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
+                      cudaStream_t stream);
+
+    // dinp = dout weight; with `accumulate`, dinp += dout weight.
+    template <class T>
+    void input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& shape, bool accumulate,
+                        cudaStream_t stream);
+
+    // dinp = (dout weight) * gelu'(pre_gelu), elementwise; pre_gelu(M,K) as forward_gelu of the layer before stored it.
+    template <class T>
+    void input_gradient_gelu(T* dinp, const T* dout, const T* weight, const T* pre_gelu, const MatmulShape& shape,
+                             cudaStream_t stream);
+
+    // dweight = dout^T in; with `accumulate`, +=.
+    template <class T, class G>
+    void weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& shape, bool accumulate,
+                         cudaStream_t stream);
+
+    // dbias = sum of dout's rows; with `accumulate`, +=. Of the shape only M, N and out_stride matter.
+    template <class T, class G>
+    void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
+
+    // The algorithms of all problems met so far, ordered by name; and the same given back, for example from rank 0 or a
+    // checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic.
+    std::vector<MatmulAlgorithm> algorithms() const;
+    void use_algorithms(std::span<const MatmulAlgorithm> algorithms);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
