@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-using bf16 = __nv_bfloat16;
-
 enum class DType : std::uint8_t { fp32, bf16, int32, uint16 };
+
+using bf16 = __nv_bfloat16;   // after the enumerator of the same name, which would shadow it
 
 constexpr std::size_t size_of(DType type) {
     switch (type) {

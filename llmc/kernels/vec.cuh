@@ -1,0 +1,101 @@
+// 128-bit loads and stores, and the piece of work of one thread: eight consecutive elements.
+//
+// A GPU moves the most bytes per instruction, and keeps the most bytes in flight, with 16-byte accesses. So every
+// element-wise or row-wise kernel gives a thread eight consecutive elements at a time: one access in bf16, two in fp32.
+// Eight in both keeps one source for both types, and is one AVX register of floats on a CPU.
+//
+// Any length and any alignment works: the host asks once whether all pointers of a launch can be read in packets
+// (`packets_fit`), and `load8`/`store8` fall back to single elements where they cannot, and at the end of a range.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "llmc/base/dtype.h"
+
+// N elements of T, moved as whole 16-byte packets.
+template <class T, int N>
+struct alignas(16) Vec {
+    static_assert(N * sizeof(T) % 16 == 0, "a Vec is a whole number of 16-byte packets");
+    static constexpr int size = N;
+    static constexpr int packets = static_cast<int>(N * sizeof(T) / 16);
+    T values[N];
+
+    __device__ __forceinline__ T& operator[](int i) { return values[i]; }
+    __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
+};
+
+template <class T> using Packed = Vec<T, static_cast<int>(16 / sizeof(T))>;   // one 128-bit access
+template <class T> using Vec8 = Vec<T, 8>;                                    // what one thread handles at a time
+
+// Loads and stores of whole packets; `p` must be 16-byte aligned. The streaming variants mark the data as used once
+// (evict first), so that it does not push reused data out of the caches.
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
+    Vec<T, N> result;
+#pragma unroll
+    for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = reinterpret_cast<const int4*>(p)[i];
+    return result;
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_packets_streaming(const T* p) {
+    Vec<T, N> result;
+#pragma unroll
+    for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = __ldcs(reinterpret_cast<const int4*>(p) + i);
+    return result;
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_packets(T* p, const Vec<T, N>& v) {
+#pragma unroll
+    for (int i = 0; i < v.packets; i++) reinterpret_cast<int4*>(p)[i] = reinterpret_cast<const int4*>(&v)[i];
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_packets_streaming(T* p, const Vec<T, N>& v) {
+#pragma unroll
+    for (int i = 0; i < v.packets; i++) __stcs(reinterpret_cast<int4*>(p) + i, reinterpret_cast<const int4*>(&v)[i]);
+}
+
+// How far a range or row goes, and whether its elements can be moved in packets.
+struct Extent {
+    std::int64_t count;
+    bool packets;
+};
+
+enum class Cache { keep, stream };
+
+// Elements i .. i+7 of a range, of which those at or beyond the end read as zero.
+template <Cache cache = Cache::keep, class T>
+__device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent extent) {
+    if (extent.packets && i + 8 <= extent.count) {
+        if constexpr (cache == Cache::stream) return load_packets_streaming<8>(p + i);
+        else return load_packets<8>(p + i);
+    }
+    Vec8<T> result;
+#pragma unroll
+    for (int k = 0; k < 8; k++) result[k] = i + k < extent.count ? p[i + k] : static_cast<T>(0.0f);
+    return result;
+}
+
+// Stores elements i .. i+7, leaving out those at or beyond the end.
+template <Cache cache = Cache::keep, class T>
+__device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, const Vec8<T>& v) {
+    if (extent.packets && i + 8 <= extent.count) {
+        if constexpr (cache == Cache::stream) store_packets_streaming(p + i, v);
+        else store_packets(p + i, v);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (i + k < extent.count) p[i + k] = v[k];
+    }
+}
+
+// Whether every pointer can be read in packets of eight elements (null pointers, for optional operands, can).
+template <class... Pointers>
+bool packets_fit(const Pointers*... pointers) {
+    return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
