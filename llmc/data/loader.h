@@ -1,0 +1,72 @@
+// Training samples out of token files, in an order that depends on nothing but (seed, epoch, sample index).
+//
+// A sample is a window of T + 1 tokens: inputs are its first T, targets its last T. Windows start at every multiple of T
+// and lie inside one shard, so a shard of n tokens has (n - 1) / T of them; what is left over at its end is not used.
+// Windows are numbered through all shards in the order of their names.
+//
+// Sample `index` of `epoch` is window Permutation(windows, seed, epoch)(index): no rank, micro-batch size or number of
+// processes enters, so the same tokens make the same step under every layout, and the whole state of a loader is
+// (epoch, index). Batches run on from one epoch into the next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/data/permutation.h"
+#include "llmc/data/token_file.h"
+
+// The token files behind one pattern, cut into windows.
+class TokenSet {
+public:
+    // `flag` is the option the pattern came from, for messages. All headers and sizes are checked here, and all ids too
+    // where the files hold at most `check_all_bytes`; larger sets would delay the start by minutes, so their ids are
+    // checked as they are read, as all are.
+    TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,
+             std::int64_t vocab_size, std::uint64_t check_all_bytes = 4ull << 30);
+
+    std::int64_t T() const { return T_; }
+    std::uint64_t windows() const { return first_window_.back(); }
+    std::uint64_t tokens() const { return tokens_; }
+    std::size_t shards() const { return shards_.size(); }
+
+    // Window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
+    void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
+
+private:
+    std::vector<TokenFile> shards_;
+    std::vector<std::uint64_t> first_window_;   // of each shard; one more entry holds the sum
+    std::int64_t T_, vocab_size_;
+    std::uint64_t tokens_ = 0;
+};
+
+// Where a loader stands: the next sample. All there is to save and resume.
+struct LoaderState {
+    std::uint64_t epoch = 0;
+    std::uint64_t index = 0;   // in [0, windows)
+    bool operator==(const LoaderState&) const = default;
+};
+
+class Loader {
+public:
+    // `tokens` must outlive the loader.
+    Loader(const TokenSet& tokens, std::uint64_t seed) : tokens_(&tokens), seed_(seed) {}
+
+    LoaderState state() const { return state_; }
+    void seek(LoaderState state);   // Error(bad_data) if the index lies past the data
+
+    // Samples [ahead, ahead + count) after the state, into inputs and targets of shape (count, T). The state stays: the
+    // caller reads its own part of a step's samples, then advances by all of them.
+    void read(std::uint64_t ahead, std::uint64_t count, std::span<std::int32_t> inputs,
+              std::span<std::int32_t> targets) const;
+    void advance(std::uint64_t samples);
+
+private:
+    LoaderState after(std::uint64_t samples) const;
+
+    const TokenSet* tokens_;
+    std::uint64_t seed_;
+    LoaderState state_;
+};

@@ -1,0 +1,47 @@
+// Token files in llm.c's format, read with every check.
+//
+//   byte 0      256 little-endian int32: [0] magic, [1] version, [2] number of tokens (1 to 2^31 - 1), rest unused
+//   byte 1024   the tokens, without a gap:  magic 20240520, version 1: uint16  (GPT-2)
+//                                           magic 20240801, version 7: uint32  (Llama-3)
+//   end         directly after the last token
+//
+// Whatever is wrong with a file is Error(bad_data) with file, byte, what was found, what was expected and what to do;
+// a file that cannot be opened or read is Error(io).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "llmc/io/file.h"
+
+enum class TokenFormat { gpt2, llama3 };
+
+constexpr std::uint64_t kTokenHeaderBytes = 1024;
+constexpr std::uint64_t bytes_per_token(TokenFormat format) { return format == TokenFormat::gpt2 ? 2 : 4; }
+
+class TokenFile {
+public:
+    // Opens the file and checks its header, and its size against the number of tokens.
+    TokenFile(const FileSystem& files, const std::string& path);
+
+    const std::string& path() const { return file_->path(); }
+    TokenFormat format() const { return format_; }
+    std::uint64_t count() const { return count_; }   // tokens
+    std::uint64_t bytes() const { return kTokenHeaderBytes + count_ * bytes_per_token(format_); }
+
+    // Reads tokens [first, first + into.size()). Each must be below `vocab_size`.
+    void read(std::uint64_t first, std::span<std::int32_t> into, std::int64_t vocab_size) const;
+
+    // Reads the whole file for nothing but that check.
+    void check_ids(std::int64_t vocab_size) const;
+
+private:
+    std::unique_ptr<File> file_;
+    TokenFormat format_ = TokenFormat::gpt2;
+    std::uint64_t count_ = 0;
+};
+
+// Writes a token file (all of it or none). Ids that the format cannot hold are Error(bad_data).
+void write_token_file(FileSystem& files, const std::string& path, TokenFormat format, std::span<const std::uint32_t> ids);

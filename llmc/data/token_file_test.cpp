@@ -1,0 +1,101 @@
+#include "llmc/data/token_file.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/io/temporary_folder.h"
+
+namespace {
+
+// The message of the Error that opening `path` and checking its ids throws, with its kind in front ("65 ...").
+std::string complaint(const std::string& path, std::int64_t vocab_size = 256) {
+    try {
+        TokenFile(real_files(), path).check_ids(vocab_size);
+    } catch (const Error& error) {
+        return text(error.exit_code(), " ", error.what());
+    }
+    return "";
+}
+
+bool contains(const std::string& message, const std::string& part) {
+    CAPTURE(message);
+    return message.find(part) != std::string::npos;
+}
+
+// `content` with the int32 at `index` of the header replaced.
+std::string with_header(std::string content, int index, std::int32_t value) {
+    std::memcpy(content.data() + 4 * index, &value, 4);
+    return content;
+}
+
+}   // namespace
+
+TEST_CASE("token_file: what is written is read back, in both formats") {
+    TemporaryFolder folder;
+    const std::vector<std::uint32_t> ids{0, 1, 255, 65535, 7};
+    for (TokenFormat format : {TokenFormat::gpt2, TokenFormat::llama3}) {
+        write_token_file(real_files(), folder / "t.bin", format, ids);
+        TokenFile file(real_files(), folder / "t.bin");
+        CHECK(file.format() == format);
+        CHECK(file.count() == 5);
+        std::vector<std::int32_t> read(3);
+        file.read(2, read, 65536);
+        CHECK(read == std::vector<std::int32_t>{255, 65535, 7});
+    }
+    write_token_file(real_files(), folder / "wide.bin", TokenFormat::llama3, std::vector<std::uint32_t>{128255});
+    CHECK(complaint(folder / "wide.bin", 128256).empty());
+    CHECK_THROWS_AS(write_token_file(real_files(), folder / "x.bin", TokenFormat::gpt2, std::vector<std::uint32_t>{65536}),
+                    Error);
+}
+
+TEST_CASE("token_file: every defect is named with its place") {
+    TemporaryFolder folder;
+    const std::string path = folder / "t.bin";
+    write_token_file(real_files(), path, TokenFormat::gpt2, std::vector<std::uint32_t>{1, 2, 3, 300, 5});
+    const std::string good = read_whole(real_files(), path);
+    CHECK(complaint(path, 301).empty());
+
+    std::string bad_id = complaint(path, 256);
+    CHECK(contains(bad_id, "65 "));
+    CHECK(contains(bad_id, text(path, ": byte 1030: token 3 has id 300, expected 0 to 255")));
+
+    struct Case {
+        std::string content, expected;
+    };
+    const Case cases[] = {
+        {"", "byte 0: the file ends inside its header"},
+        {good.substr(0, 1000), "byte 1000: the file ends inside its header"},
+        {with_header(good, 0, 20240326), "byte 0: magic number 20240326, expected 20240520"},
+        {with_header(good, 1, 2), "byte 4: version 2, expected 1"},
+        {with_header(good, 0, 20240801), "version 1, expected 7"},
+        {with_header(good, 2, 0), "byte 8: token count 0, expected 1 to"},
+        {with_header(good, 2, -5), "token count -5"},
+        {with_header(good, 2, 6), "makes a file of 1036 bytes, found 1034 bytes"},
+        {good.substr(0, good.size() - 1), "makes a file of 1034 bytes, found 1033 bytes"},
+        {good + "x", "found 1035 bytes"},
+    };
+    for (const Case& c : cases) {
+        write_whole(real_files(), path, c.content);
+        std::string message = complaint(path);
+        CHECK(contains(message, "65 "));
+        CHECK(contains(message, path));
+        CHECK(contains(message, c.expected));
+        CHECK(contains(message, "Prepare it again"));
+    }
+    CHECK(contains(complaint(folder / "missing.bin"), "74 "));
+}
+
+TEST_CASE("token_file: an id is checked wherever it is read, also past the first block") {
+    TemporaryFolder folder;
+    std::vector<std::uint32_t> ids((1 << 20) + 10, 7);
+    ids[(1 << 20) + 3] = 256;
+    write_token_file(real_files(), folder / "t.bin", TokenFormat::llama3, ids);
+    CHECK(contains(complaint(folder / "t.bin", 256), "token 1048579 has id 256"));
+    TokenFile file(real_files(), folder / "t.bin");
+    std::vector<std::int32_t> window(8);
+    CHECK_NOTHROW(file.read((1 << 20) - 6, window, 256));
+    CHECK_THROWS_AS(file.read(1 << 20, window, 256), Error);
+}

@@ -1,0 +1,257 @@
+#include "llmc/io/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+
+namespace {
+
+[[noreturn]] void fail(const std::string& path, const char* call, int code) {
+    std::string hint;
+    if (code == ENOENT) hint = "Check the path; relative paths start at the folder the program was started in.";
+    if (code == EACCES || code == EPERM || code == EROFS) hint = "Check the permissions of the file and its folder.";
+    if (code == ENOSPC || code == EDQUOT) hint = "Free some space, or write elsewhere with --output-dir.";
+    if (code == EMFILE || code == ENFILE) hint = "Raise the limit on open files (ulimit -n).";
+    throw Error(ErrorKind::io, text(path, ": ", call, " failed: ", std::strerror(code)), hint);
+}
+
+class RealFile : public File {
+public:
+    RealFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+    ~RealFile() override { ::close(descriptor_); }
+    RealFile(const RealFile&) = delete;
+    RealFile& operator=(const RealFile&) = delete;
+
+    const std::string& path() const override { return path_; }
+
+    std::uint64_t size() const override {
+        struct stat info {};
+        if (::fstat(descriptor_, &info) != 0) fail(path_, "fstat", errno);
+        return static_cast<std::uint64_t>(info.st_size);
+    }
+
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        std::size_t done = 0;
+        while (done < into.size()) {
+            ssize_t n = ::pread(descriptor_, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) fail(path_, "read", errno);
+            if (n == 0) {
+                throw Error(ErrorKind::bad_data,
+                            text(path_, ": the file ends at byte ", offset + done, ", expected ", into.size(),
+                                 " bytes from byte ", offset, " on"),
+                            "The file is truncated or was changed while in use: copy or prepare it again.");
+            }
+            done += static_cast<std::size_t>(n);
+        }
+    }
+
+    void write(std::span<const std::byte> bytes) override {
+        while (!bytes.empty()) {
+            ssize_t n = ::write(descriptor_, bytes.data(), bytes.size());
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) fail(path_, "write", errno);
+            bytes = bytes.subspan(static_cast<std::size_t>(n));
+        }
+    }
+
+    void sync() override {
+        if (::fsync(descriptor_) != 0 && errno != EINVAL) fail(path_, "fsync", errno);   // EINVAL: a pipe or device
+    }
+
+private:
+    std::string path_;
+    int descriptor_;
+};
+
+class RealFiles : public FileSystem {
+public:
+    std::unique_ptr<File> open(const std::string& path) const override {
+        std::unique_ptr<File> file = open_with(path, O_RDONLY);
+        if (std::filesystem::is_directory(path)) throw Error(ErrorKind::io, text(path, ": is a folder, expected a file"));
+        return file;
+    }
+    std::unique_ptr<File> create(const std::string& path) override { return open_with(path, O_WRONLY | O_CREAT | O_TRUNC); }
+    std::unique_ptr<File> append(const std::string& path) override { return open_with(path, O_WRONLY | O_CREAT | O_APPEND); }
+
+    void rename(const std::string& from, const std::string& to) override {
+        if (::rename(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "rename", errno);
+    }
+
+    void remove_all(const std::string& path) override {
+        std::error_code code;
+        std::filesystem::remove_all(path, code);
+        if (code) fail(path, "remove", code.value());
+    }
+
+    void make_folders(const std::string& path) override {
+        std::error_code code;
+        std::filesystem::create_directories(path, code);
+        if (code) fail(path, "mkdir", code.value());
+    }
+
+    void sync_folder(const std::string& path) override {
+        open_with(path.empty() ? "." : path, O_RDONLY | O_DIRECTORY)->sync();
+    }
+
+    bool exists(const std::string& path) const override { return ::access(path.c_str(), F_OK) == 0; }
+
+    std::vector<std::string> list(const std::string& folder) const override {
+        DIR* entries = ::opendir(folder.c_str());
+        if (entries == nullptr) fail(folder, "opendir", errno);
+        std::vector<std::string> names;
+        while (const dirent* entry = ::readdir(entries)) {
+            std::string name = entry->d_name;
+            if (name != "." && name != "..") names.push_back(name);
+        }
+        ::closedir(entries);
+        std::sort(names.begin(), names.end());
+        return names;
+    }
+
+private:
+    static std::unique_ptr<File> open_with(const std::string& path, int flags) {
+        int descriptor;
+        do {
+            descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+        } while (descriptor < 0 && errno == EINTR);
+        if (descriptor < 0) fail(path, (flags & O_CREAT) != 0 ? "create" : "open", errno);
+        return std::make_unique<RealFile>(path, descriptor);
+    }
+};
+
+}   // namespace
+
+FileSystem& real_files() {
+    static RealFiles files;
+    return files;
+}
+
+std::string read_whole(const FileSystem& files, const std::string& path) {
+    std::unique_ptr<File> file = files.open(path);
+    std::string content(file->size(), '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(content)));
+    return content;
+}
+
+void write_whole(FileSystem& files, const std::string& path, const std::string& content) {
+    const std::string temporary = path + ".tmp";
+    {
+        std::unique_ptr<File> file = files.create(temporary);
+        file->write(std::as_bytes(std::span(content)));
+        file->sync();
+    }
+    files.rename(temporary, path);
+    files.sync_folder(std::filesystem::path(path).parent_path().string());
+}
+
+std::vector<std::string> glob_files(const std::string& pattern) {
+    glob_t found{};
+    int status = ::glob(pattern.c_str(), 0, nullptr, &found);   // sorts by name
+    std::vector<std::string> paths;
+    if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (status == GLOB_ABORTED) throw Error(ErrorKind::io, text(pattern, ": a folder of this pattern cannot be read"));
+    return paths;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Faults on purpose
+
+struct FaultyFiles::Plan {
+    std::uint64_t at;
+    FileFault fault;
+    bool count_reads;
+    std::uint64_t next = 0;
+    bool stopped = false;
+
+    // Counts one operation. True when it is the one to tear; throws when it is to fail.
+    bool meet(const std::string& path, const char* call, bool is_write = false) {
+        bool hit = next++ == at;
+        if (hit && fault == FileFault::stop) stopped = true;
+        if (hit && fault == FileFault::tear && is_write) return true;
+        if (hit || stopped) fail(path, call, stopped ? EIO : ENOSPC);
+        return false;
+    }
+};
+
+namespace {
+
+class FaultyFile : public File {
+public:
+    FaultyFile(std::unique_ptr<File> inner, std::shared_ptr<FaultyFiles::Plan> plan)
+        : inner_(std::move(inner)), plan_(std::move(plan)) {}
+
+    const std::string& path() const override { return inner_->path(); }
+    std::uint64_t size() const override { return inner_->size(); }
+
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        if (plan_->count_reads) plan_->meet(path(), "read");
+        inner_->read_at(offset, into);
+    }
+
+    void write(std::span<const std::byte> bytes) override {
+        if (plan_->meet(path(), "write", true)) {
+            inner_->write(bytes.first(bytes.size() / 2));
+            fail(path(), "write", ENOSPC);
+        }
+        inner_->write(bytes);
+    }
+
+    void sync() override {
+        plan_->meet(path(), "fsync");
+        inner_->sync();
+    }
+
+private:
+    std::unique_ptr<File> inner_;
+    std::shared_ptr<FaultyFiles::Plan> plan_;
+};
+
+}   // namespace
+
+FaultyFiles::FaultyFiles(FileSystem& inner, std::uint64_t at, FileFault fault, bool count_reads)
+    : inner_(inner), plan_(std::make_shared<Plan>(Plan{at, fault, count_reads})) {}
+FaultyFiles::~FaultyFiles() = default;
+
+std::uint64_t FaultyFiles::operations() const { return plan_->next; }
+
+std::unique_ptr<File> FaultyFiles::open(const std::string& path) const {
+    if (plan_->count_reads) plan_->meet(path, "open");
+    return std::make_unique<FaultyFile>(inner_.open(path), plan_);
+}
+std::unique_ptr<File> FaultyFiles::create(const std::string& path) {
+    plan_->meet(path, "create");
+    return std::make_unique<FaultyFile>(inner_.create(path), plan_);
+}
+std::unique_ptr<File> FaultyFiles::append(const std::string& path) {
+    plan_->meet(path, "create");
+    return std::make_unique<FaultyFile>(inner_.append(path), plan_);
+}
+void FaultyFiles::rename(const std::string& from, const std::string& to) {
+    plan_->meet(text(from, " -> ", to), "rename");
+    inner_.rename(from, to);
+}
+void FaultyFiles::remove_all(const std::string& path) {
+    plan_->meet(path, "remove");
+    inner_.remove_all(path);
+}
+void FaultyFiles::make_folders(const std::string& path) {
+    plan_->meet(path, "mkdir");
+    inner_.make_folders(path);
+}
+void FaultyFiles::sync_folder(const std::string& path) {
+    plan_->meet(path, "fsync");
+    inner_.sync_folder(path);
+}
+bool FaultyFiles::exists(const std::string& path) const { return inner_.exists(path); }
+std::vector<std::string> FaultyFiles::list(const std::string& folder) const { return inner_.list(folder); }

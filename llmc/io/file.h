@@ -1,0 +1,91 @@
+// Files and folders, behind an interface that can be made to fail on purpose.
+//
+// Everything that touches a disk goes through FileSystem, for two reasons: every failure becomes an Error(io) that
+// names the file, the call and the cause; and a test can put FaultyFiles in front, which fails, tears or stops at any
+// chosen operation, so that what the program does then is tested and not hoped for.
+//
+// Reading is by offset (pread), never through a mapping: a file that shrinks under us is then an Error with its name,
+// not a SIGBUS. Writing is sequential. Nothing here is buffered: callers hand over large pieces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+// An open file, closed when destroyed. Not for use by two threads at once, except for read_at.
+class File {
+public:
+    virtual ~File() = default;
+    virtual const std::string& path() const = 0;
+    virtual std::uint64_t size() const = 0;   // bytes now
+
+    // Fills `into` from byte `offset` on. A file that ends before that is Error(bad_data) with both lengths.
+    virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
+
+    virtual void write(std::span<const std::byte> bytes) = 0;   // appends all of them
+    virtual void sync() = 0;                                    // returns once they are on the disk
+};
+
+class FileSystem {
+public:
+    virtual ~FileSystem() = default;
+    virtual std::unique_ptr<File> open(const std::string& path) const = 0;     // to read
+    virtual std::unique_ptr<File> create(const std::string& path) = 0;         // to write, empty
+    virtual std::unique_ptr<File> append(const std::string& path) = 0;         // to write at the end, made if missing
+    virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
+    virtual void remove_all(const std::string& path) = 0;                      // a file or a whole folder; may be missing
+    virtual void make_folders(const std::string& path) = 0;                    // with its parents; may exist
+    virtual void sync_folder(const std::string& path) = 0;                     // makes renames inside it lasting
+    virtual bool exists(const std::string& path) const = 0;
+    virtual std::vector<std::string> list(const std::string& folder) const = 0;   // names inside, sorted
+};
+
+// The machine's own files.
+FileSystem& real_files();
+
+// Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
+// happens in between: temporary name beside it, sync, rename, sync of the folder.
+std::string read_whole(const FileSystem& files, const std::string& path);
+void write_whole(FileSystem& files, const std::string& path, const std::string& content);
+
+// The files matching a shell pattern ("data/train_*.bin"), sorted by name. An empty result is the caller's to judge.
+std::vector<std::string> glob_files(const std::string& pattern);
+
+// What FaultyFiles does at the operation it was told to fail.
+enum class FileFault {
+    fail,   // the call fails as on a full disk: Error(io), nothing was done
+    tear,   // a write puts down only its first half, then fails; any other call fails
+    stop,   // as if the power went off before this call: Error(io), and every later call fails too
+};
+
+// Passes calls through to another file system, except that operation number `at` (counted from 0) meets `fault`.
+// Counted are the operations that change the disk: create, append, write, sync, rename, remove, make and sync folders;
+// with `count_reads` also open and read.
+class FaultyFiles : public FileSystem {
+public:
+    explicit FaultyFiles(FileSystem& inner, std::uint64_t at = UINT64_MAX, FileFault fault = FileFault::fail,
+                         bool count_reads = false);
+    ~FaultyFiles() override;
+
+    std::uint64_t operations() const;   // counted so far
+
+    std::unique_ptr<File> open(const std::string& path) const override;
+    std::unique_ptr<File> create(const std::string& path) override;
+    std::unique_ptr<File> append(const std::string& path) override;
+    void rename(const std::string& from, const std::string& to) override;
+    void remove_all(const std::string& path) override;
+    void make_folders(const std::string& path) override;
+    void sync_folder(const std::string& path) override;
+    bool exists(const std::string& path) const override;
+    std::vector<std::string> list(const std::string& folder) const override;
+
+    struct Plan;
+
+private:
+    FileSystem& inner_;
+    std::shared_ptr<Plan> plan_;   // shared with the files it opened
+};
