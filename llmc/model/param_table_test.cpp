@@ -1,0 +1,104 @@
+#include "llmc/model/param_table.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+#include "llmc/base/error.h"
+
+namespace {
+
+ErrorKind kind_of_error(const std::string& descriptor) {
+    try {
+        model_config(descriptor);
+    } catch (const Error& error) {
+        CHECK(error.hint().find("gpt2:124M") != std::string::npos);   // lists what exists
+        CHECK(error.message().find(descriptor) != std::string::npos);
+        return error.kind();
+    }
+    return ErrorKind::bug;
+}
+
+}   // namespace
+
+TEST_CASE("config: descriptors give the published sizes") {
+    CHECK(model_config("d12") == model_config("gpt2:124M"));
+    CHECK(model_config("gpt2:d48") == model_config("gpt2:1558M"));
+    CHECK(model_config("gpt3:c2048") == model_config("gpt3:1300M"));
+    CHECK(model_config("gpt2:124M").max_seq_len == 1024);
+    CHECK(model_config("gpt3:125M").max_seq_len == 2048);
+    CHECK(model_config("gpt3:13B").head_size() == 128);
+    CHECK(model_config("d10") == custom_model_config(10, 10, 640));
+    CHECK(model_config("gpt2:124M").padded_vocab_size == 50304);
+    // llm.c reports 124475904 for its d12: the 124439808 of GPT-2 and 47 padding rows of 768
+    CHECK(parameter_count(model_config("d12")) == 124475904);
+    CHECK(flops_per_token(model_config("d12"), 1024) == 6.0 * 124475904 + 6.0 * 12 * 768 * 1024);
+}
+
+TEST_CASE("config: names that do not exist are usage errors that list those that do") {
+    for (const char* name : {"gpt2:125M", "gpt4:1T", "d0", "dx", "gpt3:c100", "", "d12x", "gpt2:d", "d99999999999999999999"}) {
+        CHECK(kind_of_error(name) == ErrorKind::usage);
+    }
+    CHECK(is_descriptor("d12"));
+    CHECK(is_descriptor("gpt3:nonsense"));
+    CHECK_FALSE(is_descriptor("data/model.bin"));
+    CHECK_FALSE(is_descriptor("d"));
+}
+
+TEST_CASE("config: sizes that make no model are usage errors") {
+    CHECK_THROWS_AS(custom_model_config(0, 1, 64), Error);
+    CHECK_THROWS_AS(custom_model_config(2, 3, 64), Error);
+    CHECK_THROWS_AS(custom_model_config(2, 16, 64), Error);   // heads of 4
+    CHECK_THROWS_AS(custom_model_config(2, 4, 64, 0), Error);
+    CHECK_THROWS_AS(custom_model_config(2, 4, 64, 128, -5), Error);
+    CHECK(custom_model_config(2, 3, 48, 32, 97).padded_vocab_size == 128);
+}
+
+TEST_CASE("param_table: indices, names and units agree") {
+    ParamTable table(custom_model_config(3, 2, 32, 16, 100));
+    CHECK(table.size() == 2 + 3 * 12 + 2);
+    std::set<std::string> names;
+    std::set<std::uint64_t> keys;
+    int next = 0;
+    for (int unit = 0; unit < table.units(); unit++) {
+        for (int i : table.unit_params(unit)) {
+            CHECK(i == next++);   // units follow each other in table order
+            CHECK(table.index(table[i].kind, table[i].layer) == i);
+            CHECK(table.find(table[i].name) == i);
+            CHECK(table.find("transformer." + table[i].name) == i);
+            names.insert(table[i].name);
+            keys.insert(table[i].rng_tensor);
+        }
+    }
+    CHECK(next == table.size());
+    CHECK(static_cast<int>(names.size()) == table.size());
+    CHECK(static_cast<int>(keys.size()) == table.size());
+    CHECK(table.find("h.0.attn.bias") == -1);
+    CHECK(table.unit_params(table.head_unit(), true).front() == table.index(Param::wte));
+    CHECK(table.find("h.2.mlp.c_fc.weight") == table.index(Param::fcw, 2));
+}
+
+TEST_CASE("param_table: initialisation, decay and orientation are GPT-2's") {
+    ParamTable table(model_config("d12"));
+    const ParamInfo& wte = table[table.index(Param::wte)];
+    CHECK(wte.exported_rows == 50257);
+    CHECK(wte.tensor.rows == 50304);
+    CHECK_FALSE(wte.hf_transposed);
+    CHECK(wte.tied);
+    CHECK(table[table.index(Param::fcprojw, 5)].deviation == doctest::Approx(0.02 / std::sqrt(24.0)));
+    CHECK(table[table.index(Param::fcw, 5)].deviation == doctest::Approx(0.02));
+    for (const ParamInfo& param : table.all()) {
+        CHECK(param.decays == param.is_matrix);
+        CHECK(param.hf_transposed == (param.is_matrix && param.layer >= 0));
+        if (!param.is_matrix) CHECK(param.tensor.cols == 1);
+        if (param.name.ends_with("bias")) CHECK(param.init == Init::zeros);
+    }
+}
+
+TEST_CASE("param_table: adding layers changes no earlier layer's random numbers") {
+    ParamTable small(custom_model_config(2, 2, 32)), large(custom_model_config(9, 2, 32));
+    for (const ParamInfo& param : small.all()) {
+        CHECK(large[large.index(param.kind, param.layer)].rng_tensor == param.rng_tensor);
+    }
+}
