@@ -101,6 +101,10 @@ $(BUILD)/unit_test: $(MODEL_TESTS) $(UNIT_MAIN) $(MODEL_OBJECTS) $(COMMON_OBJECT
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(COMMON)/unit_test: $(COMMON_TESTS) $(UNIT_MAIN) $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
+# tokenize needs no device, so none of its libraries either
+$(COMMON)/tokenize: $(call common_object,dev/tools/tokenize.cpp) \
+    $(filter $(COMMON)/obj/llmc/data/% $(COMMON)/obj/llmc/io/%,$(COMMON_OBJECTS))
+	$(LINK) $^ -o $@
 $(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 

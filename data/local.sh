@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes a corpus without any download: the C and C++ headers below /usr/include, tokenized into data/local.
+#
+#   data/local.sh [--output DIR] [--folder DIR] [--max-bytes SIZE] [options of tokenize]
+#
+# The files are taken in an order that depends only on their names, until SIZE is reached; 5% of them become validation
+# data. Run again, it replaces what it wrote before.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+output=data/local folder=/usr/include max_bytes=24MB
+rest=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --output) output=$2; shift 2 ;;
+        --folder) folder=$2; shift 2 ;;
+        --max-bytes) max_bytes=$2; shift 2 ;;
+        -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) rest+=("$1"); shift ;;
+    esac
+done
+
+tokenize=${TOKENIZE:-./tokenize}
+if [ ! -x "$tokenize" ]; then
+    echo "data/local.sh: $tokenize is not built; run \`make tools\` first" >&2
+    exit 69
+fi
+
+# The C++ standard library's headers have no suffix.
+find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' -o -path '*/c++/*' ! -name '*.*' \) |
+    LC_ALL=C sort |
+    "$tokenize" --files-from - --shuffle-files --max-bytes "$max_bytes" --tokenizer bytes --val-fraction 0.05 \
+        --output "$output" "${rest[@]}"
