@@ -1,20 +1,21 @@
 // What a GPT is: its sizes, where they come from by name, and the counts that follow from them.
 //
-// A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels). GPT-3's sizes
-// are those of Table 2.1 of Brown et al., "Language models are few-shot learners" (2020), with dense attention in every
-// layer: the paper alternates with banded sparse attention, so the sizes match and the results are no reproduction.
+// A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels). GPT-3's
+// sizes are those of Table 2.1 of Brown et al., "Language models are few-shot learners" (2020), with dense attention in
+// every layer: the paper alternates with banded sparse attention, so the sizes match and the results are no
+// reproduction.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 struct ModelConfig {
-    std::int64_t layers = 0;                   // L, transformer blocks
-    std::int64_t heads = 0;                    // NH, attention heads of a block
-    std::int64_t channels = 0;                 // C, width of the residual stream
-    std::int64_t max_seq_len = 1024;           // maxT, number of learned positions
-    std::int64_t vocab_size = 50257;           // V
-    std::int64_t padded_vocab_size = 50304;    // Vp, V rounded up to a multiple of 128
+    std::int64_t layers = 0;                  // L, transformer blocks
+    std::int64_t heads = 0;                   // NH, attention heads of a block
+    std::int64_t channels = 0;                // C, width of the residual stream
+    std::int64_t max_seq_len = 1024;          // maxT, number of learned positions
+    std::int64_t vocab_size = 50257;          // V
+    std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
 
     std::int64_t head_size() const { return channels / heads; }   // HS
     friend bool operator==(const ModelConfig&, const ModelConfig&) = default;

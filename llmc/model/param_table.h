@@ -1,9 +1,9 @@
 // One table of every parameter of the model. Initialisation, weight decay, ZeRO, tensor and pipeline parallelism,
 // checkpoints, import and export all read it; nothing else keeps a list of parameters.
 //
-// Parameters are grouped into units, the pieces in which they are stored, gathered and reduced: the embedding (wte, wpe),
-// each layer, and the head (final layernorm). The classifier shares wte; in a pipeline of several stages the last one
-// holds a copy of it, in its head unit.
+// Parameters are grouped into units, the pieces in which they are stored, gathered and reduced: the embedding (wte,
+// wpe), each layer, and the head (final layernorm). The classifier shares wte; in a pipeline of several stages the last
+// one holds a copy of it, in its head unit.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@
 
 // Kinds of parameters, in the order in which llm.c's model files store them.
 enum class Param : std::uint8_t {
-    wte,         // (Vp, C)  token embedding, also the classifier
-    wpe,         // (maxT, C) position embedding
-    ln1w,        // (C)      layernorm before attention
-    ln1b,        // (C)
-    qkvw,        // (3C, C)  queries, keys, values
-    qkvb,        // (3C)
-    attprojw,    // (C, C)   attention's projection back into the residual stream
-    attprojb,    // (C)
-    ln2w,        // (C)      layernorm before the MLP
-    ln2b,        // (C)
-    fcw,         // (4C, C)  MLP up
-    fcb,         // (4C)
-    fcprojw,     // (C, 4C)  MLP down
-    fcprojb,     // (C)
-    lnfw,        // (C)      layernorm before the classifier
-    lnfb,        // (C)
+    wte,        // (Vp, C)  token embedding, also the classifier
+    wpe,        // (maxT, C) position embedding
+    ln1w,       // (C)      layernorm before attention
+    ln1b,       // (C)
+    qkvw,       // (3C, C)  queries, keys, values
+    qkvb,       // (3C)
+    attprojw,   // (C, C)   attention's projection back into the residual stream
+    attprojb,   // (C)
+    ln2w,       // (C)      layernorm before the MLP
+    ln2b,       // (C)
+    fcw,        // (4C, C)  MLP up
+    fcb,        // (4C)
+    fcprojw,    // (C, 4C)  MLP down
+    fcprojb,    // (C)
+    lnfw,       // (C)      layernorm before the classifier
+    lnfb,       // (C)
 };
 constexpr int param_kinds = 16;
 
@@ -48,9 +48,9 @@ struct ParamInfo {
     bool tied;                    // held by the first and by the last pipeline stage
     bool decays;                  // weight decay: matrices and embeddings, as llm.c
     Init init;
-    float deviation;              // of the normal distribution; padding rows are zero whatever `init` says
-    std::uint64_t rng_tensor;     // names the tensor in random-number keys (random_key of init.cuh): element i of the
-                                  // tensor is drawn with counter i, whatever the layout and the number of layers
+    float deviation;            // of the normal distribution; padding rows are zero whatever `init` says
+    std::uint64_t rng_tensor;   // names the tensor in random-number keys (random_key of init.cuh): element i of the
+                                // tensor is drawn with counter i, whatever the layout and the number of layers
 
     std::int64_t exported_elements() const { return exported_rows * tensor.cols; }
 };

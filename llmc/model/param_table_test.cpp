@@ -37,7 +37,8 @@ TEST_CASE("config: descriptors give the published sizes") {
 }
 
 TEST_CASE("config: names that do not exist are usage errors that list those that do") {
-    for (const char* name : {"gpt2:125M", "gpt4:1T", "d0", "dx", "gpt3:c100", "", "d12x", "gpt2:d", "d99999999999999999999"}) {
+    for (const char* name :
+         {"gpt2:125M", "gpt4:1T", "d0", "dx", "gpt3:c100", "", "d12x", "gpt2:d", "d99999999999999999999"}) {
         CHECK(kind_of_error(name) == ErrorKind::usage);
     }
     CHECK(is_descriptor("d12"));

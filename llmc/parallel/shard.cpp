@@ -2,7 +2,9 @@
 
 namespace {
 
-constexpr std::int64_t ceil_to(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t ceil_to(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
 
 constexpr std::int64_t qkv_blocks = 3;
 
@@ -16,7 +18,8 @@ void append(std::vector<OwnedRange>& ranges, const OwnedRange& next) {
     if (next.length == 0) return;
     if (!ranges.empty()) {
         OwnedRange& last = ranges.back();
-        if (last.global_begin + last.length == next.global_begin && last.local_begin + last.length == next.local_begin) {
+        if (last.global_begin + last.length == next.global_begin &&
+            last.local_begin + last.length == next.local_begin) {
             last.length += next.length;
             return;
         }

@@ -1,8 +1,8 @@
 // Who owns which element of a tensor: pure functions from (global tensor, place in the mesh) to ranges and back.
 //
 // Two cuts follow each other. Tensor parallelism cuts the global tensor into one slab per tp rank, along the axis the
-// parameter table names. ZeRO then cuts the slab, as a flat array, into equal shards over the dp x cp ranks; the slab is
-// padded up so that they are equal and aligned. The ZeRO cut is per tensor, never over a buffer of several: so it
+// parameter table names. ZeRO then cuts the slab, as a flat array, into equal shards over the dp x cp ranks; the slab
+// is padded up so that they are equal and aligned. The ZeRO cut is per tensor, never over a buffer of several: so it
 // depends on nothing but the tensor and the mesh, and the two pipeline stages that both hold the tied embedding cut it
 // alike. Checkpoints, resharding, initialisation and the collectives all go through these functions.
 //

@@ -23,9 +23,9 @@ std::vector<MeshShape> all_meshes(int most_ranks) {
 // Small tensors of every kind, cut evenly by `tp` where the cut requires it; odd sizes everywhere else.
 std::vector<GlobalTensor> sample_tensors(int tp) {
     return {
-        {13, 1, TensorCut::none},        {5, 29, TensorCut::none},           {3 * tp, 7, TensorCut::rows},
-        {2 * tp, 1, TensorCut::rows},    {9, 5 * tp, TensorCut::columns},    {3 * 2 * tp, 11, TensorCut::qkv_heads},
-        {3 * tp, 1, TensorCut::qkv_heads}, {128, 3, TensorCut::vocabulary},  {100, 2, TensorCut::vocabulary},
+        {13, 1, TensorCut::none},          {5, 29, TensorCut::none},        {3 * tp, 7, TensorCut::rows},
+        {2 * tp, 1, TensorCut::rows},      {9, 5 * tp, TensorCut::columns}, {3 * 2 * tp, 11, TensorCut::qkv_heads},
+        {3 * tp, 1, TensorCut::qkv_heads}, {128, 3, TensorCut::vocabulary}, {100, 2, TensorCut::vocabulary},
     };
 }
 
@@ -95,8 +95,8 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                         REQUIRE(local <= stored_elements(tensor, place, state));
                     }
                     // copies: every stage has one here, replicas where nothing cuts
-                    const int copies = mesh.pp * (sharded ? 1 : mesh.zero_ranks()) *
-                                       (tensor.cut == TensorCut::none ? mesh.tp : 1);
+                    const int copies =
+                        mesh.pp * (sharded ? 1 : mesh.zero_ranks()) * (tensor.cut == TensorCut::none ? mesh.tp : 1);
                     REQUIRE(std::all_of(owners.begin(), owners.end(), [&](int n) { return n == copies; }));
                 }
             }
@@ -132,7 +132,8 @@ TEST_CASE("shard: both owners of a tied tensor cut it alike") {
             for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {   // the ranks of the first stage
                 ShardPlace first{mesh, coordinates_of(mesh, rank), zero_stage}, last = first;
                 last.at.pp = mesh.pp - 1;
-                REQUIRE(owned_ranges(tied, first, StateKind::optimizer) == owned_ranges(tied, last, StateKind::optimizer));
+                REQUIRE(owned_ranges(tied, first, StateKind::optimizer) ==
+                        owned_ranges(tied, last, StateKind::optimizer));
             }
         }
     }

@@ -1,0 +1,164 @@
+// The GPT: forward and backward of one micro-batch on one device.
+//
+//   residual(0) = wte[tokens] + wpe
+//   block l:  residual2 = residual(l) + attproj(attention(qkv(ln1(residual(l)))))
+//             residual(l+1) = residual2 + fcproj(gelu(fc(ln2(residual2))))
+//   loss = cross entropy of (lnf(residual(L)) wte^T)
+// Radford et al., "Language models are unsupervised multitask learners" (GPT-2, 2019), section 2.3.
+//
+// The pieces are separate calls, embedding, one block, head, each forward and backward, because a pipeline schedules
+// them one by one and ZeRO fetches parameters and reduces gradients around them. `forward_backward` strings them
+// together for one device. The head computes loss and gradients chunk by chunk over the rows, so the logits of all
+// tokens never exist at once.
+//
+// Gradients (G: float, or bf16 to save memory) are overwritten by the first micro-batch of a step and added to by later
+// ones (`accumulate`). Losses and gradients are normalised by the global number of tokens of the step, given as
+// `dloss`. Everything is asynchronous on the model's stream, and deterministic.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "llmc/base/arena.h"
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/token_groups.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/config.h"
+#include "llmc/model/layout.h"
+#include "llmc/model/precision.h"
+
+struct GptOptions {
+    int B = 4;      // sequences of a micro-batch
+    int T = 1024;   // tokens of a sequence, at most max_seq_len
+    AttentionKind attention = AttentionKind::auto_;
+    Recompute recompute = Recompute::none;
+    int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
+    MatmulOptions matmul = {};
+};
+
+// One micro-batch on the device. Tokens and targets are (B, T).
+struct Batch {
+    const int* tokens = nullptr;
+    const int* targets = nullptr;   // negative: this position has no loss
+    TokenGroupsView groups;         // of the tokens; only backward reads them
+};
+
+// Device memory for one micro-batch, refilled from the host.
+class BatchBuffer {
+public:
+    BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size);
+    // Both (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
+    void upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream);
+    const Batch& batch() const { return batch_; }
+
+private:
+    int vocab_size_;
+    DeviceBuffer<int> tokens_, targets_, groups_;
+    Batch batch_;
+};
+
+// Called in backward as soon as the gradients of a unit (an index into layout().units()) are complete for this
+// micro-batch: the moment to start reducing them.
+using UnitHook = std::function<void(int unit_slot)>;
+
+// A tensor of any state to and from the host as float, in its global shape; `param` is an index of the table. Waits for
+// the stream. For one tensor-parallel rank and unsharded states: tests, import and export on one device.
+template <class T>
+std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaStream_t stream);
+template <class T>
+void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream);
+
+class Gpt {
+public:
+    Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cudaStream_t stream);
+    ~Gpt();
+    Gpt(const Gpt&) = delete;
+    Gpt& operator=(const Gpt&) = delete;
+
+    const ModelConfig& config() const { return config_; }
+    const GptOptions& options() const { return options_; }
+    const ModelLayout& layout() const { return *layout_; }
+    const ParamTable& table() const { return layout_->table(); }
+    cudaStream_t stream() const { return stream_; }
+    Matmul& matmul() { return matmul_; }
+
+    const ModelState<floatX>& parameters() const { return parameters_; }
+    Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
+
+    // Draws the initial weights: a function of the seed alone, bit-equal under every layout. Padding becomes zero.
+    void initialize(std::uint64_t seed);
+
+    // ---- one device, one micro-batch ----
+
+    // Loss of every position into activations().losses, and all gradients.
+    template <class G>
+    void forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
+                          const UnitHook& gradients_ready = {});
+
+    // Loss of every position into activations().losses (validation).
+    void forward_loss(const Batch& batch);
+
+    // Logits of rows [first_row, first_row + rows) of the batch last given to forward_layers, into `logits`, a device
+    // buffer of (rows, Vp).
+    void forward_layers(const Batch& batch);
+    void logits_of_rows(floatX* logits, int first_row, int rows);
+
+    // ---- the pieces ----
+
+    void embedding_forward(const Batch& batch, Activations& activations);
+    void block_forward(int layer, Activations& activations);
+    // Losses; and with backward also dresidual and the gradients of lnf and of the classifier (wte), chunk by chunk.
+    void head_forward(const Batch& batch, Activations& activations);
+    template <class G>
+    void head_forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
+                               Activations& activations);
+    // dresidual: in, the gradient of the block's output; out, that of its input.
+    template <class G>
+    void block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations);
+    // Adds to dwte, which the classifier of this rank has written (else zero it first).
+    template <class G>
+    void embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
+                            Activations& activations);
+
+private:
+    void final_layernorm(Activations& activations);
+    void logits_forward(floatX* logits, const Activations& activations, int first_row, int rows);
+    void block_activations(int layer, Activations& activations);
+    void recompute_block(int layer, Activations& activations);
+    template <class G>
+    void mlp_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw, const BlockActivations& a,
+                      bool accumulate, floatX* dresidual);
+    template <class G>
+    void attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw, const BlockActivations& a,
+                            const floatX* input, bool accumulate, floatX* dresidual);
+
+    int rows() const { return options_.B * options_.T; }
+    // All rows through a linear layer.
+    MatmulShape linear(int out_channels, int in_channels) const { return {rows(), out_channels, in_channels}; }
+    // Rows of logits [first, first + result) that the classifier handles at once.
+    int chunk_rows(int first) const { return std::min(classifier_rows_, rows() - first); }
+    AttentionShape attention_shape() const;
+    // q, k or v (part 0, 1, 2) in the output of the qkv matmul; and a tensor (R, C) of its own, seen as heads.
+    template <class T>
+    HeadsView<T> heads(T* packed, int part) const {
+        return packed_heads(packed, part, options_.T, NH_, HS_);
+    }
+    template <class T>
+    HeadsView<T> heads(T* separate) const {
+        return contiguous_heads(separate, options_.T, NH_, HS_);
+    }
+
+    ModelConfig config_;
+    GptOptions options_;
+    cudaStream_t stream_;
+    int C_, NH_, HS_, V_, Vp_;
+    int classifier_rows_;
+    Matmul matmul_;
+    std::unique_ptr<ModelLayout> layout_;
+    ModelState<floatX> parameters_;
+    std::unique_ptr<Activations> activations_;
+    std::unique_ptr<Workspace> workspace_;
+};

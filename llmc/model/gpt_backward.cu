@@ -1,0 +1,158 @@
+// Backward of the pieces of the GPT; gpt.h says what each of them does.
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/model/attention_choice.h"
+#include "llmc/model/gpt.h"
+
+template <class G>
+void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
+                                Activations& activations) {
+    final_layernorm(activations);
+    floatX* logits = workspace_->logits.data();
+    floatX* dlnf = workspace_->rows_c.data();
+    for (int row = 0; row < rows(); row += classifier_rows_) {
+        const MatmulShape shape{chunk_rows(row), Vp_, C_};
+        const std::int64_t offset = std::int64_t{row} * C_;
+        logits_forward(logits, activations, row, shape.M);
+        fused_classifier(Classifier<floatX>{logits, activations.losses + row, batch.targets + row, shape.M, V_, Vp_,
+                                            dloss, ClassifierOutput::loss_and_gradient},
+                         stream_);
+        const floatX* dlogits = logits;
+        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, parameters_.tensor(Param::wte), shape, false, stream_);
+        matmul_.weight_gradient<floatX, G>(gradients.tensor(Param::wte), dlogits, activations.lnf + offset, shape,
+                                           accumulate || row > 0, stream_);
+    }
+    LayerNormBackward<floatX, G> norm{};
+    norm.din = activations.dresidual;
+    norm.dweight = gradients.tensor(Param::lnfw);
+    norm.dbias = gradients.tensor(Param::lnfb);
+    norm.scratch = workspace_->layernorm.data();
+    norm.dout = dlnf;
+    norm.in = activations.residual(static_cast<int>(config_.layers));
+    norm.weight = parameters_.tensor(Param::lnfw);
+    norm.mean = activations.lnf_mean;
+    norm.rstd = activations.lnf_rstd;
+    norm.rows = rows();
+    norm.C = C_;
+    norm.accumulate_input = false;
+    norm.accumulate_parameters = accumulate;
+    layernorm_backward(norm, stream_);
+}
+
+// Computes again what this recompute level has not kept of a block.
+void Gpt::recompute_block(int layer, Activations& activations) {
+    const Recompute level = activations.recompute();
+    if (level == Recompute::block) return block_activations(layer, activations);
+
+    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockActivations& a = activations.block(layer);
+    if (level >= Recompute::gelu) gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
+    if (level >= Recompute::gelu_norm) {
+        const floatX* input = activations.residual(layer);
+        layernorm_forward(LayerNormForward<floatX>{a.ln1, nullptr, nullptr, input, w.ln1w, w.ln1b, rows(), C_},
+                          stream_);
+        layernorm_forward(LayerNormForward<floatX>{a.ln2, nullptr, nullptr, a.residual2, w.ln2w, w.ln2b, rows(), C_},
+                          stream_);
+    }
+}
+
+template <class G>
+void Gpt::mlp_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw, const BlockActivations& a,
+                       bool accumulate, floatX* dresidual) {
+    floatX* dfch = workspace_->rows_4c.data();
+    floatX* dln2 = workspace_->rows_c.data();
+    const MatmulShape down = linear(C_, 4 * C_), up = linear(4 * C_, C_);
+
+    matmul_.bias_gradient<floatX, G>(dw.fcprojb, dresidual, down, accumulate, stream_);
+    matmul_.weight_gradient<floatX, G>(dw.fcprojw, dresidual, a.fch_gelu, down, accumulate, stream_);
+    matmul_.input_gradient_gelu<floatX>(dfch, dresidual, w.fcprojw, a.fch, down, stream_);
+
+    matmul_.bias_gradient<floatX, G>(dw.fcb, dfch, up, accumulate, stream_);
+    matmul_.weight_gradient<floatX, G>(dw.fcw, dfch, a.ln2, up, accumulate, stream_);
+    matmul_.input_gradient<floatX>(dln2, dfch, w.fcw, up, false, stream_);
+
+    layernorm_backward(
+        LayerNormBackward<floatX, G>{dresidual, dw.ln2w, dw.ln2b, workspace_->layernorm.data(), dln2, a.residual2,
+                                     w.ln2w, a.ln2_mean, a.ln2_rstd, rows(), C_, true, accumulate},
+        stream_);
+}
+
+template <class G>
+void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw, const BlockActivations& a,
+                             const floatX* input, bool accumulate, floatX* dresidual) {
+    floatX* dqkv = workspace_->rows_3c.data();
+    floatX* drows = workspace_->rows_c.data();   // gradient of attention's output, then of ln1's
+    const MatmulShape projection = linear(C_, C_), packed = linear(3 * C_, C_);
+
+    matmul_.bias_gradient<floatX, G>(dw.attprojb, dresidual, projection, accumulate, stream_);
+    matmul_.weight_gradient<floatX, G>(dw.attprojw, dresidual, a.atty, projection, accumulate, stream_);
+    matmul_.input_gradient<floatX>(drows, dresidual, w.attprojw, projection, false, stream_);
+
+    const floatX *qkv = a.qkv, *out = a.atty, *dout = drows;
+    ::attention_backward(
+        options_.attention,
+        AttentionBackward<floatX>{heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2), workspace_->delta.data(), heads(dout),
+                                  heads(out), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()},
+        stream_);
+
+    matmul_.bias_gradient<floatX, G>(dw.qkvb, dqkv, packed, accumulate, stream_);
+    matmul_.weight_gradient<floatX, G>(dw.qkvw, dqkv, a.ln1, packed, accumulate, stream_);
+    matmul_.input_gradient<floatX>(drows, dqkv, w.qkvw, packed, false, stream_);
+
+    layernorm_backward(
+        LayerNormBackward<floatX, G>{dresidual, dw.ln1w, dw.ln1b, workspace_->layernorm.data(), drows, input, w.ln1w,
+                                     a.ln1_mean, a.ln1_rstd, rows(), C_, true, accumulate},
+        stream_);
+}
+
+template <class G>
+void Gpt::block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations) {
+    recompute_block(layer, activations);
+    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockTensors<G> dw = gradients.block(layer);
+    const BlockActivations& a = activations.block(layer);
+    mlp_backward(w, dw, a, accumulate, activations.dresidual);
+    attention_backward(w, dw, a, activations.residual(layer), accumulate, activations.dresidual);
+}
+
+template <class G>
+void Gpt::embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
+                             Activations& activations) {
+    EncoderBackward<floatX, G> encoder{};
+    encoder.dwte = gradients.tensor(Param::wte);
+    encoder.dwpe = gradients.tensor(Param::wpe);
+    encoder.dout = activations.dresidual;
+    encoder.groups = batch.groups;
+    encoder.B = options_.B;
+    encoder.T = options_.T;
+    encoder.C = C_;
+    encoder.V = Vp_;
+    encoder.max_positions = static_cast<int>(config_.max_seq_len);
+    encoder.accumulate_wpe = accumulate;
+    encoder_backward(encoder, stream_);
+}
+
+template <class G>
+void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
+                           const UnitHook& gradients_ready) {
+    const int layers = static_cast<int>(config_.layers);
+    auto ready = [&](int slot) {
+        if (gradients_ready) gradients_ready(slot);
+    };
+    embedding_forward(batch, *activations_);
+    for (int layer = 0; layer < layers; layer++) block_forward(layer, *activations_);
+
+    head_forward_backward(gradients, batch, dloss, accumulate, *activations_);
+    ready(layers + 1);
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        block_backward(layer, gradients, accumulate, *activations_);
+        ready(layer + 1);
+    }
+    embedding_backward(gradients, batch, accumulate, *activations_);
+    ready(0);
+}
+
+template void Gpt::forward_backward(const ModelState<float>&, const Batch&, float, bool, const UnitHook&);
+template void Gpt::forward_backward(const ModelState<bf16>&, const Batch&, float, bool, const UnitHook&);

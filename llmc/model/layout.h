@@ -1,0 +1,117 @@
+// Where a rank keeps its parameters, and everything else shaped like them (gradients, moments, masters).
+//
+// Storage is one buffer per unit (embedding, each layer, head): the piece that ZeRO gathers or reduces at once and that
+// a pipeline stage owns. Within a unit, tensors follow each other in table order, each padded so that its ZeRO shards
+// are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order, so every offset
+// in it is the whole buffer's divided by the number of ZeRO ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/base/arena.h"
+#include "llmc/model/param_table.h"
+#include "llmc/parallel/shard.h"
+
+// One tensor this rank holds a slab of.
+struct TensorPlace {
+    int param = -1;              // index in the ParamTable
+    int slot = -1;               // which of the layout's units
+    std::int64_t offset = 0;     // of the slab in its unit's whole buffer
+    std::int64_t elements = 0;   // of the slab, without padding
+    std::int64_t room = 0;       // with padding: ZeRO ranks x shard
+};
+
+struct UnitPlace {
+    int unit = -1;   // as ParamTable numbers them
+    std::string name;
+    std::int64_t room = 0;      // elements of the whole buffer
+    std::vector<int> tensors;   // indices in the layout's tensors
+};
+
+// Which units a rank holds: those of its pipeline stage.
+struct StageUnits {
+    LayerRange layers;
+    bool embedding = true, head = true;
+};
+
+class ModelLayout {
+public:
+    // Everything on one rank.
+    explicit ModelLayout(const ParamTable& table);
+    // The part of one rank of a mesh.
+    ModelLayout(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
+
+    const ParamTable& table() const { return table_; }
+    const ShardPlace& place() const { return place_; }
+    const StageUnits& stage() const { return stage_; }
+    const std::vector<UnitPlace>& units() const { return units_; }
+    const std::vector<TensorPlace>& tensors() const { return tensors_; }   // units in order, table order within each
+
+    // Place of a parameter, null when this rank holds none of it.
+    const TensorPlace* find(int param) const;
+
+    // Elements of a unit's buffer: whole, or this rank's shards.
+    std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
+    // Offset and elements (padding included) of a tensor in such a buffer.
+    std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
+    std::int64_t tensor_room(const TensorPlace& tensor, StateKind state) const;
+
+private:
+    int shards(StateKind state) const;
+
+    ParamTable table_;
+    ShardPlace place_;
+    StageUnits stage_;
+    std::vector<UnitPlace> units_;
+    std::vector<TensorPlace> tensors_;
+    std::vector<int> place_of_param_;   // index in tensors_, or -1
+};
+
+// Pointers to the parameters (or gradients) of one block; shapes as in Param.
+template <class T>
+struct BlockTensors {
+    T *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
+};
+
+// One buffer per unit, for one kind of state.
+template <class T>
+class ModelState {
+public:
+    ModelState() = default;
+    // Names the buffers "<group>/<unit>". Contents are undefined, padding included.
+    ModelState(Arena& arena, const std::string& group, const ModelLayout& layout, StateKind state)
+        : layout_(&layout), state_(state) {
+        for (const UnitPlace& unit : layout.units()) {
+            buffers_.push_back(arena.allocate<T>(group + "/" + unit.name,
+                                                 static_cast<std::size_t>(layout.unit_elements(unit, state))));
+        }
+    }
+
+    const ModelLayout& layout() const { return *layout_; }
+    StateKind state() const { return state_; }
+    const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
+
+    // First element of what this rank keeps of a tensor; null when it keeps none.
+    T* tensor(int param) const {
+        const TensorPlace* place = layout_->find(param);
+        return place ? unit(place->slot).data() + layout_->tensor_offset(*place, state_) : nullptr;
+    }
+    T* tensor(Param kind, int layer = -1) const { return tensor(layout_->table().index(kind, layer)); }
+
+    BlockTensors<T> block(int layer) const {
+        auto at = [&](Param kind) { return tensor(kind, layer); };
+        return {at(Param::ln1w),     at(Param::ln1b),     at(Param::qkvw),    at(Param::qkvb),
+                at(Param::attprojw), at(Param::attprojb), at(Param::ln2w),    at(Param::ln2b),
+                at(Param::fcw),      at(Param::fcb),      at(Param::fcprojw), at(Param::fcprojb)};
+    }
+
+    void zero(cudaStream_t stream) const {
+        for (const DeviceBuffer<T>& buffer : buffers_) buffer.zero(stream);
+    }
+
+private:
+    const ModelLayout* layout_ = nullptr;   // outlives the state
+    StateKind state_ = StateKind::parameters;
+    std::vector<DeviceBuffer<T>> buffers_;
+};
