@@ -1,0 +1,38 @@
+// Switches of the checks that make the stand-in stricter than a GPU. All off by default: the CPU build is also a product.
+//
+//   memory   device memory is inaccessible to the host except while a queue runs, guard pages end every allocation,
+//            bytes between the last element and the guard page are watched, frees under queued work are reported
+//   poison   fresh device memory is 0xFF.. (not-a-number as fp32 and bf16, -1 as integer); pinned host memory as well
+//   races    operations that touch the same bytes without an order between them are reported (races.h)
+//   order    streams advance in a random order that depends only on the seed
+//
+// From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED (or `all`, `none`). Unit tests start with all on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace host {
+
+struct Checks {
+    bool memory = false;
+    bool poison = false;
+    bool races = false;
+    bool random_order = false;
+    std::uint64_t order_seed = 1;
+    double no_progress_seconds = 60;   // how long queues may stand still before that is a fault
+};
+
+// The checks in force. First use reads TRAIN_GPT_CHECKS.
+const Checks& checks();
+
+// Replaces them. Allocations keep the protection they were made with; call this while nothing is queued.
+void set_checks(const Checks& checks);
+
+// Reads a list as described above on top of `base`. Throws std::invalid_argument naming a word it does not know.
+Checks parse_checks(const std::string& list, Checks base = {});
+
+}   // namespace host
+
+// All checks on, unless TRAIN_GPT_CHECKS says otherwise. Programs that are also built for GPUs declare it weak.
+extern "C" void turn_on_device_checks();
