@@ -147,7 +147,7 @@ void write_whole(FileSystem& files, const std::string& path, const std::string& 
     const std::string temporary = path + ".tmp";
     {
         std::unique_ptr<File> file = files.create(temporary);
-        file->write(std::as_bytes(std::span(content)));
+        file->write(bytes_of(content));
         file->sync();
     }
     files.rename(temporary, path);

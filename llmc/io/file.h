@@ -10,10 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // An open file, closed when destroyed. Not for use by two threads at once, except for read_at.
@@ -46,6 +46,9 @@ public:
 
 // The machine's own files.
 FileSystem& real_files();
+
+// The bytes of a text, for File::write.
+inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 
 // Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
 // happens in between: temporary name beside it, sync, rename, sync of the folder.

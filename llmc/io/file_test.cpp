@@ -18,7 +18,7 @@ TEST_CASE("file: whole files are written and read back, lists are sorted") {
     CHECK(glob_files(folder / "*.txt") == std::vector<std::string>{folder / "a.txt", folder / "b.txt"});
     CHECK(glob_files(folder / "*.bin").empty());
 
-    real_files().append(folder / "b.txt")->write(std::as_bytes(std::span("-line", 5)));
+    real_files().append(folder / "b.txt")->write(bytes_of("-line"));
     CHECK(read_whole(real_files(), folder / "b.txt") == "bee-line");
 }
 

@@ -1,0 +1,43 @@
+// The records of a run in its output folder, each line written as soon as it is known, whole, by one call.
+//
+// metrics.jsonl, one JSON object a line, floats with 9 significant digits (enough to tell any two floats apart),
+// `null` for what is not known or not finite:
+//   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
+//   {"step":N,"val_loss":x}
+// Steps count from 1; a validation named N was made with the weights after step N.
+//
+// main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so that
+// its plotting scripts see what they expect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "llmc/io/file.h"
+
+struct StepRecord {
+    int step;
+    float loss, grad_norm, lr;
+    double tokens_per_s;
+    std::optional<double> mfu;   // of the peak, 0 to 1; none where the peak is unknown
+    double step_ms;
+    std::uint64_t memory_bytes;
+};
+
+class Metrics {
+public:
+    // With an empty folder nothing is written. Makes the folder. Lines of steps after `last_step` are dropped, as is a
+    // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from.
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0);
+
+    void step(const StepRecord& record);
+    void validation(int step, float loss);
+
+private:
+    std::unique_ptr<File> metrics_, main_log_;
+};
+
+std::string to_json(const StepRecord& record);
+std::string validation_json(int step, float loss);

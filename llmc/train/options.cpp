@@ -1,0 +1,387 @@
+#include "llmc/train/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <utility>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Values by name
+
+template <class Value>
+using Names = std::vector<std::pair<const char*, Value>>;
+
+// The first name of a value is the one that is printed.
+const Names<ScheduleKind> kSchedules{{"cosine", ScheduleKind::cosine},
+                                     {"linear", ScheduleKind::linear},
+                                     {"constant", ScheduleKind::constant},
+                                     {"wsd", ScheduleKind::wsd}};
+const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
+                                       {"own", AttentionKind::own},
+                                       {"library", AttentionKind::library}};
+const Names<GradDtype> kGradDtypes{{"fp32", GradDtype::fp32}, {"bf16", GradDtype::bf16}};
+const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
+
+template <class Value>
+const char* name_in(const Names<Value>& names, Value value) {
+    for (const auto& [name, v] : names) {
+        if (v == value) return name;
+    }
+    return "?";
+}
+
+template <class Value>
+std::string list_of(const Names<Value>& names) {
+    std::string list;
+    for (const auto& [name, value] : names) list += text(list.empty() ? "" : "|", name);
+    return list;
+}
+
+[[noreturn]] void wrong_value(const std::string& flag, const std::string& value, const std::string& expected) {
+    throw Error(ErrorKind::usage, text(flag, " ", value.empty() ? "(empty)" : value, ": expected ", expected),
+                "`train_gpt --help` lists every option.");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Adding options: each remembers its default for --help and --print-config, and checks its value as it is read
+
+class OptionGroup {
+public:
+    OptionGroup(CLI::App& app, std::string title) : app_(app), title_(std::move(title)) {}
+
+    CLI::Option* string(const std::string& names, std::string& target, const std::string& help) {
+        return add(names, "TEXT", target, help, [&target](const std::string& value) { target = value; });
+    }
+
+    template <class Number>
+    CLI::Option* number(const std::string& names, Number& target, Number low, Number high, const std::string& help) {
+        const std::string expected = text(std::is_integral_v<Number> ? "an integer from " : "a number from ", low, " to ", high);
+        const std::string flag = long_name(names);
+        auto read = [&target, low, high, expected, flag](const std::string& value) {
+            Number parsed{};
+            auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+            bool whole = code == std::errc{} && end == value.data() + value.size();
+            if (!whole || !(parsed >= low && parsed <= high)) wrong_value(flag, value, expected);   // nan fails here too
+            target = parsed;
+        };
+        return add(names, std::is_integral_v<Number> ? "INT" : "FLOAT", shortest(target), help, read);
+    }
+
+    template <class Value>
+    CLI::Option* choice(const std::string& names, Value& target, const Names<Value>& values, const std::string& help) {
+        const std::string flag = long_name(names);
+        auto read = [&target, &values, flag](const std::string& given) {
+            for (const auto& [name, value] : values) {
+                if (given == name) {
+                    target = value;
+                    return;
+                }
+            }
+            wrong_value(flag, given, "one of " + list_of(values));
+        };
+        return add(names, list_of(values), name_in(values, target), help, read);
+    }
+
+    // 0 or 1; the bare flag means 1.
+    CLI::Option* on_off(const std::string& names, bool& target, const std::string& help) {
+        return choice(names, target, kSwitch, help)->expected(0, 1)->type_name("0|1");
+    }
+
+    // An option of a later version: its final name, and the only value that already means something.
+    void later(const std::string& names, const std::string& only, const std::string& help) {
+        const std::string flag = long_name(names);
+        auto read = [only, flag](const std::string& value) {
+            if (value == only) return;
+            throw Error(ErrorKind::usage, text(flag, " ", value, ": not available in this version",
+                                               only.empty() ? "" : text(", expected ", only)));
+        };
+        add(names, "", only, help + " (later version)", read)->configurable(!only.empty());
+    }
+
+private:
+    // As few digits as read back to the same value: 0.0003, not 0.000300000014.
+    template <class Number>
+    static std::string shortest(Number value) {
+        std::array<char, 32> digits;
+        return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+    }
+
+    template <class Read>
+    CLI::Option* add(const std::string& names, const std::string& type, const std::string& shown, const std::string& help,
+                     Read read) {
+        return app_.add_option_function<std::string>(names, read, help)
+            ->group(title_)
+            ->default_str(shown)
+            ->type_name(type)
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);   // scripts override what they were given
+    }
+    static std::string long_name(const std::string& names) { return names.substr(0, names.find(',')); }
+
+    CLI::App& app_;
+    std::string title_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The options
+
+constexpr int kMost = std::numeric_limits<int>::max();
+
+void add_data_options(CLI::App& app, Options& o) {
+    OptionGroup data(app, "Data");
+    data.string("--train-data,-i", o.train_data, "token files to train on, a pattern (quote it)");
+    data.string("--val-data,-j", o.val_data, "token files to validate on, a pattern (quote it)");
+    data.on_off("--overfit-single-batch,-a", o.overfit_single_batch,
+                "train on the first batch of the validation data only, to see the loss go to zero");
+}
+
+void add_model_options(CLI::App& app, Options& o) {
+    OptionGroup model(app, "Model");
+    model.string("--model,-e", o.model, "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768) or a model file");
+    model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
+    model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
+    model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
+    model.number("--vocab-size", o.vocab_size, 0, 1 << 24, "token ids the model knows; 0: as the model says (GPT-2: 50257)");
+}
+
+void add_step_options(CLI::App& app, Options& o) {
+    OptionGroup step(app, "Shape of a step");
+    step.number("--micro-batch,-b", o.micro_batch, 1, 1 << 20, "sequences computed at once, B");
+    step.number("--seq-len,-t", o.seq_len, 1, 1 << 24, "tokens of a sequence, T");
+    step.number<std::int64_t>("--total-batch,-d", o.total_batch, -1, std::int64_t{1} << 40,
+                              "tokens per step, a multiple of B*T; -1 or 0: B*T, no accumulation");
+    step.number("--max-steps,-x", o.max_steps, -1, kMost, "steps of the whole run; -1: one epoch");
+    step.number("--stop-after", o.stop_after, 0, kMost, "end early after this step, the schedule unchanged; 0: do not");
+}
+
+void add_optimiser_options(CLI::App& app, Options& o) {
+    OptionGroup optimiser(app, "Optimiser and schedule");
+    optimiser.choice("--schedule,-k", o.schedule, kSchedules, "how the learning rate changes");
+    optimiser.number("--lr,-l", o.lr, 0.0f, 10.0f, "highest learning rate");
+    optimiser.number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises");
+    optimiser.number("--final-lr-frac,-q", o.final_lr_frac, 0.0f, 1.0f, "learning rate at the end, as a fraction of --lr");
+    optimiser.number("--weight-decay,-c", o.weight_decay, 0.0f, 10.0f, "decay of the weight matrices");
+    optimiser.number("--beta1", o.beta1, 0.0f, 0.999999f, "AdamW: decay of the first moment");
+    optimiser.number("--beta2", o.beta2, 0.0f, 0.999999f, "AdamW: decay of the second moment");
+    optimiser.number("--eps", o.eps, 1e-20f, 1.0f, "AdamW: added to the root of the second moment");
+    optimiser.number("--grad-clip", o.grad_clip, 0.0f, 1e9f, "largest norm of all gradients together; 0: no clipping");
+    optimiser.number("--skip-loss-z", o.skip_loss_z, 0.0f, 1e9f, "skip updates whose loss has a z-score above this; 0: never");
+    optimiser.number("--skip-norm-z", o.skip_norm_z, 0.0f, 1e9f, "the same for the gradient norm");
+    optimiser.number<std::uint64_t>("--seed", o.seed, 0, std::numeric_limits<std::uint64_t>::max(),
+                                    "of the initial weights, the sample order and stochastic rounding");
+}
+
+// `llmc_val_batches` receives -m, which counts batches of B sequences where --val-max-batches counts sequences.
+void add_validation_options(CLI::App& app, Options& o, int& llmc_val_batches) {
+    OptionGroup validation(app, "Validation and sampling");
+    validation.number("--val-every,-v", o.val_every, 0, kMost, "validate every this many steps, and first and last; 0: never");
+    validation.number("--val-max-batches", o.val_max_batches, -1, kMost, "sequences of a validation; -1: all");
+    validation.number("--val-max-micro-batches,-m", llmc_val_batches, -1, kMost,
+                      "the same counted in micro-batches, as llm.c does; -1: all")
+        ->configurable(false);   // files say it in sequences
+    validation.number("--sample-every,-s", o.sample_every, 0, kMost, "let the model write every this many steps; 0: never");
+    validation.number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample");
+    validation.number("--temperature", o.temperature, 0.0f, 100.0f, "of samples; 0: always the likeliest token");
+    validation.later("--hellaswag", "0", "evaluate multiple-choice questions, llm.c's -h");
+}
+
+void add_output_options(CLI::App& app, Options& o) {
+    OptionGroup output(app, "Output");
+    output.string("--output-dir,-o", o.output_dir, "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
+    output.later("--checkpoint-every,-n", "0", "save every this many steps");
+    output.later("--keep-checkpoints", "0", "how many checkpoints to keep, llm.c's -nk; 0: all");
+    output.later("--major-checkpoint-every", "0", "checkpoints of these steps are always kept, llm.c's -nm");
+    output.later("--resume,-y", "0", "continue from the newest checkpoint in --output-dir");
+    output.later("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg");
+    output.later("--trace", "", "write a trace of the step");
+}
+
+void add_numerics_options(CLI::App& app, Options& o) {
+    OptionGroup numerics(app, "Numerics and memory");
+    numerics.choice("--attention", o.attention, kAttentions, "whose attention: own kernels or the library's");
+    numerics.choice("--grad-dtype", o.grad_dtype, kGradDtypes, "type in which gradients accumulate");
+    numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32");
+    numerics.on_off("--master-weights,-w", o.master_weights, "keep fp32 copies of bf16 weights; 0: stochastic rounding");
+    numerics.later("--gelu-fusion", "0", "fuse GELU into matmuls, llm.c's -ge");
+    numerics.later("--recompute,-r", "0", "compute again in backward instead of storing: none|gelu|gelu+norm|block");
+}
+
+void add_parallel_options(CLI::App& app, Options& o) {
+    OptionGroup parallel(app, "Many devices");
+    parallel.number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
+    parallel.later("--dp", "1", "ranks of data parallelism");
+    parallel.later("--tp", "1", "ranks of tensor parallelism");
+    parallel.later("--pp", "1", "ranks of pipeline parallelism");
+    parallel.later("--cp", "1", "ranks of context parallelism");
+    for (const char* name : {"--pp-schedule", "--pp-chunks", "--cp-mode", "--cp-ulysses", "--sequence-parallel"}) {
+        parallel.later(name, "", "of the layouts above");
+    }
+    parallel.later("--init", "mpi", "how processes find each other, llm.c's -pi: mpi|tcp|fs");
+    parallel.later("--init-folder", "", "shared folder of --init fs, llm.c's -pf");
+    parallel.later("--init-address", "", "address of --init tcp, llm.c's -ps");
+    parallel.later("--processes", "1", "llm.c's -pn");
+    parallel.later("--process-rank", "0", "llm.c's -pr");
+    parallel.later("--gpus-per-node", "8", "llm.c's -pg");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checks across options
+
+void check_total_batch(const Options& o) {
+    const std::int64_t unit = o.tokens_per_micro_step();
+    if (o.total_batch <= 0 || o.total_batch % unit == 0) return;
+    const std::int64_t below = o.total_batch / unit * unit, above = below + unit;
+    throw Error(ErrorKind::usage,
+                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len = ", o.micro_batch, " * ",
+                     o.seq_len, " = ", unit),
+                below > 0 ? text("The nearest values that work are ", below, " and ", above, ".")
+                          : text("The smallest value that works is ", above, "; or lower --micro-batch."));
+}
+
+void check_together(const Options& o) {
+    const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
+    if (own_sizes != 0 && own_sizes != 3) {
+        throw Error(ErrorKind::usage, text("--layers ", o.layers, " --heads ", o.heads, " --channels ", o.channels,
+                                           ": expected all three of them or none"));
+    }
+    if (own_sizes == 3 && o.model != Options{}.model) {
+        throw Error(ErrorKind::usage, text("--model ", o.model, " together with --layers, --heads and --channels"),
+                    "Give either a model or sizes of your own.");
+    }
+    check_total_batch(o);
+    if (o.max_steps == 0) wrong_value("--max-steps", "0", "-1 or an integer from 1 to 2147483647");
+    if (o.max_steps > 0 && o.warmup > o.max_steps) {
+        wrong_value("--warmup", text(o.warmup), text("at most --max-steps = ", o.max_steps));
+    }
+    if (o.val_max_batches == 0) wrong_value("--val-max-batches", "0", "-1 or at least 1 (--val-every 0 turns validation off)");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Messages for what the parser itself refuses
+
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    for (std::size_t j = 0; j <= b.size(); j++) row[j] = j;
+    for (std::size_t i = 1; i <= a.size(); i++) {
+        std::size_t diagonal = std::exchange(row[0], i);
+        for (std::size_t j = 1; j <= b.size(); j++) {
+            std::size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
+        }
+    }
+    return row[b.size()];
+}
+
+[[noreturn]] void unknown_option(const CLI::App& app, const std::string& given, const std::string& where) {
+    std::string nearest;
+    std::size_t distance = 4;
+    for (const CLI::Option* option : app.get_options()) {
+        std::string name = option->get_name();
+        std::size_t d = edit_distance(given.substr(0, given.find('=')), name);
+        if (d < distance) {
+            distance = d;
+            nearest = name;
+        }
+    }
+    throw Error(ErrorKind::usage, text(where, given, ": unknown option"),
+                nearest.empty() ? "`train_gpt --help` lists every option." : text("Did you mean ", nearest, "?"));
+}
+
+}   // namespace
+
+const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
+const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
+const char* name_of(GradDtype dtype) { return name_in(kGradDtypes, dtype); }
+
+std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
+    static constexpr std::array<std::pair<const char*, const char*>, 13> kTable{{
+        {"-h", "--hellaswag"},
+        {"-nk", "--keep-checkpoints"},
+        {"-nm", "--major-checkpoint-every"},
+        {"-ge", "--gelu-fusion"},
+        {"-sl", "--skip-loss-z"},
+        {"-sg", "--skip-norm-z"},
+        {"-lg", "--log-gpu-every"},
+        {"-pn", "--processes"},
+        {"-pr", "--process-rank"},
+        {"-pg", "--gpus-per-node"},
+        {"-pi", "--init"},
+        {"-pf", "--init-folder"},
+        {"-ps", "--init-address"},
+    }};
+    if (!arguments.empty() && arguments.back() == "-h") arguments.back() = "--help";   // without a value it asks for help
+    for (std::string& argument : arguments) {
+        for (const auto& [letters, name] : kTable) {
+            if (argument == letters) argument = name;
+        }
+    }
+    return arguments;
+}
+
+// Gives switches that stand alone their value: the parser would give them their default.
+static std::vector<std::string> complete_switches(const CLI::App& app, const std::vector<std::string>& arguments) {
+    std::vector<std::string> result;
+    for (std::size_t i = 0; i < arguments.size(); i++) {
+        result.push_back(arguments[i]);
+        const CLI::Option* option = app.get_option_no_throw(arguments[i]);
+        bool is_switch = option != nullptr && option->get_expected_min() == 0 && option->get_expected_max() == 1;
+        bool alone = i + 1 == arguments.size() || arguments[i + 1].starts_with("-");
+        if (is_switch && alone && option->get_type_size() > 0) result.push_back("1");
+    }
+    return result;
+}
+
+CommandLine parse_command_line(std::vector<std::string> arguments) {
+    CommandLine result;
+    Options& o = result.options;
+    CLI::App app("Pretrains GPT models.", "train_gpt");
+    app.set_help_flag("--help", "print this and exit")->group("General");
+    app.set_config("--config", "", "read options from this file, lines of name = value")->group("General");
+    bool print_config = false;
+    app.add_flag("--print-config", print_config, "print all options as a file for --config, and exit")
+        ->group("General")
+        ->configurable(false);
+    app.allow_config_extras(false);
+    int llmc_val_batches = 0;
+    add_data_options(app, o);
+    add_model_options(app, o);
+    add_step_options(app, o);
+    add_optimiser_options(app, o);
+    add_validation_options(app, o, llmc_val_batches);
+    add_output_options(app, o);
+    add_numerics_options(app, o);
+    add_parallel_options(app, o);
+
+    arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
+    std::reverse(arguments.begin(), arguments.end());   // the parser takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::CallForHelp&) {
+        result.print_and_exit = app.help();
+        return result;
+    } catch (const CLI::ExtrasError&) {
+        unknown_option(app, app.remaining().front(), "");
+    } catch (const CLI::ConfigError& error) {
+        throw Error(ErrorKind::usage, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()),
+                    "Each line is `name = value` with the long name of an option; `train_gpt --print-config` prints them all.");
+    } catch (const CLI::FileError& error) {
+        throw Error(ErrorKind::io, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()));
+    } catch (const CLI::ParseError& error) {
+        throw Error(ErrorKind::usage, error.what(), "`train_gpt --help` lists every option.");
+    }
+
+    if (app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0) {
+        std::int64_t sequences = std::int64_t{llmc_val_batches} * o.micro_batch;
+        o.val_max_batches = llmc_val_batches < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, kMost));
+    }
+    check_together(o);
+    if (print_config) result.print_and_exit = app.config_to_str(true, true);
+    return result;
+}

@@ -1,0 +1,94 @@
+// The command line: what a run is asked to do, parsed and checked.
+//
+// Long names, with llm.c's letters beside them, so that its scripts carry over. Its two-letter flags (`-nk`, `-sl` ...)
+// and `-h` are translated by one table before parsing, because the parser knows only one-letter names and -h as help.
+// `--config FILE` reads `name = value` lines (the command line wins), `--print-config` writes them.
+//
+// Every value is checked where it is read: Error(usage) names the flag, the value and what is expected. Defaults are
+// llm.c's, except:
+//   --model            d12 (llm.c: gpt2_124M_bf16.bin, a file one would have to download first)
+//   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
+//   --recompute        none (llm.c: gelu)
+//   --val-max-batches  80 sequences, which is llm.c's 20 batches of 4, the same for every micro-batch size and layout
+// What later versions bring is listed by name and refused until then, never ignored.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/kernels/attention.h"
+#include "llmc/train/schedule.h"
+
+enum class GradDtype { fp32, bf16 };
+
+struct Options {
+    // data
+    std::string train_data = "data/tiny_shakespeare_train.bin";   // pattern
+    std::string val_data = "data/tiny_shakespeare_val.bin";       // pattern
+    bool overfit_single_batch = false;
+
+    // model
+    std::string model = "d12";   // descriptor or file
+    int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
+    int vocab_size = 0;                        // 0: as the model says
+
+    // shape of a step
+    int micro_batch = 4;           // B, sequences
+    int seq_len = 1024;            // T, tokens
+    std::int64_t total_batch = 0;  // tokens per step; 0: micro_batch * seq_len, no accumulation
+    int max_steps = -1;            // -1: one epoch
+    int stop_after = 0;            // end after this many completed steps of the run; 0: do not
+
+    // optimiser and schedule
+    ScheduleKind schedule = ScheduleKind::cosine;
+    float lr = 3e-4f;
+    int warmup = 0;               // steps
+    float final_lr_frac = 1.0f;   // final learning rate over lr
+    float weight_decay = 0.0f;
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    float grad_clip = 1.0f;       // largest norm of all gradients; 0: no clipping
+    float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
+    std::uint64_t seed = 42;      // of the weights, the sample order and stochastic rounding
+
+    // validation and sampling
+    int val_every = 20;           // steps; 0: never
+    int val_max_batches = 80;     // sequences; -1: all
+    int sample_every = 20;        // steps; 0: never
+    int sample_tokens = 64;
+    float temperature = 1.0f;     // 0: always the likeliest token
+
+    // output
+    std::string output_dir;       // empty: write nothing
+    int checkpoint_every = 0;     // steps; 0: never
+    int keep_checkpoints = 0;     // 0: all
+    int major_checkpoint_every = 0;
+    bool resume = false;
+
+    // numerics and memory
+    AttentionKind attention = AttentionKind::auto_;
+    GradDtype grad_dtype = GradDtype::fp32;
+    bool tf32 = false;
+    bool master_weights = true;
+    int zero = 0;   // ZeRO stage
+
+    std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len; }
+    std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
+    int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
+};
+
+struct CommandLine {
+    Options options;
+    std::string print_and_exit;   // the help or the configuration, where that was asked for
+};
+
+// `arguments` without the program's name.
+CommandLine parse_command_line(std::vector<std::string> arguments);
+
+// llm.c's flags that are not one letter, in today's names.
+std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments);
+
+const char* name_of(ScheduleKind kind);
+const char* name_of(AttentionKind kind);
+const char* name_of(GradDtype dtype);

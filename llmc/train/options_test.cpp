@@ -1,0 +1,170 @@
+#include "llmc/train/options.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/error.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/io/file.h"
+
+namespace {
+
+Options parse(std::vector<std::string> arguments) { return parse_command_line(std::move(arguments)).options; }
+
+// What is said about these arguments, with the exit code in front.
+std::string complaint(std::vector<std::string> arguments) {
+    try {
+        parse_command_line(std::move(arguments));
+    } catch (const Error& error) {
+        return text(error.exit_code(), " ", error.what());
+    }
+    return "";
+}
+
+}   // namespace
+
+TEST_CASE("options: defaults are llm.c's where nothing else is said") {
+    Options o = parse({});
+    CHECK(o.micro_batch == 4);
+    CHECK(o.seq_len == 1024);
+    CHECK(o.tokens_per_step() == 4096);
+    CHECK(o.micro_steps() == 1);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 3e-4f);
+    CHECK(o.final_lr_frac == 1.0f);
+    CHECK(o.weight_decay == 0.0f);
+    CHECK(o.val_every == 20);
+    CHECK(o.val_max_batches == 80);
+    CHECK(o.sample_tokens == 64);
+    CHECK(o.master_weights);
+    CHECK(!o.tf32);
+    CHECK(o.output_dir.empty());
+}
+
+TEST_CASE("options: an llm.c command line keeps its meaning") {
+    Options o = parse({"-i", "t*.bin", "-j", "v*.bin", "-o", "log", "-e", "d24", "-b", "2", "-t", "64", "-d", "512",
+                       "-x", "100", "-k", "wsd", "-l", "0.0006", "-u", "7", "-q", "0.0", "-c", "0.1", "-sl", "4.5",
+                       "-sg", "6", "-v", "250", "-m", "10", "-s", "200", "-g", "144", "-h", "0", "-a", "0", "-f", "1",
+                       "-w", "0", "-ge", "0", "-z", "1", "-n", "0", "-nk", "0", "-nm", "0", "-y", "0", "-lg", "-1",
+                       "-pn", "1", "-pr", "0", "-pg", "8", "-pi", "mpi"});
+    CHECK(o.train_data == "t*.bin");
+    CHECK(o.val_data == "v*.bin");
+    CHECK(o.output_dir == "log");
+    CHECK(o.model == "d24");
+    CHECK(o.micro_batch == 2);
+    CHECK(o.seq_len == 64);
+    CHECK(o.micro_steps() == 4);
+    CHECK(o.max_steps == 100);
+    CHECK(o.schedule == ScheduleKind::wsd);
+    CHECK(o.lr == 0.0006f);
+    CHECK(o.warmup == 7);
+    CHECK(o.final_lr_frac == 0.0f);
+    CHECK(o.weight_decay == 0.1f);
+    CHECK(o.skip_loss_z == 4.5f);
+    CHECK(o.skip_norm_z == 6.0f);
+    CHECK(o.val_every == 250);
+    CHECK(o.val_max_batches == 20);   // 10 batches of 2 sequences
+    CHECK(o.sample_every == 200);
+    CHECK(o.sample_tokens == 144);
+    CHECK(o.tf32);
+    CHECK(!o.master_weights);
+}
+
+TEST_CASE("options: long names, = and the last of several") {
+    Options o = parse({"--lr=1e-3", "--lr", "2e-3", "--max-steps=-1", "--total-batch", "-1", "--overfit-single-batch",
+                       "--attention", "own", "--grad-dtype", "bf16", "--layers", "2", "--heads", "3", "--channels", "48",
+                       "--vocab-size", "256", "--seed", "18446744073709551615", "-m", "-1"});
+    CHECK(o.lr == 2e-3f);
+    CHECK(o.max_steps == -1);
+    CHECK(o.tokens_per_step() == 4096);
+    CHECK(o.overfit_single_batch);
+    CHECK(o.attention == AttentionKind::own);
+    CHECK(o.grad_dtype == GradDtype::bf16);
+    CHECK(o.channels == 48);
+    CHECK(o.vocab_size == 256);
+    CHECK(o.seed == 18446744073709551615ull);
+    CHECK(o.val_max_batches == -1);
+}
+
+TEST_CASE("options: what is wrong is named with flag, value and what is expected") {
+    struct Case {
+        std::vector<std::string> arguments;
+        std::string expected;
+    };
+    const Case cases[] = {
+        {{"--lr", "abc"}, "--lr abc: expected a number from 0 to 10"},
+        {{"--lr", "-1"}, "--lr -1: expected a number from 0 to 10"},
+        {{"-l", "nan"}, "--lr nan: expected"},
+        {{"-l", "1e-3x"}, "--lr 1e-3x: expected"},
+        {{"-b", "0"}, "--micro-batch 0: expected an integer from 1 to"},
+        {{"-b", "1.5"}, "--micro-batch 1.5: expected an integer"},
+        {{"-b", "99999999999999999999"}, "--micro-batch 99999999999999999999: expected an integer"},
+        {{"-t", ""}, "--seq-len (empty): expected"},
+        {{"-x", "0"}, "--max-steps 0: expected -1 or an integer from 1"},
+        {{"-x", "-2"}, "--max-steps -2: expected"},
+        {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
+        {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
+        {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
+        {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},
+        {{"-z", "4"}, "--zero 4: expected an integer from 0 to 3"},
+        {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library"},
+        {{"--val-max-batches", "0"}, "--val-max-batches 0: expected -1 or at least 1"},
+        {{"-d", "5000"}, "--total-batch 5000: expected a multiple of --micro-batch * --seq-len = 4 * 1024 = 4096"},
+        {{"-d", "5000"}, "The nearest values that work are 4096 and 8192."},
+        {{"-d", "100"}, "The smallest value that works is 4096"},
+        {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
+        {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
+        {{"--tp", "2"}, "--tp 2: not available in this version, expected 1"},
+        {{"--pp-schedule", "1f1b"}, "--pp-schedule 1f1b: not available in this version"},
+        {{"--learning-rat", "1"}, "--learning-rat: unknown option"},
+        {{"--warmupp", "1"}, "Did you mean --warmup?"},
+        {{"stray"}, "stray: unknown option"},
+        {{"--lr"}, "--lr: 1 required FLOAT missing"},
+    };
+    for (const Case& c : cases) {
+        std::string message = complaint(c.arguments);
+        CAPTURE(message);
+        CHECK(message.rfind("64 ", 0) == 0);
+        CHECK(message.find(c.expected) != std::string::npos);
+    }
+}
+
+TEST_CASE("options: a printed configuration reads back to the same, and the command line wins over it") {
+    TemporaryFolder folder;
+    const std::string path = folder / "run.cfg";
+    const std::vector<std::string> given{"--lr", "0.00123", "--train-data", "a b/*.bin", "-w", "0", "--layers", "2",
+                                         "--heads", "2", "--channels", "64", "--attention", "own"};
+    std::vector<std::string> printing = given;
+    printing.push_back("--print-config");
+    const std::string printed = parse_command_line(printing).print_and_exit;
+    CHECK(printed.find("lr=0.00123\n") != std::string::npos);
+    CHECK(printed.find("warmup=0\n") != std::string::npos);
+    write_whole(real_files(), path, printed);
+
+    Options o = parse({"--config", path});
+    CHECK(o.lr == 0.00123f);
+    CHECK(o.train_data == "a b/*.bin");
+    CHECK(!o.master_weights);
+    CHECK(o.channels == 64);
+    CHECK(o.attention == AttentionKind::own);
+    CHECK(parse_command_line({"--config", path, "--print-config"}).print_and_exit == printed);
+    CHECK(parse({"--config", path, "--lr", "0.5"}).lr == 0.5f);
+
+    write_whole(real_files(), path, "lr=0.1\nlearning-rate=0.1\n");
+    std::string unknown = complaint({"--config", path});
+    CHECK(unknown.rfind("64 ", 0) == 0);
+    CHECK(unknown.find(path) != std::string::npos);
+    CHECK(unknown.find("learning-rate") != std::string::npos);
+    write_whole(real_files(), path, "lr=high\n");
+    CHECK(complaint({"--config", path}).find("--lr high: expected a number") != std::string::npos);
+    CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
+}
+
+TEST_CASE("options: help lists every group, with -h alone too") {
+    for (const char* flag : {"--help", "-h"}) {
+        std::string help = parse_command_line({flag}).print_and_exit;
+        for (const char* title : {"Data:", "Model:", "Shape of a step:", "Optimiser and schedule:",
+                                  "Validation and sampling:", "Output:", "Numerics and memory:", "Many devices:"}) {
+            CHECK(help.find(title) != std::string::npos);
+        }
+    }
+}
