@@ -28,6 +28,10 @@ const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
                                        {"own", AttentionKind::own},
                                        {"library", AttentionKind::library}};
 const Names<GradDtype> kGradDtypes{{"fp32", GradDtype::fp32}, {"bf16", GradDtype::bf16}};
+const Names<Recompute> kRecomputes{{"none", Recompute::none},           {"gelu", Recompute::gelu},
+                                   {"gelu+norm", Recompute::gelu_norm}, {"block", Recompute::block},
+                                   {"0", Recompute::none},              {"1", Recompute::gelu},
+                                   {"2", Recompute::gelu_norm},         {"3", Recompute::block}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -148,7 +152,7 @@ void add_model_options(CLI::App& app, Options& o) {
     model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
-    model.number("--vocab-size", o.vocab_size, 0, 1 << 24, "token ids the model knows; 0: as the model says (GPT-2: 50257)");
+    model.number("--vocab-size", o.vocab_size, 0, 1 << 24, "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257");
 }
 
 void add_step_options(CLI::App& app, Options& o) {
@@ -210,7 +214,8 @@ void add_numerics_options(CLI::App& app, Options& o) {
     numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32");
     numerics.on_off("--master-weights,-w", o.master_weights, "keep fp32 copies of bf16 weights; 0: stochastic rounding");
     numerics.later("--gelu-fusion", "0", "fuse GELU into matmuls, llm.c's -ge");
-    numerics.later("--recompute,-r", "0", "compute again in backward instead of storing: none|gelu|gelu+norm|block");
+    numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
+        ->type_name("none|gelu|gelu+norm|block");
 }
 
 void add_parallel_options(CLI::App& app, Options& o) {
@@ -299,6 +304,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
 const char* name_of(GradDtype dtype) { return name_in(kGradDtypes, dtype); }
+const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
     static constexpr std::array<std::pair<const char*, const char*>, 13> kTable{{

@@ -8,7 +8,6 @@
 // llm.c's, except:
 //   --model            d12 (llm.c: gpt2_124M_bf16.bin, a file one would have to download first)
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
-//   --recompute        none (llm.c: gelu)
 //   --val-max-batches  80 sequences, which is llm.c's 20 batches of 4, the same for every micro-batch size and layout
 // What later versions bring is listed by name and refused until then, never ignored.
 #pragma once
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "llmc/kernels/attention.h"
+#include "llmc/model/activations.h"
 #include "llmc/train/schedule.h"
 
 enum class GradDtype { fp32, bf16 };
@@ -32,7 +32,7 @@ struct Options {
     // model
     std::string model = "d12";   // descriptor or file
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
-    int vocab_size = 0;                        // 0: as the model says
+    int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
 
     // shape of a step
     int micro_batch = 4;           // B, sequences
@@ -71,6 +71,7 @@ struct Options {
     GradDtype grad_dtype = GradDtype::fp32;
     bool tf32 = false;
     bool master_weights = true;
+    Recompute recompute = Recompute::gelu;
     int zero = 0;   // ZeRO stage
 
     std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len; }
@@ -92,3 +93,4 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
 const char* name_of(GradDtype dtype);
+const char* name_of(Recompute recompute);

@@ -36,6 +36,7 @@ TEST_CASE("options: defaults are llm.c's where nothing else is said") {
     CHECK(o.val_max_batches == 80);
     CHECK(o.sample_tokens == 64);
     CHECK(o.master_weights);
+    CHECK(o.recompute == Recompute::gelu);
     CHECK(!o.tf32);
     CHECK(o.output_dir.empty());
 }
@@ -43,7 +44,7 @@ TEST_CASE("options: defaults are llm.c's where nothing else is said") {
 TEST_CASE("options: an llm.c command line keeps its meaning") {
     Options o = parse({"-i", "t*.bin", "-j", "v*.bin", "-o", "log", "-e", "d24", "-b", "2", "-t", "64", "-d", "512",
                        "-x", "100", "-k", "wsd", "-l", "0.0006", "-u", "7", "-q", "0.0", "-c", "0.1", "-sl", "4.5",
-                       "-sg", "6", "-v", "250", "-m", "10", "-s", "200", "-g", "144", "-h", "0", "-a", "0", "-f", "1",
+                       "-sg", "6", "-v", "250", "-m", "10", "-s", "200", "-g", "144", "-h", "0", "-a", "0", "-f", "1", "-r", "2",
                        "-w", "0", "-ge", "0", "-z", "1", "-n", "0", "-nk", "0", "-nm", "0", "-y", "0", "-lg", "-1",
                        "-pn", "1", "-pr", "0", "-pg", "8", "-pi", "mpi"});
     CHECK(o.train_data == "t*.bin");
@@ -67,6 +68,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     CHECK(o.sample_tokens == 144);
     CHECK(o.tf32);
     CHECK(!o.master_weights);
+    CHECK(o.recompute == Recompute::gelu_norm);
 }
 
 TEST_CASE("options: long names, = and the last of several") {
@@ -103,6 +105,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-x", "-2"}, "--max-steps -2: expected"},
         {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
         {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
+        {{"-r", "4"}, "--recompute 4: expected one of none|gelu|gelu+norm|block"},
         {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
         {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},
         {{"-z", "4"}, "--zero 4: expected an integer from 0 to 3"},
