@@ -1,0 +1,89 @@
+// Safetensors files: named tensors that Hugging Face and everyone else can read.
+//
+//   bytes        what
+//   0 .. 7       n: length of the header, uint64, little-endian, at most 100 000 000
+//   8 .. 7+n     header: JSON, begins with '{', may end in spaces:
+//                  {"__metadata__": {"key": "text", ...},            optional
+//                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+//                offsets count bytes from the end of the header
+//   8+n ..       data: tensors without gaps or overlaps up to the end of the file, row-major, little-endian
+//
+// (https://github.com/huggingface/safetensors, format section.) Every one of these statements is checked when a file is
+// opened; a file that breaks one is Error(bad_data) naming the file, the byte and what was expected.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/io/file.h"
+
+enum class TensorType : std::uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL };
+
+std::size_t bytes_of(TensorType type);
+const char* name_of(TensorType type);
+
+using TensorMetadata = std::map<std::string, std::string>;
+
+struct TensorEntry {
+    std::string name;
+    TensorType type = TensorType::F32;
+    std::vector<std::int64_t> shape;   // empty: a scalar
+    std::uint64_t offset = 0;          // of its first byte in the file
+
+    std::int64_t elements() const;
+    std::uint64_t bytes() const;
+};
+
+class SafetensorsFile {
+public:
+    SafetensorsFile(const FileSystem& files, const std::string& path);
+
+    const std::string& path() const { return file_->path(); }
+    const std::vector<TensorEntry>& entries() const { return entries_; }   // in the order of the data
+    const TensorMetadata& metadata() const { return metadata_; }
+
+    const TensorEntry* find(const std::string& name) const;    // null when there is none
+    const TensorEntry& entry(const std::string& name) const;   // Error(bad_data) when there is none
+
+    // The raw bytes of a tensor from byte `first` of it on.
+    void read(const TensorEntry& entry, std::uint64_t first, std::span<std::byte> into) const;
+
+    // A whole tensor as T (double, float or int64), from any type that T holds: double from F64, F32, F16 and BF16,
+    // float from the last three, int64 from every integer type but U64. Others are Error(bad_data).
+    template <class T>
+    std::vector<T> read_as(const TensorEntry& entry) const;
+    template <class T>
+    std::vector<T> read_as(const std::string& name) const {
+        return read_as<T>(entry(name));
+    }
+
+private:
+    std::unique_ptr<File> file_;
+    std::vector<TensorEntry> entries_;
+    TensorMetadata metadata_;
+};
+
+// Writes a file from front to back: the header at once, then the data of each entry in turn, in pieces of any size.
+// The bytes of a file depend on nothing but its content, so equal states make equal files.
+class SafetensorsWriter {
+public:
+    // Only name, type and shape of the entries are read.
+    SafetensorsWriter(FileSystem& files, const std::string& path, std::vector<TensorEntry> entries,
+                      const TensorMetadata& metadata);
+
+    void write(std::span<const std::byte> bytes);
+    template <class T>
+    void write_values(std::span<const T> values) {
+        write(std::as_bytes(values));
+    }
+    void finish();   // checks that all data was written, and syncs
+
+private:
+    std::unique_ptr<File> file_;
+    std::uint64_t expected_ = 0, written_ = 0;   // bytes of data
+};

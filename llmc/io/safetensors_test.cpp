@@ -1,0 +1,143 @@
+#include "llmc/io/safetensors.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "llmc/base/error.h"
+#include "llmc/io/temporary_folder.h"
+
+namespace {
+
+std::string file_bytes(const std::string& header, const std::string& data) {
+    const std::uint64_t length = header.size();
+    std::string result(8, '\0');
+    std::memcpy(result.data(), &length, 8);
+    return result + header + data;
+}
+
+// The error of opening a file with these bytes; empty when it opens.
+std::string error_of(const TemporaryFolder& folder, const std::string& bytes) {
+    const std::string path = folder / "broken.safetensors";
+    real_files().create(path)->write(std::as_bytes(std::span(bytes)));
+    try {
+        SafetensorsFile file(real_files(), path);
+        return "";
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::bad_data);
+        CHECK(error.message().find("broken.safetensors: byte ") != std::string::npos);
+        return error.message();
+    }
+}
+
+// A small file with three tensors, one of them empty.
+std::string write_sample(const TemporaryFolder& folder) {
+    const std::string path = folder / "sample.safetensors";
+    SafetensorsWriter writer(
+        real_files(), path,
+        {{"a", TensorType::F32, {2, 3}, 0}, {"none", TensorType::F64, {0}, 0}, {"b", TensorType::I64, {}, 0}},
+        {{"format", "pt"}});
+    const std::vector<float> a{1, 2, 3, 4, 5, -0.5f};
+    const std::vector<std::int64_t> b{-7};
+    writer.write_values(std::span(a).first(2));
+    writer.write_values(std::span(a).subspan(2));
+    writer.write_values(std::span(b));
+    writer.finish();
+    return path;
+}
+
+}   // namespace
+
+TEST_CASE("safetensors: what is written is read back") {
+    TemporaryFolder folder;
+    SafetensorsFile file(real_files(), write_sample(folder));
+    REQUIRE(file.entries().size() == 3);
+    CHECK(file.metadata() == TensorMetadata{{"format", "pt"}});
+    CHECK(file.entry("a").shape == std::vector<std::int64_t>{2, 3});
+    CHECK(file.entry("a").offset % 8 == 0);
+    CHECK(file.read_as<double>("a") == std::vector<double>{1, 2, 3, 4, 5, -0.5});
+    CHECK(file.read_as<float>("a").size() == 6);
+    CHECK(file.read_as<std::int64_t>("b") == std::vector<std::int64_t>{-7});
+    CHECK(file.read_as<double>("none").empty());
+    CHECK(file.find("c") == nullptr);
+    CHECK_THROWS_AS(file.entry("c"), Error);
+    CHECK_THROWS_AS(file.read_as<float>("none"), Error);   // doubles do not fit floats
+    CHECK_THROWS_AS(file.read_as<std::int64_t>("a"), Error);
+}
+
+TEST_CASE("safetensors: half precision is converted exactly") {
+    TemporaryFolder folder;
+    const std::string path = folder / "half.safetensors";
+    SafetensorsWriter writer(real_files(), path, {{"bf16", TensorType::BF16, {3}, 0}, {"f16", TensorType::F16, {5}, 0}},
+                             {});
+    const std::vector<std::uint16_t> values{0x3f80, 0xc020, 0x0001, 0x3c00, 0xc100, 0x0001, 0x7c00, 0x8000};
+    writer.write_values(std::span(values));
+    writer.finish();
+    SafetensorsFile file(real_files(), path);
+    CHECK(file.read_as<float>("bf16") == std::vector<float>{1.0f, -2.5f, 0x1p-133f});
+    CHECK(file.read_as<double>("f16") == std::vector<double>{1.0, -2.5, 0x1p-24, INFINITY, 0.0});
+}
+
+TEST_CASE("safetensors: every rule of the format is checked") {
+    TemporaryFolder folder;
+    const std::string good = R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+    CHECK(error_of(folder, file_bytes(good, "01234567")) == "");
+    CHECK(error_of(folder, file_bytes(good + "   ", "01234567")) == "");
+
+    struct Case {
+        std::string header, data, must_contain;
+    };
+    const std::vector<Case> cases{
+        {good, "0123456", "has 7"},
+        {good, "0123456789", "the file has"},
+        {" " + good, "01234567", "does not begin with '{'"},
+        {good.substr(0, 20), "", "not JSON"},
+        {"[]", "", "does not begin with '{'"},
+        {R"({"t":3})", "", "has no dtype"},
+        {R"({"t":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}})", "01234567", "unknown dtype \"F31\""},
+        {R"({"t":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", "01234567", "no shape"},
+        {R"({"t":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "01234567", "needs 12"},
+        {R"({"t":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", "01234567", "more than"},
+        {R"({"t":{"dtype":"F32","shape":[2]}})", "01234567", "has no data_offsets"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "01234567", "bytes 8 to 0"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", "01234567", "not a pair"},
+        {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "01234567", "gap"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"u":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+         "0123456789ab", "inside"},
+        {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+         "01234567", "'t' twice"},
+        {R"({"__metadata__":{"k":1}})", "", "'k' is not a text"},
+    };
+    for (const Case& c : cases) {
+        INFO(c.header);
+        CHECK(error_of(folder, file_bytes(c.header, c.data)).find(c.must_contain) != std::string::npos);
+    }
+    CHECK(error_of(folder, "0123").find("4 bytes") != std::string::npos);
+    CHECK(error_of(folder, std::string(8, '\xff') + good).find("does not fit") != std::string::npos);
+}
+
+TEST_CASE("safetensors: truncated or altered files are errors or well-formed, never anything else") {
+    TemporaryFolder folder;
+    const std::string whole = read_whole(real_files(), write_sample(folder));
+    for (std::size_t length = 0; length < whole.size(); length++) {
+        INFO("cut to ", length, " of ", whole.size());
+        CHECK(error_of(folder, whole.substr(0, length)) != "");
+    }
+    for (std::size_t i = 0; i < whole.size(); i++) {
+        std::string altered = whole;
+        for (unsigned char value : {0x00, 0x20, 0x22, 0x5d, 0x7d, 0xff}) {
+            altered[i] = static_cast<char>(value);
+            error_of(folder, altered);   // checks the kind and the message of any error
+        }
+    }
+}
+
+TEST_CASE("safetensors: a writer given too much or too little data is a bug") {
+    TemporaryFolder folder;
+    SafetensorsWriter writer(real_files(), folder / "short.safetensors", {{"t", TensorType::U8, {4}, 0}}, {});
+    CHECK_THROWS_AS(writer.finish(), Error);
+    const std::string bytes = "01234";
+    CHECK_THROWS_AS(writer.write(std::as_bytes(std::span(bytes))), Error);
+}
