@@ -51,7 +51,7 @@ ifeq ($(DEVICE),cpu)
 COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread $(EXTRA_FLAGS)
-LIBRARIES := -ldnnl
+LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base host kernels parallel data io
 EXCLUDE := %_cudnn.cpp
 else

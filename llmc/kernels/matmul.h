@@ -60,6 +60,17 @@ inline constexpr MatmulRow matmul_rows[] = {
 };
 // clang-format on
 
+constexpr const MatmulRow* find_matmul_row(cudaDataType_t input, cudaDataType_t output, cublasOperation_t transpose_a,
+                                           cublasOperation_t transpose_b, cublasLtEpilogue_t epilogue) {
+    for (const MatmulRow& row : matmul_rows) {
+        if (row.input == input && row.output == output && row.transpose_a == transpose_a &&
+            row.transpose_b == transpose_b && row.epilogue == epilogue) {
+            return &row;
+        }
+    }
+    return nullptr;
+}
+
 // In every row besides: compute type CUBLAS_COMPUTE_32F (fp32 rows also CUBLAS_COMPUTE_32F_FAST_TF32), scale type
 // CUDA_R_32F, alpha and beta on the host, column order, no batches, every pointer a multiple of its element size, and
 // GELU's aux rows start at multiples of this many elements (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).

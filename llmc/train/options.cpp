@@ -27,7 +27,7 @@ const Names<ScheduleKind> kSchedules{{"cosine", ScheduleKind::cosine},
 const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
                                        {"own", AttentionKind::own},
                                        {"library", AttentionKind::library}};
-const Names<DType> kGradDtypes{{"fp32", DType::fp32}, {"bf16", DType::bf16}};
+const Names<GradDtype> kGradDtypes{{"fp32", GradDtype::fp32}, {"bf16", GradDtype::bf16}};
 const Names<Recompute> kRecomputes{{"none", Recompute::none},           {"gelu", Recompute::gelu},
                                    {"gelu+norm", Recompute::gelu_norm}, {"block", Recompute::block},
                                    {"0", Recompute::none},              {"1", Recompute::gelu},
@@ -303,6 +303,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
+const char* name_of(GradDtype dtype) { return name_in(kGradDtypes, dtype); }
 const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {

@@ -17,10 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/activations.h"
 #include "llmc/train/schedule.h"
+
+enum class GradDtype { fp32, bf16 };
 
 struct Options {
     // data
@@ -67,7 +68,7 @@ struct Options {
 
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;
-    DType grad_dtype = DType::fp32;
+    GradDtype grad_dtype = GradDtype::fp32;
     bool tf32 = false;
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
@@ -91,4 +92,5 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
 
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
+const char* name_of(GradDtype dtype);
 const char* name_of(Recompute recompute);

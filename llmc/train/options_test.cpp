@@ -80,7 +80,7 @@ TEST_CASE("options: long names, = and the last of several") {
     CHECK(o.tokens_per_step() == 4096);
     CHECK(o.overfit_single_batch);
     CHECK(o.attention == AttentionKind::own);
-    CHECK(o.grad_dtype == DType::bf16);
+    CHECK(o.grad_dtype == GradDtype::bf16);
     CHECK(o.channels == 48);
     CHECK(o.vocab_size == 256);
     CHECK(o.seed == 18446744073709551615ull);

@@ -1,0 +1,55 @@
+// Matrix multiplication on the processor: what serves the stand-ins of cuBLASLt and cuDNN.
+//
+// The result is cut into tiles that stay in a core's cache together with their operands; the tiles are shared out to the
+// thread pool, and each is computed by oneDNN called single-threaded (so that no second pool of threads, OpenMP's, ever
+// wakes up; measured, the tiles lose nothing against oneDNN's own threading). bf16 operands are widened to fp32 tile by
+// tile, or given to oneDNN as they are where the processor has AMX: without it, oneDNN's bf16 runs at half the speed
+// of fp32.
+//
+// A tile's arithmetic depends on the shape and the number of threads, never on which thread computes it.
+#pragma once
+
+#include <cstdint>
+
+namespace host {
+
+enum class GemmEpilogue : std::uint8_t {
+    none,
+    bias,       // D = AB + bias
+    bias_gelu,  // aux = AB + bias, D = gelu(aux)
+    dgelu,      // D = AB * gelu'(aux)
+};
+
+enum class Bf16Gemm : std::uint8_t { automatic, widened, native };
+
+// D(M,N) = op(A)(M,K) op(B)(K,N), or D += with `accumulate` (not together with an epilogue); all row-major.
+// op(A) is A(M,K), or the transposed of A(K,M); op(B) is B(K,N), or the transposed of B(N,K).
+// Strides are elements between rows. Bias and aux have D's type. Sums are fp32.
+struct Gemm {
+    std::int64_t M, N, K;
+    const void* a;
+    std::int64_t a_stride;
+    bool a_transposed;
+    const void* b;
+    std::int64_t b_stride;
+    bool b_transposed;
+    bool input_bf16;   // type of A and B: bf16, else fp32
+    void* d;
+    std::int64_t d_stride;
+    bool output_bf16;
+    bool accumulate = false;
+    GemmEpilogue epilogue = GemmEpilogue::none;
+    const void* bias = nullptr;
+    void* aux = nullptr;
+    std::int64_t aux_stride = 0;
+    Bf16Gemm bf16 = Bf16Gemm::automatic;
+};
+
+void gemm(const Gemm& g);
+
+// One fp32 multiplication by oneDNN on the calling thread alone: C = alpha op(A) op(B) + beta C, row-major as above.
+void sgemm_on_this_thread(bool a_transposed, bool b_transposed, std::int64_t M, std::int64_t N, std::int64_t K,
+                          float alpha, const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+                          float beta, float* c, std::int64_t c_stride);
+
+}   // namespace host

@@ -1,0 +1,74 @@
+#include "llmc/kernels/bias_gradient.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/vec.cuh"
+
+namespace {
+
+// Few rows per split keep many threads busy; few splits keep stage 2 short. Both are functions of M alone.
+constexpr int least_rows_per_split = 32, most_splits = 128;
+
+int rows_per_split(int M) { return std::max(least_rows_per_split, (M + most_splits - 1) / most_splits); }
+int split_count(int M) { return (M + rows_per_split(M) - 1) / rows_per_split(M); }
+
+// A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split.
+template <class T>
+__global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradientShape shape, int rows, bool packets) {
+    const std::int64_t column = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    if (column >= shape.N) return;
+    const int first = static_cast<int>(blockIdx.y) * rows, last = min(first + rows, shape.M);
+    float sums[8] = {};
+#pragma unroll 4
+    for (int row = first; row < last; row++) {
+        Vec8<T> v = load8(dout + row * shape.stride, column, Extent{shape.N, packets});
+        for (int k = 0; k < 8; k++) sums[k] += static_cast<float>(v[k]);
+    }
+    float* out = partial + std::int64_t{blockIdx.y} * shape.N + column;
+    for (int k = 0; k < 8; k++) {
+        if (column + k < shape.N) out[k] = sums[k];
+    }
+}
+
+// A thread sums one column of the partials (neighbouring threads read neighbouring columns).
+template <class G>
+__global__ void bias_gradient_finish(G* dbias, const float* partial, int splits, int N, bool accumulate) {
+    const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (column >= N) return;
+    float sum = accumulate ? static_cast<float>(dbias[column]) : 0.0f;
+#pragma unroll 8
+    for (int split = 0; split < splits; split++) sum += partial[std::int64_t{split} * N + column];
+    dbias[column] = static_cast<G>(sum);
+}
+
+}   // namespace
+
+std::size_t bias_gradient_scratch_bytes(int M, int N) {
+    return sizeof(float) * static_cast<std::size_t>(split_count(M)) * static_cast<std::size_t>(N);
+}
+
+template <class T, class G>
+void bias_gradient(G* dbias, float* scratch, const T* dout, const BiasGradientShape& s, bool accumulate,
+                   cudaStream_t stream) {
+    ENSURE(s.M > 0 && s.N > 0 && s.stride >= s.N, "bias gradient of (", s.M, ", ", s.N, ") with rows ", s.stride, " apart");
+    const int splits = split_count(s.M);
+    const unsigned threads = 64;
+    const std::size_t dout_bytes = sizeof(T) * static_cast<std::size_t>((s.M - 1) * s.stride + s.N);
+    const std::size_t scratch_bytes = bias_gradient_scratch_bytes(s.M, s.N);
+    const bool packets = packets_fit(dout) && s.stride * sizeof(T) % 16 == 0;
+    dim3 grid(static_cast<unsigned>((s.N + 8 * threads - 1) / (8 * threads)), static_cast<unsigned>(splits));
+    launch(bias_gradient_partial<T>, Launch{grid, threads, 0, stream}.reads(dout, dout_bytes).writes(scratch, scratch_bytes),
+           scratch, dout, s, rows_per_split(s.M), packets);
+    launch(bias_gradient_finish<G>,
+           Launch{static_cast<unsigned>((s.N + threads - 1) / threads), threads, 0, stream}
+               .reads(scratch, scratch_bytes)
+               .reads(dbias, accumulate ? sizeof(G) * s.N : 0)
+               .writes(dbias, sizeof(G) * s.N),
+           dbias, scratch, splits, s.N, accumulate);
+}
+
+template void bias_gradient(float*, float*, const float*, const BiasGradientShape&, bool, cudaStream_t);
+template void bias_gradient(float*, float*, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
+template void bias_gradient(bf16*, float*, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
