@@ -66,7 +66,8 @@ LoaderState Loader::after(std::uint64_t samples) const {
 void Loader::read(std::uint64_t ahead, std::uint64_t count, std::span<std::int32_t> inputs,
                   std::span<std::int32_t> targets) const {
     const std::size_t T = static_cast<std::size_t>(tokens_->T());
-    ENSURE(inputs.size() == count * T && targets.size() == count * T, count, " samples into ", inputs.size(), " tokens");
+    ENSURE(inputs.size() == count * T && targets.size() == count * T, count, " samples into ", inputs.size(),
+           " tokens");
     for (std::uint64_t i = 0; i < count; i++) {
         LoaderState sample = after(ahead + i);
         Permutation order(tokens_->windows(), seed_, sample.epoch);

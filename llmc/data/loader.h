@@ -1,7 +1,7 @@
 // Training samples out of token files, in an order that depends on nothing but (seed, epoch, sample index).
 //
-// A sample is a window of T + 1 tokens: inputs are its first T, targets its last T. Windows start at every multiple of T
-// and lie inside one shard, so a shard of n tokens has (n - 1) / T of them; what is left over at its end is not used.
+// A sample is a window of T + 1 tokens: inputs are its first T, targets its last T. Windows start at every multiple of
+// T and lie inside one shard, so a shard of n tokens has (n - 1) / T of them; what is left over at its end is not used.
 // Windows are numbered through all shards in the order of their names.
 //
 // Sample `index` of `epoch` is window Permutation(windows, seed, epoch)(index): no rank, micro-batch size or number of

@@ -38,13 +38,14 @@ TEST_CASE("permutation: looks random, and seed and epoch both matter") {
     int cells[10][10] = {};
     for (std::uint64_t i = 0; i < n; i++) {
         sum += static_cast<double>(order(i)) * static_cast<double>(i);
-        neighbours += i > 0 && std::llabs(static_cast<long long>(order(i)) - static_cast<long long>(order(i - 1))) < 100;
+        neighbours +=
+            i > 0 && std::llabs(static_cast<long long>(order(i)) - static_cast<long long>(order(i - 1))) < 100;
         cells[i * 10 / n][order(i) * 10 / n]++;
     }
     const double size = static_cast<double>(n);
     double correlation = (sum / size - size * size / 4) / (size * size / 12);
-    CHECK(std::abs(correlation) < 0.01);          // 3 sigma of a random order: 0.0095
-    CHECK(neighbours / size < 0.004);             // expected 0.002
+    CHECK(std::abs(correlation) < 0.01);   // 3 sigma of a random order: 0.0095
+    CHECK(neighbours / size < 0.004);      // expected 0.002
     for (auto& row : cells) {
         for (int count : row) CHECK(std::abs(count - 1000) < 150);   // 5 sigma
     }
@@ -71,7 +72,9 @@ struct TwoShards {
         write_token_file(real_files(), folder / "b.bin", TokenFormat::llama3, second);
         write_token_file(real_files(), folder / "a.bin", TokenFormat::gpt2, first);
     }
-    TokenSet open(std::int64_t sequence = T) const { return {real_files(), "--train-data", folder / "*.bin", sequence, 256}; }
+    TokenSet open(std::int64_t sequence = T) const {
+        return {real_files(), "--train-data", folder / "*.bin", sequence, 256};
+    }
 };
 
 std::vector<std::int32_t> first_tokens(const Loader& loader, std::uint64_t ahead, std::uint64_t count) {
@@ -148,8 +151,7 @@ TEST_CASE("loader: errors name the option and what would work") {
         }
         return "";
     };
-    std::string missing =
-        complaint([&] { TokenSet(real_files(), "--val-data", data.folder / "val_*.bin", T, 256); });
+    std::string missing = complaint([&] { TokenSet(real_files(), "--val-data", data.folder / "val_*.bin", T, 256); });
     CHECK(missing.find("74 --val-data") == 0);
     CHECK(missing.find("no file matches") != std::string::npos);
 

@@ -16,7 +16,8 @@ class Permutation {
 public:
     static constexpr int kRounds = 8;
 
-    Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch) : n_(n), key_(mix64(mix64(seed) ^ (epoch + 1))) {
+    Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch)
+        : n_(n), key_(mix64(mix64(seed) ^ (epoch + 1))) {
         ENSURE(n >= 1 && n < (1ull << 62), "a permutation of ", n, " elements");
         rows_ = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(n)));
         while (rows_ * rows_ < n) rows_++;   // the square root rounded up, whatever the rounding of sqrt
@@ -42,7 +43,9 @@ private:
         }
         return row * columns_ + column;
     }
-    std::uint64_t hash(std::uint64_t round, std::uint64_t value) const { return mix64(key_ + mix64(value * kRounds + round)); }
+    std::uint64_t hash(std::uint64_t round, std::uint64_t value) const {
+        return mix64(key_ + mix64(value * kRounds + round));
+    }
 
     std::uint64_t n_, key_;
     std::uint64_t rows_ = 1, columns_ = 1;

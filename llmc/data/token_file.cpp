@@ -53,16 +53,19 @@ TokenFile::TokenFile(const FileSystem& files, const std::string& path) : file_(f
 
     auto row = std::find_if(kFormats.begin(), kFormats.end(), [&](const FormatRow& r) { return r.magic == header[0]; });
     if (row == kFormats.end()) {
-        bad_file(path, 0, text("magic number ", header[0], ", expected 20240520 (GPT-2 tokens, uint16) or 20240801 "
-                               "(Llama-3 tokens, uint32)"));
+        bad_file(path, 0,
+                 text("magic number ", header[0],
+                      ", expected 20240520 (GPT-2 tokens, uint16) or 20240801 "
+                      "(Llama-3 tokens, uint32)"));
     }
     if (header[1] != row->version) bad_file(path, 4, text("version ", header[1], ", expected ", row->version));
     if (header[2] <= 0) bad_file(path, 8, text("token count ", header[2], ", expected 1 to 2147483647"));
     format_ = row->format;
     count_ = static_cast<std::uint64_t>(header[2]);
     if (size != bytes()) {
-        bad_file(path, 8, text("token count ", count_, " with ", bytes_per_token(format_), " bytes each makes a file of ",
-                               bytes(), " bytes, found ", size, " bytes"));
+        bad_file(path, 8,
+                 text("token count ", count_, " with ", bytes_per_token(format_), " bytes each makes a file of ",
+                      bytes(), " bytes, found ", size, " bytes"));
     }
 }
 
@@ -84,8 +87,8 @@ void TokenFile::read(std::uint64_t first, std::span<std::int32_t> into, std::int
     }
     if (bad == into.size()) return;
     throw Error(ErrorKind::bad_data,
-                text(path(), ": byte ", offset + bad * bytes_per_token(format_), ": token ", first + bad, " has id ", found,
-                     ", expected 0 to ", vocab_size - 1),
+                text(path(), ": byte ", offset + bad * bytes_per_token(format_), ": token ", first + bad, " has id ",
+                     found, ", expected 0 to ", vocab_size - 1),
                 "The file was made with another tokenizer than the model's: prepare it again, or set --vocab-size.");
 }
 
@@ -98,7 +101,8 @@ void TokenFile::check_ids(std::int64_t vocab_size) const {
     }
 }
 
-void write_token_file(FileSystem& files, const std::string& path, TokenFormat format, std::span<const std::uint32_t> ids) {
+void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
+                      std::span<const std::uint32_t> ids) {
     const FormatRow& row = kFormats[format == TokenFormat::gpt2 ? 0 : 1];
     if (ids.empty() || ids.size() > 2147483647u) {
         throw Error(ErrorKind::bad_data, text(path, ": ", ids.size(), " tokens, a token file holds 1 to 2147483647"),
@@ -116,7 +120,8 @@ void write_token_file(FileSystem& files, const std::string& path, TokenFormat fo
     } else {
         for (std::size_t i = 0; i < ids.size(); i++) {
             if (ids[i] > 65535) {
-                throw Error(ErrorKind::bad_data, text(path, ": token ", i, " has id ", ids[i], ", uint16 holds up to 65535"));
+                throw Error(ErrorKind::bad_data,
+                            text(path, ": token ", i, " has id ", ids[i], ", uint16 holds up to 65535"));
             }
             std::uint16_t id = static_cast<std::uint16_t>(ids[i]);
             std::memcpy(body + 2 * i, &id, 2);

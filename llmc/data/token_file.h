@@ -44,4 +44,5 @@ private:
 };
 
 // Writes a token file (all of it or none). Ids that the format cannot hold are Error(bad_data).
-void write_token_file(FileSystem& files, const std::string& path, TokenFormat format, std::span<const std::uint32_t> ids);
+void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
+                      std::span<const std::uint32_t> ids);

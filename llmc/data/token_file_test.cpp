@@ -47,8 +47,8 @@ TEST_CASE("token_file: what is written is read back, in both formats") {
     }
     write_token_file(real_files(), folder / "wide.bin", TokenFormat::llama3, std::vector<std::uint32_t>{128255});
     CHECK(complaint(folder / "wide.bin", 128256).empty());
-    CHECK_THROWS_AS(write_token_file(real_files(), folder / "x.bin", TokenFormat::gpt2, std::vector<std::uint32_t>{65536}),
-                    Error);
+    CHECK_THROWS_AS(
+        write_token_file(real_files(), folder / "x.bin", TokenFormat::gpt2, std::vector<std::uint32_t>{65536}), Error);
 }
 
 TEST_CASE("token_file: every defect is named with its place") {

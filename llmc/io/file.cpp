@@ -77,11 +77,16 @@ class RealFiles : public FileSystem {
 public:
     std::unique_ptr<File> open(const std::string& path) const override {
         std::unique_ptr<File> file = open_with(path, O_RDONLY);
-        if (std::filesystem::is_directory(path)) throw Error(ErrorKind::io, text(path, ": is a folder, expected a file"));
+        if (std::filesystem::is_directory(path))
+            throw Error(ErrorKind::io, text(path, ": is a folder, expected a file"));
         return file;
     }
-    std::unique_ptr<File> create(const std::string& path) override { return open_with(path, O_WRONLY | O_CREAT | O_TRUNC); }
-    std::unique_ptr<File> append(const std::string& path) override { return open_with(path, O_WRONLY | O_CREAT | O_APPEND); }
+    std::unique_ptr<File> create(const std::string& path) override {
+        return open_with(path, O_WRONLY | O_CREAT | O_TRUNC);
+    }
+    std::unique_ptr<File> append(const std::string& path) override {
+        return open_with(path, O_WRONLY | O_CREAT | O_APPEND);
+    }
 
     void rename(const std::string& from, const std::string& to) override {
         if (::rename(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "rename", errno);

@@ -37,9 +37,9 @@ public:
     virtual std::unique_ptr<File> create(const std::string& path) = 0;         // to write, empty
     virtual std::unique_ptr<File> append(const std::string& path) = 0;         // to write at the end, made if missing
     virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
-    virtual void remove_all(const std::string& path) = 0;                      // a file or a whole folder; may be missing
-    virtual void make_folders(const std::string& path) = 0;                    // with its parents; may exist
-    virtual void sync_folder(const std::string& path) = 0;                     // makes renames inside it lasting
+    virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing
+    virtual void make_folders(const std::string& path) = 0;   // with its parents; may exist
+    virtual void sync_folder(const std::string& path) = 0;    // makes renames inside it lasting
     virtual bool exists(const std::string& path) const = 0;
     virtual std::vector<std::string> list(const std::string& folder) const = 0;   // names inside, sorted
 };

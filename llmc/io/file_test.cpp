@@ -36,7 +36,8 @@ TEST_CASE("file: errors name the file and the cause") {
     CHECK(missing.find("missing.bin") != std::string::npos);
     CHECK(missing.find("No such file") != std::string::npos);
     CHECK(message_of([&] { real_files().open(folder.path()); }).find("folder") != std::string::npos);
-    CHECK(message_of([&] { real_files().make_folders("/proc/nothing/here"); }).find("/proc/nothing") != std::string::npos);
+    CHECK(message_of([&] { real_files().make_folders("/proc/nothing/here"); }).find("/proc/nothing") !=
+          std::string::npos);
 
     write_whole(real_files(), folder / "short.bin", "1234");
     std::byte bytes[8];

@@ -68,6 +68,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
     check_options(config, options);
     classifier_rows_ = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(Vp_);
     classifier_rows_ = std::min(classifier_rows_, rows());
+    max_rows_ = rows();
     layout_ = std::make_unique<ModelLayout>(ParamTable(config));
     parameters_ = ModelState<floatX>(arena, "parameters", *layout_, StateKind::parameters);
     activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},
@@ -76,6 +77,13 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
 }
 
 Gpt::~Gpt() = default;
+
+void Gpt::set_batch_shape(int B, int T) {
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B, " x ", T,
+           " tokens, room for ", max_rows_);
+    options_.B = B;
+    options_.T = T;
+}
 
 AttentionShape Gpt::attention_shape() const { return self_attention_shape(options_.B, options_.T, NH_, HS_); }
 

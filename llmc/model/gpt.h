@@ -85,6 +85,10 @@ public:
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
 
+    // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
+    // the model was made for.
+    void set_batch_shape(int B, int T);
+
     const ModelState<floatX>& parameters() const { return parameters_; }
     Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
 
@@ -156,6 +160,7 @@ private:
     cudaStream_t stream_;
     int C_, NH_, HS_, V_, Vp_;
     int classifier_rows_;
+    int max_rows_;   // B x T that the activations have room for
     Matmul matmul_;
     std::unique_ptr<ModelLayout> layout_;
     ModelState<floatX> parameters_;

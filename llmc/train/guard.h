@@ -27,9 +27,9 @@ private:
     State state_;
 };
 
-// Requests to stop: SIGINT, SIGTERM and SIGUSR1 (what batch systems send before the time is up) are remembered while this
-// object lives, and the training loop stops after the step at hand. The second one of the same kind ends the process at
-// once, as without us.
+// Requests to stop: SIGINT, SIGTERM and SIGUSR1 (what batch systems send before the time is up) are remembered while
+// this object lives, and the training loop stops after the step at hand. The second one of the same kind ends the
+// process at once, as without us.
 class StopSignals {
 public:
     StopSignals();

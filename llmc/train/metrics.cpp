@@ -41,11 +41,12 @@ bool main_log_line_up_to(const std::string& line, int last_step) {
 }   // namespace
 
 std::string to_json(const StepRecord& r) {
-    return formatted("{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
-                     "\"memory_bytes\":%llu}",
-                     r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
-                     json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
-                     json_number(r.step_ms).c_str(), static_cast<unsigned long long>(r.memory_bytes));
+    return formatted(
+        "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
+        "\"memory_bytes\":%llu}",
+        r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
+        json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
+        json_number(r.step_ms).c_str(), static_cast<unsigned long long>(r.memory_bytes));
 }
 
 std::string validation_json(int step, float loss) {

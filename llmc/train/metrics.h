@@ -6,8 +6,8 @@
 //   {"step":N,"val_loss":x}
 // Steps count from 1; a validation named N was made with the weights after step N.
 //
-// main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so that
-// its plotting scripts see what they expect.
+// main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so
+// that its plotting scripts see what they expect.
 #pragma once
 
 #include <cstdint>

@@ -24,14 +24,13 @@ const Names<ScheduleKind> kSchedules{{"cosine", ScheduleKind::cosine},
                                      {"linear", ScheduleKind::linear},
                                      {"constant", ScheduleKind::constant},
                                      {"wsd", ScheduleKind::wsd}};
-const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
-                                       {"own", AttentionKind::own},
-                                       {"library", AttentionKind::library}};
-const Names<GradDtype> kGradDtypes{{"fp32", GradDtype::fp32}, {"bf16", GradDtype::bf16}};
-const Names<Recompute> kRecomputes{{"none", Recompute::none},           {"gelu", Recompute::gelu},
-                                   {"gelu+norm", Recompute::gelu_norm}, {"block", Recompute::block},
-                                   {"0", Recompute::none},              {"1", Recompute::gelu},
-                                   {"2", Recompute::gelu_norm},         {"3", Recompute::block}};
+const Names<AttentionKind> kAttentions{
+    {"auto", AttentionKind::auto_}, {"own", AttentionKind::own}, {"library", AttentionKind::library}};
+const Names<DType> kGradDtypes{{"fp32", DType::fp32}, {"bf16", DType::bf16}};
+const Names<Recompute> kRecomputes{
+    {"none", Recompute::none},   {"gelu", Recompute::gelu}, {"gelu+norm", Recompute::gelu_norm},
+    {"block", Recompute::block}, {"0", Recompute::none},    {"1", Recompute::gelu},
+    {"2", Recompute::gelu_norm}, {"3", Recompute::block}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -67,13 +66,15 @@ public:
 
     template <class Number>
     CLI::Option* number(const std::string& names, Number& target, Number low, Number high, const std::string& help) {
-        const std::string expected = text(std::is_integral_v<Number> ? "an integer from " : "a number from ", low, " to ", high);
+        const std::string expected =
+            text(std::is_integral_v<Number> ? "an integer from " : "a number from ", low, " to ", high);
         const std::string flag = long_name(names);
         auto read = [&target, low, high, expected, flag](const std::string& value) {
             Number parsed{};
             auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), parsed);
             bool whole = code == std::errc{} && end == value.data() + value.size();
-            if (!whole || !(parsed >= low && parsed <= high)) wrong_value(flag, value, expected);   // nan fails here too
+            if (!whole || !(parsed >= low && parsed <= high))
+                wrong_value(flag, value, expected);   // nan fails here too
             target = parsed;
         };
         return add(names, std::is_integral_v<Number> ? "INT" : "FLOAT", shortest(target), help, read);
@@ -119,8 +120,8 @@ private:
     }
 
     template <class Read>
-    CLI::Option* add(const std::string& names, const std::string& type, const std::string& shown, const std::string& help,
-                     Read read) {
+    CLI::Option* add(const std::string& names, const std::string& type, const std::string& shown,
+                     const std::string& help, Read read) {
         return app_.add_option_function<std::string>(names, read, help)
             ->group(title_)
             ->default_str(shown)
@@ -152,7 +153,8 @@ void add_model_options(CLI::App& app, Options& o) {
     model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
-    model.number("--vocab-size", o.vocab_size, 0, 1 << 24, "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257");
+    model.number("--vocab-size", o.vocab_size, 0, 1 << 24,
+                 "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257");
 }
 
 void add_step_options(CLI::App& app, Options& o) {
@@ -170,13 +172,15 @@ void add_optimiser_options(CLI::App& app, Options& o) {
     optimiser.choice("--schedule,-k", o.schedule, kSchedules, "how the learning rate changes");
     optimiser.number("--lr,-l", o.lr, 0.0f, 10.0f, "highest learning rate");
     optimiser.number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises");
-    optimiser.number("--final-lr-frac,-q", o.final_lr_frac, 0.0f, 1.0f, "learning rate at the end, as a fraction of --lr");
+    optimiser.number("--final-lr-frac,-q", o.final_lr_frac, 0.0f, 1.0f,
+                     "learning rate at the end, as a fraction of --lr");
     optimiser.number("--weight-decay,-c", o.weight_decay, 0.0f, 10.0f, "decay of the weight matrices");
     optimiser.number("--beta1", o.beta1, 0.0f, 0.999999f, "AdamW: decay of the first moment");
     optimiser.number("--beta2", o.beta2, 0.0f, 0.999999f, "AdamW: decay of the second moment");
     optimiser.number("--eps", o.eps, 1e-20f, 1.0f, "AdamW: added to the root of the second moment");
     optimiser.number("--grad-clip", o.grad_clip, 0.0f, 1e9f, "largest norm of all gradients together; 0: no clipping");
-    optimiser.number("--skip-loss-z", o.skip_loss_z, 0.0f, 1e9f, "skip updates whose loss has a z-score above this; 0: never");
+    optimiser.number("--skip-loss-z", o.skip_loss_z, 0.0f, 1e9f,
+                     "skip updates whose loss has a z-score above this; 0: never");
     optimiser.number("--skip-norm-z", o.skip_norm_z, 0.0f, 1e9f, "the same for the gradient norm");
     optimiser.number<std::uint64_t>("--seed", o.seed, 0, std::numeric_limits<std::uint64_t>::max(),
                                     "of the initial weights, the sample order and stochastic rounding");
@@ -185,12 +189,15 @@ void add_optimiser_options(CLI::App& app, Options& o) {
 // `llmc_val_batches` receives -m, which counts batches of B sequences where --val-max-batches counts sequences.
 void add_validation_options(CLI::App& app, Options& o, int& llmc_val_batches) {
     OptionGroup validation(app, "Validation and sampling");
-    validation.number("--val-every,-v", o.val_every, 0, kMost, "validate every this many steps, and first and last; 0: never");
+    validation.number("--val-every,-v", o.val_every, 0, kMost,
+                      "validate every this many steps, and first and last; 0: never");
     validation.number("--val-max-batches", o.val_max_batches, -1, kMost, "sequences of a validation; -1: all");
-    validation.number("--val-max-micro-batches,-m", llmc_val_batches, -1, kMost,
-                      "the same counted in micro-batches, as llm.c does; -1: all")
+    validation
+        .number("--val-max-micro-batches,-m", llmc_val_batches, -1, kMost,
+                "the same counted in micro-batches, as llm.c does; -1: all")
         ->configurable(false);   // files say it in sequences
-    validation.number("--sample-every,-s", o.sample_every, 0, kMost, "let the model write every this many steps; 0: never");
+    validation.number("--sample-every,-s", o.sample_every, 0, kMost,
+                      "let the model write every this many steps; 0: never");
     validation.number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample");
     validation.number("--temperature", o.temperature, 0.0f, 100.0f, "of samples; 0: always the likeliest token");
     validation.later("--hellaswag", "0", "evaluate multiple-choice questions, llm.c's -h");
@@ -198,7 +205,8 @@ void add_validation_options(CLI::App& app, Options& o, int& llmc_val_batches) {
 
 void add_output_options(CLI::App& app, Options& o) {
     OptionGroup output(app, "Output");
-    output.string("--output-dir,-o", o.output_dir, "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
+    output.string("--output-dir,-o", o.output_dir,
+                  "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
     output.later("--checkpoint-every,-n", "0", "save every this many steps");
     output.later("--keep-checkpoints", "0", "how many checkpoints to keep, llm.c's -nk; 0: all");
     output.later("--major-checkpoint-every", "0", "checkpoints of these steps are always kept, llm.c's -nm");
@@ -212,7 +220,8 @@ void add_numerics_options(CLI::App& app, Options& o) {
     numerics.choice("--attention", o.attention, kAttentions, "whose attention: own kernels or the library's");
     numerics.choice("--grad-dtype", o.grad_dtype, kGradDtypes, "type in which gradients accumulate");
     numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32");
-    numerics.on_off("--master-weights,-w", o.master_weights, "keep fp32 copies of bf16 weights; 0: stochastic rounding");
+    numerics.on_off("--master-weights,-w", o.master_weights,
+                    "keep fp32 copies of bf16 weights; 0: stochastic rounding");
     numerics.later("--gelu-fusion", "0", "fuse GELU into matmuls, llm.c's -ge");
     numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
         ->type_name("none|gelu|gelu+norm|block");
@@ -220,7 +229,8 @@ void add_numerics_options(CLI::App& app, Options& o) {
 
 void add_parallel_options(CLI::App& app, Options& o) {
     OptionGroup parallel(app, "Many devices");
-    parallel.number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
+    parallel.number("--zero,-z", o.zero, 0, 3,
+                    "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
     parallel.later("--dp", "1", "ranks of data parallelism");
     parallel.later("--tp", "1", "ranks of tensor parallelism");
     parallel.later("--pp", "1", "ranks of pipeline parallelism");
@@ -244,8 +254,8 @@ void check_total_batch(const Options& o) {
     if (o.total_batch <= 0 || o.total_batch % unit == 0) return;
     const std::int64_t below = o.total_batch / unit * unit, above = below + unit;
     throw Error(ErrorKind::usage,
-                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len = ", o.micro_batch, " * ",
-                     o.seq_len, " = ", unit),
+                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len = ",
+                     o.micro_batch, " * ", o.seq_len, " = ", unit),
                 below > 0 ? text("The nearest values that work are ", below, " and ", above, ".")
                           : text("The smallest value that works is ", above, "; or lower --micro-batch."));
 }
@@ -265,7 +275,8 @@ void check_together(const Options& o) {
     if (o.max_steps > 0 && o.warmup > o.max_steps) {
         wrong_value("--warmup", text(o.warmup), text("at most --max-steps = ", o.max_steps));
     }
-    if (o.val_max_batches == 0) wrong_value("--val-max-batches", "0", "-1 or at least 1 (--val-every 0 turns validation off)");
+    if (o.val_max_batches == 0)
+        wrong_value("--val-max-batches", "0", "-1 or at least 1 (--val-every 0 turns validation off)");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -303,7 +314,6 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
-const char* name_of(GradDtype dtype) { return name_in(kGradDtypes, dtype); }
 const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
@@ -322,7 +332,8 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
         {"-pf", "--init-folder"},
         {"-ps", "--init-address"},
     }};
-    if (!arguments.empty() && arguments.back() == "-h") arguments.back() = "--help";   // without a value it asks for help
+    if (!arguments.empty() && arguments.back() == "-h")
+        arguments.back() = "--help";   // without a value it asks for help
     for (std::string& argument : arguments) {
         for (const auto& [letters, name] : kTable) {
             if (argument == letters) argument = name;
@@ -375,8 +386,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     } catch (const CLI::ExtrasError&) {
         unknown_option(app, app.remaining().front(), "");
     } catch (const CLI::ConfigError& error) {
-        throw Error(ErrorKind::usage, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()),
-                    "Each line is `name = value` with the long name of an option; `train_gpt --print-config` prints them all.");
+        throw Error(
+            ErrorKind::usage, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()),
+            "Each line is `name = value` with the long name of an option; `train_gpt --print-config` prints them all.");
     } catch (const CLI::FileError& error) {
         throw Error(ErrorKind::io, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()));
     } catch (const CLI::ParseError& error) {

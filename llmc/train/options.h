@@ -17,11 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/activations.h"
 #include "llmc/train/schedule.h"
-
-enum class GradDtype { fp32, bf16 };
 
 struct Options {
     // data
@@ -30,16 +29,16 @@ struct Options {
     bool overfit_single_batch = false;
 
     // model
-    std::string model = "d12";   // descriptor or file
+    std::string model = "d12";                 // descriptor or file
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
 
     // shape of a step
-    int micro_batch = 4;           // B, sequences
-    int seq_len = 1024;            // T, tokens
-    std::int64_t total_batch = 0;  // tokens per step; 0: micro_batch * seq_len, no accumulation
-    int max_steps = -1;            // -1: one epoch
-    int stop_after = 0;            // end after this many completed steps of the run; 0: do not
+    int micro_batch = 4;            // B, sequences
+    int seq_len = 1024;             // T, tokens
+    std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
+    int max_steps = -1;             // -1: one epoch
+    int stop_after = 0;             // end after this many completed steps of the run; 0: do not
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
@@ -48,27 +47,27 @@ struct Options {
     float final_lr_frac = 1.0f;   // final learning rate over lr
     float weight_decay = 0.0f;
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
-    float grad_clip = 1.0f;       // largest norm of all gradients; 0: no clipping
+    float grad_clip = 1.0f;                         // largest norm of all gradients; 0: no clipping
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
-    std::uint64_t seed = 42;      // of the weights, the sample order and stochastic rounding
+    std::uint64_t seed = 42;                        // of the weights, the sample order and stochastic rounding
 
     // validation and sampling
-    int val_every = 20;           // steps; 0: never
-    int val_max_batches = 80;     // sequences; -1: all
-    int sample_every = 20;        // steps; 0: never
+    int val_every = 20;         // steps; 0: never
+    int val_max_batches = 80;   // sequences; -1: all
+    int sample_every = 20;      // steps; 0: never
     int sample_tokens = 64;
-    float temperature = 1.0f;     // 0: always the likeliest token
+    float temperature = 1.0f;   // 0: always the likeliest token
 
     // output
-    std::string output_dir;       // empty: write nothing
-    int checkpoint_every = 0;     // steps; 0: never
-    int keep_checkpoints = 0;     // 0: all
+    std::string output_dir;     // empty: write nothing
+    int checkpoint_every = 0;   // steps; 0: never
+    int keep_checkpoints = 0;   // 0: all
     int major_checkpoint_every = 0;
     bool resume = false;
 
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;
-    GradDtype grad_dtype = GradDtype::fp32;
+    DType grad_dtype = DType::fp32;
     bool tf32 = false;
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
@@ -92,5 +91,4 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
 
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
-const char* name_of(GradDtype dtype);
 const char* name_of(Recompute recompute);

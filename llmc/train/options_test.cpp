@@ -3,8 +3,8 @@
 #include <doctest/doctest.h>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder.h"
 #include "llmc/io/file.h"
+#include "llmc/io/temporary_folder.h"
 
 namespace {
 
@@ -42,11 +42,12 @@ TEST_CASE("options: defaults are llm.c's where nothing else is said") {
 }
 
 TEST_CASE("options: an llm.c command line keeps its meaning") {
-    Options o = parse({"-i", "t*.bin", "-j", "v*.bin", "-o", "log", "-e", "d24", "-b", "2", "-t", "64", "-d", "512",
-                       "-x", "100", "-k", "wsd", "-l", "0.0006", "-u", "7", "-q", "0.0", "-c", "0.1", "-sl", "4.5",
-                       "-sg", "6", "-v", "250", "-m", "10", "-s", "200", "-g", "144", "-h", "0", "-a", "0", "-f", "1", "-r", "2",
-                       "-w", "0", "-ge", "0", "-z", "1", "-n", "0", "-nk", "0", "-nm", "0", "-y", "0", "-lg", "-1",
-                       "-pn", "1", "-pr", "0", "-pg", "8", "-pi", "mpi"});
+    Options o = parse({"-i",  "t*.bin", "-j",  "v*.bin", "-o",  "log", "-e",  "d24",    "-b",  "2",  "-t", "64",
+                       "-d",  "512",    "-x",  "100",    "-k",  "wsd", "-l",  "0.0006", "-u",  "7",  "-q", "0.0",
+                       "-c",  "0.1",    "-sl", "4.5",    "-sg", "6",   "-v",  "250",    "-m",  "10", "-s", "200",
+                       "-g",  "144",    "-h",  "0",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
+                       "-ge", "0",      "-z",  "1",      "-n",  "0",   "-nk", "0",      "-nm", "0",  "-y", "0",
+                       "-lg", "-1",     "-pn", "1",      "-pr", "0",   "-pg", "8",      "-pi", "mpi"});
     CHECK(o.train_data == "t*.bin");
     CHECK(o.val_data == "v*.bin");
     CHECK(o.output_dir == "log");
@@ -72,15 +73,35 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
 }
 
 TEST_CASE("options: long names, = and the last of several") {
-    Options o = parse({"--lr=1e-3", "--lr", "2e-3", "--max-steps=-1", "--total-batch", "-1", "--overfit-single-batch",
-                       "--attention", "own", "--grad-dtype", "bf16", "--layers", "2", "--heads", "3", "--channels", "48",
-                       "--vocab-size", "256", "--seed", "18446744073709551615", "-m", "-1"});
+    Options o = parse({"--lr=1e-3",
+                       "--lr",
+                       "2e-3",
+                       "--max-steps=-1",
+                       "--total-batch",
+                       "-1",
+                       "--overfit-single-batch",
+                       "--attention",
+                       "own",
+                       "--grad-dtype",
+                       "bf16",
+                       "--layers",
+                       "2",
+                       "--heads",
+                       "3",
+                       "--channels",
+                       "48",
+                       "--vocab-size",
+                       "256",
+                       "--seed",
+                       "18446744073709551615",
+                       "-m",
+                       "-1"});
     CHECK(o.lr == 2e-3f);
     CHECK(o.max_steps == -1);
     CHECK(o.tokens_per_step() == 4096);
     CHECK(o.overfit_single_batch);
     CHECK(o.attention == AttentionKind::own);
-    CHECK(o.grad_dtype == GradDtype::bf16);
+    CHECK(o.grad_dtype == DType::bf16);
     CHECK(o.channels == 48);
     CHECK(o.vocab_size == 256);
     CHECK(o.seed == 18446744073709551615ull);
@@ -134,8 +155,9 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
 TEST_CASE("options: a printed configuration reads back to the same, and the command line wins over it") {
     TemporaryFolder folder;
     const std::string path = folder / "run.cfg";
-    const std::vector<std::string> given{"--lr", "0.00123", "--train-data", "a b/*.bin", "-w", "0", "--layers", "2",
-                                         "--heads", "2", "--channels", "64", "--attention", "own"};
+    const std::vector<std::string> given{"--lr",        "0.00123", "--train-data", "a b/*.bin", "-w",         "0",
+                                         "--layers",    "2",       "--heads",      "2",         "--channels", "64",
+                                         "--attention", "own"};
     std::vector<std::string> printing = given;
     printing.push_back("--print-config");
     const std::string printed = parse_command_line(printing).print_and_exit;

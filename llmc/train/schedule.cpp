@@ -12,7 +12,8 @@ float learning_rate(const Schedule& s, int step) {
     if (step <= s.warmup) return static_cast<float>(lr * step / s.warmup);
 
     const double done = step - 1;
-    const double progress = (done - s.warmup) / (s.steps - s.warmup);   // 0 at the first step after the warm-up, below 1
+    const double progress =
+        (done - s.warmup) / (s.steps - s.warmup);   // 0 at the first step after the warm-up, below 1
     switch (s.kind) {
         case ScheduleKind::cosine:
             return static_cast<float>(lowest + 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) * (lr - lowest));
@@ -20,7 +21,8 @@ float learning_rate(const Schedule& s, int step) {
         case ScheduleKind::wsd: {
             const double decay_start = std::floor(0.8 * s.steps);
             if (done < decay_start) return s.lr;
-            return static_cast<float>(lowest + (1.0 - std::sqrt((done - decay_start) / (s.steps - decay_start))) * (lr - lowest));
+            return static_cast<float>(lowest + (1.0 - std::sqrt((done - decay_start) / (s.steps - decay_start))) *
+                                                   (lr - lowest));
         }
         case ScheduleKind::constant: break;
     }

@@ -17,7 +17,7 @@ TEST_CASE("schedule: warm-up rises to the full rate at its last step") {
 TEST_CASE("schedule: values of each kind, as llm.c computes them") {
     Schedule cosine{ScheduleKind::cosine, 1.0f, 0, 100, 0.1f};
     CHECK(learning_rate(cosine, 1) == 1.0f);
-    CHECK(learning_rate(cosine, 51) == doctest::Approx(0.55));        // half way: the mean of 1 and 0.1
+    CHECK(learning_rate(cosine, 51) == doctest::Approx(0.55));   // half way: the mean of 1 and 0.1
     CHECK(learning_rate(cosine, 26) == doctest::Approx(0.1 + 0.9 * 0.8535533906));
     CHECK(learning_rate(cosine, 100) == doctest::Approx(0.1 + 0.9 * 0.00024672));
 
@@ -33,7 +33,7 @@ TEST_CASE("schedule: values of each kind, as llm.c computes them") {
     Schedule wsd{ScheduleKind::wsd, 1.0f, 10, 100, 0.0f};
     CHECK(learning_rate(wsd, 80) == 1.0f);
     CHECK(learning_rate(wsd, 81) == 1.0f);
-    CHECK(learning_rate(wsd, 86) == doctest::Approx(0.5));            // a quarter of the decay: 1 - sqrt(1/4)
+    CHECK(learning_rate(wsd, 86) == doctest::Approx(0.5));   // a quarter of the decay: 1 - sqrt(1/4)
     CHECK(learning_rate(wsd, 100) == doctest::Approx(1 - 0.9746794));
 }
 

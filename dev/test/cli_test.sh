@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# The command line from outside: a table of (exit code, what the message must contain, arguments).
+#
+# TRAIN_GPT and TOKENIZE name the programs to test; by default those of the CPU build.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+train_gpt=$(realpath "${TRAIN_GPT:-build/cpu-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/cpu/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# expect CODE MESSAGE ARGUMENTS...: runs train_gpt; the message may appear on either stream
+expect() {
+    local code=$1 message=$2 status
+    shift 2
+    timeout 60 "$train_gpt" "$@" >"$work/out" 2>&1 </dev/null
+    status=$?
+    if [ "$status" -eq "$code" ] && grep -qF -- "$message" "$work/out"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        printf 'FAILED: train_gpt %s\n  exit code %d, expected %d; the message must contain: %s\n' "$*" "$status" "$code" "$message"
+        sed 's/^/  | /' "$work/out" | tail -n 15
+    fi
+}
+
+# le16 and le32 NUMBER...: little-endian bytes
+le16() { for n in "$@"; do printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8 & 255)))"; done; }
+le32() { for n in "$@"; do le16 $((n & 65535)) $((n >> 16 & 65535)); done; }
+# shard FILE MAGIC VERSION COUNT TOKENS...: a token file with that header
+shard() {
+    local file=$1
+    { le32 "$2" "$3" "$4" && head -c 1012 /dev/zero && le16 "${@:5}"; } >"$file"
+}
+
+seq 1 3000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+data=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin")
+tiny=(--layers 1 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 2 --val-max-batches 2 --sample-every 0)
+
+# ---- what works
+expect 0 "Shape of a step:" --help
+expect 0 "--pp-schedule" --help
+expect 0 "lr=0.0003" --print-config
+expect 0 "step    2/2" "${data[@]}" "${tiny[@]}"
+expect 0 "stopped after step 1 of 2" "${data[@]}" "${tiny[@]}" --stop-after 1
+expect 0 "generating:" "${data[@]}" "${tiny[@]}" --sample-every 2 --sample-tokens 4
+expect 0 "val loss" "${data[@]}" "${tiny[@]}" -b 3 -m 1 -x 1
+"$train_gpt" "${data[@]}" "${tiny[@]}" --lr 0.001 --print-config >"$work/run.cfg"
+expect 0 "step    2/2" --config "$work/run.cfg"
+expect 0 "lr=0.5" --config "$work/run.cfg" --lr 0.5 --print-config
+
+# ---- wrong values: 64
+expect 64 "--lr high: expected a number from 0 to 10" --lr high
+expect 64 "--lr nan: expected a number" --lr nan
+expect 64 "--micro-batch 0: expected an integer from 1" -b 0
+expect 64 "--seq-len -5: expected an integer from 1" --seq-len -5
+expect 64 "--max-steps 0: expected -1 or an integer from 1" -x 0
+expect 64 "--schedule cosin: expected one of cosine|linear|constant|wsd" -k cosin
+expect 64 "--warmup 20: expected at most --max-steps = 10" --warmup 20 -x 10
+expect 64 "The nearest values that work are 96 and 128" "${data[@]}" "${tiny[@]}" -b 1 --total-batch 100
+expect 64 "--warmupp: unknown option" --warmupp 3
+expect 64 "Did you mean --warmup?" --warmupp 3
+expect 64 "--lr: 1 required" --lr
+expect 64 "not available in this version" --tp 2
+expect 64 "not available in this version" --pp-schedule 1f1b
+expect 64 "not available in this version" -pn 4
+expect 64 "expected all three of them or none" --layers 2
+expect 64 "--heads" "${data[@]}" "${tiny[@]}" --heads 3
+expect 64 "d12" "${data[@]}" --model gpt2:125M
+expect 64 "1024" "${data[@]}" --model d12 --seq-len 2048
+expect 64 "--warmup 5000" "${data[@]}" "${tiny[@]}" --max-steps -1 --warmup 5000
+printf 'lr=0.1\nlearning-rate=3\n' >"$work/bad.cfg"
+expect 64 "learning-rate" --config "$work/bad.cfg"
+
+# ---- files that are missing, unreadable or full: 74
+expect 74 "--train-data $work/none*.bin: no file matches this pattern" "${tiny[@]}" --val-every 0 --train-data "$work/none*.bin"
+expect 74 "--val-data $work/none*.bin: no file matches" "${tiny[@]}" "${data[@]}" --val-data "$work/none*.bin"
+expect 74 "missing.cfg" --config "$work/missing.cfg"
+expect 74 "/proc/nothing" "${data[@]}" "${tiny[@]}" --output-dir /proc/nothing
+mkdir "$work/full" && ln -s /dev/full "$work/full/metrics.jsonl"
+expect 74 "metrics.jsonl: write failed: No space left on device" "${data[@]}" "${tiny[@]}" --output-dir "$work/full"
+
+# ---- data that is not what it should be: 65
+bad() {   # MESSAGE: what train_gpt says of $work/bad.bin
+    expect 65 "$1" "${tiny[@]}" --vocab-size 257 --seq-len 4 --val-every 0 --train-data "$work/bad.bin"
+}
+: >"$work/bad.bin"
+bad "bad.bin: byte 0: the file ends inside its header"
+shard "$work/bad.bin" 20240326 1 8 1 2 3 4 5 6 7 8
+bad "bad.bin: byte 0: magic number 20240326, expected 20240520"
+shard "$work/bad.bin" 20240520 2 8 1 2 3 4 5 6 7 8
+bad "bad.bin: byte 4: version 2, expected 1"
+shard "$work/bad.bin" 20240520 1 0
+bad "bad.bin: byte 8: token count 0"
+shard "$work/bad.bin" 20240520 1 9 1 2 3 4 5 6 7 8
+bad "makes a file of 1042 bytes, found 1040 bytes"
+shard "$work/bad.bin" 20240520 1 8 1 2 3 4 5 6 257 8
+bad "bad.bin: byte 1036: token 6 has id 257, expected 0 to 256"
+shard "$work/bad.bin" 20240520 1 4 1 2 3 4
+bad "has 4 tokens, expected at least --seq-len + 1 = 5"
+shard "$work/bad.bin" 20240520 1 8 1 2 3 4 5 6 7 8
+expect 0 "step    2/2" "${tiny[@]}" --vocab-size 257 --seq-len 4 --val-every 0 --train-data "$work/bad.bin"
+
+# ---- stopping: a signal lets the step at hand finish, then 75
+"$train_gpt" "${data[@]}" "${tiny[@]}" --max-steps 1000000 --val-every 0 >"$work/out" 2>&1 &
+pid=$!
+for _ in $(seq 100); do grep -q "^step    2/" "$work/out" && break || sleep 0.1; done
+kill -USR1 "$pid"
+wait "$pid"
+status=$?
+if [ "$status" -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/out"; then
+    passed=$((passed + 1))
+else
+    failed=$((failed + 1))
+    echo "FAILED: SIGUSR1 gave exit code $status, expected 75"
+    tail -n 3 "$work/out"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Training end to end: the loss of a tiny model falls below a bound, twice the same, in both precisions.
+#
+# The text is the numbers from 1 on, as bytes: after 60 steps the next byte is mostly known (uniform guessing: 5.55).
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+device=${DEVICE:-cpu}
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
+}
+
+# What must be equal in two runs: all but times.
+without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+run() {   # PRECISION FOLDER ARGUMENTS...
+    local precision=$1 out=$2
+    shift 2
+    "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+        --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 4 --total-batch 512 --max-steps 60 --lr 3e-3 \
+        --warmup 5 --final-lr-frac 0.1 --weight-decay 0.1 --val-every 30 --val-max-batches 10 --sample-every 60 \
+        --sample-tokens 8 --output-dir "$out" "$@" >"$out.log" 2>&1
+    local status=$?
+    [ "$status" -eq 0 ] || tail -n 5 "$out.log"
+    return "$status"
+}
+
+for precision in bf16 fp32; do
+    run $precision "$work/$precision"
+    verdict $? "$precision: a run of 60 steps"
+    metrics=$work/$precision/metrics.jsonl
+    [ "$(grep -c '"loss"' "$metrics")" -eq 60 ] && [ "$(grep -c val_loss "$metrics")" -eq 3 ]
+    verdict $? "$precision: metrics.jsonl has 60 steps and 3 validations"
+    sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$metrics" | awk 'NR == 1 && $1 < 5 { exit 1 } END { exit !($1 < 2.2) }'
+    verdict $? "$precision: validation loss from above 5 to below 2.2: $(grep val_loss "$metrics" | tr '\n' ' ')"
+
+    run $precision "$work/$precision-again"
+    cmp <(without_times "$metrics") <(without_times "$work/$precision-again/metrics.jsonl")
+    verdict $? "$precision: two runs are equal but for times"
+
+    # the order of samples does not depend on the micro-batch, so the first loss is the same but for rounding
+    run $precision "$work/$precision-micro" --micro-batch 8 --max-steps 5
+    paste -d' ' <(sed -nE 's/.*"loss":([0-9.]+).*/\1/p' "$metrics" | head -n 1) \
+        <(sed -nE 's/.*"loss":([0-9.]+).*/\1/p' "$work/$precision-micro/metrics.jsonl" | head -n 1) |
+        awk '{ d = $1 - $2; exit !(d < 5e-4 && d > -5e-4) }'
+    verdict $? "$precision: the first loss with another micro-batch"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

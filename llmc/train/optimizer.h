@@ -1,0 +1,59 @@
+// The optimiser of a run: gradients, moments and masters of every parameter, clipping, AdamW.
+//
+// Which tensors there are, where they lie and which of them decay is read from the parameter table and the layout.
+// Moments and masters are fp32. Masters exist where parameters are bf16 and --master-weights is on; they start as the
+// parameters' values. Without them bf16 parameters are rounded stochastically.
+//
+// Everything is asynchronous on the model's stream: the norm, the clip factor derived from it and the decision to skip
+// an update whose norm is not finite stay on the device.
+#pragma once
+
+#include <memory>
+
+#include "llmc/base/arena.h"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/model/gpt.h"
+#include "llmc/train/options.h"
+
+struct OptimizerOptions {
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    float weight_decay = 0.0f;
+    float grad_clip = 1.0f;   // 0: no clipping
+    bool master_weights = true;
+    DType grad_dtype = DType::fp32;
+    std::uint64_t seed = 42;   // of stochastic rounding
+};
+
+// What a step has done to the parameters, as known on the device.
+struct StepResult {
+    float loss;   // mean over the step's tokens
+    GradNorm norm;
+};
+
+class Optimizer {
+public:
+    // Moments are zero and masters equal the parameters, which must be initialised before.
+    static std::unique_ptr<Optimizer> make(Gpt& model, const OptimizerOptions& options, Arena& arena);
+    virtual ~Optimizer() = default;
+
+    // One micro-batch: gradients, overwritten by the first of a step and added to by later ones, and its share of the
+    // loss. `token_share` is 1 / the number of tokens of the whole step.
+    virtual void forward_backward(const Batch& batch, float token_share, bool first) = 0;
+
+    // After the last micro-batch: the norm of all gradients and the clip factor.
+    virtual void finish_gradients() = 0;
+
+    // AdamW. Steps count from 1. Does nothing where the norm is not finite.
+    virtual void update(int step, float learning_rate) = 0;
+
+    // Waits for the step's work.
+    virtual StepResult result() const = 0;
+
+    // The whole state besides the parameters, for checkpoints. `masters` is null where there are none.
+    virtual ModelState<float>& first_moments() = 0;
+    virtual ModelState<float>& second_moments() = 0;
+    virtual ModelState<float>* masters() = 0;
+
+    // A gradient of the step at hand, in the global shape, for tests.
+    virtual std::vector<float> download_gradient(int param) const = 0;
+};

@@ -1,0 +1,86 @@
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/base/rng.h"
+#include "llmc/train/sampler.h"
+
+namespace {
+
+// Short windows come in multiples of this, so that few matmul shapes exist.
+constexpr int kWindowMultiple = 64;
+
+int window_size(int T, int tokens) {
+    return std::min(T, (tokens + kWindowMultiple - 1) / kWindowMultiple * kWindowMultiple);
+}
+
+}   // namespace
+
+Sampler::Sampler(Gpt& model, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options)
+    : model_(model),
+      tokenizer_(tokenizer),
+      options_(options),
+      window_(window_size(model.options().T, options.tokens + 1)),
+      batch_(arena, 1, window_, model.config().vocab_size),
+      logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(model.config().padded_vocab_size))) {}
+
+std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
+    // the last tokens that fit; what follows them is not seen by them
+    const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
+    std::vector<int> window(static_cast<std::size_t>(window_), 0);
+    std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), window.begin());
+    batch_.upload(window, {}, model_.stream());
+    model_.forward_layers(batch_.batch());
+    model_.logits_of_rows(logits_.data(), static_cast<int>(seen) - 1, 1);
+    const std::vector<floatX> row = logits_.download(model_.stream());
+    std::vector<float> logits(static_cast<std::size_t>(model_.config().vocab_size));
+    std::transform(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(logits.size()), logits.begin(),
+                   [](floatX value) { return static_cast<float>(value); });
+    return logits;
+}
+
+std::string Sampler::sample(int step) {
+    const int vocab = static_cast<int>(model_.config().vocab_size);
+    const int start = tokenizer_ ? static_cast<int>(tokenizer_->end_of_text()) : std::min<int>('\n', vocab - 1);
+    std::vector<int> ids{std::min(start, vocab - 1)};
+    std::string written;
+
+    const int B = model_.options().B, T = model_.options().T;
+    model_.set_batch_shape(1, window_);
+    const std::uint64_t key =
+        mix64(mix64(options_.seed) ^ 0x73616d706c65ull);   // apart from all other uses of the seed
+    for (int i = 0; i < options_.tokens; i++) {
+        const std::uint64_t counter = static_cast<std::uint64_t>(step) << 32 | static_cast<std::uint64_t>(i);
+        const int id = choose_token(next_logits(ids), options_.temperature, uniform(philox(key, counter).x));
+        ids.push_back(id);
+        if (tokenizer_ && id < static_cast<int>(tokenizer_->vocab_size())) {
+            tokenizer_->decode_one(static_cast<std::uint32_t>(id), written);
+        } else if (!tokenizer_ && id < 256) {
+            written += static_cast<char>(id);
+        } else {
+            written += text("<", id, ">");
+        }
+    }
+    model_.set_batch_shape(B, T);
+    return written;
+}
+
+int choose_token(std::span<const float> logits, float temperature, float coin) {
+    auto largest = std::max_element(logits.begin(), logits.end());
+    const int likeliest = static_cast<int>(largest - logits.begin());
+    if (temperature <= 0.0f) return likeliest;
+    std::vector<double> sums(logits.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < logits.size(); i++) sums[i] = sum += std::exp((logits[i] - *largest) / temperature);
+    auto chosen = std::lower_bound(sums.begin(), sums.end(), coin * sum);
+    return chosen == sums.end() ? likeliest
+                                : static_cast<int>(chosen - sums.begin());   // the end: logits were not finite
+}
+
+std::string printable(const std::string& bytes) {
+    std::string result = bytes;
+    for (char& c : result) {
+        const unsigned char code = static_cast<unsigned char>(c);
+        if ((code < 32 && c != '\n' && c != '\t') || code == 127) c = '?';
+    }
+    return result;
+}

@@ -1,0 +1,44 @@
+// Text written by the model as it is now, for a person to read during training.
+//
+// Every token costs a forward pass of all tokens before it (there is no key/value cache): meant for a few dozen.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/base/arena.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/model/gpt.h"
+
+struct SamplerOptions {
+    int tokens = 64;
+    float temperature = 1.0f;   // 0: always the likeliest token, the first of equals
+    std::uint64_t seed = 42;
+};
+
+class Sampler {
+public:
+    // Without a tokenizer ids below 256 are shown as bytes and others as <id>.
+    Sampler(Gpt& model, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options);
+
+    // A text that begins after an end-of-text token. A function of the weights, the seed and `step`. Changes the
+    // model's activations.
+    std::string sample(int step);
+
+private:
+    std::vector<float> next_logits(const std::vector<int>& ids);
+
+    Gpt& model_;
+    const std::optional<Tokenizer>& tokenizer_;
+    SamplerOptions options_;
+    int window_;   // tokens the model sees at once
+    BatchBuffer batch_;
+    DeviceBuffer<floatX> logits_;   // (1, Vp)
+};
+
+// The token that `coin`, uniform in (0, 1], picks by the softmax of logits / temperature.
+int choose_token(std::span<const float> logits, float temperature, float coin);
+
+// Text as a terminal takes it: control characters other than line ends and tabs become '?'.
+std::string printable(const std::string& bytes);

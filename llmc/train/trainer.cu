@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// "45s", "12m05s", "3h20m".
+std::string duration(double seconds) {
+    const long long s = std::llround(seconds);
+    if (s < 60) return formatted("%llds", s);
+    if (s < 3600) return formatted("%lldm%02llds", s / 60, s % 60);
+    return formatted("%lldh%02lldm", s / 3600, s % 3600 / 60);
+}
+
+}   // namespace
+
+int steps_of_run(const Options& options, const TokenSet& train_tokens) {
+    if (options.max_steps > 0) return options.max_steps;
+    const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
+    const std::uint64_t steps = train_tokens.windows() / samples;
+    if (steps == 0) {
+        throw Error(ErrorKind::usage,
+                    text("one epoch of --train-data has ", train_tokens.windows(),
+                         " samples of --seq-len tokens, a step takes ", samples),
+                    "Lower --total-batch, or give --max-steps.");
+    }
+    if (static_cast<std::uint64_t>(options.warmup) > steps) {
+        throw Error(ErrorKind::usage,
+                    text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
+    }
+    return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
+}
+
+Trainer::Trainer(const TrainerParts& parts)
+    : options_(parts.options),
+      parts_(parts),
+      max_steps_(parts.max_steps),
+      sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
+      loader_(parts.train_tokens, options_.seed),
+      batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
+      inputs_(static_cast<std::size_t>(options_.tokens_per_micro_step())),
+      targets_(inputs_.size()),
+      val_loss_(parts.arena.allocate<float>("step/val_loss", 1)) {
+    schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
+}
+
+RunEnd Trainer::run() {
+    StopSignals signals;
+    if (step_ == 0 && options_.val_every > 0) validate();
+    while (step_ < max_steps_) {
+        train_step();
+        if (due(options_.val_every)) validate();
+        if (due(options_.sample_every)) write_sample();
+        if (std::string signal = signals.received(); !signal.empty()) {
+            parts_.log.line("%s received: stopped after step %d", signal.c_str(), step_);
+            return RunEnd::signal;
+        }
+        if (options_.stop_after > 0 && step_ >= options_.stop_after && step_ < max_steps_) {
+            parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
+            return RunEnd::stop_requested;
+        }
+    }
+    parts_.log.line("total average iteration time: %f ms", 1e3 * timing_.mean_s());
+    return RunEnd::finished;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One step
+
+void Trainer::read_micro_batch(int micro_step) {
+    const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
+    const std::uint64_t first = static_cast<std::uint64_t>(micro_step) * B;
+    if (!options_.overfit_single_batch) {
+        loader_.read(first, B, inputs_, targets_);
+    } else {
+        const std::size_t T = static_cast<std::size_t>(options_.seq_len);
+        for (std::uint64_t b = 0; b < B; b++) {
+            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(),
+                                            std::span(inputs_).subspan(b * T, T),
+                                            std::span(targets_).subspan(b * T, T));
+        }
+    }
+    batch_.upload(inputs_, targets_, parts_.model.stream());
+}
+
+void Trainer::train_step() {
+    const double start = seconds_now();
+    const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
+    for (int micro_step = 0; micro_step < options_.micro_steps(); micro_step++) {
+        read_micro_batch(micro_step);
+        parts_.optimizer.forward_backward(batch_.batch(), token_share, micro_step == 0);
+    }
+    parts_.optimizer.finish_gradients();
+    loader_.advance(static_cast<std::uint64_t>(sequences_));
+    step_++;
+
+    const float lr = learning_rate(schedule_, step_);
+    if (options_.skip_loss_z > 0 || options_.skip_norm_z > 0) {
+        // only then the host must know before the update
+        if (!is_outlier(parts_.optimizer.result())) parts_.optimizer.update(step_, lr);
+    } else {
+        parts_.optimizer.update(step_, lr);
+        is_outlier(parts_.optimizer.result());
+    }
+    const StepResult result = parts_.optimizer.result();
+    report_step(result, lr, seconds_now() - start);
+}
+
+// Takes loss and norm into the windows of past values; true when one is too far above them.
+bool Trainer::is_outlier(const StepResult& result) {
+    loss_z_ = loss_outliers_.update(result.loss);
+    norm_z_ = norm_outliers_.update(result.norm.norm);
+    bool outlier = false;
+    auto check = [&](const char* what, const char* flag, double z, float limit) {
+        if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
+        parts_.log.warning("step %d: the %s's z-score %.2f is above %s %g: update skipped", step_, what, z, flag,
+                           static_cast<double>(limit));
+        outlier = true;
+    };
+    check("loss", "--skip-loss-z", loss_z_, options_.skip_loss_z);
+    check("gradient norm", "--skip-norm-z", norm_z_, options_.skip_norm_z);
+    return outlier;
+}
+
+void Trainer::report_step(const StepResult& result, float lr, double seconds) {
+    if (!std::isfinite(result.loss) || !std::isfinite(result.norm.norm)) {
+        parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped", step_,
+                           static_cast<double>(result.loss), static_cast<double>(result.norm.norm));
+    }
+    if (timing_.steps > 0 || step_ > 1) timing_.total_s += seconds;
+    timing_.steps += step_ > 1;
+
+    StepRecord record{};
+    record.step = step_;
+    record.loss = result.loss;
+    record.grad_norm = result.norm.norm;
+    record.lr = lr;
+    record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
+    if (parts_.peak_flops_per_s > 0) {
+        record.mfu =
+            record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) / parts_.peak_flops_per_s;
+    }
+    record.step_ms = 1e3 * seconds;
+    record.memory_bytes = parts_.arena.high_water();
+    parts_.metrics.step(record);
+
+    const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
+    const int last = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
+    parts_.log.line("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | %.2f ms | %.0f tok/s | %s | ETA %s", step_,
+                    max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+                    static_cast<double>(result.norm.norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
+                    record.step_ms, record.tokens_per_s,
+                    record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name).c_str() : "MFU unknown",
+                    duration(mean * (last - step_)).c_str());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between steps
+
+// The mean loss over the first --val-max-batches sequences, whatever the micro-batch: a last, partly filled one is
+// padded with positions that have no loss.
+float Trainer::validation_loss() {
+    const TokenSet& tokens = *parts_.val_tokens;
+    std::uint64_t sequences = tokens.windows();
+    if (options_.val_max_batches > 0)
+        sequences = std::min<std::uint64_t>(sequences, static_cast<std::uint64_t>(options_.val_max_batches));
+    const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
+    const std::size_t T = static_cast<std::size_t>(options_.seq_len);
+    const float token_share = 1.0f / (static_cast<float>(sequences) * static_cast<float>(T));
+    for (std::uint64_t first = 0; first < sequences; first += B) {
+        for (std::uint64_t b = 0; b < B; b++) {
+            auto inputs = std::span(inputs_).subspan(b * T, T), targets = std::span(targets_).subspan(b * T, T);
+            if (first + b < sequences) {
+                tokens.read_window(first + b, inputs, targets);
+            } else {
+                std::fill(inputs.begin(), inputs.end(), 0);
+                std::fill(targets.begin(), targets.end(), -1);
+            }
+        }
+        batch_.upload(inputs_, targets_, parts_.model.stream());
+        parts_.model.forward_loss(batch_.batch());
+        sum_losses(val_loss_.data(), parts_.model.activations().losses, static_cast<int>(B * T), token_share, first > 0,
+                   parts_.model.stream());
+    }
+    return val_loss_.download(parts_.model.stream())[0];
+}
+
+void Trainer::validate() {
+    if (parts_.val_tokens == nullptr) return;
+    const float loss = validation_loss();
+    parts_.metrics.validation(step_, loss);
+    parts_.log.line("val loss %f", static_cast<double>(loss));
+}
+
+void Trainer::write_sample() {
+    if (parts_.sampler == nullptr) return;
+    parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
+}

@@ -1,0 +1,79 @@
+// The training loop: steps of accumulated micro-batches, validation, sampling, records, and stopping.
+//
+// Steps count from 1. A step takes the next total_batch / T samples of the loader, in order: micro-batch i of B
+// sequences takes samples [i B, (i + 1) B) of them. Loss and gradients are means over all tokens of the step.
+// Validation number N and sample number N are made with the weights after step N; both also before the first step's
+// (validation) and after the last one, never twice for one step.
+#pragma once
+
+#include <optional>
+
+#include "llmc/base/log.h"
+#include "llmc/data/loader.h"
+#include "llmc/train/guard.h"
+#include "llmc/train/metrics.h"
+#include "llmc/train/optimizer.h"
+#include "llmc/train/options.h"
+#include "llmc/train/sampler.h"
+
+// What the trainer works with, made by main.
+struct TrainerParts {
+    const Options& options;
+    const Log& log;
+    Arena& arena;
+    Gpt& model;
+    Optimizer& optimizer;
+    const TokenSet& train_tokens;
+    const TokenSet* val_tokens;   // null: no validation
+    Metrics& metrics;
+    Sampler* sampler;          // null: no sampling
+    int max_steps;             // of the whole run
+    double peak_flops_per_s;   // 0: not known
+};
+
+enum class RunEnd {
+    finished,         // all steps done
+    stop_requested,   // --stop-after
+    signal,           // SIGINT, SIGTERM or SIGUSR1
+};
+
+class Trainer {
+public:
+    explicit Trainer(const TrainerParts& parts);
+
+    RunEnd run();
+
+private:
+    struct Timing {
+        double total_s = 0;   // without the first step, which warms up
+        int steps = 0;
+        double mean_s() const { return steps > 0 ? total_s / steps : 0; }
+    };
+
+    void train_step();
+    void read_micro_batch(int micro_step);
+    bool is_outlier(const StepResult& result);
+    void report_step(const StepResult& result, float lr, double seconds);
+    float validation_loss();
+    void validate();
+    void write_sample();
+    bool due(int every) const { return every > 0 && (step_ % every == 0 || step_ == max_steps_); }
+
+    const Options& options_;
+    TrainerParts parts_;
+    Schedule schedule_;
+    int max_steps_;
+    int sequences_;   // of a step
+    int step_ = 0;    // completed steps
+    Loader loader_;
+    BatchBuffer batch_;
+    std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host
+    DeviceBuffer<float> val_loss_;
+    OutlierDetector loss_outliers_, norm_outliers_;
+    double loss_z_ = 0, norm_z_ = 0;   // of the last step
+    Timing timing_;
+};
+
+// How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
+// --warmup.
+int steps_of_run(const Options& options, const TokenSet& train_tokens);
