@@ -1,0 +1,112 @@
+// The wires between ranks: one socket to every peer, unix where both live on one host, TCP otherwise.
+//
+// A transfer is named by a key that both sides compute alike. The receiver posts first: it sends a credit, and only then
+// does the sender put its bytes on the wire. So a send never finishes without its receive, nothing needs buffering, and
+// the credit's description of the operation lets the sender notice that the two ranks mean different things.
+//
+// Nothing here waits, except connecting and the orderly farewell of the destructor. Not for several threads at once: a
+// fabric belongs to one rank and is driven by that rank's queues.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace host {
+
+// How to reach a process: by unix socket when `host` is one's own, else by TCP.
+struct FabricAddress {
+    std::uint64_t host = 0;        // machine and network namespace
+    std::uint32_t ip = 0;          // IPv4, network order
+    std::uint16_t port = 0;        // network order
+    char unix_name[26] = {};       // in the abstract namespace
+};
+
+// Which transfer this is, the same on both sides.
+struct TransferKey {
+    std::uint64_t comm = 0;
+    std::uint64_t sequence = 0;   // the operation's number within its communicator or pair of ranks
+    std::uint32_t part = 0;       // the step within the operation, or a kind of its own for sends and receives
+    auto operator<=>(const TransferKey&) const = default;
+};
+
+struct Transfer {
+    bool done = false;
+    std::string mismatch;   // the peer means another operation: what it said
+    int peer = -1;          // rank in the fabric
+};
+using TransferPtr = std::shared_ptr<Transfer>;
+
+class Fabric {
+public:
+    // Begins to serve the meeting of the ranks, in a thread of its own; returns where to find it.
+    static FabricAddress serve_meeting();
+    // Meets the other ranks there and connects to all of them. Throws std::runtime_error naming the ranks that have not
+    // come within `timeout_seconds`, or what failed.
+    Fabric(const FabricAddress& meeting, int rank, int ranks, double timeout_seconds);
+    ~Fabric();   // says goodbye to every peer and waits a moment for theirs
+    Fabric(const Fabric&) = delete;
+    Fabric& operator=(const Fabric&) = delete;
+
+    int rank() const { return rank_; }
+    int ranks() const { return ranks_; }
+
+    // The memory must stay valid until the transfer is done or dropped. `what` is compared between the two sides.
+    TransferPtr send(int peer, const TransferKey& key, const void* data, std::size_t bytes, const std::string& what);
+    TransferPtr receive(int peer, const TransferKey& key, void* data, std::size_t bytes, const std::string& what);
+    void drop(std::uint64_t comm);   // forgets the communicator's unfinished transfers
+
+    bool progress();            // moves what can be moved now; true if anything did
+    void rest(double seconds);  // waits for traffic, at most that long
+    bool lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
+
+private:
+    struct Header {
+        std::uint32_t magic = 0x6c636366;
+        std::uint32_t type = 0;
+        TransferKey key;
+        std::uint64_t bytes = 0;
+        char what[80] = {};
+    };
+    struct Pending {
+        TransferPtr transfer;
+        char* data;   // never written through for sends
+        std::size_t bytes;
+        std::string what;
+    };
+    struct Outgoing {
+        Header header;
+        const char* payload = nullptr;
+        std::size_t sent = 0;   // of header and payload together
+        TransferPtr transfer;
+    };
+    struct Peer {
+        int socket = -1;
+        bool lost = false;
+        bool goodbye = false;                        // it has said so: losing the connection is no surprise
+        std::deque<Outgoing> outgoing;
+        std::map<TransferKey, Pending> sends;        // wait for a credit
+        std::map<TransferKey, Header> credits;       // wait for their send
+        std::map<TransferKey, Pending> receives;     // wait for data
+        Header incoming;                             // being read
+        std::size_t header_read = 0, payload_read = 0;
+    };
+
+    bool write_some(Peer& peer);
+    bool read_some(Peer& peer);
+    bool take_message(Peer& peer);
+    void start_send(Peer& peer, const TransferKey& key, const Header& credit, Pending send);
+    void match_with_self(const TransferKey& key);
+    void lose(Peer& peer);
+    Header header(std::uint32_t type, const TransferKey& key, std::size_t bytes, const std::string& what) const;
+
+    int rank_, ranks_;
+    std::vector<Peer> peers_;
+    std::vector<char> discard_;
+};
+
+}   // namespace host
