@@ -5,7 +5,6 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/residual.cuh"
-#include "llmc/model/attention_choice.h"
 
 namespace {
 
@@ -73,6 +72,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
     parameters_ = ModelState<floatX>(arena, "parameters", *layout_, StateKind::parameters);
     activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},
                                                  options.recompute);
+    attention_ = std::make_unique<AttentionChoice<floatX>>(options.attention, attention_shape(), arena);
     workspace_ = std::make_unique<Workspace>(arena, config, options.B, options.T, classifier_rows_, true);
 }
 
@@ -100,7 +100,7 @@ void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
     encoder.T = options_.T;
     encoder.C = C_;
     encoder.V = Vp_;
-    ::encoder_forward(encoder, stream_);
+    encoder_forward(encoder, stream_);
 }
 
 // Everything of a block that backward may need: all but its output.
@@ -114,8 +114,7 @@ void Gpt::block_activations(int layer, Activations& activations) {
                       stream_);
     matmul_.forward<floatX>(a.qkv, a.ln1, w.qkvw, w.qkvb, linear(3 * C_, C_), stream_);
     const floatX* qkv = a.qkv;
-    ::attention_forward(
-        options_.attention,
+    attention_->forward(
         AttentionForward<floatX>{heads(a.atty), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()},
         stream_);
     matmul_.forward<floatX>(projected, a.atty, w.attprojw, w.attprojb, linear(C_, C_), stream_);

@@ -26,6 +26,7 @@
 #include "llmc/kernels/matmul.h"
 #include "llmc/kernels/token_groups.h"
 #include "llmc/model/activations.h"
+#include "llmc/model/attention_choice.h"
 #include "llmc/model/config.h"
 #include "llmc/model/layout.h"
 #include "llmc/model/precision.h"
@@ -64,6 +65,11 @@ private:
 // micro-batch: the moment to start reducing them.
 using UnitHook = std::function<void(int unit_slot)>;
 
+// Draws the initial weights of whatever part of the model a state holds: a function of (seed, tensor, global element),
+// so bit-equal under every layout. Padding becomes zero.
+template <class T>
+void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream);
+
 // A tensor of any state to and from the host as float, in its global shape; `param` is an index of the table. Waits for
 // the stream. For one tensor-parallel rank and unsharded states: tests, import and export on one device.
 template <class T>
@@ -84,6 +90,7 @@ public:
     const ParamTable& table() const { return layout_->table(); }
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
+    AttentionKind attention() const { return attention_->chosen(); }   // own or library
 
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the model was made for.
@@ -92,8 +99,7 @@ public:
     const ModelState<floatX>& parameters() const { return parameters_; }
     Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
 
-    // Draws the initial weights: a function of the seed alone, bit-equal under every layout. Padding becomes zero.
-    void initialize(std::uint64_t seed);
+    void initialize(std::uint64_t seed);   // initialize_parameters of its own
 
     // ---- one device, one micro-batch ----
 
@@ -165,5 +171,6 @@ private:
     std::unique_ptr<ModelLayout> layout_;
     ModelState<floatX> parameters_;
     std::unique_ptr<Activations> activations_;
+    std::unique_ptr<AttentionChoice<floatX>> attention_;
     std::unique_ptr<Workspace> workspace_;
 };

@@ -3,7 +3,6 @@
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
-#include "llmc/model/attention_choice.h"
 #include "llmc/model/gpt.h"
 
 template <class G>
@@ -91,8 +90,7 @@ void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G
     matmul_.input_gradient<floatX>(drows, dresidual, w.attprojw, projection, false, stream_);
 
     const floatX *qkv = a.qkv, *out = a.atty, *dout = drows;
-    ::attention_backward(
-        options_.attention,
+    attention_->backward(
         AttentionBackward<floatX>{heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2), workspace_->delta.data(), heads(dout),
                                   heads(out), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()},
         stream_);
@@ -155,4 +153,6 @@ void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, f
 }
 
 template void Gpt::forward_backward(const ModelState<float>&, const Batch&, float, bool, const UnitHook&);
+#if defined(PRECISION_BF16)   // gradients are never narrower than what they are gradients of
 template void Gpt::forward_backward(const ModelState<bf16>&, const Batch&, float, bool, const UnitHook&);
+#endif

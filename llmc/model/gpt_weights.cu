@@ -4,21 +4,38 @@
 
 namespace {
 
-// Fills one slab with its initial values: ranges of the global tensor land where shard.h says, drawn by global element.
-void init_slab(floatX* slab, const ParamInfo& param, const ShardPlace& place, std::uint64_t seed, cudaStream_t stream) {
-    if (param.init == Init::zeros) return;
-    const std::uint64_t key = random_key(seed, param.rng_tensor);
-    for (const OwnedRange& range : slab_ranges(param.tensor, place.mesh.tp, place.at.tp)) {
-        // rows that only pad the vocabulary stay zero
-        const std::int64_t length = std::min(range.length, param.exported_elements() - range.global_begin);
-        if (length <= 0) continue;
-        if (param.init == Init::ones) {
-            fill<floatX>(slab + range.local_begin, length, 1.0f, stream);
-        } else {
-            fill_normal<floatX>(slab + range.local_begin, length, param.deviation, key, GlobalSpan{range.global_begin},
-                                stream);
+// Ranges that are equal pieces at equal distances in the global tensor and follow each other in memory (the rows of a
+// cut by columns): `count` of them, from one call of the kernel.
+struct RangeRun {
+    OwnedRange first;
+    std::int64_t count = 1;
+    std::int64_t stride = 0;   // global elements from piece to piece
+};
+
+std::vector<RangeRun> runs_of(const std::vector<OwnedRange>& ranges) {
+    std::vector<RangeRun> runs;
+    for (const OwnedRange& range : ranges) {
+        if (!runs.empty()) {
+            RangeRun& run = runs.back();
+            const std::int64_t stride = run.count == 1 ? range.global_begin - run.first.global_begin : run.stride;
+            if (range.length == run.first.length && stride >= run.first.length &&
+                range.local_begin == run.first.local_begin + run.count * run.first.length &&
+                range.global_begin == run.first.global_begin + run.count * stride) {
+                run.stride = stride;
+                run.count++;
+                continue;
+            }
         }
+        runs.push_back({range, 1, 0});
     }
+    return runs;
+}
+
+// Rows that only pad the vocabulary are left out: they stay zero.
+std::vector<OwnedRange> without_padding(std::vector<OwnedRange> ranges, std::int64_t exported_elements) {
+    std::erase_if(ranges, [&](const OwnedRange& range) { return range.global_begin >= exported_elements; });
+    for (OwnedRange& range : ranges) range.length = std::min(range.length, exported_elements - range.global_begin);
+    return ranges;
 }
 
 template <class T>
@@ -34,10 +51,28 @@ const TensorPlace& whole_tensor(const ModelState<T>& state, int param) {
 
 }   // namespace
 
-void Gpt::initialize(std::uint64_t seed) {
-    parameters_.zero(stream_);
-    for (const TensorPlace& tensor : layout_->tensors()) {
-        init_slab(parameters_.tensor(tensor.param), table()[tensor.param], layout_->place(), seed, stream_);
+void Gpt::initialize(std::uint64_t seed) { initialize_parameters(parameters_, seed, stream_); }
+
+template <class T>
+void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {
+    const ModelLayout& layout = state.layout();
+    state.zero(stream);
+    for (const TensorPlace& tensor : layout.tensors()) {
+        const ParamInfo& param = layout.table()[tensor.param];
+        if (param.init == Init::zeros) continue;
+        T* data = state.tensor(tensor.param);
+        const std::uint64_t key = random_key(seed, param.rng_tensor);
+        const std::vector<OwnedRange> owned = owned_ranges(param.tensor, layout.place(), state.state());
+        for (const RangeRun& run : runs_of(without_padding(owned, param.exported_elements()))) {
+            T* first = data + run.first.local_begin;
+            const std::int64_t elements = run.count * run.first.length;
+            if (param.init == Init::ones) {
+                fill<T>(first, elements, 1.0f, stream);
+            } else {
+                const GlobalSpan span{run.first.global_begin, run.count > 1 ? run.first.length : 0, run.stride};
+                fill_normal<T>(first, elements, param.deviation, key, span, stream);
+            }
+        }
     }
 }
 
@@ -64,6 +99,8 @@ void upload_tensor(const ModelState<T>& state, int param, std::span<const float>
         .upload(converted, stream, static_cast<std::size_t>(state.layout().tensor_offset(place, state.state())));
 }
 
+template void initialize_parameters(const ModelState<float>&, std::uint64_t, cudaStream_t);
+template void initialize_parameters(const ModelState<bf16>&, std::uint64_t, cudaStream_t);
 template std::vector<float> download_tensor(const ModelState<float>&, int, cudaStream_t);
 template std::vector<float> download_tensor(const ModelState<bf16>&, int, cudaStream_t);
 template void upload_tensor(const ModelState<float>&, int, std::span<const float>, cudaStream_t);

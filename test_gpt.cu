@@ -1,0 +1,412 @@
+// Tests of the whole model, in the precision of the build: parity with the double-precision reference and with the
+// golden data of an independent implementation, and what must not change the result: micro-batches, classifier chunks,
+// recompute levels, a second run, the cut of the weights over ranks.
+//
+// `test_gpt -tc='gpt: golden*'` picks tests. Run from the root of the repository.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "llmc/base/rng.h"
+#include "llmc/model/golden_gpt.h"
+#include "llmc/model/gpt.h"
+#include "llmc/model/reference_gpt.h"
+
+namespace {
+
+constexpr bool is_fp32 = sizeof(floatX) == 4;
+// Relative error by tensor norm, against double precision (DESIGN section 4).
+constexpr double parity = is_fp32 ? 1e-5 : 2e-2;
+// Between two ways of computing the same in this precision, where sums are cut differently.
+constexpr double same_up_to_order = is_fp32 ? 2e-6 : 1e-2;
+
+template <class A, class B>
+double relative_error(const std::vector<A>& found, const std::vector<B>& expected) {
+    REQUIRE(found.size() == expected.size());
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < found.size(); i++) {
+        const double x = static_cast<double>(found[i]), y = static_cast<double>(expected[i]);
+        error += (x - y) * (x - y);
+        norm += y * y;
+    }
+    if (norm == 0) return error == 0 ? 0.0 : INFINITY;
+    return std::sqrt(error / norm);
+}
+
+class TestStream {
+public:
+    TestStream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    ~TestStream() { cudaStreamDestroy(stream_); }
+    TestStream(const TestStream&) = delete;
+    TestStream& operator=(const TestStream&) = delete;
+    operator cudaStream_t() const { return stream_; }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+// A model with its reference's parameters, one batch, and what the program makes of them.
+struct Problem {
+    ReferenceGpt reference;
+    std::vector<int> tokens, targets;
+    int B, T;
+};
+
+Problem golden_problem(const GoldenGpt& golden) {
+    Problem problem{ReferenceGpt(golden.config), golden.tokens, golden.targets, golden.B, golden.T};
+    problem.reference.parameters = golden.parameters;
+    return problem;
+}
+
+// Random parameters that floatX holds exactly, so that parity is that of the arithmetic alone.
+Problem random_problem(const ModelConfig& config, int B, int T, std::uint64_t seed) {
+    Problem problem{ReferenceGpt(config), {}, {}, B, T};
+    for (int i = 0; i < problem.reference.table.size(); i++) {
+        const ParamInfo& param = problem.reference.table[i];
+        Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
+        const float center = param.init == Init::ones ? 1.0f : 0.0f;
+        for (std::size_t k = 0; k < static_cast<std::size_t>(param.exported_elements()); k++) {
+            const float value = center + 0.1f * normal(mix64(seed ^ param.rng_tensor), k);
+            values[k] = static_cast<double>(static_cast<float>(static_cast<bf16>(value)));
+        }
+    }
+    const auto V = static_cast<std::uint64_t>(config.vocab_size);
+    for (int r = 0; r < B * T; r++) {
+        const std::uint64_t bits = mix64(seed + 77 * static_cast<std::uint64_t>(r));
+        problem.tokens.push_back(static_cast<int>(bits % V));
+        problem.targets.push_back(static_cast<int>((bits >> 32) % V));
+    }
+    return problem;
+}
+
+struct Outcome {
+    std::vector<float> losses;
+    std::vector<std::vector<float>> gradients;   // indexed as the table, global shapes
+};
+
+template <class G = float>
+class Runner {
+public:
+    Runner(const Problem& problem, GptOptions options)
+        : problem_(problem),
+          options_(with_sizes(problem, options)),
+          model_(problem.reference.table.config(), options_, arena_, stream_),
+          gradients_(arena_, "gradients", model_.layout(), StateKind::gradients),
+          batch_(arena_, options_.B, options_.T, model_.config().vocab_size) {
+        model_.initialize(0);   // padding as the program has it
+        for (int i = 0; i < model_.table().size(); i++) {
+            const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
+            const std::vector<float> narrow(values.begin(), values.end());
+            upload_tensor<floatX>(model_.parameters(), i, narrow, stream_);
+        }
+    }
+
+    // All sequences of the problem, options.B at a time, as micro-batches of one step.
+    Outcome run(const UnitHook& hook = {}) {
+        Outcome outcome;
+        const int sequences = problem_.B, tokens_at_once = options_.B * options_.T;
+        const float dloss = 1.0f / static_cast<float>(sequences * options_.T);
+        for (int first = 0; first < sequences; first += options_.B) {
+            upload(first);
+            model_.forward_backward(gradients_, batch_.batch(), dloss, first > 0, hook);
+            const std::vector<float> losses = download_losses(static_cast<std::size_t>(tokens_at_once));
+            outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
+        }
+        for (int i = 0; i < model_.table().size(); i++) {
+            outcome.gradients.push_back(download_tensor(gradients_, i, stream_));
+        }
+        return outcome;
+    }
+
+    std::vector<float> validation_losses() {
+        upload(0);
+        model_.forward_loss(batch_.batch());
+        return download_losses(static_cast<std::size_t>(options_.B * options_.T));
+    }
+
+    // (R, V), without padding columns
+    std::vector<float> logits() {
+        upload(0);
+        const int rows = options_.B * options_.T;
+        const auto Vp = static_cast<std::size_t>(model_.config().padded_vocab_size);
+        const DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/logits", static_cast<std::size_t>(rows) * Vp);
+        model_.forward_layers(batch_.batch());
+        model_.logits_of_rows(buffer.data(), 0, rows);
+        const std::vector<floatX> padded = buffer.download(stream_);
+        std::vector<float> result;
+        for (std::size_t i = 0; i < padded.size(); i++) {
+            if (static_cast<std::int64_t>(i % Vp) < model_.config().vocab_size)
+                result.push_back(static_cast<float>(padded[i]));
+        }
+        return result;
+    }
+
+    Gpt& model() { return model_; }
+
+private:
+    static GptOptions with_sizes(const Problem& problem, GptOptions options) {
+        if (options.B == 0) options.B = problem.B;
+        options.T = problem.T;
+        REQUIRE(problem.B % options.B == 0);
+        return options;
+    }
+    void upload(int first_sequence) {
+        const auto first = static_cast<std::size_t>(first_sequence * options_.T);
+        const auto count = static_cast<std::size_t>(options_.B * options_.T);
+        batch_.upload(std::span(problem_.tokens).subspan(first, count),
+                      std::span(problem_.targets).subspan(first, count), stream_);
+    }
+    std::vector<float> download_losses(std::size_t count) {
+        std::vector<float> losses(count);
+        CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.activations().losses, count * sizeof(float),
+                                   cudaMemcpyDeviceToHost, stream_));
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        return losses;
+    }
+
+    const Problem& problem_;
+    GptOptions options_;
+    TestStream stream_;
+    Arena arena_;
+    Gpt model_;
+    ModelState<G> gradients_;
+    BatchBuffer batch_;
+};
+
+GptOptions test_options(AttentionKind attention = AttentionKind::auto_) {
+    GptOptions options;
+    options.B = 0;   // as the problem
+    options.attention = attention;
+    return options;
+}
+
+// The kinds of attention this machine and precision can serve for a problem.
+std::vector<AttentionKind> attention_kinds(const Problem& problem) {
+    const ModelConfig& config = problem.reference.table.config();
+    const AttentionShape shape = self_attention_shape(problem.B, problem.T, static_cast<int>(config.heads),
+                                                      static_cast<int>(config.head_size()));
+    const std::string refusal = LibraryAttention::refusal<floatX>(shape);
+    if (refusal.empty()) return {AttentionKind::own, AttentionKind::library};
+    MESSAGE("SKIPPED library attention: ", refusal);
+    return {AttentionKind::own};
+}
+
+void check_gradients(const Outcome& found, const ParamTable& table, const std::vector<Doubles>& expected,
+                     double limit) {
+    for (int i = 0; i < table.size(); i++) {
+        INFO(table[i].name);
+        const auto index = static_cast<std::size_t>(i);
+        CHECK(relative_error(found.gradients[index], expected[index]) < limit);
+    }
+}
+
+void check_gradients(const Outcome& found, const ParamTable& table, const Outcome& expected, double limit) {
+    for (int i = 0; i < table.size(); i++) {
+        INFO(table[i].name);
+        const auto index = static_cast<std::size_t>(i);
+        CHECK(relative_error(found.gradients[index], expected.gradients[index]) <= limit);
+    }
+}
+
+double mean(const std::vector<float>& values) {
+    double sum = 0;
+    for (float value : values) sum += static_cast<double>(value);
+    return sum / static_cast<double>(values.size());
+}
+
+// Two heads of 64, three layers, sequences longer than any tile of 32 and not a multiple of one; a vocabulary that
+// needs padding, positions that stay unused.
+Problem odd_problem() { return random_problem(custom_model_config(3, 2, 128, 80, 301), 3, 67, 5); }
+
+}   // namespace
+
+TEST_CASE("gpt: golden data: logits, losses and every gradient, with both attentions") {
+    const GoldenGpt golden = load_golden();
+    const Problem problem = golden_problem(golden);
+    for (AttentionKind kind : attention_kinds(problem)) {
+        INFO("attention ", static_cast<int>(kind));
+        Runner<> runner(problem, test_options(kind));
+        CHECK(runner.model().attention() == kind);
+        CHECK(relative_error(runner.logits(), golden.logits) < parity);
+        const Outcome outcome = runner.run();
+        CHECK(relative_error(outcome.losses, golden.losses) < parity);
+        CHECK(std::abs(mean(outcome.losses) / golden.loss - 1) < (is_fp32 ? 1e-6 : 1e-3));
+        check_gradients(outcome, problem.reference.table, golden.gradients, parity);
+    }
+}
+
+TEST_CASE("gpt: reference: odd sizes, both attentions, loss of validation equals that of training") {
+    const Problem problem = odd_problem();
+    const ReferenceResult expected =
+        problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+    for (AttentionKind kind : attention_kinds(problem)) {
+        INFO("attention ", static_cast<int>(kind));
+        Runner<> runner(problem, test_options(kind));
+        const Outcome outcome = runner.run();
+        CHECK(relative_error(outcome.losses, expected.losses) < parity);
+        check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+        CHECK(runner.validation_losses() == outcome.losses);
+    }
+}
+
+TEST_CASE("gpt: a second run is bit-identical") {
+    const Problem problem = odd_problem();
+    Runner<> runner(problem, test_options());
+    const Outcome first = runner.run(), second = runner.run();
+    CHECK(first.losses == second.losses);
+    CHECK(first.gradients == second.gradients);
+    const Outcome other_model = Runner<>(problem, test_options()).run();
+    CHECK(first.gradients == other_model.gradients);
+}
+
+TEST_CASE("gpt: gradients of micro-batches add up to those of one batch") {
+    const Problem problem = odd_problem();
+    const Outcome whole = Runner<>(problem, test_options()).run();
+    GptOptions one_by_one = test_options();
+    one_by_one.B = 1;
+    const Outcome summed = Runner<>(problem, one_by_one).run();
+    CHECK(relative_error(summed.losses, whole.losses) < same_up_to_order);
+    check_gradients(summed, problem.reference.table, whole, same_up_to_order);
+}
+
+TEST_CASE("gpt: padding rows of the vocabulary and unused positions get exactly zero gradient") {
+    const Problem problem = odd_problem();
+    const Outcome outcome = Runner<>(problem, test_options()).run();
+    const ParamTable& table = problem.reference.table;
+    const auto C = static_cast<std::size_t>(table.config().channels);
+    const std::vector<float>& dwte = outcome.gradients[static_cast<std::size_t>(table.index(Param::wte))];
+    const std::vector<float>& dwpe = outcome.gradients[static_cast<std::size_t>(table.index(Param::wpe))];
+    auto all_zero = [](const std::vector<float>& values, std::size_t from) {
+        return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(from), values.end(),
+                           [](float x) { return x == 0.0f; });
+    };
+    CHECK(all_zero(dwte, static_cast<std::size_t>(table.config().vocab_size) * C));
+    CHECK(all_zero(dwpe, static_cast<std::size_t>(problem.T) * C));
+}
+
+TEST_CASE("gpt: targets below zero have no loss and no gradient") {
+    Problem problem = odd_problem();
+    for (std::size_t r = 0; r < problem.targets.size(); r += 3) problem.targets[r] = -1;
+    const ReferenceResult expected =
+        problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+    const Outcome outcome = Runner<>(problem, test_options()).run();
+    CHECK(outcome.losses[0] == 0.0f);
+    CHECK(outcome.losses[3] == 0.0f);
+    check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+}
+
+TEST_CASE("gpt: the classifier in chunks of rows gives the same losses and gradients") {
+    const Problem problem = odd_problem();   // 201 rows
+    const Outcome whole = Runner<>(problem, test_options()).run();
+    for (int rows : {64, 200, 1000}) {
+        GptOptions options = test_options();
+        options.classifier_rows = rows;
+        const Outcome chunked = Runner<>(problem, options).run();
+        CHECK(relative_error(chunked.losses, whole.losses) < same_up_to_order);
+        check_gradients(chunked, problem.reference.table, whole, same_up_to_order);
+    }
+}
+
+TEST_CASE("gpt: recomputing activations gives the same gradients") {
+    const Problem problem = odd_problem();
+    const Outcome kept = Runner<>(problem, test_options()).run();
+    for (Recompute level : {Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+        INFO("recompute ", static_cast<int>(level));
+        GptOptions options = test_options();
+        options.recompute = level;
+        const Outcome recomputed = Runner<>(problem, options).run();
+        CHECK(recomputed.losses == kept.losses);
+        if (level == Recompute::block) {
+            CHECK(recomputed.gradients == kept.gradients);   // the same calls on the same inputs
+        } else {
+            check_gradients(recomputed, problem.reference.table, kept, same_up_to_order);
+        }
+    }
+}
+
+TEST_CASE("gpt: every unit is reported once, when its gradients are complete, from the head down") {
+    const Problem problem = golden_problem(load_golden());
+    std::vector<int> order;
+    Runner<>(problem, test_options()).run([&](int slot) { order.push_back(slot); });
+    CHECK(order == std::vector<int>{3, 2, 1, 0});
+}
+
+#if defined(PRECISION_BF16)
+TEST_CASE("gpt: gradients kept in bf16 are within bf16's parity") {
+    const GoldenGpt golden = load_golden();
+    const Problem problem = golden_problem(golden);
+    check_gradients(Runner<bf16>(problem, test_options()).run(), problem.reference.table, golden.gradients, parity);
+}
+#endif
+
+TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as the table says") {
+    const ParamTable table(custom_model_config(2, 4, 64, 24, 200));
+    TestStream stream;
+    Arena arena;
+    const ModelLayout whole_layout(table);
+    const ModelState<floatX> whole(arena, "whole", whole_layout, StateKind::parameters);
+    initialize_parameters(whole, 42, stream);
+    std::vector<std::vector<float>> expected;
+    for (int i = 0; i < table.size(); i++) expected.push_back(download_tensor(whole, i, stream));
+
+    for (int i = 0; i < table.size(); i++) {
+        const std::vector<float>& values = expected[static_cast<std::size_t>(i)];
+        const auto real = static_cast<std::size_t>(table[i].exported_elements());
+        double sum = 0, squares = 0;
+        for (std::size_t k = 0; k < real; k++) {
+            sum += static_cast<double>(values[k]);
+            squares += static_cast<double>(values[k]) * static_cast<double>(values[k]);
+        }
+        INFO(table[i].name);
+        if (table[i].init == Init::ones) CHECK(sum == static_cast<double>(real));
+        if (table[i].init == Init::zeros) CHECK(squares == 0);
+        if (table[i].init == Init::normal) {
+            const double deviation = static_cast<double>(table[i].deviation);
+            CHECK(std::sqrt(squares / static_cast<double>(real)) == doctest::Approx(deviation).epsilon(0.1));
+            CHECK(std::abs(sum / static_cast<double>(real)) < 5 * deviation / std::sqrt(static_cast<double>(real)));
+        }
+        CHECK(std::all_of(values.begin() + static_cast<std::ptrdiff_t>(real), values.end(),
+                          [](float x) { return x == 0; }));
+    }
+
+    for (const MeshShape& mesh :
+         {MeshShape{1, 1, 1, 2}, MeshShape{1, 3, 1, 1}, MeshShape{2, 1, 2, 4}, MeshShape{2, 2, 1, 2}}) {
+        for (int rank = 0; rank < mesh.size(); rank++) {
+            const ShardPlace place{mesh, coordinates_of(mesh, rank), 3};   // parameters sharded as far as they can be
+            const bool first = place.at.pp == 0, last = place.at.pp == mesh.pp - 1;
+            const ModelLayout layout(
+                table, place,
+                StageUnits{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)], first, last});
+            const ModelState<floatX> part(arena, "part", layout, StateKind::parameters);
+            initialize_parameters(part, 42, stream);
+            for (const TensorPlace& tensor : layout.tensors()) {
+                const std::vector<floatX> stored =
+                    part.unit(tensor.slot)
+                        .download(stream, static_cast<std::size_t>(layout.tensor_offset(tensor, StateKind::parameters)),
+                                  static_cast<std::size_t>(layout.tensor_room(tensor, StateKind::parameters)));
+                for (const OwnedRange& range : owned_ranges(table[tensor.param].tensor, place, StateKind::parameters)) {
+                    for (std::int64_t i = 0; i < range.length; i++) {
+                        REQUIRE(static_cast<float>(stored[static_cast<std::size_t>(range.local_begin + i)]) ==
+                                expected[static_cast<std::size_t>(tensor.param)]
+                                        [static_cast<std::size_t>(range.global_begin + i)]);
+                    }
+                }
+            }
+            if (last) CHECK(layout.find(table.index(Param::wte)) != nullptr);   // the tied copy
+        }
+    }
+}
+
+TEST_CASE("gpt: sizes that do not fit are usage errors") {
+    TestStream stream;
+    Arena arena;
+    const ModelConfig config = custom_model_config(1, 1, 8, 16, 10);
+    GptOptions options;
+    options.B = 1;
+    options.T = 17;
+    CHECK_THROWS_AS(Gpt(config, options, arena, stream), Error);
+    options.T = 16;
+    options.B = 0;
+    CHECK_THROWS_AS(Gpt(config, options, arena, stream), Error);
+    CHECK(arena.bytes() == 0);
+}
