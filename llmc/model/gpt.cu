@@ -79,8 +79,8 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
 Gpt::~Gpt() = default;
 
 void Gpt::set_batch_shape(int B, int T) {
-    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B, " x ", T,
-           " tokens, room for ", max_rows_);
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
+           " x ", T, " tokens, room for ", max_rows_);
     options_.B = B;
     options_.T = T;
 }

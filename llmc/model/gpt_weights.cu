@@ -90,15 +90,31 @@ std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaSt
 
 template <class T>
 void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream) {
-    const TensorPlace& place = whole_tensor(state, param);
-    ENSURE(values.size() == static_cast<std::size_t>(place.elements), values.size(), " values for ", place.elements,
-           " elements of ", state.layout().table()[param].name);
-    std::vector<T> converted(values.size());
-    std::transform(values.begin(), values.end(), converted.begin(), [](float value) { return static_cast<T>(value); });
-    state.unit(place.slot)
-        .upload(converted, stream, static_cast<std::size_t>(state.layout().tensor_offset(place, state.state())));
+    const ModelLayout& layout = state.layout();
+    const TensorPlace* place = layout.find(param);
+    if (place == nullptr) return;
+    const GlobalTensor& tensor = layout.table()[param].tensor;
+    ENSURE(values.size() == static_cast<std::size_t>(tensor.elements()), values.size(), " values for ",
+           layout.table()[param].name);
+    std::vector<T> stored(static_cast<std::size_t>(layout.tensor_room(*place, state.state())), static_cast<T>(0.0f));
+    for (const OwnedRange& range : owned_ranges(tensor, layout.place(), state.state())) {
+        std::transform(values.begin() + range.global_begin, values.begin() + range.global_begin + range.length,
+                       stored.begin() + range.local_begin, [](float value) { return static_cast<T>(value); });
+    }
+    state.unit(place->slot)
+        .upload(stored, stream, static_cast<std::size_t>(layout.tensor_offset(*place, state.state())));
 }
 
+template <class T>
+void load_parameters(const ModelState<T>& state, const WeightSource& source, cudaStream_t stream) {
+    ENSURE(source.config() == state.layout().table().config(), "weights of another model");
+    for (const TensorPlace& tensor : state.layout().tensors()) {
+        upload_tensor<T>(state, tensor.param, source.read(state.layout().table()[tensor.param]), stream);
+    }
+}
+
+template void load_parameters(const ModelState<float>&, const WeightSource&, cudaStream_t);
+template void load_parameters(const ModelState<bf16>&, const WeightSource&, cudaStream_t);
 template void initialize_parameters(const ModelState<float>&, std::uint64_t, cudaStream_t);
 template void initialize_parameters(const ModelState<bf16>&, std::uint64_t, cudaStream_t);
 template std::vector<float> download_tensor(const ModelState<float>&, int, cudaStream_t);

@@ -1,0 +1,40 @@
+// Where a model's weights can come from besides a random start: llm.c model files and Hugging Face GPT-2 folders.
+//
+// A source says what model it holds and hands out one tensor at a time, in the program's own shape: [out, in], rows
+// that pad the vocabulary zero. Anything wrong with the files is Error(bad_data) naming file, place and what was
+// expected.
+//
+// llm.c model file: 256 little-endian int32, then tensors without gaps:
+//   [0] magic 20240326   [1] version: 3 fp32, 5 bf16   [2] maxT   [3] V   [4] L   [5] NH   [6] C   [7] V padded to 128
+//   wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb, each stacked over layers
+//
+// Hugging Face folder: config.json; model.safetensors, or the files that model.safetensors.index.json lists. Names with
+// or without "transformer."; matrices of layers are stored [in, out]; attention masks and a tied lm_head are ignored.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/base/dtype.h"
+#include "llmc/io/file.h"
+#include "llmc/model/param_table.h"
+
+class WeightSource {
+public:
+    virtual ~WeightSource() = default;
+    virtual const ModelConfig& config() const = 0;
+    virtual std::string description() const = 0;   // for the log: what was opened
+    virtual std::vector<float> read(const ParamInfo& param) const = 0;
+};
+
+// A folder is Hugging Face's, a file llm.c's.
+std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
+std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
+std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
+
+// Writes an llm.c model file (type fp32 or bf16, rounded to nearest) of the tensors that `read` gives by table index.
+// The file is written in place: a caller that must not lose an older one gives a temporary name and renames.
+void write_llmc_model(FileSystem& files, const std::string& path, const ModelConfig& config, DType type,
+                      const std::function<std::vector<float>(int param)>& read);

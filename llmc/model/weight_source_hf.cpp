@@ -1,0 +1,172 @@
+// Hugging Face GPT-2 folders; weight_source.h says what is read.
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "llmc/base/error.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/weight_source.h"
+
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr const char* config_name = "config.json";
+constexpr const char* weights_name = "model.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* prefix = "transformer.";
+
+[[noreturn]] void bad(const std::string& path, const std::string& what, const std::string& hint = "") {
+    throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
+}
+
+Json read_json(const FileSystem& files, const std::string& path) {
+    try {
+        Json json = Json::parse(read_whole(files, path));
+        if (!json.is_object()) bad(path, "expected a JSON object");
+        return json;
+    } catch (const Json::parse_error& error) {
+        bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
+    }
+}
+
+std::int64_t size_in(const Json& json, const std::string& path, const char* key, const char* other_key = "") {
+    constexpr std::int64_t largest = 1 << 28;
+    for (const char* name : {key, other_key}) {
+        if (!json.contains(name) || json[name].is_null()) continue;
+        const Json& value = json[name];
+        if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > largest) {
+            bad(path, text("\"", name, "\" is ", value.dump(), ", expected a size"));
+        }
+        return value.get<std::int64_t>();
+    }
+    bad(path, text("there is no \"", key, "\" in it"), "This must be the config.json of a GPT-2.");
+}
+
+// Settings that would make it another model than ours.
+void require(const Json& json, const std::string& path, const char* key, const Json& expected) {
+    if (json.contains(key) && !json[key].is_null() && json[key] != expected) {
+        bad(path, text("\"", key, "\" is ", json[key].dump(), ", only ", expected.dump(), " is supported"));
+    }
+}
+
+ModelConfig read_config(const FileSystem& files, const std::string& path) {
+    const Json json = read_json(files, path);
+    require(json, path, "model_type", "gpt2");
+    require(json, path, "activation_function", "gelu_new");
+    require(json, path, "layer_norm_epsilon", 1e-5);
+    require(json, path, "scale_attn_weights", true);
+    require(json, path, "scale_attn_by_inverse_layer_idx", false);
+    require(json, path, "tie_word_embeddings", true);
+    const std::int64_t channels = size_in(json, path, "n_embd");
+    require(json, path, "n_inner", 4 * channels);
+    try {
+        return custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,
+                                   size_in(json, path, "n_positions", "n_ctx"), size_in(json, path, "vocab_size"));
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::usage) throw;
+        bad(path, error.message());
+    }
+}
+
+// Names of the files that hold the weights, within the folder.
+std::set<std::string> weight_files(const FileSystem& files, const std::string& folder) {
+    if (files.exists(folder + "/" + weights_name)) return {weights_name};
+    const std::string index = folder + "/" + index_name;
+    if (!files.exists(index)) {
+        const bool pickled = files.exists(folder + "/pytorch_model.bin");
+        bad(folder, text("there is neither ", weights_name, " nor ", index_name),
+            pickled ? "pytorch_model.bin is not read: save the model as safetensors (save_pretrained does)." : "");
+    }
+    const Json json = read_json(files, index);
+    if (!json.contains("weight_map") || !json["weight_map"].is_object()) bad(index, "there is no \"weight_map\" in it");
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : json["weight_map"].items()) {
+        if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
+            bad(index, text("tensor '", tensor, "' is in ", file.dump(), ", expected a file of this folder"));
+        }
+        names.insert(file.get<std::string>());
+    }
+    return names;
+}
+
+// Rows and columns exchanged.
+std::vector<float> transposed(const std::vector<float>& values, std::size_t rows, std::size_t cols) {
+    std::vector<float> result(values.size());
+    constexpr std::size_t tile = 32;   // both sides of a tile stay in the cache
+    for (std::size_t r0 = 0; r0 < rows; r0 += tile) {
+        for (std::size_t c0 = 0; c0 < cols; c0 += tile) {
+            for (std::size_t r = r0; r < std::min(r0 + tile, rows); r++) {
+                for (std::size_t c = c0; c < std::min(c0 + tile, cols); c++)
+                    result[c * rows + r] = values[r * cols + c];
+            }
+        }
+    }
+    return result;
+}
+
+class HuggingFaceModel : public WeightSource {
+public:
+    HuggingFaceModel(const FileSystem& files, const std::string& folder)
+        : folder_(folder), table_(read_config(files, folder + "/" + config_name)) {
+        for (const std::string& name : weight_files(files, folder)) {
+            files_.push_back(std::make_unique<SafetensorsFile>(files, folder + "/" + name));
+            for (const TensorEntry& entry : files_.back()->entries()) {
+                const bool prefixed = entry.name.starts_with(prefix);
+                const std::string plain = prefixed ? entry.name.substr(std::string(prefix).size()) : entry.name;
+                if (!places_.emplace(plain, Place{files_.back().get(), &entry}).second) {
+                    bad(files_.back()->path(), text("tensor '", plain, "' is there twice"));
+                }
+            }
+        }
+        for (const ParamInfo& param : table_.all()) check_shape(param);
+    }
+
+    const ModelConfig& config() const override { return table_.config(); }
+    std::string description() const override { return text("Hugging Face model ", folder_); }
+
+    std::vector<float> read(const ParamInfo& param) const override {
+        const Place& place = places_.at(param.name);
+        std::vector<float> values = place.file->read_as<float>(*place.entry);
+        if (param.hf_transposed) {
+            values = transposed(values, static_cast<std::size_t>(param.tensor.cols),
+                                static_cast<std::size_t>(param.exported_rows));
+        }
+        values.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
+        return values;
+    }
+
+private:
+    struct Place {
+        const SafetensorsFile* file;
+        const TensorEntry* entry;
+    };
+
+    void check_shape(const ParamInfo& param) const {
+        const auto found = places_.find(param.name);
+        if (found == places_.end()) bad(folder_, text("there is no tensor '", param.name, "' in its files"));
+        std::vector<std::int64_t> expected{param.exported_rows};
+        if (param.is_matrix) expected.push_back(param.tensor.cols);
+        if (param.hf_transposed) std::swap(expected[0], expected[1]);
+        const TensorEntry& entry = *found->second.entry;
+        if (entry.shape != expected) {
+            bad(found->second.file->path(), text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ",
+                                                 Json(entry.shape).dump(), ", expected ", Json(expected).dump()));
+        }
+    }
+
+    std::string folder_;
+    ParamTable table_;
+    std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::map<std::string, Place> places_;   // by name without the prefix
+};
+
+}   // namespace
+
+std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder) {
+    return std::make_unique<HuggingFaceModel>(files, folder);
+}
+
+std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path) {
+    return files.exists(path + "/" + config_name) ? open_hugging_face(files, path) : open_llmc_model(files, path);
+}

@@ -1,0 +1,156 @@
+// llm.c model files; weight_source.h has the byte table.
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "llmc/base/check.h"
+#include "llmc/base/error.h"
+#include "llmc/model/weight_source.h"
+
+static_assert(std::endian::native == std::endian::little, "files are little-endian, and copied as they are");
+
+namespace {
+
+constexpr std::size_t header_ints = 256, header_bytes = header_ints * 4;
+constexpr std::int32_t magic = 20240326, version_fp32 = 3, version_bf16 = 5;
+using Header = std::array<std::int32_t, header_ints>;
+
+float widen(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+// To the nearest bf16, ties to even; what is not a number stays so.
+std::uint16_t narrow(float value) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+    if (value != value) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
+    return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+[[noreturn]] void bad(const std::string& path, std::size_t index, const std::string& what,
+                      const std::string& hint = "") {
+    throw Error(ErrorKind::bad_data, text(path, ": byte ", index * 4, ": ", what), hint);
+}
+
+// Bytes before a parameter: kinds follow each other, each stacked over the layers.
+std::uint64_t offset_of(const ParamTable& table, const ParamInfo& param, std::uint64_t element_bytes) {
+    std::int64_t elements = 0;
+    for (const ParamInfo& other : table.all()) {
+        const bool before = other.kind < param.kind || (other.kind == param.kind && other.layer < param.layer);
+        if (before) elements += other.tensor.elements();
+    }
+    return header_bytes + static_cast<std::uint64_t>(elements) * element_bytes;
+}
+
+ModelConfig config_of(const std::string& path, const Header& header) {
+    for (std::size_t i = 2; i <= 7; i++) {
+        constexpr std::int32_t largest = 1 << 28;   // far beyond any model, and no product of two overflows
+        if (header[i] < 1 || header[i] > largest) bad(path, i, text("a size of ", header[i], " in the header"));
+    }
+    ModelConfig config{header[4], header[5], header[6], header[2], header[3], header[7]};
+    if (config.padded_vocab_size != padded_vocab(config.vocab_size)) {
+        bad(path, 7,
+            text("a padded vocabulary of ", config.padded_vocab_size, ", expected ", padded_vocab(config.vocab_size),
+                 " for one of ", config.vocab_size));
+    }
+    try {
+        check_model_config(config);
+    } catch (const Error& error) {
+        bad(path, 4, error.message());
+    }
+    return config;
+}
+
+class LlmcModel : public WeightSource {
+public:
+    LlmcModel(const FileSystem& files, const std::string& path)
+        : file_(files.open(path)), version_(0), table_(read_table()) {
+        const std::uint64_t expected = header_bytes + static_cast<std::uint64_t>(table_.elements()) * element_bytes();
+        if (file_->size() != expected) {
+            throw Error(ErrorKind::bad_data,
+                        text(path, ": the file has ", file_->size(), " bytes, its header (", describe(config()),
+                             ") needs ", expected),
+                        "The file is truncated or not what its header says: copy or write it again.");
+        }
+    }
+
+    const ModelConfig& config() const override { return table_.config(); }
+    std::string description() const override {
+        return text("llm.c model ", file_->path(), " in ", version_ == version_bf16 ? "bf16" : "fp32");
+    }
+
+    std::vector<float> read(const ParamInfo& param) const override {
+        std::vector<float> values(static_cast<std::size_t>(param.tensor.elements()));
+        const std::uint64_t offset = offset_of(table_, param, element_bytes());
+        if (version_ == version_fp32) {
+            file_->read_at(offset, std::as_writable_bytes(std::span(values)));
+        } else {
+            std::vector<std::uint16_t> raw(values.size());
+            file_->read_at(offset, std::as_writable_bytes(std::span(raw)));
+            for (std::size_t i = 0; i < raw.size(); i++) values[i] = widen(raw[i]);
+        }
+        // llm.c's files hold whatever training left in the padding rows; here they are zero
+        for (std::size_t i = static_cast<std::size_t>(param.exported_elements()); i < values.size(); i++)
+            values[i] = 0.0f;
+        return values;
+    }
+
+private:
+    std::uint64_t element_bytes() const { return version_ == version_bf16 ? 2 : 4; }
+
+    ParamTable read_table() {
+        if (file_->size() < header_bytes) {
+            bad(file_->path(), 0, text("the file has ", file_->size(), " bytes, a header has ", header_bytes));
+        }
+        Header header;
+        file_->read_at(0, std::as_writable_bytes(std::span(header)));
+        if (header[0] != magic) {
+            bad(file_->path(), 0, text("the file begins with ", header[0], ", an llm.c model begins with ", magic),
+                "Give a descriptor (d12), an llm.c model file, or a Hugging Face GPT-2 folder.");
+        }
+        version_ = header[1];
+        if (version_ != version_fp32 && version_ != version_bf16) {
+            bad(file_->path(), 1, text("version ", version_, ", expected 3 (fp32) or 5 (bf16)"),
+                "Write the file again with a current llm.c.");
+        }
+        return ParamTable(config_of(file_->path(), header));
+    }
+
+    std::unique_ptr<File> file_;
+    std::int32_t version_;
+    ParamTable table_;
+};
+
+}   // namespace
+
+std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path) {
+    return std::make_unique<LlmcModel>(files, path);
+}
+
+void write_llmc_model(FileSystem& files, const std::string& path, const ModelConfig& config, DType type,
+                      const std::function<std::vector<float>(int param)>& read) {
+    ENSURE(type == DType::fp32 || type == DType::bf16, "llm.c model files hold fp32 or bf16, not ", name_of(type));
+    const ParamTable table(config);
+    Header header{};
+    header[0] = magic;
+    header[1] = type == DType::fp32 ? version_fp32 : version_bf16;
+    const std::int64_t sizes[] = {config.max_seq_len, config.vocab_size, config.layers,
+                                  config.heads,       config.channels,   config.padded_vocab_size};
+    for (std::size_t i = 0; i < std::size(sizes); i++) header[2 + i] = static_cast<std::int32_t>(sizes[i]);
+
+    const std::unique_ptr<File> file = files.create(path);
+    file->write(std::as_bytes(std::span(header)));
+    for (int kind = 0; kind < param_kinds; kind++) {
+        for (int i = 0; i < table.size(); i++) {   // in this order, a kind's layers ascend
+            if (table[i].kind != static_cast<Param>(kind)) continue;
+            const std::vector<float> values = read(i);
+            ENSURE(values.size() == static_cast<std::size_t>(table[i].tensor.elements()), table[i].name, " has ",
+                   values.size(), " values");
+            if (type == DType::fp32) {
+                file->write(std::as_bytes(std::span(values)));
+            } else {
+                std::vector<std::uint16_t> raw(values.size());
+                for (std::size_t k = 0; k < raw.size(); k++) raw[k] = narrow(values[k]);
+                file->write(std::as_bytes(std::span(raw)));
+            }
+        }
+    }
+    file->sync();
+}
