@@ -4,6 +4,9 @@
 #include <cstdio>
 #include <map>
 
+// Lets the stand-in for CUDA name allocations in its messages; absent on a GPU.
+extern "C" __attribute__((weak)) void name_device_memory(const void* address, const char* name);
+
 struct Arena::State {
     std::vector<Allocation> allocations;
     std::size_t bytes = 0;
@@ -25,6 +28,7 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
                     "Lower --micro-batch or --seq-len, raise --recompute, or shard over more devices with --zero.");
     }
     CUDA_CHECK(status);
+    if (name_device_memory) name_device_memory(address, name.c_str());
     State& state = *state_;
     state.allocations.push_back({std::move(name), bytes, address});
     state.bytes += bytes;

@@ -2,7 +2,8 @@
 
 #include <cstdlib>
 #include <sstream>
-#include <stdexcept>
+
+#include "llmc/base/error.h"
 
 namespace host {
 namespace {
@@ -41,11 +42,12 @@ Checks parse_checks(const std::string& list, Checks base) {
         else if (word == "all") base = all_on(base);
         else if (word == "none") base = Checks{};
         else if (!word.empty())
-            throw std::invalid_argument("TRAIN_GPT_CHECKS: unknown check '" + word +
-                                        "'; expected memory, poison, races, order:SEED, all or none");
+            throw Error(ErrorKind::usage, text("TRAIN_GPT_CHECKS: unknown check '", word, "'"),
+                        "Known ones: memory, poison, races, order:SEED, all, none.");
         if (!value.empty()) {
             if (word != "order" || value.find_first_not_of("0123456789") != std::string::npos)
-                throw std::invalid_argument("TRAIN_GPT_CHECKS: '" + word + ":" + value + "': only order takes a number");
+                throw Error(ErrorKind::usage, text("TRAIN_GPT_CHECKS: '", word, ":", value, "'"),
+                            "Only order takes a value, and that is a number: order:7.");
             base.order_seed = std::stoull(value);
         }
     }

@@ -29,7 +29,7 @@ const Checks& checks();
 // Replaces them. Allocations keep the protection they were made with; call this while nothing is queued.
 void set_checks(const Checks& checks);
 
-// Reads a list as described above on top of `base`. Throws std::invalid_argument naming a word it does not know.
+// Reads a list as described above on top of `base`. Throws Error(usage) naming a word it does not know.
 Checks parse_checks(const std::string& list, Checks base = {});
 
 }   // namespace host

@@ -9,6 +9,7 @@
 
 #include <driver_types.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -103,7 +104,7 @@ public:
     const Operation* queued_on(const void* begin, std::size_t bytes, int* stream) const;
 
     // ---- the fault
-    cudaError_t fault() const;
+    cudaError_t fault() const { return fault_.load(std::memory_order_acquire); }
     std::string fault_message() const;
     void report_fault(cudaError_t error, std::string message);
     std::string take_fault();
@@ -128,7 +129,7 @@ private:
     bool moved_ = false;
 
     mutable std::mutex fault_mutex_;
-    cudaError_t fault_ = cudaSuccess;
+    std::atomic<cudaError_t> fault_ = cudaSuccess;   // written with fault_mutex_ held
     std::string fault_message_;
     int fault_reports_ = 0;
 };

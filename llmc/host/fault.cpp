@@ -132,6 +132,7 @@ std::string describe(const Fault& fault) {
     if (!fault.address_known) return text(access, "an address that cannot exist");
     std::string where = describe_address(fault.address);
     const auto address = reinterpret_cast<std::uintptr_t>(fault.address);
+    if (is_device_memory(fault.address)) where += "; the host may not touch device memory, only copy it";
     if (where.empty()) where = address < 4096 ? "a null pointer" : "neither device memory nor pinned host memory";
     return text(access, fault.address, ", ", where);
 }

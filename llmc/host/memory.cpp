@@ -159,7 +159,8 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     const std::size_t padded = round_up(bytes, alignment_bytes);
     const std::size_t pages = round_up(padded, page_size());
     std::lock_guard lock(mutex_);
-    if (bytes == 0 || pages > bytes_total_ - std::min(bytes_used_, bytes_total_)) return nullptr;
+    const std::size_t left = bytes_total_ - std::min(bytes_used_, bytes_total_);
+    if (bytes == 0 || bytes > left || pages > left) return nullptr;   // a huge `bytes` has wrapped `pages`
 
     const std::size_t alignment = !guarded && pages >= 2 * huge_page ? huge_page : page_size();
     const std::uintptr_t map_begin = take_addresses(pages + page_size(), alignment, guarded);
@@ -211,7 +212,7 @@ void Memory::name(const void* pointer, std::string name) {
 }
 
 bool Memory::is_live(const void* begin, std::size_t bytes) const {
-    std::lock_guard lock(mutex_);
+    LockForHandler lock(mutex_);
     auto next = live_.upper_bound(address_of(begin));
     if (next == live_.begin()) return false;
     const auto& [start, block] = *std::prev(next);
@@ -234,16 +235,24 @@ void Memory::protect(const Block& block, bool accessible) const {
              accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
+void Memory::protect_all(bool accessible) const {
+    for (const auto& [begin, block] : live_) protect(block, accessible);
+}
+
 void Memory::open() {
     std::lock_guard lock(mutex_);
-    if (open_count_++ > 0) return;
-    for (const auto& [begin, block] : live_) protect(block, true);
+    if (open_count_++ == 0) protect_all(true);
 }
 
 void Memory::close() {
     std::lock_guard lock(mutex_);
-    if (--open_count_ > 0) return;
-    for (const auto& [begin, block] : live_) protect(block, false);
+    if (--open_count_ == 0) protect_all(false);
+}
+
+void Memory::restore_open_count(int count) {
+    std::lock_guard lock(mutex_);
+    if ((open_count_ > 0) != (count > 0)) protect_all(count > 0);
+    open_count_ = count;
 }
 
 std::optional<std::string> Memory::damage_of(std::uintptr_t begin, const Block& block) {
@@ -297,6 +306,13 @@ std::string Memory::describe(const void* pointer) const {
             return text(next->first - address, " bytes before the beginning of ", text_of(next->first, next->second, live));
     }
     return "device address space that belongs to no allocation";
+}
+
+bool is_device_memory(const void* address) {
+    LockForHandler lock(registry().mutex);
+    for (const Memory* memory : registry().memories)
+        if (memory->owns(address)) return memory->is_live(address, 1);
+    return false;
 }
 
 std::string describe_address(const void* address) {

@@ -37,7 +37,8 @@ public:
         auto address = reinterpret_cast<std::uintptr_t>(pointer);
         return address >= range_begin_ && address < range_end_;
     }
-    bool is_live(const void* begin, std::size_t bytes) const;   // within one live allocation?
+    // Within one live allocation? Safe to call from a fault handler.
+    bool is_live(const void* begin, std::size_t bytes) const;
     std::size_t bytes_of(const void* begin) const;              // of the allocation that begins there, else 0
 
     // What lies at an address of this device, e.g. "4 bytes past the end of device memory 'gradients/wte' [...]".
@@ -52,6 +53,9 @@ public:
     void open();
     void close();
     bool is_open() const { return open_count_ > 0; }
+    // For leaving code that was ended by a fault: as many opens are in force as there were.
+    int open_count() const { return open_count_; }
+    void restore_open_count(int count);
 
     std::size_t bytes_used() const { return bytes_used_; }
     std::size_t bytes_total() const { return bytes_total_; }
@@ -73,6 +77,7 @@ private:
     void give_addresses(std::uintptr_t begin, std::uintptr_t end);
     void forget_freed(std::uintptr_t begin, std::uintptr_t end);
     void protect(const Block& block, bool accessible) const;
+    void protect_all(bool accessible) const;
     static std::optional<std::string> damage_of(std::uintptr_t begin, const Block& block);
     static std::string text_of(std::uintptr_t begin, const Block& block, bool live);
 
@@ -106,6 +111,9 @@ bool release_pinned(void* pointer);                          // false if it was 
 bool register_pinned(void* pointer, std::size_t bytes);      // false if part of it is pinned already
 bool unregister_pinned(void* pointer);                       // false if it was not registered
 bool is_pinned(const void* begin, std::size_t bytes);        // all of it?
+
+// Is it an element of a live allocation of some device?
+bool is_device_memory(const void* address);
 
 // What lies at an address, over all devices and pinned memory; empty if it is none of them.
 std::string describe_address(const void* address);

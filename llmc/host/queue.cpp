@@ -190,6 +190,7 @@ bool Device::run_step(Operation& operation) {
     auto fault_of_operation = [&](cudaError_t error, const std::string& message) {
         report_fault(error, text("'", operation.name, "' (", place(operation.file, operation.line), "): ", message));
     };
+    const int open_count = memory.open_count();   // a host function closes it meanwhile
     in_step_ = true;
     bool finished = true;
     try {
@@ -203,6 +204,7 @@ bool Device::run_step(Operation& operation) {
         fault_of_operation(cudaErrorUnknown, exception.what());
     }
     in_step_ = false;
+    if (memory.open_count() != open_count) memory.restore_open_count(open_count);
     return finished;
 }
 
@@ -323,11 +325,6 @@ std::string Device::standstill() const {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Faults
-
-cudaError_t Device::fault() const {
-    std::lock_guard lock(fault_mutex_);
-    return fault_;
-}
 
 std::string Device::fault_message() const {
     std::lock_guard lock(fault_mutex_);

@@ -37,6 +37,7 @@ public:
     void host_waited(const Clock& clock) { join(host_, clock); }
     void host_waited_for_all();   // everything before is ordered before everything after
     void forget(const void* begin, std::size_t bytes);   // the memory is given back
+    std::size_t segments() const { return segments_.size(); }
 
 private:
     struct Stream {
