@@ -1,0 +1,46 @@
+// The threads a CPU build computes with: `parallel_for` spreads independent items over a small fixed pool.
+//
+// Not OpenMP, whose threads oneDNN owns and which would spin against ours. Threads that have nothing to do sleep, so
+// several processes (ranks) and oneDNN can share a machine. The caller works too; a nested call runs on its thread
+// alone. Which thread takes which item is not fixed, so items must be independent; then results do not depend on the
+// number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace host {
+
+// Threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else the cores this process may use
+// divided by the ranks mpirun started on this machine; at least one.
+int thread_count();
+
+// Takes effect at the next parallel_for. Must not be called from inside one. At least 1, at most 1024.
+void set_thread_count(int count);
+
+// Which of the pool's threads runs the caller: 0 outside of parallel_for and for its caller, below thread_count().
+int thread_number();
+
+using ParallelBody = void (*)(void* context, std::int64_t first, std::int64_t last);
+
+// Calls body(context, first, last) on pieces that cover [0, count), each at most `grain` long. Returns when all are
+// done. The first exception thrown by a piece ends the others early and is thrown again here.
+void parallel_ranges(std::int64_t count, std::int64_t grain, ParallelBody body, void* context);
+
+// body(index) for every index in [0, count); `grain` consecutive indices at a time (0: chosen here).
+template <class Body>
+void parallel_for(std::int64_t count, Body&& body, std::int64_t grain = 0) {
+    using Function = std::remove_reference_t<Body>;
+    if (grain <= 0) {
+        std::int64_t pieces = 8 * static_cast<std::int64_t>(thread_count());   // enough to even out unequal pieces
+        grain = count > pieces ? (count + pieces - 1) / pieces : 1;
+    }
+    auto run = [](void* context, std::int64_t first, std::int64_t last) {
+        Function& function = *static_cast<Function*>(context);
+        for (std::int64_t index = first; index < last; index++) function(index);
+    };
+    parallel_ranges(count, grain, run, const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
+
+}   // namespace host

@@ -1,0 +1,119 @@
+#include "llmc/kernels/launch.cuh"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+// What the device allows. Grid and block limits are the same on every GPU since Kepler.
+constexpr unsigned most_threads = 1024, most_block_x = 1024, most_block_y = 1024, most_block_z = 64;
+constexpr unsigned most_grid_x = 2147483647, most_grid_y = 65535, most_grid_z = 65535;
+constexpr unsigned most_cluster_blocks = 8;
+
+std::string shape(dim3 d) { return text("(", d.x, ",", d.y, ",", d.z, ")"); }
+
+[[noreturn]] void refuse(cudaError_t status, const std::string& why, const Launch& how, const std::string& kernel) {
+    throw Error(ErrorKind::bug, text(how.file(), ":", how.line(), ": launch of ", kernel, " with grid ", shape(how.grid()),
+                                     ", block ", shape(how.block()), ", ", how.shared_bytes(),
+                                     " bytes of shared memory failed: ", cudaGetErrorName(status), ": ", why));
+}
+
+// What is wrong with the dimensions; empty if nothing is.
+std::string wrong_dimensions(const Launch& how) {
+    dim3 grid = how.grid(), block = how.block(), cluster = how.cluster();
+    if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) return "a dimension is zero";
+    if (block.x > most_block_x || block.y > most_block_y || block.z > most_block_z) {
+        return text("a block is at most ", shape({most_block_x, most_block_y, most_block_z}));
+    }
+    unsigned threads = block.x * block.y * block.z;
+    if (threads > most_threads) return text(threads, " threads per block, at most ", most_threads);
+    if (grid.x > most_grid_x || grid.y > most_grid_y || grid.z > most_grid_z) {
+        return text("a grid is at most ", shape({most_grid_x, most_grid_y, most_grid_z}));
+    }
+    if (!cluster.x || !cluster.y || !cluster.z) return "a cluster dimension is zero";
+    if (cluster.x * cluster.y * cluster.z > most_cluster_blocks) {
+        return text("a cluster of ", shape(cluster), " blocks, at most ", most_cluster_blocks, " in all");
+    }
+    if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z) {
+        return text("clusters of ", shape(cluster), " blocks do not divide the grid");
+    }
+    return "";
+}
+
+#ifdef LAUNCH_ON_HOST
+
+std::string name_of(const void* kernel) { return host::kernel_name(kernel); }
+std::size_t most_shared_bytes(const void*) { return host::most_shared_bytes; }
+void allow_shared_bytes(const void*, std::size_t) {}
+
+#else
+
+std::string name_of(const void* kernel) {
+    const char* symbol = nullptr;
+    if (cudaFuncGetName(&symbol, kernel) != cudaSuccess || !symbol) {
+        cudaGetLastError();
+        return "a kernel";
+    }
+    int status = 0;
+    char* readable = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
+    std::string name = status == 0 ? readable : symbol;
+    std::free(readable);
+    return name;
+}
+
+// Dynamic shared memory the kernel may have: what a block may opt in to, less what the kernel declares statically.
+std::size_t most_shared_bytes(const void* kernel) {
+    int device = 0, block_bytes = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    return static_cast<std::size_t>(block_bytes) - attributes.sharedSizeBytes;
+}
+
+void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
+#endif
+
+// Checks the size, and raises the kernel's limit to what the device allows at its first launch that needs it.
+void check_shared_memory(const Launch& how, const void* kernel) {
+    constexpr std::size_t granted_to_all = 48 << 10;
+    static std::mutex mutex;
+    static std::map<const void*, std::size_t> limits;
+    if (how.shared_bytes() == 0) return;
+    // static shared memory counts against the first 48 KiB too, so only small requests need no look
+    if (how.shared_bytes() <= granted_to_all / 2) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = limits.find(kernel);
+    if (found == limits.end()) {
+        std::size_t limit = most_shared_bytes(kernel);
+        allow_shared_bytes(kernel, limit);
+        found = limits.emplace(kernel, limit).first;
+    }
+    if (how.shared_bytes() > found->second) {
+        refuse(cudaErrorInvalidValue, text("at most ", found->second, " bytes of dynamic shared memory for this kernel"), how,
+               name_of(kernel));
+    }
+}
+
+}   // namespace
+
+void check_launch(const Launch& how, const void* kernel) {
+    if (std::string wrong = wrong_dimensions(how); !wrong.empty()) {
+        refuse(cudaErrorInvalidConfiguration, wrong, how, name_of(kernel));
+    }
+    check_shared_memory(how, kernel);
+}
+
+void check_launched(cudaError_t status, const Launch& how, const void* kernel) {
+    if (status == cudaSuccess) return;
+    refuse(status, cudaGetErrorString(status), how, name_of(kernel));
+}

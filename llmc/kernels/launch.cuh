@@ -1,0 +1,205 @@
+// Launching a kernel: launch(kernel<float>, Launch{grid, block, shared_bytes, stream}, arguments...).
+//
+// The one way kernels are started, on a GPU and on a CPU (never <<<>>>). Arguments are converted to the kernel's
+// parameter types and copied at the call, as CUDA does. Limits are checked first, so that a launch that cannot work
+// throws an Error naming the kernel, the caller's file and line, and the limit. What a kernel does wrong while it runs
+// shows at a later synchronisation, as on a GPU.
+//
+// Launch can also declare what the kernel reads and writes, which the CPU build's checks use (races between streams),
+// and which costs nothing on a GPU:
+//     launch(add<float>, Launch{blocks, 256, 0, stream}.writes(out, n * 4).reads(in, n * 4), out, in, n);
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+#ifdef HOST_EXECUTION_MODEL   // defined by the stand-in <cuda_runtime.h>
+#define LAUNCH_ON_HOST 1
+#include "llmc/host/exec_grid.h"
+#include "llmc/host/queue.h"
+#endif
+
+// Blocks (or anything) of `size` that cover `count`.
+template <class T>
+__host__ __device__ constexpr T ceil_div(T count, std::type_identity_t<T> size) {
+    return (count + size - 1) / size;
+}
+
+class Launch {
+public:
+    // Grid and block as on CUDA: blocks per grid, threads per block; dynamic shared memory in bytes.
+    Launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0, cudaStream_t stream = nullptr,
+           const char* file = __builtin_FILE(), int line = __builtin_LINE())
+        : grid_(grid), block_(block), shared_bytes_(shared_bytes), stream_(stream), file_(file), line_(line) {}
+
+    // The kernel reads (writes) `bytes` from `pointer` on; both, if both are said. Null or zero bytes: nothing.
+    Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, false); }
+    Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, true); }
+
+    // Blocks of one cluster share distributed shared memory (sm_90 and later; ignored on a CPU for kernels that do not
+    // use it). Each dimension divides the grid's.
+    Launch& cluster(dim3 blocks) { return cluster_ = blocks, *this; }
+
+    // Programmatic dependent launch: may start before the stream's previous kernel has ended; the kernel itself waits
+    // (cudaGridDependencySynchronize) before it reads what that one wrote.
+    Launch& overlap_previous() { return overlap_previous_ = true, *this; }
+
+    dim3 grid() const { return grid_; }
+    dim3 block() const { return block_; }
+    std::size_t shared_bytes() const { return shared_bytes_; }
+    cudaStream_t stream() const { return stream_; }
+    const char* file() const { return file_; }
+    int line() const { return line_; }
+    dim3 cluster() const { return cluster_; }
+    bool overlaps_previous() const { return overlap_previous_; }
+
+#ifdef LAUNCH_ON_HOST
+    const std::vector<host::Access>& accesses() const { return accesses_; }
+#endif
+
+private:
+    Launch& declare([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] bool write) {
+#ifdef LAUNCH_ON_HOST
+        if (pointer && bytes > 0) accesses_.push_back({pointer, bytes, write});
+#endif
+        return *this;
+    }
+
+    dim3 grid_, block_;
+    std::size_t shared_bytes_;
+    cudaStream_t stream_;
+    const char* file_;
+    int line_;
+    dim3 cluster_{1, 1, 1};
+    bool overlap_previous_ = false;
+#ifdef LAUNCH_ON_HOST
+    std::vector<host::Access> accesses_;
+#endif
+};
+
+// Throws the Error of a launch that was refused: cudaErrorInvalidConfiguration for dimensions, cudaErrorInvalidValue for
+// too much shared memory, as CUDA returns them. `kernel` is the kernel's address.
+void check_launch(const Launch& how, const void* kernel);
+
+// Throws if `status` is an error, naming the launch.
+void check_launched(cudaError_t status, const Launch& how, const void* kernel);
+
+#ifdef LAUNCH_ON_HOST
+
+// Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave.
+#define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
+
+namespace host {
+
+// A kernel and its arguments; runs one thread after the other for the scheduler.
+template <class... Parameters>
+struct KernelCall {
+    void (*kernel)(Parameters...);
+    std::tuple<Parameters...> arguments;
+
+    HOST_NO_ADDRESS_SANITIZER static void run(void* self) {
+        KernelCall& call = *static_cast<KernelCall*>(self);
+        Block& block = *Block::current();
+        do {
+            std::apply(call.kernel, call.arguments);
+        } while (block.next_thread());
+    }
+};
+
+}   // namespace host
+
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied as bytes");
+    const void* address = reinterpret_cast<const void*>(kernel);
+    check_launch(how, address);
+    using Call = host::KernelCall<Parameters...>;
+    Call call{kernel, std::tuple<Parameters...>(arguments...)};
+    host::Grid grid{host::kernel_name(address), how.file(), how.line(), how.grid(), how.block(), how.shared_bytes(), {}};
+    host::Operation operation;
+    operation.name = grid.kernel;
+    operation.file = how.file();
+    operation.line = how.line();
+    operation.accesses = how.accesses();
+    operation.step = [call, grid]() mutable {
+        grid.task = {Call::run, &call};
+        host::GridFault fault = host::run_grid(grid);
+        if (fault.error != cudaSuccess) host::report_fault(fault.error, std::move(fault.message));
+        return true;
+    };
+    check_launched(host::enqueue(how.stream(), std::move(operation)), how, address);
+}
+
+// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. One
+// rendezvous instead of five; the same bits, because op is commutative.
+template <class T, class Op>
+inline T warp_butterfly(T value, Op, HOST_SITE) {
+    static_assert(std::is_empty_v<Op> && std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+    host::Block& block = *host::Block::current();
+    host::Warp& warp = block.warp();
+    unsigned lane = block.lane();
+    warp.in[lane] = host::to_slot(value);
+    block.rendezvous(0xffffffffu, {site_file, site_line}, [](host::Warp& all, std::uint32_t participants) {
+        if (participants != 0xffffffffu) host::fail_partial_warp();
+        T v[host::warp_lanes];
+        for (unsigned i = 0; i < host::warp_lanes; i++) v[i] = host::from_slot<T>(all.in[i]);
+        for (unsigned distance = host::warp_lanes / 2; distance > 0; distance /= 2) {
+            for (unsigned i = 0; i < distance; i++) v[i] = Op()(v[i], v[i + distance]);
+        }
+        for (unsigned i = 0; i < host::warp_lanes; i++) all.out[i] = host::to_slot(v[0]);
+    });
+    return host::from_slot<T>(warp.out[lane]);
+}
+
+#else
+
+// Declared 1,024-byte aligned: the bulk copies and their swizzles need it, and the base is that anyway.
+#define DYNAMIC_SHARED(type, name)                               \
+    extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[]; \
+    type* const name = reinterpret_cast<type*>(dynamic_shared_memory)
+
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied as bytes");
+    const void* address = reinterpret_cast<const void*>(kernel);
+    check_launch(how, address);
+
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (how.cluster().x * how.cluster().y * how.cluster().z > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = how.cluster().x;
+        attributes[count].val.clusterDim.y = how.cluster().y;
+        attributes[count].val.clusterDim.z = how.cluster().z;
+        count++;
+    }
+    if (how.overlaps_previous()) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count].val.programmaticStreamSerializationAllowed = 1;
+        count++;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = how.grid();
+    config.blockDim = how.block();
+    config.dynamicSmemBytes = how.shared_bytes();
+    config.stream = how.stream();
+    config.attrs = attributes;
+    config.numAttrs = count;
+    void* pointers[sizeof...(Parameters) + 1] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
+    check_launched(cudaLaunchKernelExC(&config, address, pointers), how, address);
+}
+
+// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. op must be
+// commutative.
+template <class T, class Op>
+__device__ __forceinline__ T warp_butterfly(T value, Op op) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+
+#endif

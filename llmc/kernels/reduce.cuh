@@ -1,0 +1,45 @@
+// Sums and maxima over the lanes of a warp and the threads of a block, in a fixed order: the result depends on the
+// values alone, bit for bit, and every thread gets it.
+//
+// All lanes of a warp (threads of a block) must call these together. A block's size is a multiple of 32. A block
+// reduction begins and ends with a barrier, so calls may follow one another.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "llmc/kernels/launch.cuh"
+
+struct ReduceSum {
+    template <class T> __device__ T operator()(T a, T b) const { return a + b; }
+};
+// As fmaxf: a number wins over NaN.
+struct ReduceMax {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ double operator()(double a, double b) const { return fmax(a, b); }
+    __device__ int operator()(int a, int b) const { return a > b ? a : b; }
+};
+
+// T: float, double or an integer. The order is that of the xor butterfly over distances 16, 8, 4, 2, 1.
+template <class T> __device__ inline T warp_sum(T value) { return warp_butterfly(value, ReduceSum()); }
+template <class T> __device__ inline T warp_max(T value) { return warp_butterfly(value, ReduceMax()); }
+
+__device__ inline unsigned block_thread() {
+    return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+__device__ inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
+
+// Warps first, then the warps' results by one butterfly in every warp; `neutral` stands for warps that do not exist.
+template <class T, class Op>
+__device__ inline T block_reduce(T value, Op op, T neutral) {
+    __shared__ T of_warps[32];
+    unsigned lane = block_thread() % 32, warp = block_thread() / 32, warps = block_threads() / 32;
+    value = warp_butterfly(value, op);
+    if (warps == 1) return value;
+    __syncthreads();   // of_warps may still be read for the previous call
+    if (lane == 0) of_warps[warp] = value;
+    __syncthreads();
+    return warp_butterfly(lane < warps ? of_warps[lane] : neutral, op);
+}
+
+template <class T> __device__ inline T block_sum(T value) { return block_reduce(value, ReduceSum(), T(0)); }
+__device__ inline float block_max(float value) { return block_reduce(value, ReduceMax(), -INFINITY); }
