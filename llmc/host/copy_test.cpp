@@ -180,7 +180,7 @@ TEST_CASE("copy: the direction is checked against the pointers") {
     refused(memory, pageable, cudaMemcpyDeviceToHost, "destination is host memory, but it is device memory");
     refused(pageable, memory, cudaMemcpyHostToHost, "source is host memory, but it is device memory");
     refused(nullptr, memory, cudaMemcpyDeviceToHost, "a null pointer");
-    CHECK(cudaMemcpyAsync(memory, other, 16, static_cast<cudaMemcpyKind>(9), stream) == cudaErrorInvalidMemcpyDirection);
+    CHECK(cudaMemcpyAsync(memory, other, 16, static_cast<cudaMemcpyKind>(7), stream) == cudaErrorInvalidMemcpyDirection);
     CHECK(cudaMemcpyAsync(memory, pageable, 16, cudaMemcpyHostToDevice, cudaStreamPerThread) == cudaErrorInvalidResourceHandle);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }

@@ -100,12 +100,15 @@ void prepare_thread_for_faults() {
     (void)stack;
 }
 
+// Apart, because variables of a function that calls setjmp are not safe after the jump.
+[[gnu::noinline]] static void take_message(std::string* message) { message->swap(resume_message); }
+
 bool run_guarded(const std::function<bool()>& step, bool* finished, std::string* message) {
     sigjmp_buf here;
     sigjmp_buf* const outer = resume_at;
     if (sigsetjmp(here, 0) != 0) {
         resume_at = outer;
-        *message = std::move(resume_message);
+        take_message(message);
         return false;
     }
     resume_at = &here;

@@ -45,7 +45,7 @@ TEST_CASE("runtime: one device with the limits of a GPU") {
     CHECK(value == 227 * 1024);
     CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxGridDimY, 0) == cudaSuccess);
     CHECK(value == 65535);
-    CHECK(cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(9999), 0) == cudaErrorInvalidValue);
+    CHECK(cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(120), 0) == cudaErrorInvalidValue);
     CHECK(cudaRuntimeGetVersion(&value) == cudaSuccess);
     CHECK(value >= 12000);
     CHECK(cudaDriverGetVersion(&value) == cudaSuccess);
@@ -58,8 +58,8 @@ TEST_CASE("runtime: errors have CUDA's names and texts, and are forgotten once r
     CHECK(std::string(cudaGetErrorName(cudaErrorIllegalAddress)) == "cudaErrorIllegalAddress");
     CHECK(std::string(cudaGetErrorString(cudaErrorIllegalAddress)) == "an illegal memory access was encountered");
     CHECK(std::string(cudaGetErrorString(cudaSuccess)) == "no error");
-    CHECK(std::string(cudaGetErrorName(static_cast<cudaError_t>(12345))) == "unrecognized error code");
-    CHECK(std::string(cudaGetErrorString(static_cast<cudaError_t>(12345))) == "unrecognized error code");
+    CHECK(std::string(cudaGetErrorName(static_cast<cudaError_t>(1000))) == "unrecognized error code");
+    CHECK(std::string(cudaGetErrorString(static_cast<cudaError_t>(1000))) == "unrecognized error code");
     CHECK(cudaSetDevice(5) == cudaErrorInvalidDevice);
     CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice);
     CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
