@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Checks that neither build sees the other's headers, and that the stand-ins say what CUDA's say.
+#
+#   1. every header in llmc/host/include refuses nvcc at once;
+#   2. no CPU source depends on a header of the CUDA toolkit. -MMD leaves out headers in system folders, where a
+#      distribution or an administrator may have put the toolkit's, so the dependencies are asked for with -M;
+#   3. no object of a CUDA build depends on llmc/host;
+#   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+CXX=${CXX:-g++}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+report() {   # NAME FILE: passes if FILE, which lists what is wrong, is empty
+    if [ -s "$2" ]; then
+        failed=$((failed + 1))
+        echo "FAILED: $1"
+        sed 's/^/    /' "$2" | head -n 20
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+# ---- 1. stand-ins refuse nvcc
+while read -r header; do
+    message=$("$CXX" -D__CUDACC__ -x c++ -std=c++20 -Illmc/host/include -I. -fsyntax-only "$header" 2>&1 | grep -m1 'error')
+    case $message in
+        *'#error'*) ;;
+        *) echo "$header: under nvcc the first error is not its #error but: ${message:-none}" ;;
+    esac
+done < <(find llmc/host/include -type f) >"$work/refusal"
+report "stand-in headers refuse nvcc" "$work/refusal"
+
+# ---- 2. CPU sources see no header of the toolkit
+third_party=$([ -d third_party/include ] && echo "-isystem third_party/include")
+mpi=$(for d in /usr/lib/x86_64-linux-gnu/openmpi/include; do [ -d $d ] && echo "-isystem $d"; done)
+find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cpp' \) ! -name '*_cudnn.cpp' -print0 2>/dev/null |
+    xargs -0 -P "$(nproc)" -n 4 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/host/include -I. $third_party $mpi -M \
+        >"$work/cpu.d" 2>"$work/cpu.err"
+grep -h 'fatal error' "$work/cpu.err" >"$work/unreadable"
+report "dependencies of the CPU sources can be listed" "$work/unreadable"
+tr -s ' \\' '\n' <"$work/cpu.d" | grep '^/' | sort -u | while read -r file; do
+    real=$(readlink -f "$file")
+    case $real in
+        */cuda/* | */cuda-[0-9]* | */nvidia/*) echo "$file ($real)" ;;
+    esac
+done >"$work/toolkit"
+report "CPU sources see no header of the CUDA toolkit" "$work/toolkit"
+
+# ---- 3. CUDA objects see no stand-in
+mapfile -t cuda_dependencies < <(find build -path '*/cuda*' -name '*.d' 2>/dev/null)
+if [ ${#cuda_dependencies[@]} -gt 0 ]; then
+    grep -l 'llmc/host/' "${cuda_dependencies[@]}" >"$work/standin"
+    report "CUDA objects see no stand-in header" "$work/standin"
+else
+    echo "SKIPPED dependencies of the CUDA build: there is none below build/ (make cuda-compile)"
+fi
+
+# ---- 4. the same values and texts as the toolkit
+toolkit=
+for folder in "${CUDA_HOME:-}" "$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /none)")")")" /usr/local/cuda; do
+    [ -n "$folder" ] && [ -e "$folder/include/driver_types.h" ] && toolkit=$folder && break
+done
+types=llmc/host/include/driver_types.h
+if [ -n "$toolkit" ]; then
+    {
+        echo '#include <cuda_runtime_api.h>'
+        echo '#include <cstdio>'
+        echo '#include <cstring>'
+        grep -E '^#define cuda[A-Za-z]+ 0x' "$types" | awk '{print "static_assert(" $2 " == " $3 ", \"" $2 "\");"}'
+        grep -E '^ +cuda[A-Za-z0-9]+ = [0-9]+' "$types" | sed -E 's/^ +(cuda[A-Za-z0-9]+) = ([0-9]+).*/static_assert(\1 == \2, "\1");/'
+        echo 'static int differences;'
+        echo 'void compare(int value, int expected, const char* name, const char* text) {'
+        echo '    auto error = static_cast<cudaError_t>(value);'
+        echo '    if (value == expected && !std::strcmp(cudaGetErrorName(error), name) && !std::strcmp(cudaGetErrorString(error), text)) return;'
+        echo '    differences++; std::printf("%s: %s\n", cudaGetErrorName(error), cudaGetErrorString(error));'
+        echo '}'
+        echo 'int main() {'
+        grep -E '^    X\(cuda' "$types" | sed -E 's/^    X\((\w+), ([0-9]+), (".*")\).*/    compare(\1, \2, "\1", \3);/'
+        echo '    return differences != 0;'
+        echo '}'
+    } >"$work/compare.cpp"
+    library=$(find -L "$toolkit" -name 'libcudart_static.a' 2>/dev/null | head -n 1)
+    if "$CXX" -std=c++20 -isystem "$toolkit/include" "$work/compare.cpp" ${library:-"-lcudart"} -ldl -lrt -pthread \
+        -o "$work/compare" >"$work/values" 2>&1; then
+        "$work/compare" >"$work/values" 2>&1
+    fi
+    report "values and texts are those of $toolkit" "$work/values"
+    echo "compared with $toolkit: $(grep -c 'static_assert' "$work/compare.cpp") values, $(grep -c ' compare(cuda' "$work/compare.cpp") errors"
+else
+    echo "SKIPPED comparison with the CUDA toolkit: it is not installed"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
