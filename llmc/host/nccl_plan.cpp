@@ -20,7 +20,7 @@ char* at(const void* base, std::size_t elements, ncclDataType_t type) {
     return static_cast<char*>(const_cast<void*>(base)) + elements * size_of(type);
 }
 
-struct Block {
+struct Range {
     std::size_t begin, count;
 };
 
@@ -34,7 +34,7 @@ public:
     template <class BlockOf>
     CollectivePhase reduce_blocks(const void* in, BlockOf block, void* out, std::uint32_t part) {
         CollectivePhase phase;
-        const Block own = block(comm_.rank);
+        const Range own = block(comm_.rank);
         const std::size_t bytes = own.count * size_of(call_.type);
         auto scratch = std::make_shared<std::vector<char>>(bytes * static_cast<std::size_t>(comm_.size()));
         std::vector<const void*> contributions;
@@ -42,7 +42,7 @@ public:
             char* theirs = scratch->data() + static_cast<std::size_t>(r) * bytes;
             contributions.push_back(r == comm_.rank ? at(in, own.begin, call_.type) : theirs);
             if (r == comm_.rank) continue;
-            const Block other = block(r);
+            const Range other = block(r);
             add(phase, true, r, at(in, other.begin, call_.type), other.count, part);
             add(phase, false, r, theirs, own.count, part);
         }
@@ -57,7 +57,7 @@ public:
     CollectivePhase gather_blocks(const void* own, BlockOf block, void* out, std::uint32_t part) {
         CollectivePhase phase;
         for (int r = 0; r < comm_.size(); r++) {
-            const Block theirs = block(r);
+            const Range theirs = block(r);
             char* place = at(out, theirs.begin, call_.type);
             if (r == comm_.rank) {
                 phase.then = [place, own, bytes = theirs.count * size_of(call_.type)] {
@@ -149,14 +149,14 @@ std::vector<CollectivePhase> plan(const CollectiveCall& call) {
     Planner planner(call);
     const auto n = static_cast<std::size_t>(call.comm->size());
     const std::size_t count = call.count;
-    auto equal_block = [count](int r) { return Block{static_cast<std::size_t>(r) * count, count}; };
+    auto equal_block = [count](int r) { return Range{static_cast<std::size_t>(r) * count, count}; };
     switch (call.kind) {
         case Kind::reduce_scatter: return {planner.reduce_blocks(call.in, equal_block, call.out, 0)};
         case Kind::all_gather: return {planner.gather_blocks(call.in, equal_block, call.out, 0)};
         case Kind::broadcast: return {planner.broadcast()};
         case Kind::reduce: {
             const int root = call.peer;
-            auto only_root = [count, root](int r) { return Block{0, r == root ? count : 0}; };
+            auto only_root = [count, root](int r) { return Range{0, r == root ? count : 0}; };
             return {planner.reduce_blocks(call.in, only_root, call.out, 0)};
         }
         case Kind::all_reduce: {
@@ -164,7 +164,7 @@ std::vector<CollectivePhase> plan(const CollectiveCall& call) {
             const std::size_t piece = (count + n - 1) / n;
             auto block = [count, piece](int r) {
                 const std::size_t begin = std::min(count, static_cast<std::size_t>(r) * piece);
-                return Block{begin, std::min(piece, count - begin)};
+                return Range{begin, std::min(piece, count - begin)};
             };
             void* own = at(call.out, block(call.comm->rank).begin, call.type);
             return {planner.reduce_blocks(call.in, block, own, 0), planner.gather_blocks(own, block, call.out, 1)};
