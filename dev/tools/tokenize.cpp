@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <thread>
 
 #include "llmc/base/error.h"
 #include "llmc/data/tokenizer.h"
@@ -30,6 +31,7 @@ struct Options {
     std::string files_from;
     bool shuffle_files = false;
     bool quiet = false;
+    bool measure = false;
 };
 
 // One line on standard error: rewritten in place on a terminal, a few times a minute elsewhere.
@@ -67,7 +69,7 @@ private:
 
 // Files stand for themselves, folders for every regular file below them in the order of their names.
 void add_input(const std::string& input, std::vector<std::string>& files) {
-    if (!fs::exists(input)) throw Error(ErrorKind::io, text("no file or folder ", input));
+    if (input != "-" && !fs::exists(input)) throw Error(ErrorKind::io, text("no file or folder ", input));
     if (!fs::is_directory(input)) {
         files.push_back(input);
         return;
@@ -97,26 +99,98 @@ std::vector<std::string> list_files(const Options& options) {
     return files;
 }
 
-void add_options(CLI::App& app, Options& options) {
-    app.add_option("inputs", options.inputs, "files and folders to tokenize; a file is a document");
+// "\n", "\t" and "\\" as one would write them in a shell's quotes.
+std::string unescape(const std::string& spelled) {
+    std::string out;
+    for (std::size_t i = 0; i < spelled.size(); i++) {
+        bool escape = spelled[i] == '\\' && i + 1 < spelled.size();
+        char c = escape ? spelled[++i] : spelled[i];
+        out += escape && c == 'n' ? '\n' : escape && c == 't' ? '\t' : escape && c == 'r' ? '\r' : c;
+    }
+    return out;
+}
+
+template <class Enum>
+using Names = std::vector<std::pair<std::string, Enum>>;
+
+void add_input_options(CLI::App& app, Options& options) {
+    InputOptions& input = options.corpus.input;
+    const Names<InputFormat> formats = {
+        {"auto", InputFormat::automatic}, {"text", InputFormat::text}, {"jsonl", InputFormat::jsonl}};
+    const Names<InvalidUtf8> invalid = {{"tiktoken", InvalidUtf8::tiktoken},
+                                        {"split", InvalidUtf8::split},
+                                        {"replace", InvalidUtf8::replace},
+                                        {"refuse", InvalidUtf8::refuse}};
+    const Names<SpecialText> special = {
+        {"ordinary", SpecialText::ordinary}, {"encode", SpecialText::encode}, {"refuse", SpecialText::refuse}};
+    app.add_option("inputs", options.inputs, "files and folders; - is standard input");
     app.add_option("--files-from", options.files_from, "read the names of inputs from a file, one per line (-: stdin)");
     app.add_flag("--shuffle-files", options.shuffle_files, "order files by a hash of their names");
-    app.add_option("--max-bytes", options.corpus.max_bytes, "stop before the document that would exceed this")
+    app.add_option("--max-bytes", input.max_bytes, "stop before the document that would exceed this")
         ->transform(CLI::AsSizeValue(false));
-    app.add_option("--tokenizer", options.tokenizer, "bytes, or a tokenizer file or folder")->capture_default_str();
-    app.add_option("-o,--output", options.corpus.output, "folder for shards and manifest")->required();
-    app.add_option("--name", options.corpus.name, "prefix of the shards' names");
-    app.add_option("--shard-tokens", options.corpus.shard_tokens, "tokens per shard")
+    app.add_option("--format", input.format, "auto (by suffix), text or jsonl")
+        ->transform(CLI::CheckedTransformer(formats).description(""));
+    app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
+    app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
+        ->transform([](const std::string& spelled) { return unescape(spelled); });
+    app.add_option("--invalid-utf8", options.corpus.encoding.invalid,
+                   "bytes that are not UTF-8: tiktoken (as it encodes bytes), split, replace (by U+FFFD), refuse")
+        ->transform(CLI::CheckedTransformer(invalid).description(""));
+    app.add_option("--special", options.corpus.encoding.special,
+                   "text that spells a special token: ordinary, encode, refuse")
+        ->transform(CLI::CheckedTransformer(special).description(""));
+}
+
+void add_output_options(CLI::App& app, Options& options) {
+    CorpusOptions& corpus = options.corpus;
+    app.add_option("-o,--output", corpus.output, "folder for shards, tokenizer files and manifest");
+    app.add_option("--name", corpus.name, "prefix of the shards' names");
+    app.add_option("--shard-tokens", corpus.shard_tokens, "tokens per shard")
         ->check(CLI::Range(std::uint64_t{1}, max_shard_tokens))
         ->capture_default_str();
-    app.add_option("--val-fraction", options.corpus.val_fraction, "part of the documents drawn for validation")
+    app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
+    app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
         ->check(CLI::Range(0.0, 1.0));
-    app.add_option("--val-tokens", options.corpus.val_tokens, "the first so many tokens are for validation");
+    app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation");
+}
+
+void add_options(CLI::App& app, Options& options) {
+    options.corpus.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    add_input_options(app, options);
+    app.add_option("--tokenizer", options.tokenizer,
+                   "bytes, or a file or folder: tokenizer.json, vocab.bpe, tiktoken ranks")
+        ->capture_default_str();
+    add_output_options(app, options);
+    app.add_option("--threads", options.corpus.threads, "threads; the result does not depend on it")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    app.add_flag("--measure", options.measure, "only encode, from memory on one thread, and print MB/s and tokens");
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
 
-void run(Options& options) {
-    options.corpus.inputs = list_files(options);
+// What encoding alone costs: the files are read before.
+void measure(const Options& options) {
+    Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+    Encoder encoder(tokenizer, options.corpus.encoding);
+    DocumentReader reader(options.corpus.input, tokenizer, options.corpus.encoding);
+    std::vector<InputBatch> batches;
+    for (InputBatch batch; reader.next(batch); batch = {}) batches.push_back(std::move(batch));
+    std::vector<std::uint32_t> ids;
+    std::uint64_t tokens = 0;
+    auto start = std::chrono::steady_clock::now();
+    for (const InputBatch& batch : batches) {
+        for (const InputPart& part : batch.parts) {
+            ids.clear();
+            encoder.encode(std::string_view(batch.bytes).substr(part.begin, part.end - part.begin), ids);
+            tokens += ids.size();
+        }
+    }
+    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::cout << static_cast<double>(reader.bytes_read()) * 1e-6 / seconds << " MB/s, " << tokens << " tokens\n";
+}
+
+void prepare(const Options& options) {
+    if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
     Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
     ProgressLine line(options.quiet);
     CorpusProgress last;
@@ -128,6 +202,15 @@ void run(Options& options) {
     std::cout << options.corpus.output << ": " << manifest.tokens("train") << " training and " << manifest.tokens("val")
               << " validation tokens of " << manifest.documents << " documents, tokenizer " << manifest.tokenizer_name
               << " (" << manifest.vocab_size << " ids)\n";
+}
+
+void run(Options& options) {
+    options.corpus.input.files = list_files(options);
+    if (options.measure) {
+        measure(options);
+    } else {
+        prepare(options);
+    }
 }
 
 }   // namespace

@@ -1,131 +1,137 @@
 #include "llmc/data/tokenizer.h"
 
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <mutex>
 
 #include "llmc/base/error.h"
+#include "llmc/data/tokenizer_files.h"
+#include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t llmc_header_words = 256;
+constexpr std::uint64_t gpt2_hash = 0x2336331e4ddf736d;
 
-std::string read_whole_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw Error(ErrorKind::io, text("cannot open ", path, ": ", std::strerror(errno)));
-    std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (file.bad()) throw Error(ErrorKind::io, text("cannot read ", path, ": ", std::strerror(errno)));
-    return content;
-}
-
-[[noreturn]] void malformed(const std::string& path, std::size_t offset, const std::string& what) {
-    throw Error(ErrorKind::bad_data, text(path, ": offset ", offset, ": ", what),
-                "Make the tokenizer file again, or take it from where it was published.");
-}
-
-}   // namespace
-
-// Reads files into tokenizers; a class of its own so that the public one stays small.
-class TokenizerBuilder {
-public:
-    static Tokenizer from_llmc_file(const std::string& path) {
-        std::string content = read_whole_file(path);
-        std::array<std::int32_t, llmc_header_words> header;
-        if (content.size() < sizeof header) {
-            malformed(path, content.size(), text("the file ends inside its header of ", sizeof header, " bytes"));
-        }
-        std::memcpy(header.data(), content.data(), sizeof header);
-        if (header[0] != llmc_tokenizer_magic) {
-            malformed(path, 0, text("magic number ", header[0], ", expected ", llmc_tokenizer_magic));
-        }
-        if (header[1] != llmc_tokenizer_version) {
-            malformed(path, 4, text("version ", header[1], ", expected ", llmc_tokenizer_version));
-        }
-        if (header[2] <= 0 || header[3] < 0 || header[3] >= header[2]) {
-            malformed(path, 8, text("vocabulary of ", header[2], " tokens with end of text ", header[3]));
-        }
-        Tokenizer tokenizer;
-        tokenizer.name_ = fs::path(path).filename().string();
-        tokenizer.end_of_text_ = static_cast<std::uint32_t>(header[3]);
-        std::size_t at = sizeof header;
-        for (std::int32_t id = 0; id < header[2]; id++) {
-            std::size_t length = at < content.size() ? static_cast<unsigned char>(content[at]) : 0;
-            if (at >= content.size() || at + 1 + length > content.size()) {
-                malformed(path, at, text("the file ends inside token ", id, " of ", header[2]));
-            }
-            tokenizer.tokens_.push_back(content.substr(at + 1, length));
-            at += 1 + length;
-        }
-        if (at != content.size()) malformed(path, at, text(content.size() - at, " bytes follow the last token"));
-        tokenizer.finish();
-        return tokenizer;
-    }
-};
-
-Tokenizer Tokenizer::bytes() {
-    Tokenizer tokenizer;
-    tokenizer.name_ = "bytes";
-    for (int byte = 0; byte < 256; byte++) tokenizer.tokens_.push_back(std::string(1, static_cast<char>(byte)));
-    tokenizer.end_of_text_ = 256;
-    tokenizer.tokens_.push_back("<|endoftext|>");
-    tokenizer.finish();
-    return tokenizer;
-}
-
-Tokenizer Tokenizer::load(const std::string& specification) {
-    if (specification == "bytes") return bytes();
-    fs::path path = specification;
-    if (fs::is_directory(path)) path /= "tokenizer.bin";
-    if (!fs::exists(path)) {
-        throw Error(ErrorKind::io, text("no tokenizer at ", path.string()),
-                    "Give `bytes`, a tokenizer file, or a folder that holds one.");
-    }
-    return TokenizerBuilder::from_llmc_file(path.string());
-}
-
-void Tokenizer::finish() {
+std::uint64_t hash_of(const TokenizerData& data) {
     Hash64 hash;
-    hash.update(&end_of_text_, sizeof end_of_text_);
-    for (const std::string& bytes : tokens_) {
+    hash.update(&data.end_of_text, sizeof data.end_of_text);
+    for (const std::string& bytes : data.tokens) {
         std::uint64_t length = bytes.size();
         hash.update(&length, sizeof length);
         hash.update(bytes.data(), bytes.size());
     }
-    hash_ = hash.digest();
+    return hash.digest();
+}
+
+void check(const TokenizerData& data) {
+    auto fail = [&](const std::string& what) {
+        throw Error(ErrorKind::bad_data, text("tokenizer ", data.name, ": ", what));
+    };
+    if (data.is_special.size() != data.tokens.size() || data.end_of_text >= data.tokens.size()) {
+        fail("the vocabulary is inconsistent");
+    }
+    if (!data.can_encode) return;
+    bool has_byte[256] = {};
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+        const std::string& bytes = data.tokens[id];
+        if (bytes.size() == 1 && !data.is_special[id]) has_byte[static_cast<unsigned char>(bytes[0])] = true;
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        if (!has_byte[byte]) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
+    }
+}
+
+// GPT-2 published two files; the second holds nothing that the first does not imply.
+TokenizerData load_gpt2(const std::string& path) {
+    TokenizerData data = parse_gpt2_merges(read_whole(real_files(), path), path);
+    std::string ids_path = path;
+    std::size_t at = ids_path.rfind("vocab.bpe");
+    if (at == std::string::npos) return data;
+    ids_path.replace(at, std::string::npos, "encoder.json");
+    if (fs::exists(ids_path)) check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+    return data;
+}
+
+TokenizerData load_file(const std::string& path) {
+    std::string extension = fs::path(path).extension().string();
+    if (extension == ".bpe") return load_gpt2(path);
+    std::string content = read_whole(real_files(), path);
+    if (extension == ".json") return parse_huggingface(content, path);
+    if (extension == ".bin") return parse_llmc_tokenizer(content, path);
+    return parse_tiktoken_ranks(content, path);
+}
+
+}   // namespace
+
+Tokenizer::Tokenizer(TokenizerData data) {
+    check(data);
+    auto state = std::make_shared<State>();
+    state->hash = hash_of(data);
+    state->data = std::move(data);
+    if (state->hash == gpt2_hash) state->data.name = "gpt2";   // whatever its file is called
+    state_ = state;
+}
+
+Tokenizer Tokenizer::bytes() {
+    TokenizerData data;
+    data.name = "bytes";
+    for (int byte = 0; byte < 256; byte++) data.tokens.push_back(std::string(1, static_cast<char>(byte)));
+    data.tokens.push_back("<|endoftext|>");
+    data.is_special.assign(data.tokens.size(), 0);
+    data.end_of_text = 256;
+    data.is_special[256] = 1;
+    return Tokenizer(std::move(data));
+}
+
+Tokenizer Tokenizer::load(const std::string& specification) {
+    if (specification == "bytes") return bytes();
+    if (!fs::is_directory(specification)) return Tokenizer(load_file(specification));
+    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"}) {
+        std::string path = (fs::path(specification) / name).string();
+        if (fs::exists(path)) return Tokenizer(load_file(path));
+    }
+    throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
+                "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");
 }
 
 void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
-    if (id >= vocab_size()) {
+    if (id >= vocab_size() || data().tokens[id].empty()) {
         throw Error(ErrorKind::bad_data,
-                    text("token ", id, " is outside the vocabulary of ", vocab_size(), " of tokenizer ", name_));
+                    text("token ", id, " is not in the vocabulary of ", vocab_size(), " ids of tokenizer ", name()));
     }
-    out += tokens_[id];
+    out += data().tokens[id];
 }
 
 std::vector<std::string> Tokenizer::save(const std::string& folder) const {
-    std::string path = (fs::path(folder) / "tokenizer.bin").string();
-    std::array<std::int32_t, llmc_header_words> header{};
-    header[0] = llmc_tokenizer_magic;
-    header[1] = llmc_tokenizer_version;
-    header[2] = static_cast<std::int32_t>(vocab_size());
-    header[3] = static_cast<std::int32_t>(end_of_text_);
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    file.write(reinterpret_cast<const char*>(header.data()), sizeof header);
-    for (const std::string& bytes : tokens_) {
-        file.put(static_cast<char>(bytes.size()));
-        file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::vector<std::string> names = {"tokenizer.bin"};
+    write_whole(real_files(), (fs::path(folder) / names[0]).string(), to_llmc_tokenizer(data()));
+    if (data().can_encode) {
+        names.push_back("tokenizer.json");
+        write_whole(real_files(), (fs::path(folder) / names[1]).string(), to_huggingface(data()));
     }
-    file.close();
-    if (!file) throw Error(ErrorKind::io, text("cannot write ", path, ": ", std::strerror(errno)));
-    return {"tokenizer.bin"};
+    return names;
 }
 
-void Encoder::encode(std::string_view document, std::vector<std::uint32_t>& ids) {
-    ids.reserve(ids.size() + document.size());
-    for (char byte : document) ids.push_back(static_cast<unsigned char>(byte));
+std::size_t Tokenizer::last_safe_cut(std::string_view text) const {
+    if (single_bytes()) return text.size();
+    return ::last_safe_cut(data().pattern, text);
+}
+
+const BpeModel& Tokenizer::model() const {
+    static std::mutex building;
+    std::lock_guard lock(building);
+    if (state_->model) return *state_->model;
+    const TokenizerData& d = data();
+    if (d.merge_by_rank) {
+        std::vector<std::string> ordinary = d.tokens;
+        for (std::uint32_t id = 0; id < ordinary.size(); id++) {
+            if (d.is_special[id]) ordinary[id].clear();
+        }
+        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, all_merges(ordinary), d.whole_piece_first);
+    } else {
+        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, d.merges, d.whole_piece_first);
+    }
+    return *state_->model;
 }

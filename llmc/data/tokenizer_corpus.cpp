@@ -1,53 +1,99 @@
 #include "llmc/data/tokenizer_corpus.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <algorithm>
 #include <filesystem>
-#include <memory>
-#include <optional>
 
 #include "llmc/base/error.h"
+#include "llmc/data/tokenizer_jsonl.h"
+#include "llmc/data/tokenizer_parallel.h"
 
 namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t read_bytes = 1 << 20;
-
-// The finaliser of splitmix64, so that neighbouring document numbers draw independently.
-std::uint64_t mix(std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15ull;
+// In [0, 1), by the index of a document (the finaliser of splitmix64, so that neighbours draw independently).
+double document_draw(std::uint64_t document) {
+    std::uint64_t x = document + 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
+    return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-53;
 }
 
-struct CloseFile {
-    void operator()(std::FILE* file) const { std::fclose(file); }
+// A batch of input on its way to the shards.
+struct Work {
+    InputBatch input;
+    std::uint64_t bytes_read = 0;   // of all inputs when this batch was taken
+    std::vector<std::uint32_t> ids;
+    struct DocumentStart {
+        std::size_t at;   // in ids
+        std::uint64_t document;
+    };
+    std::vector<DocumentStart> starts;
 };
-using File = std::unique_ptr<std::FILE, CloseFile>;
+
+// Encodes batches; one per thread.
+class BatchEncoder {
+public:
+    BatchEncoder(const Tokenizer& tokenizer, const CorpusOptions& options)
+        : end_of_text_(tokenizer.end_of_text()), options_(options), encoder_(tokenizer, options.encoding) {}
+
+    void encode(Work& work) {
+        work.ids.clear();
+        work.starts.clear();
+        for (const InputPart& part : work.input.parts) {
+            if (part.starts_document) {
+                work.starts.push_back({work.ids.size(), part.document});
+                work.ids.push_back(end_of_text_);
+            }
+            std::string_view bytes = std::string_view(work.input.bytes).substr(part.begin, part.end - part.begin);
+            try {
+                encoder_.encode(work.input.jsonl ? field_of(bytes) : bytes, work.ids);
+            } catch (const Error& problem) {
+                const std::string& file = options_.input.files[part.file];
+                throw Error(problem.kind(), text(file, ": offset ", part.offset + error_at_, ": ", problem.message()),
+                            problem.hint());
+            }
+        }
+    }
+
+private:
+    std::string_view field_of(std::string_view line) {
+        JsonField field = find_json_string(line, options_.input.field, value_);
+        error_at_ = field.error != nullptr ? field.error_at : 0;
+        if (field.error != nullptr) {
+            throw Error(ErrorKind::bad_data, text("this line is not JSON: ", field.error),
+                        "JSONL has one JSON object per line.");
+        }
+        if (!field.found) {
+            throw Error(ErrorKind::bad_data, text("this line has no string field \"", options_.input.field, "\""),
+                        "Name the field that holds the text with --field.");
+        }
+        return value_;
+    }
+
+    std::uint32_t end_of_text_;
+    const CorpusOptions& options_;
+    Encoder encoder_;
+    std::string value_;
+    std::size_t error_at_ = 0;   // within the part
+};
 
 // Sends tokens to the validation or the training shards.
-class Splitter {
+class Splits {
 public:
-    Splitter(const CorpusOptions& options, ShardFormat format)
+    Splits(const CorpusOptions& options, ShardFormat format)
         : options_(options),
           val_({options.output, options.name, "val", format, options.shard_tokens}),
           train_({options.output, options.name, "train", format, options.shard_tokens}) {}
 
-    void start_document(std::uint64_t index) {
-        double draw = static_cast<double>(mix(index) >> 11) * 0x1p-53;
-        document_is_val_ = draw < options_.val_fraction;
-    }
-
-    void append(const std::vector<std::uint32_t>& ids) {
-        std::size_t first = 0;
-        if (val_.tokens() < options_.val_tokens) {
-            first = static_cast<std::size_t>(std::min<std::uint64_t>(ids.size(), options_.val_tokens - val_.tokens()));
-            val_.append(ids.data(), first);
+    void append(const Work& work) {
+        std::size_t at = 0;
+        for (const Work::DocumentStart& start : work.starts) {
+            append(work.ids.data() + at, start.at - at);
+            at = start.at;
+            document_is_val_ = document_draw(start.document) < options_.val_fraction;
         }
-        (document_is_val_ ? val_ : train_).append(ids.data() + first, ids.size() - first);
+        append(work.ids.data() + at, work.ids.size() - at);
     }
 
     std::uint64_t tokens() const { return val_.tokens() + train_.tokens(); }
@@ -61,9 +107,19 @@ public:
     }
 
 private:
+    void append(const std::uint32_t* ids, std::size_t count) {
+        if (val_.tokens() < options_.val_tokens) {
+            std::size_t first = std::min<std::uint64_t>(count, options_.val_tokens - val_.tokens());
+            val_.append(ids, first);
+            ids += first;
+            count -= first;
+        }
+        (document_is_val_ ? val_ : train_).append(ids, count);
+    }
+
     const CorpusOptions& options_;
     ShardWriter val_, train_;
-    bool document_is_val_ = false;
+    bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
 
 void make_output_folder(const CorpusOptions& options) {
@@ -79,48 +135,56 @@ void make_output_folder(const CorpusOptions& options) {
     for (const ShardInfo& shard : old.shards) fs::remove(fs::path(options.output) / fs::path(shard.file).filename());
 }
 
+ShardFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {
+    return tokenizer.vocab_size() <= 0x10000 && !options.wide ? ShardFormat::gpt2 : ShardFormat::llama3;
+}
+
+void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) {
+    bool wants_val = options.val_fraction > 0 || options.val_tokens > 0;
+    if (manifest.tokens("train") == 0) {
+        throw Error(ErrorKind::bad_data, "no training tokens: the input is empty or all of it became validation data");
+    }
+    if (wants_val && manifest.tokens("val") == 0) {
+        throw Error(ErrorKind::bad_data,
+                    text("none of the ", manifest.documents, " documents was drawn for validation"),
+                    "Use --val-tokens with few documents, or a larger --val-fraction.");
+    }
+}
+
 }   // namespace
 
 CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
+    DocumentReader reader(options.input, tokenizer, options.encoding);
+    std::vector<BatchEncoder> encoders;
+    for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
     make_output_folder(options);
-    ShardFormat format = tokenizer.vocab_size() <= 0x10000 ? ShardFormat::gpt2 : ShardFormat::llama3;
-    Splitter splitter(options, format);
-    Encoder encoder(tokenizer);
-    CorpusProgress progress;
-    for (const std::string& input : options.inputs) progress.bytes_total += fs::file_size(input);
-    progress.bytes_total = std::min(progress.bytes_total, options.max_bytes);
+    ShardFormat format = choose_format(tokenizer, options);
+    Splits splits(options, format);
 
-    std::vector<std::uint32_t> ids;
-    std::string buffer(read_bytes, '\0');
-    for (const std::string& input : options.inputs) {
-        if (progress.bytes_done + fs::file_size(input) > options.max_bytes) break;
-        File file(std::fopen(input.c_str(), "rb"));
-        if (!file) throw Error(ErrorKind::io, text("cannot open ", input, ": ", std::strerror(errno)));
-        splitter.start_document(progress.documents++);
-        ids.assign(1, tokenizer.end_of_text());
-        while (std::size_t count = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
-            encoder.encode({buffer.data(), count}, ids);
-            splitter.append(ids);
-            ids.clear();
-            progress.bytes_done += count;
-            progress.tokens = splitter.tokens();
-            report(progress);
-        }
-        if (std::ferror(file.get()))
-            throw Error(ErrorKind::io, text("cannot read ", input, ": ", std::strerror(errno)));
-        splitter.append(ids);   // an empty document still has its separator
-    }
+    auto take = [&](Work& work) {
+        bool more = reader.next(work.input);
+        work.bytes_read = reader.bytes_read();
+        return more;
+    };
+    auto encode = [&](Work& work, int thread) { encoders[static_cast<std::size_t>(thread)].encode(work); };
+    auto write = [&](const Work& work) {
+        splits.append(work);
+        std::uint64_t documents = work.input.parts.back().document + 1;
+        report({work.bytes_read, reader.bytes_total(), splits.tokens(), documents});
+    };
+    InOrder<Work>(options.threads).run(take, encode, write);
 
     CorpusManifest manifest;
-    manifest.shards = splitter.finish();
+    manifest.shards = splits.finish();
     manifest.tokenizer_name = tokenizer.name();
     manifest.vocab_size = tokenizer.vocab_size();
     manifest.end_of_text = tokenizer.end_of_text();
     manifest.tokenizer_hash = tokenizer.hash();
     manifest.token_bytes = static_cast<std::uint32_t>(token_bytes(format));
-    manifest.documents = progress.documents;
-    manifest.source_bytes = progress.bytes_done;
+    manifest.documents = reader.documents();
+    manifest.source_bytes = reader.bytes_read();
+    check_splits(manifest, options);
     tokenizer.save(options.output);
     write_manifest(manifest, options.output);
     return manifest;

@@ -1,0 +1,50 @@
+// Splits text into the pieces that byte-pair merges never cross ("pretokens").
+//
+// A tokenizer defines its pieces by a regular expression. The well-known ones have a splitter written by hand, many
+// times faster; any other runs on PCRE2, which is also the oracle the hand-written ones are tested against.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+enum class SplitRule {
+    none,     // the whole text is one piece
+    gpt2,     // GPT-2 and GPT-3
+    cl100k,   // GPT-3.5 and GPT-4, as tiktoken has it now
+    llama3,   // cl100k as first published: differs only in white space at the very end of a text
+    regex,    // anything else
+};
+
+struct SplitPattern {
+    SplitRule rule = SplitRule::none;
+    std::string regex;   // for SplitRule::regex; the known rules' own expressions are given by regex_of
+};
+
+// The expression of a pattern in the common syntax of PCRE2 and Hugging Face's files; empty for SplitRule::none.
+std::string regex_of(const SplitPattern& pattern);
+// The pattern of an expression: one of the known rules where it is spelled in a way known to mean the same.
+SplitPattern pattern_of(const std::string& regex);
+
+class PieceSplitter {
+public:
+    virtual ~PieceSplitter() = default;
+
+    // Starts on a text: valid UTF-8, below 4 GiB, kept alive and unchanged by the caller.
+    virtual void begin(std::string_view text) = 0;
+    // Writes the ends (offsets behind the last byte) of the next pieces; returns how many, 0 after the last. Pieces
+    // are not empty, follow each other without gaps and cover the text. `capacity` is at least split_capacity.
+    virtual std::size_t next(std::uint32_t* ends, std::size_t capacity) = 0;
+};
+inline constexpr std::size_t split_capacity = 128;
+
+// Throws Error: bad_data when a regular expression does not compile, usage when this build has no PCRE2.
+std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern);
+// The same pattern on PCRE2 whatever its rule: the oracle.
+std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex);
+
+// A place at which a text can be cut so that splitting both parts alone gives the same pieces as splitting the whole:
+// the last such in (0, text.size()), or 0 when none is found. The text may end within a character.
+std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text);

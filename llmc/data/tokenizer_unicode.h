@@ -1,0 +1,70 @@
+// What a tokenizer needs to know of Unicode: the class of a character, UTF-8, and which bytes are not UTF-8.
+//
+// The classes are those of tiktoken's regular expressions (\p{L}, \p{N}, \s; Unicode 16), taken from it by
+// dev/reference/unicode_classes.py, so that splitting agrees with it on every code point.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+enum class CharClass : std::uint8_t { other, letter, number, space };
+
+// Classes of all code points: two levels, blocks of 256 that are equal stored once.
+class CharTable {
+public:
+    static const CharTable& get();
+
+    CharClass operator[](std::uint32_t code) const { return classes_[block_[code >> 8]][code & 0xff]; }
+
+private:
+    CharTable();
+    static constexpr std::size_t block_count = 0x110000 >> 8;
+    static constexpr std::size_t max_distinct_blocks = 512;
+    std::uint16_t block_[block_count] = {};
+    CharClass classes_[max_distinct_blocks][256] = {};
+};
+
+struct Utf8Char {
+    std::uint32_t code;
+    std::uint32_t length;   // bytes
+};
+
+// The character that starts at `at`; the text must be valid UTF-8 and `at` the first byte of a character.
+inline Utf8Char decode_utf8(const char* at) {
+    const unsigned char* b = reinterpret_cast<const unsigned char*>(at);
+    if (b[0] < 0x80) return {b[0], 1};
+    if (b[0] < 0xe0) return {(b[0] & 0x1fu) << 6 | (b[1] & 0x3fu), 2};
+    if (b[0] < 0xf0) return {(b[0] & 0x0fu) << 12 | (b[1] & 0x3fu) << 6 | (b[2] & 0x3fu), 3};
+    return {(b[0] & 0x07u) << 18 | (b[1] & 0x3fu) << 12 | (b[2] & 0x3fu) << 6 | (b[3] & 0x3fu), 4};
+}
+
+// Appends the UTF-8 bytes of a code point.
+template <class String>
+void append_utf8(std::uint32_t code, String& out) {
+    auto put = [&](std::uint32_t byte) { out.push_back(static_cast<char>(byte)); };
+    if (code < 0x80) {
+        put(code);
+        return;
+    }
+    if (code < 0x800) {
+        put(0xc0 | code >> 6);
+    } else {
+        if (code < 0x10000) {
+            put(0xe0 | code >> 12);
+        } else {
+            put(0xf0 | code >> 18);
+            put(0x80 | (code >> 12 & 0x3f));
+        }
+        put(0x80 | (code >> 6 & 0x3f));
+    }
+    put(0x80 | (code & 0x3f));
+}
+
+// Bytes of `text`, from its beginning, that are whole valid characters: text.size() when all are. Valid means what
+// Unicode says: no overlong forms, no surrogates, nothing above U+10FFFF.
+std::size_t valid_utf8_prefix(std::string_view text);
+
+// Bytes that belong to the ill-formed sequence at the beginning of `text`, as Unicode recommends to replace it by one
+// U+FFFD (the "maximal subpart", which is also what Python and Rust do): at least 1.
+std::size_t invalid_utf8_length(std::string_view text);
