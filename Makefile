@@ -63,6 +63,10 @@ LIB_DIRS := base kernels parallel data io
 EXCLUDE := %_onednn.cpp
 endif
 
+# optional: for tokenizers with a pattern of their own, and as the oracle of the known ones in tests
+PCRE2 := $(shell echo '\#include <pcre2.h>' | $(CXX) -DPCRE2_CODE_UNIT_WIDTH=8 -x c++ -E - >/dev/null 2>&1 && echo -lpcre2-8)
+LIBRARIES += $(PCRE2)
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources to objects
 
@@ -104,7 +108,7 @@ $(COMMON)/unit_test: $(COMMON_TESTS) $(UNIT_MAIN) $(COMMON_OBJECTS)
 # tokenize needs no device, so none of its libraries either
 $(COMMON)/tokenize: $(call common_object,dev/tools/tokenize.cpp) \
     $(filter $(COMMON)/obj/llmc/data/% $(COMMON)/obj/llmc/io/%,$(COMMON_OBJECTS))
-	$(LINK) $^ -o $@
+	$(LINK) $^ -o $@ $(PCRE2)
 $(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 

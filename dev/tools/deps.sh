@@ -13,10 +13,9 @@ needed=(
     "CLI/CLI.hpp:libcli11-dev"
     "nlohmann/json.hpp:nlohmann-json3-dev"
     "xxhash.h:libxxhash-dev"
-    "pcre2.h:libpcre2-dev"
 )
 [ "$device" = cpu ] && needed+=("dnnl.h:libdnnl-dev")
-[ -n "$with_tests" ] && needed+=("doctest/doctest.h:doctest-dev")
+[ -n "$with_tests" ] && needed+=("doctest/doctest.h:doctest-dev" "pcre2.h:libpcre2-dev")
 
 packages=()
 command -v g++ >/dev/null || packages+=(g++)
