@@ -225,7 +225,7 @@ private:
 }   // namespace
 
 FaultyFiles::FaultyFiles(FileSystem& inner, std::uint64_t at, FileFault fault, bool count_reads)
-    : inner_(inner), plan_(std::make_shared<Plan>(Plan{at, fault, count_reads})) {}
+    : ForwardingFiles(inner), plan_(std::make_shared<Plan>(Plan{at, fault, count_reads})) {}
 FaultyFiles::~FaultyFiles() = default;
 
 std::uint64_t FaultyFiles::operations() const { return plan_->next; }
@@ -258,5 +258,3 @@ void FaultyFiles::sync_folder(const std::string& path) {
     plan_->meet(path, "fsync");
     inner_.sync_folder(path);
 }
-bool FaultyFiles::exists(const std::string& path) const { return inner_.exists(path); }
-std::vector<std::string> FaultyFiles::list(const std::string& folder) const { return inner_.list(folder); }

@@ -58,6 +58,24 @@ void write_whole(FileSystem& files, const std::string& path, const std::string& 
 // The files matching a shell pattern ("data/train_*.bin"), sorted by name. An empty result is the caller's to judge.
 std::vector<std::string> glob_files(const std::string& pattern);
 
+// Passes every call through to another file system; what derives from it changes some of them.
+class ForwardingFiles : public FileSystem {
+public:
+    explicit ForwardingFiles(FileSystem& inner) : inner_(inner) {}
+    std::unique_ptr<File> open(const std::string& path) const override { return inner_.open(path); }
+    std::unique_ptr<File> create(const std::string& path) override { return inner_.create(path); }
+    std::unique_ptr<File> append(const std::string& path) override { return inner_.append(path); }
+    void rename(const std::string& from, const std::string& to) override { inner_.rename(from, to); }
+    void remove_all(const std::string& path) override { inner_.remove_all(path); }
+    void make_folders(const std::string& path) override { inner_.make_folders(path); }
+    void sync_folder(const std::string& path) override { inner_.sync_folder(path); }
+    bool exists(const std::string& path) const override { return inner_.exists(path); }
+    std::vector<std::string> list(const std::string& folder) const override { return inner_.list(folder); }
+
+protected:
+    FileSystem& inner_;
+};
+
 // What FaultyFiles does at the operation it was told to fail.
 enum class FileFault {
     fail,   // the call fails as on a full disk: Error(io), nothing was done
@@ -65,10 +83,9 @@ enum class FileFault {
     stop,   // as if the power went off before this call: Error(io), and every later call fails too
 };
 
-// Passes calls through to another file system, except that operation number `at` (counted from 0) meets `fault`.
-// Counted are the operations that change the disk: create, append, write, sync, rename, remove, make and sync folders;
-// with `count_reads` also open and read.
-class FaultyFiles : public FileSystem {
+// Operation number `at` (counted from 0) meets `fault`. Counted are the operations that change the disk: create,
+// append, write, sync, rename, remove, make and sync folders; with `count_reads` also open and read.
+class FaultyFiles : public ForwardingFiles {
 public:
     explicit FaultyFiles(FileSystem& inner, std::uint64_t at = UINT64_MAX, FileFault fault = FileFault::fail,
                          bool count_reads = false);
@@ -83,12 +100,9 @@ public:
     void remove_all(const std::string& path) override;
     void make_folders(const std::string& path) override;
     void sync_folder(const std::string& path) override;
-    bool exists(const std::string& path) const override;
-    std::vector<std::string> list(const std::string& folder) const override;
 
     struct Plan;
 
 private:
-    FileSystem& inner_;
     std::shared_ptr<Plan> plan_;   // shared with the files it opened
 };

@@ -1,0 +1,35 @@
+// The exact state of a run, saved to and restored from a checkpoint (llmc/io/checkpoint.h), so that a run that was cut
+// anywhere continues bit for bit.
+//
+// Files of a checkpoint:
+//   config.json, model.safetensors   the model in Hugging Face's form and the build's precision (model_files.h)
+//   tokenizer.bin                    where the data has one
+//   optimizer.safetensors            fp32, without padding, stored [out, in]: "m.<name>", "v.<name>", and
+//                                    "master.<name>" where parameters are rounded ones
+//   run.json                         everything else: RunState
+// All random numbers are functions of the seed and of counters that follow from the step, so none has a state.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/data/loader.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/train/guard.h"
+#include "llmc/train/optimizer.h"
+
+struct RunState {
+    int step = 0;   // completed steps
+    std::uint64_t seed = 42;
+    LoaderState loader;
+    std::uint64_t windows = 0;   // samples of an epoch: the same data and sequence length when it is resumed
+    OutlierDetector::State loss_outliers, norm_outliers;
+};
+
+// Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty.
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
+                         Optimizer& optimizer, const std::string& tokenizer_file);
+
+// Restores parameters and optimizer, and returns the rest. Error(bad_data) where the checkpoint is of another model,
+// precision or choice of master weights.
+RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer);
