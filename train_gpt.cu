@@ -3,6 +3,7 @@
 // An index of the program: options -> device -> data and model -> training loop -> exit code. The parts are in
 //   llmc/train/options.h   the command line          llmc/data/loader.h   token files and the sample order
 //   llmc/train/trainer.h   the training loop         llmc/model/gpt.h     forward and backward
+//   llmc/train/training_state.h, llmc/io/checkpoint.h   saving and resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
 #include <cuda_runtime.h>
@@ -10,12 +11,15 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <optional>
 
 #include "llmc/base/arena.h"
 #include "llmc/base/log.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/io/checkpoint.h"
 #include "llmc/model/gpt.h"
+#include "llmc/train/model_files.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/trainer.h"
 
@@ -44,14 +48,15 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-// The tokenizer that lies beside the data, as the tokenize tool leaves it there.
-std::optional<Tokenizer> find_tokenizer(const Options& options) {
-    const std::filesystem::path folder = std::filesystem::path(options.train_data).parent_path();
-    if (!std::filesystem::exists(folder / "tokenizer.bin")) return std::nullopt;
-    return Tokenizer::load(folder.empty() ? "." : folder.string());
+// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
+std::string find_tokenizer_file(const Options& options) {
+    const std::filesystem::path file = std::filesystem::path(options.train_data).parent_path() / "tokenizer.bin";
+    return std::filesystem::exists(file) ? file.string() : std::string();
 }
 
+// The model that the options describe.
 ModelConfig choose_model(const Options& options, const std::optional<Tokenizer>& tokenizer) {
+    if (options.layers == 0 && !is_descriptor(options.model)) return read_model_config(real_files(), options.model);
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
@@ -59,16 +64,37 @@ ModelConfig choose_model(const Options& options, const std::optional<Tokenizer>&
     if (options.layers > 0) {
         return custom_model_config(options.layers, options.heads, options.channels, options.seq_len, vocab);
     }
-    if (!is_descriptor(options.model)) {
-        throw Error(ErrorKind::usage,
-                    text("--model ", options.model, ": loading model files is not available in this version"),
-                    "Give a size, such as d12 or gpt2:124M.");
-    }
     ModelConfig config = model_config(options.model);
     config.vocab_size = vocab;
     config.padded_vocab_size = padded_vocab(vocab);
     check_model_config(config);
     return config;
+}
+
+// The checkpoint to continue from, where --resume asks for one and there is one. Error where going on, or starting
+// afresh, would mix two runs up.
+std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log& log) {
+    if (options.output_dir.empty()) return std::nullopt;
+    const std::vector<int> saved = list_checkpoints(real_files(), options.output_dir);
+    if (!options.resume && !saved.empty()) {
+        throw Error(ErrorKind::usage,
+                    text("--output-dir ", options.output_dir, " holds checkpoints of a run, up to step ", saved.back()),
+                    "Continue it with --resume, or give another folder.");
+    }
+    std::vector<std::string> skipped;
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), options.output_dir, skipped);
+    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found && !saved.empty()) {
+        throw Error(ErrorKind::bad_data,
+                    text("--resume: no checkpoint in ", options.output_dir, " can be used: ", skipped.front()),
+                    "Restore one from a copy, or start afresh in another folder.");
+    }
+    if (found) {
+        log.line("resuming from %s", found->path.c_str());
+    } else if (options.resume) {
+        log.line("nothing to resume in %s: starting afresh", options.output_dir.c_str());
+    }
+    return found;
 }
 
 GptOptions model_options(const Options& options) {
@@ -94,28 +120,31 @@ OptimizerOptions optimizer_options(const Options& o) {
     return result;
 }
 
-int exit_code(RunEnd end) { return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0; }
-
 int train(const Options& options) {
     const Log log;
     const cudaDeviceProp device = open_device();
+    FileSystem& files = real_files();
 
-    const std::optional<Tokenizer> tokenizer = find_tokenizer(options);
+    const std::string tokenizer_file = find_tokenizer_file(options);
+    std::optional<Tokenizer> tokenizer;
+    if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
     const ModelConfig config = choose_model(options, tokenizer);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
-        return TokenSet(real_files(), flag, pattern, options.seq_len, config.vocab_size);
+        return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);
     };
     std::optional<TokenSet> val_tokens;
     if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
     const TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
                                                                : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
-    Metrics metrics(real_files(), options.output_dir);
+    const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
 
     Arena arena;
     Stream stream;
     Gpt model(config, model_options(options), arena, stream.get());
+    const bool from_file = options.layers == 0 && !is_descriptor(options.model);
     model.initialize(options.seed);
+    if (from_file && !checkpoint) load_model(files, options.model, model);
     auto optimizer = Optimizer::make(model, optimizer_options(options), arena);
     std::optional<Sampler> sampler;
     if (options.sample_every > 0) {
@@ -123,17 +152,24 @@ int train(const Options& options) {
                         SamplerOptions{options.sample_tokens, options.temperature, options.seed});
     }
     const PeakFlops peak = peak_flops(device.name, options.tf32, model.matmul(), stream.get());
-    const RunFacts facts{
-        device.name, precision_name, peak, "random", config, train_tokens, val_tokens ? &*val_tokens : nullptr,
-        max_steps};
-    Trainer trainer({options, log, arena, model, *optimizer, train_tokens, facts.val_tokens, metrics,
-                     sampler ? &*sampler : nullptr, max_steps, peak.per_second});
+    std::optional<RunState> state;
+    if (checkpoint) state = load_training_state(files, checkpoint->path, model, *optimizer);
+    Metrics metrics(files, options.output_dir, state ? state->step : 0);
+    const TokenSet* validation = val_tokens ? &*val_tokens : nullptr;
+    Trainer trainer({options, log, arena, model, *optimizer, train_tokens, validation, files, metrics,
+                     sampler ? &*sampler : nullptr, tokenizer_file, max_steps, peak.per_second});
+    if (state) trainer.restore(*state);
 
-    log.block(settings_table(options, facts));
+    const std::string weights = checkpoint ? checkpoint->path : from_file ? options.model : "random";
+    log.block(settings_table(
+        options, {device.name, precision_name, peak, weights, config, train_tokens, validation, max_steps}));
     log.line("device memory:");
     log.block(arena.table());
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());
-    return exit_code(trainer.run());
+
+    const RunEnd end = trainer.run();
+    if (!options.export_llmc.empty()) save_llmc_model(files, options.export_llmc, model);
+    return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }
 
 }   // namespace

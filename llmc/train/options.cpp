@@ -149,7 +149,8 @@ void add_data_options(CLI::App& app, Options& o) {
 
 void add_model_options(CLI::App& app, Options& o) {
     OptionGroup model(app, "Model");
-    model.string("--model,-e", o.model, "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768) or a model file");
+    model.string("--model,-e", o.model,
+                 "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file or a Hugging Face folder");
     model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
@@ -207,10 +208,13 @@ void add_output_options(CLI::App& app, Options& o) {
     OptionGroup output(app, "Output");
     output.string("--output-dir,-o", o.output_dir,
                   "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
-    output.later("--checkpoint-every,-n", "0", "save every this many steps");
-    output.later("--keep-checkpoints", "0", "how many checkpoints to keep, llm.c's -nk; 0: all");
-    output.later("--major-checkpoint-every", "0", "checkpoints of these steps are always kept, llm.c's -nm");
-    output.later("--resume,-y", "0", "continue from the newest checkpoint in --output-dir");
+    output.number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
+                  "save every this many steps, and after the last; 0: only a run that is cut short");
+    output.number("--keep-checkpoints", o.keep_checkpoints, 0, kMost, "the newest so many, llm.c's -nk; 0: all");
+    output.number("--major-checkpoint-every", o.major_checkpoint_every, 0, kMost,
+                  "checkpoints of every this many steps are kept for good, llm.c's -nm");
+    output.on_off("--resume,-y", o.resume, "continue from the newest checkpoint in --output-dir, if there is one");
+    output.string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");
     output.later("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg");
     output.later("--trace", "", "write a trace of the step");
 }
@@ -271,6 +275,10 @@ void check_together(const Options& o) {
                     "Give either a model or sizes of your own.");
     }
     check_total_batch(o);
+    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {
+        throw Error(ErrorKind::usage, text(o.resume ? "--resume" : "--checkpoint-every", " without --output-dir"),
+                    "Say with --output-dir where the checkpoints are.");
+    }
     if (o.max_steps == 0) wrong_value("--max-steps", "0", "-1 or an integer from 1 to 2147483647");
     if (o.max_steps > 0 && o.warmup > o.max_steps) {
         wrong_value("--warmup", text(o.warmup), text("at most --max-steps = ", o.max_steps));

@@ -29,7 +29,7 @@ struct Options {
     bool overfit_single_batch = false;
 
     // model
-    std::string model = "d12";                 // descriptor or file
+    std::string model = "d12";                 // descriptor, llm.c model file or folder
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
 
@@ -59,11 +59,12 @@ struct Options {
     float temperature = 1.0f;   // 0: always the likeliest token
 
     // output
-    std::string output_dir;     // empty: write nothing
-    int checkpoint_every = 0;   // steps; 0: never
-    int keep_checkpoints = 0;   // 0: all
-    int major_checkpoint_every = 0;
+    std::string output_dir;           // empty: write nothing
+    int checkpoint_every = 0;         // steps; 0: never, but a run that is cut short is saved
+    int keep_checkpoints = 0;         // 0: all
+    int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
+    std::string export_llmc;   // llm.c model file to write at the end; empty: none
 
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;

@@ -46,7 +46,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
                        "-d",  "512",    "-x",  "100",    "-k",  "wsd", "-l",  "0.0006", "-u",  "7",  "-q", "0.0",
                        "-c",  "0.1",    "-sl", "4.5",    "-sg", "6",   "-v",  "250",    "-m",  "10", "-s", "200",
                        "-g",  "144",    "-h",  "0",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
-                       "-ge", "0",      "-z",  "1",      "-n",  "0",   "-nk", "0",      "-nm", "0",  "-y", "0",
+                       "-ge", "0",      "-z",  "1",      "-n",  "5",   "-nk", "3",      "-nm", "20", "-y", "1",
                        "-lg", "-1",     "-pn", "1",      "-pr", "0",   "-pg", "8",      "-pi", "mpi"});
     CHECK(o.train_data == "t*.bin");
     CHECK(o.val_data == "v*.bin");
@@ -70,6 +70,10 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     CHECK(o.tf32);
     CHECK(!o.master_weights);
     CHECK(o.recompute == Recompute::gelu_norm);
+    CHECK(o.checkpoint_every == 5);
+    CHECK(o.keep_checkpoints == 3);
+    CHECK(o.major_checkpoint_every == 20);
+    CHECK(o.resume);
 }
 
 TEST_CASE("options: long names, = and the last of several") {
@@ -137,6 +141,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-d", "100"}, "The smallest value that works is 4096"},
         {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
         {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
+        {{"--resume"}, "--resume without --output-dir"},
+        {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "2"}, "--tp 2: not available in this version, expected 1"},
         {{"--pp-schedule", "1f1b"}, "--pp-schedule 1f1b: not available in this version"},
         {{"--learning-rat", "1"}, "--learning-rat: unknown option"},

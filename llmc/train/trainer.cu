@@ -51,21 +51,43 @@ Trainer::Trainer(const TrainerParts& parts)
     schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
 }
 
+void Trainer::restore(const RunState& state) {
+    if (state.seed != options_.seed) {
+        throw Error(ErrorKind::usage,
+                    text("--seed ", options_.seed, ": the run to resume was started with --seed ", state.seed),
+                    "The order of samples follows from the seed: give the same one.");
+    }
+    if (state.windows != parts_.train_tokens.windows()) {
+        throw Error(ErrorKind::usage,
+                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
+                         options_.seq_len, " has ", parts_.train_tokens.windows()),
+                    "Resume with the same data and sequence length.");
+    }
+    loader_.seek(state.loader);
+    loss_outliers_.restore(state.loss_outliers);
+    norm_outliers_.restore(state.norm_outliers);
+    step_ = saved_step_ = state.step;
+}
+
 RunEnd Trainer::run() {
     StopSignals signals;
+    const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     if (step_ == 0 && options_.val_every > 0) validate();
-    while (step_ < max_steps_) {
+    while (step_ < end) {
         train_step();
         if (due(options_.val_every)) validate();
         if (due(options_.sample_every)) write_sample();
-        if (std::string signal = signals.received(); !signal.empty()) {
-            parts_.log.line("%s received: stopped after step %d", signal.c_str(), step_);
+        if (due(options_.checkpoint_every)) save_checkpoint();
+        if (std::string signal = signals.received(); !signal.empty() && step_ < end) {
+            save_checkpoint();
+            parts_.log.line("%s received: stopped after step %d of %d", signal.c_str(), step_, max_steps_);
             return RunEnd::signal;
         }
-        if (options_.stop_after > 0 && step_ >= options_.stop_after && step_ < max_steps_) {
-            parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
-            return RunEnd::stop_requested;
-        }
+    }
+    if (step_ < max_steps_) {
+        save_checkpoint();
+        parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
+        return RunEnd::stop_requested;
     }
     parts_.log.line("total average iteration time: %f ms", 1e3 * timing_.mean_s());
     return RunEnd::finished;
@@ -198,6 +220,22 @@ void Trainer::validate() {
     const float loss = validation_loss();
     parts_.metrics.validation(step_, loss);
     parts_.log.line("val loss %f", static_cast<double>(loss));
+}
+
+void Trainer::save_checkpoint() {
+    if (options_.output_dir.empty() || saved_step_ == step_) return;
+    RunState state;
+    state.step = step_;
+    state.seed = options_.seed;
+    state.loader = loader_.state();
+    state.windows = parts_.train_tokens.windows();
+    state.loss_outliers = loss_outliers_.state();
+    state.norm_outliers = norm_outliers_.state();
+    save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer,
+                        parts_.tokenizer_file);
+    saved_step_ = step_;
+    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
+    parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), checkpoint_name(step_).c_str());
 }
 
 void Trainer::write_sample() {

@@ -15,6 +15,7 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sampler.h"
+#include "llmc/train/training_state.h"
 
 // What the trainer works with, made by main.
 struct TrainerParts {
@@ -25,10 +26,12 @@ struct TrainerParts {
     Optimizer& optimizer;
     const TokenSet& train_tokens;
     const TokenSet* val_tokens;   // null: no validation
+    FileSystem& files;
     Metrics& metrics;
-    Sampler* sampler;          // null: no sampling
-    int max_steps;             // of the whole run
-    double peak_flops_per_s;   // 0: not known
+    Sampler* sampler;             // null: no sampling
+    std::string tokenizer_file;   // goes into checkpoints; empty: none
+    int max_steps;                // of the whole run
+    double peak_flops_per_s;      // 0: not known
 };
 
 enum class RunEnd {
@@ -40,6 +43,10 @@ enum class RunEnd {
 class Trainer {
 public:
     explicit Trainer(const TrainerParts& parts);
+
+    // Continues after a step of an earlier run; parameters and optimizer have been restored by load_training_state.
+    // Error(usage) where the run had another seed or other data.
+    void restore(const RunState& state);
 
     RunEnd run();
 
@@ -56,6 +63,7 @@ private:
     void report_step(const StepResult& result, float lr, double seconds);
     float validation_loss();
     void validate();
+    void save_checkpoint();
     void write_sample();
     bool due(int every) const { return every > 0 && (step_ % every == 0 || step_ == max_steps_); }
 
@@ -63,8 +71,9 @@ private:
     TrainerParts parts_;
     Schedule schedule_;
     int max_steps_;
-    int sequences_;   // of a step
-    int step_ = 0;    // completed steps
+    int sequences_;        // of a step
+    int step_ = 0;         // completed steps
+    int saved_step_ = 0;   // the last one that is in a checkpoint
     Loader loader_;
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host
