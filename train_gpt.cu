@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <optional>
 
@@ -19,7 +20,8 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/gpt.h"
-#include "llmc/train/model_files.h"
+#include "llmc/model/weight_source.h"
+#include "llmc/train/model_export.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/trainer.h"
 
@@ -54,9 +56,10 @@ std::string find_tokenizer_file(const Options& options) {
     return std::filesystem::exists(file) ? file.string() : std::string();
 }
 
-// The model that the options describe.
-ModelConfig choose_model(const Options& options, const std::optional<Tokenizer>& tokenizer) {
-    if (options.layers == 0 && !is_descriptor(options.model)) return read_model_config(real_files(), options.model);
+// The model that the options describe; `weights` where they name a file.
+ModelConfig choose_model(const Options& options, const WeightSource* weights,
+                         const std::optional<Tokenizer>& tokenizer) {
+    if (weights != nullptr) return weights->config();
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
@@ -128,7 +131,9 @@ int train(const Options& options) {
     const std::string tokenizer_file = find_tokenizer_file(options);
     std::optional<Tokenizer> tokenizer;
     if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
-    const ModelConfig config = choose_model(options, tokenizer);
+    std::unique_ptr<WeightSource> weights;   // null: a random start
+    if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(files, options.model);
+    const ModelConfig config = choose_model(options, weights.get(), tokenizer);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);
     };
@@ -142,9 +147,11 @@ int train(const Options& options) {
     Arena arena;
     Stream stream;
     Gpt model(config, model_options(options), arena, stream.get());
-    const bool from_file = options.layers == 0 && !is_descriptor(options.model);
-    model.initialize(options.seed);
-    if (from_file && !checkpoint) load_model(files, options.model, model);
+    if (weights) {
+        load_parameters(model.parameters(), *weights, stream.get());
+    } else {
+        model.initialize(options.seed);
+    }
     auto optimizer = Optimizer::make(model, optimizer_options(options), arena);
     std::optional<Sampler> sampler;
     if (options.sample_every > 0) {
@@ -160,9 +167,9 @@ int train(const Options& options) {
                      sampler ? &*sampler : nullptr, tokenizer_file, max_steps, peak.per_second});
     if (state) trainer.restore(*state);
 
-    const std::string weights = checkpoint ? checkpoint->path : from_file ? options.model : "random";
-    log.block(settings_table(
-        options, {device.name, precision_name, peak, weights, config, train_tokens, validation, max_steps}));
+    const std::string origin = checkpoint ? checkpoint->path : weights ? weights->description() : "random";
+    log.block(settings_table(options,
+                             {device.name, precision_name, peak, origin, config, train_tokens, validation, max_steps}));
     log.line("device memory:");
     log.block(arena.table());
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());

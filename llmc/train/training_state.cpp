@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/train/model_files.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/weight_source.h"
+#include "llmc/train/model_export.h"
 
 using Json = nlohmann::ordered_json;
 
@@ -146,7 +148,14 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
 
 RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer) {
     const RunState state = run_state_from(files, path + "/run.json");
-    load_model(files, path, model);
+    const auto weights = open_weights(files, path);
+    if (weights->config() != model.config()) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": the run was of a model with ", describe(weights->config()),
+                         "; the one asked for has ", describe(model.config())),
+                    "Resume with the same --model, or --layers, --heads and --channels.");
+    }
+    load_parameters(model.parameters(), *weights, model.stream());
     load_optimizer(files, path + "/optimizer.safetensors", model, optimizer);
     return state;
 }

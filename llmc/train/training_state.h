@@ -2,7 +2,7 @@
 // anywhere continues bit for bit.
 //
 // Files of a checkpoint:
-//   config.json, model.safetensors   the model in Hugging Face's form and the build's precision (model_files.h)
+//   config.json, model.safetensors   the model in Hugging Face's form and the build's precision (model_export.h)
 //   tokenizer.bin                    where the data has one
 //   optimizer.safetensors            fp32, without padding, stored [out, in]: "m.<name>", "v.<name>", and
 //                                    "master.<name>" where parameters are rounded ones
