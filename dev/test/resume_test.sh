@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# A run that was cut and resumed equals the uncut one, character for character in metrics.jsonl but for times; and one that
+# was killed at any moment resumes from a checkpoint that is intact.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+device=${DEVICE:-cpu}
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
+}
+without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+same() { cmp <(without_times "$1") <(without_times "$2") && cmp "$1/main.log" "$2/main.log"; }
+
+seq 1 4000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+train() {   # PRECISION FOLDER ARGUMENTS...
+    local precision=$1 out=$2
+    shift 2
+    "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+        --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 256 --max-steps 20 --lr 1e-2 \
+        --warmup 3 --final-lr-frac 0 --weight-decay 0.1 --val-every 5 --val-max-batches 4 --sample-every 0 \
+        --output-dir "$out" "$@" >>"$out.log" 2>&1
+}
+
+# cut NAME PRECISION ARGUMENTS...: 20 steps at once, and cut after 7 and 12
+cut() {
+    local name=$1 precision=$2 out=$work/$1-$2
+    shift 2
+    train "$precision" "$out" "$@" && train "$precision" "$out-cut" --stop-after 7 "$@" &&
+        train "$precision" "$out-cut" --resume --stop-after 12 "$@" && train "$precision" "$out-cut" --resume "$@"
+    verdict $? "$precision, $name: runs finish $(tail -n 3 "$out.log" "$out-cut.log")"
+    same "$out" "$out-cut"
+    verdict $? "$precision, $name: resumed equals uncut"
+}
+for precision in bf16 fp32; do
+    cut plain $precision
+    cut "recompute" $precision --recompute block --skip-loss-z 6
+done
+cut "stochastic rounding" bf16 --master-weights 0
+cut "bf16 gradients" bf16 --grad-dtype bf16 --recompute gelu+norm
+
+# retention: the newest two, and every tenth step
+train fp32 "$work/kept" --checkpoint-every 2 --keep-checkpoints 2 --major-checkpoint-every 10
+[ "$(cd "$work/kept" && echo step_*)" = "step_00000010 step_00000018 step_00000020" ]
+verdict $? "retention left $(cd "$work/kept" && echo step_*)"
+
+# a folder with checkpoints is not overwritten by accident, a run that is done stays so
+train fp32 "$work/kept"
+[ $? -eq 64 ] && grep -q "Continue it with --resume" "$work/kept.log"
+verdict $? "a new run into the folder of an old one is refused"
+cp "$work/kept/metrics.jsonl" "$work/before" && train fp32 "$work/kept" --resume && cmp "$work/before" "$work/kept/metrics.jsonl"
+verdict $? "resuming a finished run changes nothing"
+
+# a damaged checkpoint is passed over; where none is left, nothing starts silently from scratch
+printf x | dd of="$work/kept/step_00000020/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+train fp32 "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/model.safetensors: hash" "$work/kept.log" &&
+    grep -q "resuming from $work/kept/step_00000018" "$work/kept.log" && cmp "$work/before" <(cat "$work/kept/metrics.jsonl") >/dev/null
+same "$work/kept" "$work/plain-fp32"
+verdict $? "resumed from the one before a damaged checkpoint"
+for folder in "$work"/kept/step_*; do rm "$folder/manifest.json"; done
+train fp32 "$work/kept" --resume
+[ $? -eq 65 ]
+verdict $? "no checkpoint that verifies: refused"
+
+# killed at random moments until it is done
+train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2 &
+pid=$!
+for delay in 0.15 0.3 0.2 0.4 0.25 0.35; do
+    sleep "$delay"
+    kill -9 "$pid" 2>/dev/null
+    wait "$pid" 2>/dev/null
+    train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2 &
+    pid=$!
+done
+wait "$pid"
+verdict $? "a run killed six times finishes: $(tail -n 2 "$work/killed.log")"
+same "$work/killed" "$work/plain-fp32"
+verdict $? "killed six times equals uncut"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
