@@ -60,20 +60,20 @@ bool Block::run(const BlockTask& task, dim3 dimensions, ThreadOrder order, std::
     serial_ = ++blocks_run;
     fault_.kind = FaultKind::none;
     signal_.number = 0;
+    first_stack_ = stacks_.take();
     plain_ = true;
     current_ = 0;
     if (order != ThreadOrder::ascending || slack_bytes_ > 0) {
         leave_plain_loop();
         current_ = order == ThreadOrder::descending ? threads_ - 1 : 0;
+        stack_of_[current_] = static_cast<std::uint16_t>(first_stack_);
     }
     thread_index_storage = position(current_, dimensions);
 
     running_block = this;
-    int stack = stacks_.take();
-    stack_of_[current_] = static_cast<std::uint16_t>(stack);
-    void* start = stacks_.start(stack, fiber_main);
+    void* start = stacks_.start(first_stack_, fiber_main);
 #ifdef HOST_ADDRESS_SANITIZER
-    __sanitizer_start_switch_fiber(&main_fake_stack_, stacks_.bounds(stack).bottom, FiberStacks::stack_bytes);
+    __sanitizer_start_switch_fiber(&main_fake_stack_, stacks_.bounds(first_stack_).bottom, FiberStacks::stack_bytes);
 #endif
     host_fiber_switch(&main_stack_pointer_, start);
 #ifdef HOST_ADDRESS_SANITIZER
@@ -82,7 +82,7 @@ bool Block::run(const BlockTask& task, dim3 dimensions, ThreadOrder order, std::
     running_block = nullptr;
     bool completed = fault_.kind == FaultKind::none && signal_.number == 0;
     if (completed) {
-        stacks_.give_back(stack_of_[current_]);
+        stacks_.give_back(plain_ ? first_stack_ : stack_of_[current_]);
     } else {
         stacks_.reset();
         if (signal_.number != 0) describe_signal();
@@ -115,6 +115,7 @@ void Block::leave_plain_loop() {
         if (warp.ready) warps_ready_ |= 1u << w;
     }
     std::memset(stack_pointer_, 0, sizeof(void*) * threads_);
+    stack_of_[current_] = static_cast<std::uint16_t>(first_stack_);
     for (Barrier& barrier : barriers_) barrier.arrived = 0;
 }
 

@@ -211,6 +211,7 @@ private:
     const char* slack_ = nullptr;
     unsigned slack_bytes_ = 0;
 
+    int first_stack_ = 0;                          // which one the plain loop runs on
     void* main_stack_pointer_ = nullptr;
     void* stack_pointer_[most_block_threads];      // of a suspended thread; null: not begun
     std::uint16_t stack_of_[most_block_threads];

@@ -9,6 +9,7 @@
 #include "llmc/base/error.h"
 #include "llmc/host/exec_block.h"
 #include "llmc/host/exec_fault.h"
+#include "llmc/host/exec_order.h"
 #include "llmc/host/fault.h"
 
 namespace host {
@@ -145,6 +146,7 @@ struct sigaction previous_actions[NSIG];
 bool take_fault_of_kernel(const Fault& fault) {
     Block* block = Block::current();
     if (!block) return false;
+    if (fault.write && fault.address_known && log_write(fault.address)) return true;   // the write is then repeated
     auto* registers = static_cast<ucontext_t*>(fault.context)->uc_mcontext.gregs;
     block->abandon_from_signal({fault.signal, fault.address, fault.address_known, fault.write},
                                reinterpret_cast<void**>(&registers[REG_RSP]),

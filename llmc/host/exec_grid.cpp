@@ -12,6 +12,8 @@
 #include "llmc/base/error.h"
 #include "llmc/host/checks.h"
 #include "llmc/host/exec_fault.h"
+#include "llmc/host/exec_order.h"
+#include "llmc/host/exec_static_shared.h"
 #include "llmc/host/memory.h"
 #include "llmc/host/thread_pool.h"
 
@@ -22,6 +24,7 @@ __thread char* dynamic_shared_memory = nullptr;
 namespace {
 
 constexpr std::size_t page = 4096;
+constexpr std::size_t shared_region_bytes = (most_shared_bytes + page - 1) / page * page;
 constexpr std::int64_t few_threads = 1024;   // waking the pool costs more than running these
 constexpr unsigned char poison = 0xff;       // not a number as float and bf16, -1 as an integer
 
@@ -30,13 +33,12 @@ constexpr unsigned char poison = 0xff;       // not a number as float and bf16, 
 class SharedMemory {
 public:
     SharedMemory() {
-        void* memory = mmap(nullptr, most_shared_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* memory = mmap(nullptr, shared_region_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         memory_ = static_cast<char*>(memory);
-        end_ = memory_ + page + most_shared_bytes;
-        mprotect(memory_ + page, most_shared_bytes, PROT_READ | PROT_WRITE);
+        end_ = memory_ + page + shared_region_bytes;
     }
-    ~SharedMemory() { munmap(memory_, most_shared_bytes + 2 * page); }
+    ~SharedMemory() { munmap(memory_, shared_region_bytes + 2 * page); }
     SharedMemory(const SharedMemory&) = delete;
     SharedMemory& operator=(const SharedMemory&) = delete;
 
@@ -46,10 +48,16 @@ public:
         return *memory;
     }
 
-    void place(std::size_t bytes) {
+    // With `guard_below` the pages before it are inaccessible as well.
+    void place(std::size_t bytes, bool guard_below) {
         bytes_ = bytes;
         slack_ = (16 - bytes % 16) % 16;
         dynamic_shared_memory = end_ - slack_ - bytes;
+        std::size_t used = guard_below ? (slack_ + bytes + page - 1) / page * page : shared_region_bytes;
+        if (used == accessible_) return;
+        accessible_ = used;
+        mprotect(memory_ + page, shared_region_bytes - used, PROT_NONE);
+        mprotect(end_ - used, used, PROT_READ | PROT_WRITE);
     }
     void fill_poison() { std::memset(begin(), poison, bytes_); }
     void fill_canary() { std::memset(end_ - slack_, Block::canary, slack_); }
@@ -67,6 +75,7 @@ private:
     char* end_;
     std::size_t bytes_ = 0;
     std::size_t slack_ = 0;
+    std::size_t accessible_ = 0;
 };
 
 std::string coordinates(uint3 at) { return text("(", at.x, ",", at.y, ",", at.z, ")"); }
@@ -101,17 +110,10 @@ cudaError_t error_of(FaultKind kind) {
     return cudaErrorUnknown;
 }
 
-struct Order {
-    ThreadOrder threads = ThreadOrder::ascending;
-    bool blocks_descending = false;
-    std::uint64_t seed = 0;
-    bool on_one_thread = false;
-};
-
 // One run over all blocks, shared by the threads that take part.
 class GridRun {
 public:
-    GridRun(const Grid& grid, const Order& order)
+    GridRun(const Grid& grid, const RunOrder& order)
         : grid_(grid), order_(order), count_(std::int64_t{grid.blocks.x} * grid.blocks.y * grid.blocks.z) {}
 
     GridFault run() {
@@ -131,7 +133,7 @@ private:
         prepare_thread_for_kernels();
         Block& block = Block::of_this_thread();
         SharedMemory& shared = SharedMemory::of_this_thread();
-        shared.place(grid_.shared_bytes);
+        shared.place(grid_.shared_bytes, checks().memory);
         bool fill = checks().poison;
         bool watch = checks().memory && shared.slack_bytes() > 0;
         block.watch_slack(shared.slack_begin(), watch ? shared.slack_bytes() : 0);
@@ -140,7 +142,10 @@ private:
         for (std::int64_t index = first; index < last && !faulted_.load(std::memory_order_relaxed); index++) {
             std::int64_t number = order_.blocks_descending ? count_ - 1 - index : index;
             block_index_storage = Block::position(number, grid_.blocks);
-            if (fill) shared.fill_poison();
+            if (fill) {
+                shared.fill_poison();
+                fill_static_shared(poison);
+            }
             if (watch) shared.fill_canary();
             std::uint64_t seed = order_.seed + static_cast<std::uint64_t>(number);
             if (!block.run(grid_.task, grid_.threads, order_.threads, seed)) record(number, block);
@@ -156,12 +161,11 @@ private:
         if (fault_.error != cudaSuccess && faulting_block_ < number) return;
         faulting_block_ = number;
         fault_.error = error_of(fault.kind);
-        fault_.message = text("kernel ", grid_.kernel, " launched at ", grid_.file, ":", grid_.line, ", block ",
-                              coordinates(block_index_storage), ", thread ", block.thread_name(fault.thread), ": ", what);
+        fault_.message = text(describe_launch(grid_), ", block ", coordinates(block_index_storage), ", thread ", block.thread_name(fault.thread), ": ", what);
     }
 
     const Grid& grid_;
-    Order order_;
+    RunOrder order_;
     std::int64_t count_;
     std::atomic<bool> faulted_{false};
     std::mutex mutex_;   // guards what follows
@@ -171,6 +175,15 @@ private:
 
 }   // namespace
 
-GridFault run_grid(const Grid& grid) { return GridRun(grid, Order{}).run(); }
+std::string describe_launch(const Grid& grid) {
+    return text("kernel ", grid.kernel, " launched at ", grid.file, ":", grid.line);
+}
+
+GridFault run_grid(const Grid& grid, const RunOrder& order) { return GridRun(grid, order).run(); }
+
+GridFault run_grid(const Grid& grid) {
+    if (checks().races && is_new_to_order_check(grid)) return run_grid_in_orders(grid);
+    return run_grid(grid, {});
+}
 
 }   // namespace host

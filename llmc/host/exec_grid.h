@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "llmc/host/exec_block.h"
+#include "llmc/host/queue.h"
 
 namespace host {
 
@@ -21,6 +23,7 @@ struct Grid {
     int line;
     dim3 blocks, threads;
     std::size_t shared_bytes;
+    std::vector<Access> accesses;   // as declared; may be empty
     BlockTask task;
 };
 
@@ -29,8 +32,21 @@ struct GridFault {
     std::string message;   // names kernel, launch site, block, thread and what happened
 };
 
-// Runs all blocks; error cudaSuccess if none faulted. The dimensions must be within CUDA's limits.
+// Runs all blocks; error cudaSuccess if none faulted. The dimensions must be within CUDA's limits. With the races check
+// on, a launch site's first launches of a shape are also checked as exec_order.h says.
 GridFault run_grid(const Grid& grid);
+
+// The same in a given order of threads and blocks.
+struct RunOrder {
+    ThreadOrder threads = ThreadOrder::ascending;
+    bool blocks_descending = false;
+    std::uint64_t seed = 0;       // of ThreadOrder::shuffled
+    bool on_one_thread = false;   // the caller's, block after block
+};
+GridFault run_grid(const Grid& grid, const RunOrder& order);
+
+// "kernel add<float> launched at file:line"
+std::string describe_launch(const Grid& grid);
 
 // Dynamic shared memory of the block that runs on this thread: 16-byte aligned, ends at an inaccessible page.
 extern __thread char* dynamic_shared_memory;

@@ -2,7 +2,7 @@
 //
 // A switch saves the callee-saved registers and ends in `jmp` (4-7 ns; ending in `ret` costs the branch predictor
 // 20 ns, ucontext 150 ns). A fiber never moves to another thread, so thread-local variables keep their addresses.
-// Each stack ends in an inaccessible page. Stack tops are staggered, else a thousand stacks fight for the same sets of
+// Each stack ends in inaccessible pages. Stack tops are staggered, else a thousand stacks fight for the same sets of
 // the cache. AddressSanitizer is told about every switch.
 #pragma once
 
@@ -72,7 +72,7 @@ public:
 #else
     static constexpr std::size_t stack_bytes = 64 << 10;
 #endif
-    static constexpr std::size_t guard_bytes = 4096;
+    static constexpr std::size_t guard_bytes = 64 << 10;   // so wide that a large frame does not step over it
     static constexpr std::size_t span = stack_bytes + guard_bytes;
 
 private:

@@ -235,6 +235,14 @@ void Memory::protect(const Block& block, bool accessible) const {
              accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
+std::vector<Memory::Pages> Memory::live_pages() const {
+    std::lock_guard lock(mutex_);
+    std::vector<Pages> result;
+    for (const auto& [begin, block] : live_)
+        result.push_back({static_cast<char*>(pointer_to(block.map_begin)), static_cast<char*>(pointer_to(block.map_end))});
+    return result;
+}
+
 void Memory::protect_all(bool accessible) const {
     for (const auto& [begin, block] : live_) protect(block, accessible);
 }

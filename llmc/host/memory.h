@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace host {
 
@@ -40,6 +41,10 @@ public:
     // Within one live allocation? Safe to call from a fault handler.
     bool is_live(const void* begin, std::size_t bytes) const;
     std::size_t bytes_of(const void* begin) const;              // of the allocation that begins there, else 0
+
+    // The pages of every live allocation, ascending.
+    struct Pages { char *begin, *end; };
+    std::vector<Pages> live_pages() const;
 
     // What lies at an address of this device, e.g. "4 bytes past the end of device memory 'gradients/wte' [...]".
     // Safe to call from a fault handler.

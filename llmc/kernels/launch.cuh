@@ -119,7 +119,8 @@ void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity
     check_launch(how, address);
     using Call = host::KernelCall<Parameters...>;
     Call call{kernel, std::tuple<Parameters...>(arguments...)};
-    host::Grid grid{host::kernel_name(address), how.file(), how.line(), how.grid(), how.block(), how.shared_bytes(), {}};
+    host::Grid grid{host::kernel_name(address), how.file(), how.line(), how.grid(), how.block(), how.shared_bytes(),
+                    how.accesses(), {}};
     host::Operation operation;
     operation.name = grid.kernel;
     operation.file = how.file();

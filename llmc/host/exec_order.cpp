@@ -1,0 +1,201 @@
+#include "llmc/host/exec_order.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+
+#include "llmc/base/error.h"
+#include "llmc/host/device.h"
+#include "llmc/host/memory.h"
+
+namespace host {
+namespace {
+
+constexpr int checked_launches = 2;   // per launch site, kernel and shape
+constexpr std::size_t piece_bytes = 64 << 10;
+
+class WriteLog;
+__thread WriteLog* active_log = nullptr;
+
+// Address space that takes memory as it is written.
+class Scratch {
+public:
+    explicit Scratch(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
+        void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        memory_ = static_cast<char*>(memory);
+    }
+    ~Scratch() { munmap(memory_, bytes_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    char* data() const { return memory_; }
+
+private:
+    std::size_t bytes_;
+    char* memory_;
+};
+
+// While it lives, device memory is read-only until it is first written, and what it held before is kept.
+class WriteLog {
+public:
+    struct Piece {
+        char* memory;
+        std::size_t bytes;
+        std::size_t offset;   // of its copies in before() and after()
+    };
+
+    explicit WriteLog(std::vector<Memory::Pages> regions)
+        : regions_(std::move(regions)), before_(total(regions_)), after_(total(regions_)) {
+        std::size_t most = 0;
+        for (const Memory::Pages& region : regions_) {
+            most += static_cast<std::size_t>(region.end - region.begin) / piece_bytes + 1;
+            mprotect(region.begin, static_cast<std::size_t>(region.end - region.begin), PROT_READ);
+        }
+        pieces_.reserve(most);   // the fault handler must not allocate
+        saved_.assign(most, false);
+        active_log = this;
+    }
+    ~WriteLog() {
+        active_log = nullptr;
+        for (const Memory::Pages& region : regions_) {
+            mprotect(region.begin, static_cast<std::size_t>(region.end - region.begin), PROT_READ | PROT_WRITE);
+        }
+    }
+    WriteLog(const WriteLog&) = delete;
+    WriteLog& operator=(const WriteLog&) = delete;
+
+    bool take(const void* address) {
+        const char* place = static_cast<const char*>(address);
+        std::size_t number = 0, offset = 0;
+        for (const Memory::Pages& region : regions_) {
+            std::size_t bytes = static_cast<std::size_t>(region.end - region.begin);
+            if (place >= region.begin && place < region.end) {
+                std::size_t start = static_cast<std::size_t>(place - region.begin) / piece_bytes * piece_bytes;
+                number += start / piece_bytes;
+                if (saved_[number]) return false;
+                Piece piece{region.begin + start, std::min(piece_bytes, bytes - start), offset + start};
+                std::memcpy(before_.data() + piece.offset, piece.memory, piece.bytes);
+                mprotect(piece.memory, piece.bytes, PROT_READ | PROT_WRITE);
+                saved_[number] = true;
+                pieces_.push_back(piece);
+                return true;
+            }
+            number += bytes / piece_bytes + 1;
+            offset += bytes;
+        }
+        return false;
+    }
+
+    // Keeps what the pieces hold now as the result to compare with.
+    void keep_result() {
+        kept_ = pieces_.size();
+        for (const Piece& piece : pieces_) std::memcpy(after_.data() + piece.offset, piece.memory, piece.bytes);
+    }
+    void restore() {
+        for (const Piece& piece : pieces_) std::memcpy(piece.memory, before_.data() + piece.offset, piece.bytes);
+    }
+    // The first byte that is not as in the kept result; null if all are. Pieces written only since had to stay as they were.
+    const char* first_difference() const {
+        for (std::size_t i = 0; i < pieces_.size(); i++) {
+            const Piece& piece = pieces_[i];
+            const char* expected = (i < kept_ ? after_ : before_).data() + piece.offset;
+            if (const char* found = mismatch(piece, expected)) return found;
+        }
+        return nullptr;
+    }
+    // The first byte that has changed outside of the ranges; null if none has.
+    const char* first_change_outside(const std::vector<Access>& ranges) const {
+        for (const Piece& piece : pieces_) {
+            const char* before = before_.data() + piece.offset;
+            if (!mismatch(piece, before)) continue;
+            for (std::size_t i = 0; i < piece.bytes; i++) {
+                if (piece.memory[i] != before[i] && !covered(piece.memory + i, ranges)) return piece.memory + i;
+            }
+        }
+        return nullptr;
+    }
+
+private:
+    static std::size_t total(const std::vector<Memory::Pages>& regions) {
+        std::size_t bytes = 0;
+        for (const Memory::Pages& region : regions) bytes += static_cast<std::size_t>(region.end - region.begin);
+        return bytes;
+    }
+    static const char* mismatch(const Piece& piece, const char* expected) {
+        if (std::memcmp(piece.memory, expected, piece.bytes) == 0) return nullptr;
+        return std::mismatch(piece.memory, piece.memory + piece.bytes, expected).first;
+    }
+    static bool covered(const char* address, const std::vector<Access>& ranges) {
+        return std::any_of(ranges.begin(), ranges.end(), [&](const Access& range) {
+            auto* begin = static_cast<const char*>(range.begin);
+            return range.write && address >= begin && address < begin + range.bytes;
+        });
+    }
+
+    std::vector<Memory::Pages> regions_;
+    Scratch before_, after_;
+    std::vector<Piece> pieces_;
+    std::vector<bool> saved_;
+    std::size_t kept_ = 0;
+};
+
+std::string where(const char* address) {
+    std::string place = describe_address(address);
+    return place.empty() ? text(static_cast<const void*>(address)) : place;
+}
+
+}   // namespace
+
+bool log_write(const void* address) { return active_log && active_log->take(address); }
+
+bool is_new_to_order_check(const Grid& grid) {
+    static std::mutex mutex;
+    static std::map<std::string, int> seen;
+    std::string key = text(grid.kernel, '|', grid.file, '|', grid.line, '|', grid.blocks.x, ',', grid.blocks.y, ',',
+                           grid.blocks.z, '|', grid.threads.x, ',', grid.threads.y, ',', grid.threads.z);
+    std::lock_guard<std::mutex> lock(mutex);
+    return seen[key]++ < checked_launches;
+}
+
+GridFault run_grid_in_orders(const Grid& grid) {
+    WriteLog log(device().memory.live_pages());
+    RunOrder order;
+    order.on_one_thread = true;
+    GridFault fault = run_grid(grid, order);
+    if (fault.error != cudaSuccess) return fault;
+
+    bool declares_writes = std::any_of(grid.accesses.begin(), grid.accesses.end(), [](const Access& a) { return a.write; });
+    if (declares_writes) {
+        if (const char* change = log.first_change_outside(grid.accesses)) {
+            return {cudaErrorLaunchFailure, text(describe_launch(grid), " writes memory that the launch does not declare: ",
+                                                 where(change))};
+        }
+    }
+
+    log.keep_result();
+    log.restore();
+    order.threads = ThreadOrder::descending;
+    order.blocks_descending = true;
+    fault = run_grid(grid, order);
+    if (fault.error != cudaSuccess) return fault;
+    const char* difference = log.first_difference();
+    if (!difference) return {};
+
+    log.restore();
+    order.blocks_descending = false;
+    fault = run_grid(grid, order);
+    if (fault.error != cudaSuccess) return fault;
+    const char* between_threads = log.first_difference();
+    std::string cause = between_threads ? "the threads of a block run: a __syncthreads or __syncwarp is missing, or the order "
+                                          "of atomics matters"
+                                        : "blocks run: they depend on each other, or the order of atomics matters";
+    return {cudaErrorLaunchFailure, text(describe_launch(grid), " gives different results in ascending and in descending ",
+                                         "order, first at ", where(between_threads ? between_threads : difference),
+                                         ": it depends on the order in which ", cause)};
+}
+
+}   // namespace host
