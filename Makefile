@@ -47,8 +47,8 @@ CPU_FLAGS := $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math
 include dev/tools/cuda.mk
 
 ifeq ($(DEVICE),cpu)
-# kernels are host code here: the stand-in headers take the place of CUDA's
-COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
+# kernels are host code here: the stand-in headers take the place of CUDA's; nvcc's pragmas mean nothing to it
+COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Illmc/host/include $(INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
