@@ -99,7 +99,7 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 
 $(BUILD)/train_gpt: $(call precision_object,train_gpt.cu) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
-$(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
+$(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(UNIT_MAIN) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(BUILD)/unit_test: $(MODEL_TESTS) $(UNIT_MAIN) $(MODEL_OBJECTS) $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
