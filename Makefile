@@ -107,7 +107,7 @@ $(COMMON)/unit_test: $(COMMON_TESTS) $(UNIT_MAIN) $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 # tokenize needs no device, so none of its libraries either
 $(COMMON)/tokenize: $(call common_object,dev/tools/tokenize.cpp) \
-    $(filter $(COMMON)/obj/llmc/data/% $(COMMON)/obj/llmc/io/%,$(COMMON_OBJECTS))
+    $(filter $(COMMON)/obj/llmc/data/% $(COMMON)/obj/llmc/io/% $(COMMON)/obj/llmc/base/log%,$(COMMON_OBJECTS))
 	$(LINK) $^ -o $@ $(PCRE2)
 $(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_OBJECTS)
 	$(LINK) $^ -o $@ $(LIBRARIES)
