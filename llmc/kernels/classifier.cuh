@@ -6,7 +6,16 @@
 
 #include <cuda_runtime.h>
 
+#include <cfloat>
+#include <cmath>
+
+#include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/exp.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/ordered_sum.cuh"
+#include "llmc/kernels/reduce.cuh"
+#include "llmc/kernels/vec.cuh"
 
 enum class ClassifierOutput {
     loss,                // validation: logits stay as they are
@@ -32,4 +41,126 @@ template <class Real>
 void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int Vp, cudaStream_t stream);
 
 // total[0] = scale * sum(losses[0 .. n-1]) on the device, in a fixed order; added to what is there when `accumulate`.
-void sum_losses(float* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
+inline void sum_losses(float* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A row belongs to one block. First every thread finds the largest logit of its columns and the sum of exponentials
+// relative to it, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the block
+// combines them. The parts are functions of their own so that a vocabulary cut over ranks can combine between them.
+
+constexpr int kClassifierThreads = 512;
+
+struct SoftmaxPart {
+    float max;   // of the logits seen; -FLT_MAX when none was
+    float sum;   // of exp(logit - max)
+};
+
+// This thread's share of the first V columns of a row.
+template <class Real>
+__device__ __forceinline__ SoftmaxPart softmax_part(const Real* logits, int V, Extent extent) {
+    SoftmaxPart part = {-FLT_MAX, 0.0f};
+    for (int c = static_cast<int>(threadIdx.x) * 8; c < V; c += static_cast<int>(blockDim.x) * 8) {
+        Vec8<float> x = to_float(load8(logits, c, extent));
+        for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;   // padding adds exp(-inf) = 0
+        const float max = larger(max8(x), part.max);
+        for (int k = 0; k < 8; k++) x[k] = exp_for<Real>(x[k] - max);
+        part = {max, fmaf(part.sum, exp_for<Real>(part.max - max), sum8(x))};
+    }
+    return part;
+}
+
+// The whole row's, given to every thread of the block.
+template <class Real>
+__device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
+    const float max = block_max(part.max);
+    return {max, block_sum(part.sum * exp_for<Real>(part.max - max))};
+}
+
+// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss.
+template <class Real>
+__device__ __forceinline__ void write_logit_gradient(Real* logits, SoftmaxPart softmax, int target, float dloss, int V,
+                                                     Extent extent) {
+    const float scale = dloss / softmax.sum;
+    for (int c = static_cast<int>(threadIdx.x) * 8; c < extent.count; c += static_cast<int>(blockDim.x) * 8) {
+        Vec8<float> x = to_float(load8<Cache::stream>(logits, c, extent));
+        for (int k = 0; k < 8; k++) {
+            const float gradient = exp_for<Real>(x[k] - softmax.max) * scale - (c + k == target ? dloss : 0.0f);
+            x[k] = c + k < V ? gradient : 0.0f;
+        }
+        store8(logits, c, extent, round_to<Real>(x));
+    }
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Classifier<Real> args, Extent extent) {
+    // the last rows first: the matmul wrote them last, they may still be in cache
+    const std::int64_t row = gridDim.x - 1 - blockIdx.x;
+    Real* logits = args.logits + row * args.Vp;
+    const int target = args.targets[row];
+    const bool gradient = args.output == ClassifierOutput::loss_and_gradient;
+    if (target < 0) {
+        if (threadIdx.x == 0) args.losses[row] = 0.0f;
+        for (int c = static_cast<int>(threadIdx.x) * 8; gradient && c < args.Vp; c += static_cast<int>(blockDim.x) * 8) {
+            store8(logits, c, extent, round_to<Real>(Vec8<float>{}));
+        }
+        return;
+    }
+    const float target_logit = static_cast<float>(logits[target]);   // read before the row is overwritten
+    const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, args.V, extent));
+    if (threadIdx.x == 0) args.losses[row] = logf(softmax.sum) + (softmax.max - target_logit);
+    if (gradient) write_logit_gradient(logits, softmax, target, args.dloss, args.V, extent);
+}
+
+// Enough threads for a row, in whole warps.
+inline dim3 classifier_block(int Vp) {
+    int threads = (Vp + 255) / 256 * 32;
+    return dim3(static_cast<unsigned>(threads < kClassifierThreads ? threads : kClassifierThreads));
+}
+
+template <class Real>
+void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
+    ENSURE(args.V >= 1 && args.Vp >= args.V, "classifier of V=", args.V, " padded to Vp=", args.Vp);
+    if (args.rows == 0) return;
+    const std::size_t logit_bytes = sizeof(Real) * args.rows * args.Vp;
+    Launch where{dim3(static_cast<unsigned>(args.rows)), classifier_block(args.Vp), 0, stream};
+    where.reads(args.targets, args.rows * sizeof(int)).writes(args.losses, args.rows * sizeof(float));
+    if (args.output == ClassifierOutput::loss) where.reads(args.logits, logit_bytes);
+    else where.writes(args.logits, logit_bytes);
+    launch(fused_classifier_kernel<Real>, where, args, row_extent(args.Vp, args.logits));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class Real>
+__global__ void __launch_bounds__(kClassifierThreads)
+    softmax_rows_kernel(float* probabilities, const Real* logits, int V, Extent extent) {
+    logits += static_cast<std::int64_t>(blockIdx.x) * extent.count;
+    probabilities += static_cast<std::int64_t>(blockIdx.x) * V;
+    const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, V, extent));
+    const float scale = 1.0f / softmax.sum;
+    for (int c = static_cast<int>(threadIdx.x); c < V; c += static_cast<int>(blockDim.x)) {
+        probabilities[c] = exp_for<Real>(static_cast<float>(logits[c]) - softmax.max) * scale;
+    }
+}
+
+template <class Real>
+void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int Vp, cudaStream_t stream) {
+    ENSURE(V >= 1 && Vp >= V, "softmax of V=", V, " padded to Vp=", Vp);
+    if (rows == 0) return;
+    Launch where{dim3(static_cast<unsigned>(rows)), classifier_block(Vp), 0, stream};
+    where.reads(logits, sizeof(Real) * rows * Vp).writes(probabilities, sizeof(float) * rows * V);
+    launch(softmax_rows_kernel<Real>, where, probabilities, logits, V, row_extent(Vp, logits));
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kOrderedSumThreads)
+    sum_losses_kernel(Real* total, const Real* losses, int n, float scale, bool accumulate) {
+    const double sum = ordered_sum(losses, n);
+    if (threadIdx.x == 0) *total = static_cast<Real>(sum * scale + (accumulate ? static_cast<double>(*total) : 0.0));
+}
+
+inline void sum_losses(float* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream) {
+    Launch where{dim3(1), dim3(kOrderedSumThreads), 0, stream};
+    where.reads(losses, n * sizeof(float)).writes(total, sizeof(float));
+    launch(sum_losses_kernel<float>, where, total, losses, n, scale, accumulate);
+}

@@ -1,5 +1,7 @@
 // GELU with the tanh approximation (Hendrycks and Gimpel, 2016), as GPT-2 uses it:
-//   gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+//   gelu(x) = x/2 (1 + tanh(u)),  u = sqrt(2/pi) (x + 0.044715 x^3)
+// computed as x s with s = 1 / (1 + e^(-2u)), which is the same and needs one exponential: cheap enough to stay limited by
+// memory, and without the loss of digits of 1 + tanh(u) where u is very negative.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,6 +9,10 @@
 #include <cstdint>
 
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/exp.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/vec.cuh"
 
 // out[i] = gelu(in[i]) for n elements; `out` may be `in`.
 template <class Real>
@@ -15,3 +21,56 @@ void gelu_forward(Real* out, const Real* in, std::int64_t n, cudaStream_t stream
 // din[i] = dout[i] * gelu'(in[i]) for n elements; `din` may be `dout`.
 template <class Real>
 void gelu_backward(Real* din, const Real* dout, const Real* in, std::int64_t n, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+constexpr float kGeluScale = 1.5957691216f;   // 2 sqrt(2/pi)
+constexpr float kGeluCubic = 0.044715f;
+
+template <class Real>
+__device__ __forceinline__ float gelu_of(float x) {
+    return x * sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
+}
+
+// s + x s (1 - s) 2u', with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+template <class Real>
+__device__ __forceinline__ float gelu_slope(float x) {
+    float s = sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
+    float slope_of_2u = kGeluScale * fmaf(3.0f * kGeluCubic * x, x, 1.0f);
+    return fmaf(x * slope_of_2u, s * (1.0f - s), s);
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kElementwiseThreads) gelu_forward_kernel(Real* out, const Real* in, Extent extent) {
+    std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    Vec8<float> x = to_float(load8(in, i, extent));
+    for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
+    store8(out, i, extent, round_to<Real>(x));
+}
+
+template <class Real>
+void gelu_forward(Real* out, const Real* in, std::int64_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    Launch where = elementwise_launch(n, stream);
+    where.reads(in, n * sizeof(Real)).writes(out, n * sizeof(Real));
+    launch(gelu_forward_kernel<Real>, where, out, in, Extent{n, packets_fit(out, in)});
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    gelu_backward_kernel(Real* din, const Real* dout, const Real* in, Extent extent) {
+    std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    Vec8<float> x = to_float(load8(in, i, extent)), d = to_float(load8(dout, i, extent));
+    for (int k = 0; k < 8; k++) d[k] *= gelu_slope<Real>(x[k]);
+    store8(din, i, extent, round_to<Real>(d));
+}
+
+template <class Real>
+void gelu_backward(Real* din, const Real* dout, const Real* in, std::int64_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    Launch where = elementwise_launch(n, stream);
+    where.reads(in, n * sizeof(Real)).reads(dout, n * sizeof(Real)).writes(din, n * sizeof(Real));
+    launch(gelu_backward_kernel<Real>, where, din, dout, in, Extent{n, packets_fit(din, dout, in)});
+}

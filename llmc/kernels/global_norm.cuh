@@ -12,6 +12,11 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/block_table.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/ordered_sum.cuh"
+#include "llmc/kernels/reduce.cuh"
+#include "llmc/kernels/vec.cuh"
 
 // What AdamW reads on the device and the trainer downloads for its log.
 struct GradNorm {
@@ -45,4 +50,72 @@ template <class Grad>
 void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream);
 
 // result[0] from sum[0], the sum of squares over all ranks.
-void finish_global_norm(GradNorm* result, const double* sum, float max_norm, cudaStream_t stream);
+inline void finish_global_norm(GradNorm* result, const double* sum, float max_norm, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+constexpr int kNormThreads = 256;
+constexpr std::int64_t kNormBlock = 32768;   // elements of a block: 128 per thread, for one reduction
+
+template <class Grad>
+__global__ void __launch_bounds__(kNormThreads) sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
+    const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
+    const std::int64_t begin = (blockIdx.x - range.first_block) * kNormBlock;
+    const std::int64_t end = begin + kNormBlock < range.count ? begin + kNormBlock : range.count;
+    const Extent extent{end, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
+    // eight independent sums: more precise than one, and vectors on a CPU
+    Vec8<float> sums = {};
+    for (std::int64_t i = begin + threadIdx.x * 8; i < end; i += kNormThreads * 8) {
+        Vec8<float> x = to_float(load8(range.data, i, extent));
+        for (int k = 0; k < 8; k++) sums[k] = fmaf(x[k], x[k], sums[k]);
+    }
+    const float sum = block_sum(sum8(sums));
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+template <class Sum>
+__global__ void __launch_bounds__(kOrderedSumThreads)
+    add_partials_kernel(Sum* sum, const float* partials, std::int64_t count, bool accumulate) {
+    const double total = ordered_sum(partials, count);
+    if (threadIdx.x == 0) *sum = accumulate ? *sum + total : total;
+}
+
+template <class Grad>
+NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange<Grad>> ranges,
+                                cudaStream_t stream) {
+    NormTable<Grad> table;
+    table.blocks = number_blocks(ranges, kNormBlock);
+    table.ranges = std::move(ranges);
+    table.device_ranges = arena.allocate<NormRange<Grad>>(name + "_ranges", table.ranges.size());
+    table.device_ranges.upload(table.ranges, stream);
+    table.partials = arena.allocate<float>(name + "_partials", static_cast<std::size_t>(table.blocks));
+    return table;
+}
+
+template <class Grad>
+void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream) {
+    if (table.blocks > 0) {
+        Launch squares{dim3(blocks_for(table.blocks, 1)), dim3(kNormThreads), 0, stream};
+        for (const NormRange<Grad>& range : table.ranges) squares.reads(range.data, range.count * sizeof(Grad));
+        squares.reads(table.device_ranges.data(), table.device_ranges.bytes());
+        squares.writes(table.partials.data(), table.partials.bytes());
+        launch(sum_of_squares_kernel<Grad>, squares, table.partials.data(), table.device_ranges.data(),
+               static_cast<int>(table.ranges.size()));
+    }
+    Launch add{dim3(1), dim3(kOrderedSumThreads), 0, stream};
+    add.reads(table.partials.data(), table.partials.bytes()).writes(sum, sizeof(double));
+    launch(add_partials_kernel<double>, add, sum, table.partials.data(), table.blocks, accumulate);
+}
+
+template <class Sum>
+__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, float max_norm) {
+    const float norm = static_cast<float>(sqrt(*sum));
+    const bool finite = norm <= 3.4e38f;   // false for NaN
+    *result = {norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f, finite ? 0 : 1};
+}
+
+inline void finish_global_norm(GradNorm* result, const double* sum, float max_norm, cudaStream_t stream) {
+    Launch where{dim3(1), dim3(1), 0, stream};
+    where.reads(sum, sizeof(double)).writes(result, sizeof(GradNorm));
+    launch(finish_global_norm_kernel<double>, where, result, sum, max_norm);
+}

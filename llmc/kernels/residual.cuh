@@ -8,6 +8,10 @@
 #include <cstdint>
 
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/rows.cuh"
+#include "llmc/kernels/vec.cuh"
 
 // out[i] = a[i] + b[i] for n elements; `out` may be `a` or `b`.
 template <class Real>
@@ -30,3 +34,58 @@ struct ResidualLayerNormForward {
 
 template <class Real>
 void residual_layernorm_forward(const ResidualLayerNormForward<Real>& args, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// What both ways of adding compute: the sum, rounded.
+template <class Real>
+__device__ __forceinline__ Vec8<Real> add8(const Vec8<Real>& a, const Vec8<Real>& b) {
+    Vec8<Real> sum;
+    for (int k = 0; k < 8; k++) sum[k] = static_cast<Real>(static_cast<float>(a[k]) + static_cast<float>(b[k]));
+    return sum;
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    residual_forward_kernel(Real* out, const Real* a, const Real* b, Extent extent) {
+    std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    store8(out, i, extent, add8(load8(a, i, extent), load8(b, i, extent)));
+}
+
+template <class Real>
+void residual_forward(Real* out, const Real* a, const Real* b, std::int64_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    Launch where = elementwise_launch(n, stream);
+    where.reads(a, n * sizeof(Real)).reads(b, n * sizeof(Real)).writes(out, n * sizeof(Real));
+    launch(residual_forward_kernel<Real>, where, out, a, b, Extent{n, packets_fit(out, a, b)});
+}
+
+template <class Real, class AnyExtent>
+__global__ void __launch_bounds__(kRowThreads)
+    residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
+    RowOfThread<AnyExtent> row(args.rows, extent, first_row());
+    Vec8<Real> sum[kRowParts];
+#pragma unroll
+    for (int j = 0; j < kRowParts; j++) {
+        sum[j] = add8(row.load(args.a, j), row.load(args.b, j));
+        row.store(args.residual, j, sum[j]);
+    }
+    normalise_row(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias);
+}
+
+template <class Real>
+void residual_layernorm_forward(const ResidualLayerNormForward<Real>& args, cudaStream_t stream) {
+    if (args.rows == 0) return;
+    std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
+    Launch where = row_launch(args.rows, args.C, stream);
+    where.reads(args.a, all_bytes).reads(args.b, all_bytes);
+    where.reads(args.weight, row_bytes).reads(args.bias, row_bytes);
+    where.writes(args.residual, all_bytes).writes(args.out, all_bytes);
+    if (args.mean) where.writes(args.mean, args.rows * sizeof(float));
+    if (args.rstd) where.writes(args.rstd, args.rows * sizeof(float));
+    with_row_extent(
+        args.C,
+        [&](auto extent) { launch(residual_layernorm_forward_kernel<Real, decltype(extent)>, where, args, extent); },
+        args.residual, args.out, args.a, args.b, args.weight, args.bias);
+}

@@ -34,7 +34,6 @@ template <class T> using Vec8 = Vec<T, 8>;                                    //
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
     Vec<T, N> result;
-#pragma unroll
     for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = reinterpret_cast<const int4*>(p)[i];
     return result;
 }
@@ -42,20 +41,17 @@ __device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_packets_streaming(const T* p) {
     Vec<T, N> result;
-#pragma unroll
     for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = __ldcs(reinterpret_cast<const int4*>(p) + i);
     return result;
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store_packets(T* p, const Vec<T, N>& v) {
-#pragma unroll
     for (int i = 0; i < v.packets; i++) reinterpret_cast<int4*>(p)[i] = reinterpret_cast<const int4*>(&v)[i];
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store_packets_streaming(T* p, const Vec<T, N>& v) {
-#pragma unroll
     for (int i = 0; i < v.packets; i++) __stcs(reinterpret_cast<int4*>(p) + i, reinterpret_cast<const int4*>(&v)[i]);
 }
 
@@ -63,6 +59,12 @@ __device__ __forceinline__ void store_packets_streaming(T* p, const Vec<T, N>& v
 struct Extent {
     std::int64_t count;
     bool packets;
+};
+
+// The same where that is known when compiling: packets only, count a multiple of eight. Kernels that keep much in
+// registers are compiled for it, because the other way costs them registers.
+struct PacketExtent {
+    std::int64_t count;
 };
 
 enum class Cache { keep, stream };
@@ -75,9 +77,14 @@ __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent exte
         else return load_packets<8>(p + i);
     }
     Vec8<T> result;
-#pragma unroll
     for (int k = 0; k < 8; k++) result[k] = i + k < extent.count ? p[i + k] : static_cast<T>(0.0f);
     return result;
+}
+
+template <Cache cache = Cache::keep, class T>
+__device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, PacketExtent) {
+    if constexpr (cache == Cache::stream) return load_packets_streaming<8>(p + i);
+    else return load_packets<8>(p + i);
 }
 
 // Stores elements i .. i+7, leaving out those at or beyond the end.
@@ -88,14 +95,50 @@ __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, cons
         else store_packets(p + i, v);
         return;
     }
-#pragma unroll
     for (int k = 0; k < 8; k++) {
         if (i + k < extent.count) p[i + k] = v[k];
     }
 }
 
+template <Cache cache = Cache::keep, class T>
+__device__ __forceinline__ void store8(T* p, std::int64_t i, PacketExtent, const Vec8<T>& v) {
+    if constexpr (cache == Cache::stream) store_packets_streaming(p + i, v);
+    else store_packets(p + i, v);
+}
+
+// Converts eight elements: exactly to float, rounded to nearest from float.
+template <class T>
+__device__ __forceinline__ Vec8<float> to_float(const Vec8<T>& v) {
+    Vec8<float> result;
+    for (int k = 0; k < 8; k++) result[k] = static_cast<float>(v[k]);
+    return result;
+}
+
+template <class T>
+__device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
+    Vec8<T> result;
+    for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
+    return result;
+}
+
+// The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. Comparisons
+// leave out not-a-number; sums do not.
+__device__ __forceinline__ float sum8(const Vec8<float>& v) {
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+__device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
+__device__ __forceinline__ float max8(const Vec8<float>& v) {
+    return larger(larger(larger(v[0], v[4]), larger(v[2], v[6])), larger(larger(v[1], v[5]), larger(v[3], v[7])));
+}
+
 // Whether every pointer can be read in packets of eight elements (null pointers, for optional operands, can).
-template <class... Pointers>
-bool packets_fit(const Pointers*... pointers) {
+template <class... T>
+bool packets_fit(const T*... pointers) {
     return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+// The same for rows of C elements: every row must begin at a packet.
+template <class... T>
+Extent row_extent(std::int64_t C, const T*... pointers) {
+    return {C, C % 8 == 0 && packets_fit(pointers...)};
 }

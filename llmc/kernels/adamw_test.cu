@@ -1,0 +1,197 @@
+#include "llmc/kernels/adamw.cuh"
+
+#include "llmc/kernels/kernel_test.h"
+
+namespace {
+
+// The state of one tensor before an update, and what it must be after.
+struct Reference {
+    Doubles w, m, v;
+    Doubles w_error, m_error, v_error;
+};
+
+Reference adam_reference(const Doubles& w, const Doubles& m, const Doubles& v, const Doubles& gradient, double grad_scale,
+                         double decay, const AdamStep& s) {
+    Reference r;
+    const double b1 = s.beta1, b2 = s.beta2, u = unit<float>;
+    for (std::size_t i = 0; i < w.size(); i++) {
+        const double g = gradient[i] * grad_scale;
+        const double new_m = b1 * m[i] + (1 - b1) * g, m_size = b1 * std::abs(m[i]) + (1 - b1) * std::abs(g);
+        const double new_v = b2 * v[i] + (1 - b2) * g * g;
+        const double bottom = std::sqrt(new_v / (1 - std::pow(b2, s.step))) + s.epsilon;
+        const double c1 = 1 / (1 - std::pow(b1, s.step));
+        const double change = new_m * c1 / bottom + decay * w[i];
+        r.m.push_back(new_m);
+        r.v.push_back(new_v);
+        r.w.push_back(w[i] - s.learning_rate * change);
+        // roundings: m three, v four, then two corrections, a root, a sum, a quotient, and the last step
+        r.m_error.push_back(4 * u * m_size);
+        r.v_error.push_back(6 * u * new_v + 0x1p-149);
+        r.w_error.push_back(2 * u * std::abs(w[i]) +
+                            s.learning_rate * u * (16 * m_size * c1 / bottom + 3 * decay * std::abs(w[i])));
+    }
+    return r;
+}
+
+template <class Real, class Grad>
+struct Tensor {
+    TestTensor<Real> parameter;
+    TestTensor<float> master, m, v;
+    TestTensor<Grad> gradient;
+    double decay;
+};
+
+// Tensors of several sizes, empty and misaligned ones among them.
+template <class Real, class Grad>
+std::vector<Tensor<Real, Grad>> make_tensors(KernelTest& test, bool masters) {
+    std::vector<Tensor<Real, Grad>> tensors;
+    const std::size_t counts[] = {5, 0, 8192, 1, 20000, 0, 8193};
+    for (std::size_t i = 0; i < std::size(counts); i++) {
+        const std::size_t n = counts[i], shift = i == 4 ? 1 : 0;
+        Doubles w = masters ? random_values<float>(n, 0.1, 10 * i) : random_values<Real>(n, 0.1, 10 * i);
+        Doubles v = random_values<float>(n, 0.01, 10 * i + 2);
+        for (double& x : v) x *= x;
+        tensors.push_back({test.tensor<Real>(w, shift), test.tensor<float>(w, shift),
+                           test.random<float>(n, 0.01, 10 * i + 1, shift), test.tensor<float>(v),
+                           test.random<Grad>(n, 0.02, 10 * i + 3, shift), i % 2 ? 0.0 : 0.1});
+    }
+    return tensors;
+}
+
+template <class Real, class Grad>
+AdamTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters) {
+    std::vector<AdamRange<Real, Grad>> ranges;
+    for (const auto& t : tensors) {
+        ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(), t.v.data(),
+                          static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
+    }
+    return test.keep(make_adam_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream));
+}
+
+DeviceBuffer<GradNorm> upload_norm(KernelTest& test, GradNorm norm) {
+    DeviceBuffer<GradNorm> buffer = test.arena.allocate<GradNorm>("test/norm", 1);
+    buffer.upload(std::vector<GradNorm>{norm}, test.stream);
+    return test.keep(buffer);
+}
+
+template <class Real, class Grad>
+void check_adamw(bool masters, int step) {
+    KernelTest test;
+    auto tensors = make_tensors<Real, Grad>(test, masters);
+    auto table = make_table(test, tensors, masters);
+    DeviceBuffer<GradNorm> norm = upload_norm(test, {4.0f, 0.25f, 0});
+    AdamStep s{1e-3f, 0.9f, 0.95f, 1e-8f, step, 0, norm.data()};
+    std::vector<Reference> expected;
+    for (const auto& t : tensors) {
+        expected.push_back(adam_reference(masters ? t.master.values() : t.parameter.values(), t.m.values(), t.v.values(),
+                                          t.gradient.values(), 0.25, static_cast<float>(t.decay), s));
+    }
+    adamw_update(table, s, test.stream);
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+        const Reference& r = expected[i];
+        std::string what = text("tensor ", i, " of ", r.w.size());
+        check_close(tensors[i].m.values(), r.m, r.m_error, what + " m");
+        check_close(tensors[i].v.values(), r.v, r.v_error, what + " v");
+        Doubles parameter = tensors[i].parameter.values();
+        if (!masters) {
+            check_close(parameter, r.w, r.w_error, what + " parameter");
+            continue;
+        }
+        Doubles master = tensors[i].master.values();
+        check_close(master, r.w, r.w_error, what + " master");
+        for (double& x : master) x = rounded<Real>(x);
+        CHECK(parameter == master);   // the parameter is the rounded master, exactly
+    }
+}
+
+}   // namespace
+
+TEST_CASE("adamw: matches the double loop over many tensors") {
+    for (int step : {1, 2, 1000}) {
+        check_adamw<float, float>(false, step);
+        check_adamw<bf16, float>(true, step);
+        check_adamw<bf16, bf16>(true, step);
+    }
+}
+
+TEST_CASE("adamw: without a norm gradients count as they are") {
+    KernelTest test;
+    auto tensors = make_tensors<float, float>(test, false), same = make_tensors<float, float>(test, false);
+    DeviceBuffer<GradNorm> norm = upload_norm(test, {1.0f, 1.0f, 0});
+    AdamStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 3};
+    adamw_update(make_table(test, tensors, false), step, test.stream);
+    step.norm = norm.data();
+    adamw_update(make_table(test, same, false), step, test.stream);
+    for (std::size_t i = 0; i < tensors.size(); i++) CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
+}
+
+TEST_CASE("adamw: the skip flag leaves everything as it was") {
+    KernelTest test;
+    auto tensors = make_tensors<bf16, float>(test, true), same = make_tensors<bf16, float>(test, true);
+    DeviceBuffer<GradNorm> norm = upload_norm(test, {NAN, NAN, 1});
+    adamw_update(make_table(test, tensors, true), {1e-3f, 0.9f, 0.95f, 1e-8f, 3, 0, norm.data()}, test.stream);
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+        CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
+        CHECK(same_bits(tensors[i].master.raw(), same[i].master.raw()));
+        CHECK(same_bits(tensors[i].m.raw(), same[i].m.raw()));
+        CHECK(same_bits(tensors[i].v.raw(), same[i].v.raw()));
+    }
+}
+
+namespace {
+
+// One step without masters on `count` elements with the given initial weights, starting at element `first`.
+std::vector<bf16> stochastic_step(const Doubles& w, std::size_t first, std::size_t count, int step, std::uint64_t seed,
+                                  std::uint64_t tensor_key, double gradient) {
+    KernelTest test;
+    Doubles piece(w.begin() + static_cast<std::ptrdiff_t>(first), w.begin() + static_cast<std::ptrdiff_t>(first + count));
+    auto parameter = test.tensor<bf16>(piece);
+    auto m = test.tensor<float>(Doubles(count, 0.0)), v = test.tensor<float>(Doubles(count, 0.0));
+    auto g = test.tensor<float>(Doubles(count, gradient));
+    AdamRange<bf16, float> range{parameter.data(), nullptr, g.data(), m.data(), v.data(), static_cast<std::int64_t>(count), 0.0f,
+                                 tensor_key, GlobalSpan{static_cast<std::int64_t>(first)}};
+    auto table = make_adam_table<bf16, float>(test.arena, "test/adam", {range}, test.stream);
+    adamw_update(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
+    return parameter.raw();
+}
+
+}   // namespace
+
+TEST_CASE("adamw: stochastic rounding takes a neighbour, and is right on average") {
+    const std::size_t n = 100000;
+    Doubles w(n, 1.0);
+    // every element moves from 1 to 1 - 0.001; bf16 below 1 has steps of 2^-8, so 0.256 of a step
+    std::vector<bf16> result = stochastic_step(w, 0, n, 1, 5, 9, 1.0);
+    double sum = 0;
+    bool neighbours = true;
+    for (bf16 x : result) {
+        double value = static_cast<double>(static_cast<float>(x));
+        neighbours = neighbours && (value == 1.0 || value == 1.0 - 0x1p-8);
+        sum += value;
+    }
+    CHECK(neighbours);
+    const double deviation = 0x1p-8 * std::sqrt(0.256 * 0.744 / n);
+    CHECK(std::abs(sum / n - 0.999) < 5 * deviation);
+}
+
+TEST_CASE("adamw: stochastic rounding depends on seed, step, tensor and global element only") {
+    Doubles w = random_values<bf16>(1000, 0.1, 1);
+    std::vector<bf16> whole = stochastic_step(w, 0, 1000, 3, 5, 9, 0.01);
+    CHECK(same_bits(whole, stochastic_step(w, 0, 1000, 3, 5, 9, 0.01)));
+    CHECK_FALSE(same_bits(whole, stochastic_step(w, 0, 1000, 3, 6, 9, 0.01)));
+    CHECK_FALSE(same_bits(whole, stochastic_step(w, 0, 1000, 3, 5, 10, 0.01)));
+    for (std::size_t first : {1u, 8u, 13u, 500u}) {
+        std::vector<bf16> piece = stochastic_step(w, first, 1000 - first, 3, 5, 9, 0.01);
+        CHECK(same_bits(piece, std::vector<bf16>(whole.begin() + static_cast<std::ptrdiff_t>(first), whole.end())));
+    }
+}
+
+TEST_CASE("adamw: stochastic rounding never makes a number of what is none") {
+    Doubles w(8, 1.0);
+    w[1] = INFINITY;   // (no decay of it is 0 * infinity, so this becomes not-a-number too)
+    w[2] = NAN;
+    std::vector<bf16> result = stochastic_step(w, 0, 8, 1, 1, 1, 0.0);
+    CHECK_FALSE(std::isfinite(static_cast<float>(result[1])));
+    CHECK(std::isnan(static_cast<float>(result[2])));
+    CHECK(static_cast<float>(result[0]) == 1.0f);
+}

@@ -1,0 +1,169 @@
+#include "llmc/kernels/encoder.cuh"
+
+#include <numeric>
+
+#include "llmc/kernels/kernel_test.h"
+
+namespace {
+
+// Few different tokens, one of them most of the time (long groups), and both ends of the vocabulary.
+std::vector<int> random_tokens(int n, int V, std::uint64_t seed) {
+    std::vector<int> tokens(n);
+    for (int i = 0; i < n; i++) {
+        std::uint64_t r = mix64(mix64(seed) + i);
+        tokens[i] = r % 3 == 0 ? 2 % V : static_cast<int>((r >> 8) % V);
+    }
+    tokens[0] = V - 1;
+    tokens[n - 1] = 0;
+    return tokens;
+}
+
+}   // namespace
+
+TEST_CASE("encoder: tokens are grouped by value, ascending, each position once") {
+    std::vector<int> tokens = {5, 2, 5, 9, 2, 5};
+    TokenGroups groups = group_tokens(tokens, 10);
+    TokenGroupsView view = groups.view();
+    CHECK(groups.groups == 3);
+    CHECK(groups.positions == 6);
+    CHECK(groups.data.size() <= token_groups_capacity(tokens.size()));
+    CHECK(std::vector<int>(view.order, view.order + 6) == std::vector<int>{1, 4, 0, 2, 5, 3});
+    CHECK(std::vector<int>(view.tokens, view.tokens + 3) == std::vector<int>{2, 5, 9});
+    CHECK(std::vector<int>(view.starts, view.starts + 4) == std::vector<int>{0, 2, 5, 6});
+}
+
+TEST_CASE("encoder: groups leave out tokens that another rank owns") {
+    std::vector<int> tokens = {5, 2, 5, 9, 2, 5};
+    TokenGroups groups = group_tokens(tokens, 4, 4);   // tokens 4 .. 7
+    TokenGroupsView view = groups.view();
+    CHECK(groups.groups == 1);
+    CHECK(groups.positions == 3);
+    CHECK(view.tokens[0] == 5);
+    CHECK(std::vector<int>(view.order, view.order + 3) == std::vector<int>{0, 2, 5});
+    CHECK(group_tokens({}, 4).data == std::vector<int>{0});
+}
+
+TEST_CASE_TEMPLATE("encoder: forward matches the loop", Real, float, bf16) {
+    KernelTest test;
+    const int B = 3, T = 5, V = 11, max_positions = 16;
+    std::vector<int> tokens = random_tokens(B * T, V, 1);
+    DeviceBuffer<int> device_tokens = test.ints(tokens);
+    for (int C : {1, 8, 12, 48, 768}) {
+        Doubles wte = random_values<Real>(V * C, 1.0, 2), wpe = random_values<Real>(max_positions * C, 1.0, 3);
+        auto out = test.output<Real>(B * T * C);
+        Doubles expected(B * T * C);
+        auto expect = [&](auto position_of) {
+            for (int i = 0; i < B * T * C; i++) {
+                int row = i / C, c = i % C;
+                expected[i] = rounded<Real>(wte[tokens[row] * C + c] + wpe[position_of(row % T) * C + c]);
+            }
+        };
+        EncoderForward<Real> args{out.data(), device_tokens.data(), nullptr, nullptr, B, T, C, V};
+        auto device_wte = test.tensor<Real>(wte), device_wpe = test.tensor<Real>(wpe);
+        args.wte = device_wte.data();
+        args.wpe = device_wpe.data();
+
+        encoder_forward(args, test.stream);
+        expect([](int t) { return t; });
+        CHECK(out.values() == expected);
+
+        args.positions.first = 7;
+        encoder_forward(args, test.stream);
+        expect([](int t) { return 7 + t; });
+        CHECK(out.values() == expected);
+
+        std::vector<int> list = {3, 4, 5, 12, 13};   // two pieces, as context parallelism hands out
+        DeviceBuffer<int> device_list = test.ints(list);
+        args.positions = {0, device_list.data()};
+        encoder_forward(args, test.stream);
+        expect([&](int t) { return list[t]; });
+        CHECK(out.values() == expected);
+    }
+}
+
+TEST_CASE("encoder: pieces of a vocabulary add up to the whole") {
+    KernelTest test;
+    const int B = 2, T = 9, V = 12, C = 16;
+    std::vector<int> tokens = random_tokens(B * T, V, 1);
+    DeviceBuffer<int> device_tokens = test.ints(tokens);
+    Doubles wte = random_values<float>(V * C, 1.0, 2), sum(B * T * C, 0.0), expected(B * T * C);
+    auto device_wte = test.tensor<float>(wte);
+    for (int first : {0, 4, 8}) {
+        auto out = test.output<float>(B * T * C);
+        encoder_forward<float>({out.data(), device_tokens.data(), device_wte.data() + first * C, nullptr, B, T, C, 4, first},
+                               test.stream);
+        Doubles part = out.values();
+        for (std::size_t i = 0; i < sum.size(); i++) sum[i] += part[i];
+    }
+    for (int i = 0; i < B * T * C; i++) expected[i] = wte[tokens[i / C] * C + i % C];
+    CHECK(sum == expected);
+}
+
+namespace {
+
+template <class Real, class Grad>
+struct EncoderGradients {
+    std::vector<Grad> dwte, dwpe;
+};
+
+// Backward of a batch against the loop; tokens outside [first_token, first_token + V) belong to another rank.
+template <class Real, class Grad>
+EncoderGradients<Real, Grad> check_encoder_backward(int B, int T, int C, int V, int first_token, bool accumulate) {
+    KernelTest test;
+    const int max_positions = T + 5, first_position = 3, all_tokens = V + 2 * first_token;
+    std::vector<int> tokens = random_tokens(B * T, all_tokens, 7);
+    Doubles dout = random_values<Real>(static_cast<std::size_t>(B) * T * C, 1.0, 1);
+    Doubles dwte = random_values<Grad>(V * C, 1.0, 2), dwpe = random_values<Grad>(max_positions * C, 1.0, 3);
+    Doubles dwte_size(dwte.size()), dwpe_size(dwpe.size(), 0.0);
+    auto device_dwte = test.tensor<Grad>(dwte), device_dwpe = test.tensor<Grad>(dwpe);
+
+    TokenGroups groups = group_tokens(tokens, V, first_token);
+    DeviceBuffer<int> uploaded = test.ints(groups.data);
+    auto device_dout = test.tensor<Real>(dout);
+    EncoderBackward<Real, Grad> args{device_dwte.data(), device_dwpe.data(), device_dout.data(), groups.view(uploaded.data()),
+                                     B, T, C, V, max_positions, accumulate};
+    args.first_token = first_token;
+    args.positions.first = first_position;
+    encoder_backward(args, test.stream);
+
+    if (!accumulate) std::fill(dwpe.begin(), dwpe.end(), 0.0);
+    for (std::size_t i = 0; i < dwte.size(); i++) dwte_size[i] = std::abs(dwte[i]);
+    for (std::size_t i = 0; i < dwpe.size(); i++) dwpe_size[i] = std::abs(dwpe[i]);
+    for (int row = 0; row < B * T; row++) {
+        for (int c = 0; c < C; c++) {
+            double d = dout[static_cast<std::size_t>(row) * C + c];
+            std::size_t position = static_cast<std::size_t>(first_position + row % T) * C + c;
+            dwpe[position] += d;
+            dwpe_size[position] += std::abs(d);
+            int v = tokens[row] - first_token;
+            if (v < 0 || v >= V) continue;
+            dwte[static_cast<std::size_t>(v) * C + c] += d;
+            dwte_size[static_cast<std::size_t>(v) * C + c] += std::abs(d);
+        }
+    }
+    std::string what = text("B=", B, " T=", T, " C=", C, " V=", V);
+    // a sum of n terms errs by less than n roundings of its size; in practice by far fewer
+    const double operations = 16;
+    check_close(device_dwte.values(), dwte, rounding_error<Grad>(dwte, dwte_size, operations), what + " dwte");
+    check_close(device_dwpe.values(), dwpe, rounding_error<Grad>(dwpe, dwpe_size, operations), what + " dwpe");
+    return {device_dwte.raw(), device_dwpe.raw()};
+}
+
+}   // namespace
+
+TEST_CASE("encoder: backward matches the loop, with groups short and long") {
+    for (bool accumulate : {false, true}) {
+        check_encoder_backward<float, float>(1, 2, 1, 5, 0, accumulate);
+        check_encoder_backward<float, float>(3, 7, 20, 5, 0, accumulate);
+        check_encoder_backward<bf16, float>(4, 64, 72, 50, 0, accumulate);
+        check_encoder_backward<bf16, bf16>(5, 33, 264, 40, 0, accumulate);
+        check_encoder_backward<bf16, float>(2, 500, 768, 30, 11, accumulate);
+    }
+}
+
+TEST_CASE("encoder: backward gives the same bits twice") {
+    auto a = check_encoder_backward<bf16, float>(4, 100, 264, 20, 0, true);
+    auto b = check_encoder_backward<bf16, float>(4, 100, 264, 20, 0, true);
+    CHECK(same_bits(a.dwte, b.dwte));
+    CHECK(same_bits(a.dwpe, b.dwpe));
+}

@@ -1,0 +1,80 @@
+#include "llmc/kernels/global_norm.cuh"
+
+#include "llmc/kernels/kernel_test.h"
+
+namespace {
+
+template <class Grad>
+struct Norm {
+    std::vector<double> sum;
+    GradNorm result;
+};
+
+// The norm of tensors with the given numbers of elements, one of them misaligned.
+template <class Grad>
+double norm_of(const std::vector<std::size_t>& counts, double scale, double max_norm, GradNorm& result, double* sum_bits) {
+    KernelTest test;
+    std::vector<TestTensor<Grad>> tensors;
+    std::vector<NormRange<Grad>> ranges;
+    double expected = 0;
+    for (std::size_t i = 0; i < counts.size(); i++) {
+        Doubles values = random_values<Grad>(counts[i], scale, i);
+        for (double x : values) expected += x * x;
+        tensors.push_back(test.tensor<Grad>(values, i % 3));
+        ranges.push_back({tensors.back().data(), static_cast<std::int64_t>(counts[i])});
+    }
+    NormTable<Grad> table = make_norm_table<Grad>(test.arena, "test/norm", ranges, test.stream);
+    DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
+    DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
+    sum_of_squares(sum.data(), table, false, test.stream);
+    *sum_bits = sum.download(test.stream)[0];
+    sum_of_squares(sum.data(), table, true, test.stream);   // a second time: twice the sum
+    CHECK(sum.download(test.stream)[0] == 2 * *sum_bits);
+    sum.upload(std::vector<double>{*sum_bits}, test.stream);
+    finish_global_norm(norm.data(), sum.data(), static_cast<float>(max_norm), test.stream);
+    result = norm.download(test.stream)[0];
+    return std::sqrt(expected);
+}
+
+}   // namespace
+
+TEST_CASE_TEMPLATE("norm: of many tensors matches the double loop", Grad, float, bf16) {
+    for (const std::vector<std::size_t>& counts :
+         {std::vector<std::size_t>{1}, {0, 5, 0, 0, 3, 0}, {32768, 32769, 7, 100000}, {}}) {
+        GradNorm result;
+        double sum, again;
+        double expected = norm_of<Grad>(counts, 0.01, 1.0, result, &sum);
+        // squares of 128 elements are added in eight sums per thread, 256 threads in a tree: about 30 roundings, half of them
+        // in the norm, which is the root
+        CHECK(std::abs(result.norm - expected) <= 16 * unit<float> * expected);
+        CHECK(result.skip == 0);
+        norm_of<Grad>(counts, 0.01, 1.0, result, &again);
+        CHECK(sum == again);
+    }
+}
+
+TEST_CASE("norm: gradients are scaled down to the largest norm, never up") {
+    GradNorm result;
+    double sum;
+    double norm = norm_of<float>({1000}, 1.0, 2.0, result, &sum);
+    CHECK(result.scale == doctest::Approx(2.0 / norm).epsilon(1e-6));
+    norm_of<float>({1000}, 1.0, 1000.0, result, &sum);
+    CHECK(result.scale == 1.0f);
+    norm_of<float>({1000}, 1.0, 0.0, result, &sum);   // no clipping
+    CHECK(result.scale == 1.0f);
+}
+
+TEST_CASE("norm: one element that is not finite asks to skip the update") {
+    for (double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 3e38}) {   // the square of the last overflows
+        KernelTest test;
+        Doubles values = random_values<float>(5000, 1.0, 1);
+        values[4321] = bad;
+        auto tensor = test.tensor<float>(values);
+        NormTable<float> table = make_norm_table<float>(test.arena, "test/norm", {{tensor.data(), 5000}}, test.stream);
+        DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
+        DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
+        sum_of_squares(sum.data(), table, false, test.stream);
+        finish_global_norm(norm.data(), sum.data(), 1.0f, test.stream);
+        CHECK(norm.download(test.stream)[0].skip == 1);
+    }
+}

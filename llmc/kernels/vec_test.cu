@@ -1,0 +1,80 @@
+#include "llmc/kernels/vec.cuh"
+
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/exp.cuh"
+#include "llmc/kernels/kernel_test.h"
+
+namespace {
+
+template <class T, Cache cache>
+__global__ void copy_kernel(T* out, const T* in, Extent extent) {
+    std::int64_t i = thread_first_element();
+    if (i < extent.count) store8<cache>(out, i, extent, load8<cache>(in, i, extent));
+}
+
+template <class Real>
+__global__ void exp_kernel(float* out, const float* in, Extent extent) {
+    std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    Vec8<float> x = load8(in, i, extent);
+    for (int k = 0; k < 8; k++) x[k] = exp_for<Real>(x[k]);
+    store8(out, i, extent, x);
+}
+
+template <class T>
+struct Copies {
+    static constexpr auto keep = copy_kernel<T, Cache::keep>;
+    static constexpr auto stream = copy_kernel<T, Cache::stream>;
+};
+
+}   // namespace
+
+TEST_CASE_TEMPLATE("vec: eight at a time copies any length and alignment, and nothing beside it", T, float, bf16) {
+    KernelTest test;
+    for (std::size_t n : {1u, 7u, 8u, 9u, 31u, 2048u, 2049u}) {
+        for (std::size_t shift : {0u, 1u, 4u, 8u}) {
+            for (auto kernel : {Copies<T>::keep, Copies<T>::stream}) {
+                auto in = test.random<T>(n, 1.0, n, shift), out = test.output<T>(n, shift);
+                Extent extent{static_cast<std::int64_t>(n), packets_fit(in.data(), out.data())};
+                CHECK(extent.packets == (shift * sizeof(T) % 16 == 0));
+                launch(kernel, elementwise_launch(extent.count, test.stream).reads(in.data(), n * sizeof(T))
+                                   .writes(out.data(), n * sizeof(T)),
+                       out.data(), in.data(), extent);
+                CHECK(same_bits(out.raw(), in.raw()));
+            }
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("exp: as precise as its type deserves", Real, float, bf16) {
+    KernelTest test;
+    Doubles x, expected, error;
+    for (double value = -86; value < 87; value += 0.0137) x.push_back(rounded<float>(value));
+    for (double value : x) {
+        expected.push_back(std::exp(value));
+        double units = std::is_same_v<Real, float> ? 4 : 4 + 2 * std::abs(value);   // of 2^-24
+        error.push_back(units * unit<float> * expected.back());
+    }
+    auto in = test.tensor<float>(x), out = test.output<float>(x.size());
+    auto count = static_cast<std::int64_t>(x.size());
+    launch(exp_kernel<Real>, elementwise_launch(count, test.stream).reads(in.data(), x.size() * 4).writes(out.data(), x.size() * 4),
+           out.data(), in.data(), Extent{count, packets_fit(in.data(), out.data())});
+    check_close(out.values(), expected, error, "exp");
+}
+
+TEST_CASE_TEMPLATE("exp: the ends", Real, float, bf16) {
+    KernelTest test;
+    auto in = test.tensor<float>({0.0, -INFINITY, INFINITY, NAN, -1000.0, 1000.0, -0.0, -3e38});
+    auto out = test.output<float>(8);
+    launch(exp_kernel<Real>, elementwise_launch(8, test.stream).reads(in.data(), 32).writes(out.data(), 32), out.data(),
+           in.data(), Extent{8, packets_fit(in.data(), out.data())});
+    Doubles e = out.values();
+    CHECK(e[0] == 1.0);
+    CHECK(e[1] == 0.0);
+    CHECK(std::isinf(e[2]));
+    CHECK(std::isnan(e[3]));
+    CHECK(e[4] == 0.0);
+    CHECK(std::isinf(e[5]));
+    CHECK(e[6] == 1.0);
+    CHECK(e[7] == 0.0);
+}
