@@ -16,8 +16,11 @@
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/data/bpe_train.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_corpus.h"
+#include "llmc/data/tokenizer_files.h"
+#include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
@@ -32,6 +35,8 @@ struct Options {
     bool shuffle_files = false;
     bool quiet = false;
     bool measure = false;
+    BpeTrainOptions train;
+    bool train_wanted = false, split_wanted = false;
 };
 
 // One line on standard error: rewritten in place on a terminal, a few times a minute elsewhere.
@@ -57,6 +62,14 @@ public:
             std::fprintf(stderr, ", %d:%02d left  ", left / 60, left % 60);
         }
         if (last || !terminal_) std::fputc('\n', stderr);
+    }
+
+    void show_merges(const BpeTrainProgress& progress) {
+        Clock::time_point now = Clock::now();
+        if (quiet_ || now - shown_ < std::chrono::duration<double>(terminal_ ? 0.2 : 10.0)) return;
+        shown_ = now;
+        std::fprintf(stderr, "%s%u of %u merges%s", terminal_ ? "\r" : "", progress.merges_done, progress.merges_total,
+                     terminal_ ? "                                        " : "\n");
     }
 
 private:
@@ -164,15 +177,37 @@ void add_options(CLI::App& app, Options& options) {
     app.add_option("--threads", options.corpus.threads, "threads; the result does not depend on it")
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
+    app.add_option(
+           "--train", options.train.vocab_size,
+           "learn a vocabulary of this size instead: tokenizer.json, tokenizer.tiktoken, tokenizer.bin in --output")
+        ->each([&](const std::string&) { options.train_wanted = true; });
+    const Names<SplitRule> rules = {
+        {"gpt2", SplitRule::gpt2}, {"cl100k", SplitRule::cl100k}, {"llama3", SplitRule::llama3}};
+    app.add_option("--split", options.train.pattern.rule,
+                   "how text is split into words, for --train and for tiktoken files: gpt2, cl100k, llama3")
+        ->transform(CLI::CheckedTransformer(rules).description(""))
+        ->each([&](const std::string&) { options.split_wanted = true; });
+    app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
     app.add_flag("--measure", options.measure, "only encode, from memory on one thread, and print MB/s and tokens");
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
 
+Tokenizer load_tokenizer(const Options& options) {
+    Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+    if (!options.split_wanted) return tokenizer;
+    TokenizerData data = tokenizer.data();
+    if (!data.merge_by_rank) {
+        throw Error(ErrorKind::usage, text("--split for ", options.tokenizer), "Only tiktoken files leave it open.");
+    }
+    data.pattern = options.train.pattern;
+    return Tokenizer(std::move(data));
+}
+
 // What encoding alone costs: the files are read before.
 void measure(const Options& options) {
-    Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+    Tokenizer tokenizer = load_tokenizer(options);
     Encoder encoder(tokenizer, options.corpus.encoding);
-    DocumentReader reader(options.corpus.input, tokenizer, options.corpus.encoding);
+    DocumentReader reader(options.corpus.input, cuts_for(tokenizer, options.corpus.encoding));
     std::vector<InputBatch> batches;
     for (InputBatch batch; reader.next(batch); batch = {}) batches.push_back(std::move(batch));
     std::vector<std::uint32_t> ids;
@@ -191,7 +226,7 @@ void measure(const Options& options) {
 
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
-    Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+    Tokenizer tokenizer = load_tokenizer(options);
     ProgressLine line(options.quiet);
     CorpusProgress last;
     CorpusManifest manifest = prepare_corpus(tokenizer, options.corpus, [&](const CorpusProgress& progress) {
@@ -204,9 +239,38 @@ void prepare(const Options& options) {
               << " (" << manifest.vocab_size << " ids)\n";
 }
 
+void train(const Options& options) {
+    const std::string& output = options.corpus.output;
+    if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the tokenizer files.");
+    real_files().make_folders(output);
+    BpeTrainOptions train_options = options.train;
+    train_options.threads = options.corpus.threads;
+    ProgressLine line(options.quiet);
+    BpeTrainProgress last;
+    TokenizerData data = train_bpe(options.corpus.input, train_options, [&](const BpeTrainProgress& progress) {
+        if (progress.merges_total == 0)
+            line.show({progress.bytes_done, progress.bytes_total, 0, 0});
+        else
+            line.show_merges(progress);
+        last = progress;
+    });
+    Tokenizer tokenizer(std::move(data));
+    tokenizer.save(output);
+    write_whole(real_files(), output + "/tokenizer.tiktoken", to_tiktoken_ranks(tokenizer.data()));
+    if (!options.quiet) std::cerr << "\n";
+    std::cout << output << ": a vocabulary of " << tokenizer.vocab_size() << " tokens, from " << last.pieces
+              << " different words\n";
+    if (tokenizer.vocab_size() < options.train.vocab_size) {
+        std::cout << "  fewer than " << options.train.vocab_size << ": no other pair occurs " << options.train.min_count
+                  << " times\n";
+    }
+}
+
 void run(Options& options) {
     options.corpus.input.files = list_files(options);
-    if (options.measure) {
+    if (options.train_wanted) {
+        train(options);
+    } else if (options.measure) {
         measure(options);
     } else {
         prepare(options);

@@ -114,11 +114,6 @@ std::vector<std::string> Tokenizer::save(const std::string& folder) const {
     return names;
 }
 
-std::size_t Tokenizer::last_safe_cut(std::string_view text) const {
-    if (single_bytes()) return text.size();
-    return ::last_safe_cut(data().pattern, text);
-}
-
 const BpeModel& Tokenizer::model() const {
     static std::mutex building;
     std::lock_guard lock(building);

@@ -65,8 +65,7 @@ public:
     // Hugging Face's tokenizer.json. Returns their names.
     std::vector<std::string> save(const std::string& folder) const;
 
-    // See tokenizer_split.h; where nothing joins bytes, every place is safe.
-    std::size_t last_safe_cut(std::string_view text) const;
+    // Nothing joins bytes: every byte is a token.
     bool single_bytes() const { return data().can_encode && data().merges.empty() && !data().merge_by_rank; }
 
     // The merges, built on first use (a trainer that only decodes never pays for them). Safe from several threads.

@@ -155,7 +155,7 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) 
 
 CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
-    DocumentReader reader(options.input, tokenizer, options.encoding);
+    DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding));
     std::vector<BatchEncoder> encoders;
     for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
     make_output_folder(options);

@@ -24,7 +24,7 @@ constexpr std::size_t max_whole_bytes = 1 << 28;
 }   // namespace
 
 struct DocumentReader::State {
-    State(const InputOptions& o, const Tokenizer& t, EncodeOptions e) : options(o), tokenizer(t), encoding(e) {
+    State(const InputOptions& o, DocumentCuts c) : options(o), cuts(std::move(c)) {
         known_total = true;
         for (const std::string& name : options.files) {
             if (name == "-" || !fs::is_regular_file(name)) {
@@ -116,8 +116,7 @@ struct DocumentReader::State {
     std::size_t cut_of_pending() const;
 
     const InputOptions& options;
-    Tokenizer tokenizer;
-    EncodeOptions encoding;
+    DocumentCuts cuts;
     std::size_t file = 0;
     int descriptor = -1;
     bool jsonl = false, end_of_file = false, in_document = false, finished = false;
@@ -177,17 +176,16 @@ void DocumentReader::State::text_part(InputBatch& batch) {
 
 // Where to cut `pending`, which is not the end of its document; 0: more of it is needed.
 std::size_t DocumentReader::State::cut_of_pending() const {
-    bool whole_needed = tokenizer.data().pattern.rule == SplitRule::regex ||
-                        (tokenizer.data().pattern.rule == SplitRule::none && !tokenizer.single_bytes());
+    if (cuts.anywhere) return pending().size();
+    bool whole_needed = cuts.pattern.rule == SplitRule::regex || cuts.pattern.rule == SplitRule::none;
     if (whole_needed && pending().size() > max_whole_bytes) {
         throw Error(ErrorKind::bad_data,
                     text(file_name(), ": offset ", offset, ": a document of more than ", max_whole_bytes, " bytes"),
                     "The pattern of this tokenizer needs whole documents; give a --separator or smaller files.");
     }
     if (whole_needed) return 0;
-    std::size_t cut = tokenizer.last_safe_cut(pending());
-    bool must_be_valid = encoding.invalid == InvalidUtf8::tiktoken && !tokenizer.single_bytes();
-    if (cut > 0 && must_be_valid && valid_utf8_prefix(pending().substr(0, cut)) < cut) cut = 0;
+    std::size_t cut = last_safe_cut(cuts.pattern, pending());
+    if (cut > 0 && cuts.valid_parts && valid_utf8_prefix(pending().substr(0, cut)) < cut) cut = 0;
     if (cut > 0 || pending().size() < max_part_bytes) return cut;
     // no good place: at least not within a character
     cut = max_part_bytes;
@@ -251,8 +249,25 @@ bool DocumentReader::State::lines(InputBatch& batch) {
     }
 }
 
-DocumentReader::DocumentReader(InputOptions options, const Tokenizer& tokenizer, EncodeOptions encoding)
-    : options_(std::move(options)), state_(std::make_unique<State>(options_, tokenizer, encoding)) {}
+DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {
+    DocumentCuts cuts;
+    cuts.pattern = tokenizer.data().pattern;
+    cuts.valid_parts = encoding.invalid == InvalidUtf8::tiktoken && !tokenizer.single_bytes();
+    if (encoding.special == SpecialText::ordinary) {
+        cuts.anywhere = tokenizer.single_bytes();
+        return cuts;
+    }
+    // a special token must not be cut either: cuts come before white space, so where none has any, they are safe
+    if (tokenizer.single_bytes()) cuts.pattern.rule = SplitRule::gpt2;
+    for (std::uint32_t id = 0; id < tokenizer.vocab_size(); id++) {
+        bool has_space = tokenizer.data().tokens[id].find_first_of(" \t\n\v\f\r") != std::string::npos;
+        if (tokenizer.data().is_special[id] && has_space) cuts.pattern.rule = SplitRule::none;
+    }
+    return cuts;
+}
+
+DocumentReader::DocumentReader(InputOptions options, DocumentCuts cuts)
+    : options_(std::move(options)), state_(std::make_unique<State>(options_, std::move(cuts))) {}
 DocumentReader::~DocumentReader() = default;
 bool DocumentReader::next(InputBatch& batch) { return state_->next(batch); }
 std::uint64_t DocumentReader::bytes_read() const { return state_->read_bytes; }

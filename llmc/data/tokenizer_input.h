@@ -1,7 +1,7 @@
 // Documents from files, in bounded memory.
 //
 // A reader hands out batches of about a megabyte: many small documents, or part of a large one. Large documents are cut
-// where cutting does not change their tokens (Tokenizer::last_safe_cut), so batches can be encoded apart.
+// where cutting does not change their tokens (last_safe_cut in tokenizer_split.h), so batches can be encoded apart.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +37,17 @@ struct InputBatch {
     bool jsonl = false;   // parts are lines, still to be taken apart
 };
 
+// Where large documents may be cut; follows from what will be done with the parts.
+struct DocumentCuts {
+    SplitPattern pattern;
+    bool anywhere = false;      // nothing joins bytes
+    bool valid_parts = false;   // what follows a byte that is not UTF-8 must stay with it
+};
+DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding);
+
 class DocumentReader {
 public:
-    // With the tokenizer and policy that will encode: they decide where documents can be cut.
-    DocumentReader(InputOptions options, const Tokenizer& tokenizer, EncodeOptions encoding);
+    DocumentReader(InputOptions options, DocumentCuts cuts);
     ~DocumentReader();
 
     // The next batch, reusing its memory; false after the last. Throws Error io and bad_data.
