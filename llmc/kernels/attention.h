@@ -13,8 +13,11 @@
 // gradient 0, never NaN.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 // Which implementation computes attention (--attention). `auto_`: the library on a CPU, the faster one on a GPU.
 enum class AttentionKind : std::uint8_t { auto_, own, library };
@@ -25,6 +28,11 @@ template <class T>
 struct HeadsView {
     T* data;
     std::int64_t batch, token, head;
+
+    template <class Const>   // only a view of const T: an input may be another kernel's output
+    requires(std::is_same_v<Const, const T> && !std::is_const_v<T>) operator HeadsView<Const>() const {
+        return {data, batch, token, head};
+    }
 };
 
 // A tensor of its own, (B, T, NH, HS) without gaps.
@@ -77,3 +85,11 @@ struct AttentionBackward {
     HeadsView<const T> q, k, v;     // as in forward
     AttentionShape shape;
 };
+
+// Own attention, asynchronously on `stream`; compiled in attention.cu for T = O = G = float, T = O = G = bf16, and
+// T = bf16 with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the
+// conditions above do not hold.
+template <class T, class O>
+void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
+template <class T, class G>
+void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);

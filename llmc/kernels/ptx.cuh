@@ -1,0 +1,148 @@
+// Instructions that C++ does not offer, each as one small device function: the PTX, and beside it a model in plain C++
+// for machines without a GPU (DEVICE=cpu). Nothing else in the program contains assembly.
+//
+// What the models are for: the kernels built from these functions run unchanged, lane by lane, and compute what the
+// hardware computes, up to the rounding stated at each. They are strict where hardware is merely lucky:
+//   - what a warp does together must be reached by all 32 lanes, else the launch fails with a deadlock;
+//   - an asynchronous copy spoils its destination when issued and delivers as late as its wait allows, reading the
+//     source only then: a missing wait, or a barrier missing before a buffer is filled again, gives NaN.
+//
+// Source: PTX ISA 9.0, sections "Warp-level matrix instructions" (fragment layouts) and "cp.async".
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#ifndef __CUDACC__
+#include "llmc/kernels/ptx_model.h"
+#endif
+
+// An address in shared memory, a number of bytes: 32 bits on a GPU, where pointers would cost registers.
+#ifdef __CUDACC__
+using SharedAddress = std::uint32_t;
+#else
+using SharedAddress = std::uintptr_t;
+#endif
+
+__device__ __forceinline__ SharedAddress shared_address(void* pointer) {
+#ifdef __CUDACC__
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+#else
+    return reinterpret_cast<std::uintptr_t>(pointer);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Matrices of 16-bit elements
+
+// Loads four 8x8 matrices. Lane 8 m + r gives the address of row r (16 bytes, aligned) of matrix m; lane l receives in
+// values[m] the elements (l / 4, l % 4 * 2) and (l / 4, l % 4 * 2 + 1) of matrix m, the first in the low half.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&values)[4], SharedAddress row) {
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"(row)
+                 : "memory");
+#else
+    ptx_model::ldmatrix(values, row, false);
+#endif
+}
+
+// The same with every matrix transposed: lane l receives the elements (l % 4 * 2, l / 4) and (l % 4 * 2 + 1, l / 4).
+__device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&values)[4], SharedAddress row) {
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"(row)
+                 : "memory");
+#else
+    ptx_model::ldmatrix(values, row, true);
+#endif
+}
+
+// c += a b with a (16, 16), b (16, 8) in bf16 and c (16, 8) in fp32. With g = lane / 4 and t = lane % 4 * 2, low half
+// first, a lane holds
+//     a[0]: (g, t), (g, t + 1)    a[1]: (g + 8, t), ...    a[2]: (g, t + 8), ...    a[3]: (g + 8, t + 8), ...
+//     b0: (t, g), (t + 1, g)      b1: (t + 8, g), (t + 9, g)
+//     c[0], c[1]: (g, t), (g, t + 1)                       c[2], c[3]: (g + 8, t), (g + 8, t + 1)
+// Rounding: products are exact; the model adds them to c one by one in fp32, the hardware in groups, truncated.
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+#ifdef __CUDACC__
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    ptx_model::mma_m16n8k16(c, a, b0, b1);
+#endif
+}
+
+// Two floats rounded to bf16 (to nearest, ties to even), `low` in the low half. Bit-exact in the model.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+    std::uint32_t packed;
+#ifdef __CUDACC__
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#else
+    packed = ptx_model::bits_of(low) | ptx_model::bits_of(high) << 16;
+#endif
+    return packed;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Asynchronous copies from global to shared memory: issue, commit what was issued as a group, wait for groups. All
+// three concern the calling thread's own copies; others see them after a barrier behind the wait.
+
+// 16 bytes, past the first-level cache; zeros, without reading the source, where not `valid`. Both 16-byte aligned.
+__device__ __forceinline__ void cp_async_16(SharedAddress target, const void* source, bool valid) {
+#ifdef __CUDACC__
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    ptx_model::async_copy(target, source, 16, valid);
+#endif
+}
+
+// 4 bytes; zeros where not `valid`.
+__device__ __forceinline__ void cp_async_4(SharedAddress target, const void* source, bool valid) {
+#ifdef __CUDACC__
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(valid ? 4 : 0)
+                 : "memory");
+#else
+    ptx_model::async_copy(target, source, 4, valid);
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    ptx_model::commit_copies();
+#endif
+}
+
+// Waits until at most PENDING of the committed groups, the latest ones, are still under way.
+template <int PENDING>
+__device__ __forceinline__ void cp_async_wait() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#else
+    ptx_model::wait_copies(PENDING);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Arithmetic
+
+// 2^x within 2 units in the last place; results below 2^-126 are zero. The model rounds as the C library does.
+__device__ __forceinline__ float exp2_approximate(float x) {
+#ifdef __CUDACC__
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return ptx_model::exp2_flushed(x);
+#endif
+}
