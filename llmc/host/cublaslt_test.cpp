@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/host/host_test.h"
 #include "llmc/kernels/matmul.h"
 
 namespace {
@@ -173,4 +174,21 @@ TEST_CASE("cublaslt: attributes of the wrong size or unknown are invalid") {
     CHECK(cublasLtMatmulAlgoGetHeuristic(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, &result, &count) ==
           CUBLAS_STATUS_NOT_INITIALIZED);
     CHECK(std::string(cublasLtGetStatusName(CUBLAS_STATUS_NOT_SUPPORTED)) == "CUBLAS_STATUS_NOT_SUPPORTED");
+}
+
+TEST_CASE("cublaslt: one workspace used on two streams is a race, reported by name") {
+    host::TestDevice device;
+    cudaStream_t one = device.stream(), two = device.stream();
+    Arena arena;
+    Matmul matmul(arena);
+    DeviceBuffer<float> memory = arena.allocate<float>("test/operands", 6 * 64);
+    CUDA_CHECK(cudaMemsetAsync(memory.data(), 0, memory.bytes(), one));
+    CUDA_CHECK(cudaStreamSynchronize(one));
+    auto operand = [&](int index) { return memory.data() + index * 64; };
+    const MatmulShape shape{8, 8, 8};
+    matmul.forward<float>(operand(0), operand(1), operand(2), nullptr, shape, one);
+    CHECK_THROWS_AS(matmul.forward<float>(operand(3), operand(4), operand(5), nullptr, shape, two), Error);
+    const std::string message = host::take_fault();
+    CHECK(message.find("cublasLtMatmul (forward, 8x8)") != std::string::npos);
+    CHECK(message.find("of device memory") != std::string::npos);
 }

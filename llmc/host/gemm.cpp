@@ -69,15 +69,17 @@ struct Tiling {
     int64_t row_parts, column_parts;
 };
 
-constexpr int64_t row_unit = 8, column_unit = 16;     // pieces of a tile that oneDNN's inner loops like
-constexpr int64_t most_rows = 256, most_columns = 512;   // of a tile, lest it fall out of the core's cache
+constexpr int64_t row_unit = 8, column_unit = 16;   // pieces of a tile that oneDNN's inner loops like
+// Of a tile, lest it fall out of the core's cache. AMX multiplies so fast that packing B for oneDNN is felt: there, more
+// rows share it (not measured: the machine at hand has no AMX).
+constexpr int64_t most_rows = 256, most_rows_amx = 1024, most_columns = 512;
 
 // The tiling with the least work on the busiest thread, where a tile costs its multiplications and, per row and column,
 // the packing and widening of its operands (about 16 multiplications per element, measured).
-Tiling choose_tiling(int64_t M, int64_t N, int threads) {
+Tiling choose_tiling(int64_t M, int64_t N, int64_t rows_at_most, int threads) {
     Tiling best{1, 1};
     double best_cost = 1e300;
-    int64_t first_rows = (M + most_rows - 1) / most_rows, first_columns = (N + most_columns - 1) / most_columns;
+    int64_t first_rows = (M + rows_at_most - 1) / rows_at_most, first_columns = (N + most_columns - 1) / most_columns;
     for (int64_t rows = first_rows; rows <= std::min(M, first_rows + threads); rows++) {
         for (int64_t columns = first_columns; columns <= std::min(N, first_columns + threads); columns++) {
             double mb = static_cast<double>(part(M, rows, rows - 1, row_unit).size + row_unit);
@@ -242,7 +244,7 @@ void gemm(const Gemm& g) {
     ENSURE(!g.accumulate || g.epilogue == GemmEpilogue::none, "accumulation together with an epilogue");
     bool native_bf16 = g.bf16 == Bf16Gemm::automatic ? has_amx() : g.bf16 == Bf16Gemm::native;
     bool direct = !g.output_bf16 && g.epilogue == GemmEpilogue::none;   // D is fp32 itself
-    Tiling tiling = choose_tiling(g.M, g.N, thread_count());
+    Tiling tiling = choose_tiling(g.M, g.N, g.input_bf16 && native_bf16 ? most_rows_amx : most_rows, thread_count());
     auto compute_tile = [&](int64_t tile) {
         // neighbouring tiles share columns of B, which is the bigger operand as a rule (the weights)
         Range m = part(g.M, tiling.row_parts, tile % tiling.row_parts, row_unit);
