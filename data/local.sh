@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Makes a corpus without any download: the C and C++ headers below /usr/include, tokenized into data/local.
+# Makes a corpus without any download: the C and C++ headers below /usr/include, tokenized into data/local with a
+# vocabulary learned from them on the spot.
 #
-#   data/local.sh [--output DIR] [--folder DIR] [--max-bytes SIZE] [options of tokenize]
+#   data/local.sh [--output DIR] [--folder DIR] [--max-bytes SIZE] [--vocab N|bytes] [options of tokenize]
 #
-# The files are taken in an order that depends only on their names, until SIZE is reached; 5% of them become validation
-# data. Run again, it replaces what it wrote before.
+# The files are taken in an order that depends only on their names, until SIZE (24MB) is reached; 5% of them become
+# validation data. Run again, it replaces what it wrote before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-output=data/local folder=/usr/include max_bytes=24MB
+output=data/local folder=/usr/include max_bytes=24MB vocab=bytes
 rest=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --output) output=$2; shift 2 ;;
         --folder) folder=$2; shift 2 ;;
         --max-bytes) max_bytes=$2; shift 2 ;;
-        -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --vocab) vocab=$2; shift 2 ;;
+        -h|--help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
         *) rest+=("$1"); shift ;;
     esac
 done
@@ -26,8 +28,15 @@ if [ ! -x "$tokenize" ]; then
     exit 69
 fi
 
+mkdir -p "$output"
 # The C++ standard library's headers have no suffix.
-find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' -o -path '*/c++/*' ! -name '*.*' \) |
-    LC_ALL=C sort |
-    "$tokenize" --files-from - --shuffle-files --max-bytes "$max_bytes" --tokenizer bytes --val-fraction 0.05 \
-        --output "$output" "${rest[@]}"
+find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' \
+    -o -path '*/c++/*' ! -name '*.*' \) | LC_ALL=C sort >"$output/files.txt"
+input=(--files-from "$output/files.txt" --shuffle-files --max-bytes "$max_bytes")
+if [ "$vocab" = bytes ]; then
+    tokenizer=bytes
+else
+    tokenizer=$output/tokenizer
+    "$tokenize" --train "$vocab" --output "$tokenizer" "${input[@]}"
+fi
+"$tokenize" --tokenizer "$tokenizer" --val-fraction 0.05 --output "$output" "${input[@]}" "${rest[@]}"

@@ -1,15 +1,19 @@
-// tokenize: text to token shards.
+// tokenize: text to token shards, and what goes with it.
 //
-//   tokenize --tokenizer bytes --output data/mine --val-fraction 0.05 notes.txt source/
+//   tokenize --train 8192 --output data/mine notes.txt source/                             learn a vocabulary
+//   tokenize --tokenizer data/mine --output data/mine --val-fraction 0.05 notes.txt source/   prepare a corpus
+//   tokenize --verify --stats data/mine
 //
-// The work is done by llmc/data/tokenizer*; here are the command line and the progress line.
+// The work is done by llmc/data/; here are the command line and the progress line.
 
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -20,6 +24,7 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_corpus.h"
 #include "llmc/data/tokenizer_files.h"
+#include "llmc/data/tokenizer_inspect.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 
@@ -37,6 +42,8 @@ struct Options {
     bool measure = false;
     BpeTrainOptions train;
     bool train_wanted = false, split_wanted = false;
+    bool tokenizer_given = false;
+    bool decode = false, stats = false, verify = false;
 };
 
 // One line on standard error: rewritten in place on a terminal, a few times a minute elsewhere.
@@ -126,70 +133,88 @@ std::string unescape(const std::string& spelled) {
 template <class Enum>
 using Names = std::vector<std::pair<std::string, Enum>>;
 
+template <class Enum>
+CLI::Validator one_of(const Names<Enum>& names) {
+    return CLI::CheckedTransformer(names).description("");
+}
+
 void add_input_options(CLI::App& app, Options& options) {
     InputOptions& input = options.corpus.input;
     const Names<InputFormat> formats = {
         {"auto", InputFormat::automatic}, {"text", InputFormat::text}, {"jsonl", InputFormat::jsonl}};
+    app.add_option("inputs", options.inputs, "files and folders; - is standard input");
+    app.option_defaults()->group("Input");
+    app.add_option("--files-from", options.files_from, "read the names of inputs from a file, one per line (-: stdin)");
+    app.add_flag("--shuffle-files", options.shuffle_files, "order files by a hash of their names");
+    app.add_option("--max-bytes", input.max_bytes, "stop before the document that would exceed this, e.g. 24MB")
+        ->transform(CLI::AsSizeValue(true).description(""));
+    app.add_option("--format", input.format, "text, jsonl, or auto: by the suffix")->transform(one_of(formats));
+    app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
+    app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
+        ->transform([](const std::string& spelled) { return unescape(spelled); });
+}
+
+void add_tokenizer_options(CLI::App& app, Options& options) {
+    EncodeOptions& encoding = options.corpus.encoding;
+    const Names<SplitRule> rules = {
+        {"gpt2", SplitRule::gpt2}, {"cl100k", SplitRule::cl100k}, {"llama3", SplitRule::llama3}};
     const Names<InvalidUtf8> invalid = {{"tiktoken", InvalidUtf8::tiktoken},
                                         {"split", InvalidUtf8::split},
                                         {"replace", InvalidUtf8::replace},
                                         {"refuse", InvalidUtf8::refuse}};
     const Names<SpecialText> special = {
         {"ordinary", SpecialText::ordinary}, {"encode", SpecialText::encode}, {"refuse", SpecialText::refuse}};
-    app.add_option("inputs", options.inputs, "files and folders; - is standard input");
-    app.add_option("--files-from", options.files_from, "read the names of inputs from a file, one per line (-: stdin)");
-    app.add_flag("--shuffle-files", options.shuffle_files, "order files by a hash of their names");
-    app.add_option("--max-bytes", input.max_bytes, "stop before the document that would exceed this")
-        ->transform(CLI::AsSizeValue(false));
-    app.add_option("--format", input.format, "auto (by suffix), text or jsonl")
-        ->transform(CLI::CheckedTransformer(formats).description(""));
-    app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
-    app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
-        ->transform([](const std::string& spelled) { return unescape(spelled); });
-    app.add_option("--invalid-utf8", options.corpus.encoding.invalid,
-                   "bytes that are not UTF-8: tiktoken (as it encodes bytes), split, replace (by U+FFFD), refuse")
-        ->transform(CLI::CheckedTransformer(invalid).description(""));
-    app.add_option("--special", options.corpus.encoding.special,
-                   "text that spells a special token: ordinary, encode, refuse")
-        ->transform(CLI::CheckedTransformer(special).description(""));
+    app.option_defaults()->group("Tokenizer");
+    app.add_option("--tokenizer", options.tokenizer,
+                   "bytes, or a file or folder: tokenizer.json, vocab.bpe, tiktoken ranks")
+        ->capture_default_str()
+        ->each([&](const std::string&) { options.tokenizer_given = true; });
+    app.add_option("--split", options.train.pattern.rule,
+                   "how --train and tiktoken files split text: gpt2, cl100k, llama3")
+        ->transform(one_of(rules))
+        ->each([&](const std::string&) { options.split_wanted = true; });
+    app.add_option("--special", encoding.special, "text that spells a special token: ordinary, encode, refuse")
+        ->transform(one_of(special));
+    app.add_option("--invalid-utf8", encoding.invalid,
+                   "bytes that are not UTF-8: tiktoken (the rest is one piece), split, replace (U+FFFD), refuse")
+        ->transform(one_of(invalid));
+    app.add_option("--threads", options.corpus.threads, "the result does not depend on it")
+        ->check(CLI::Range(1, 1024).description(""))
+        ->capture_default_str();
 }
 
 void add_output_options(CLI::App& app, Options& options) {
     CorpusOptions& corpus = options.corpus;
+    app.option_defaults()->group("Output");
     app.add_option("-o,--output", corpus.output, "folder for shards, tokenizer files and manifest");
     app.add_option("--name", corpus.name, "prefix of the shards' names");
     app.add_option("--shard-tokens", corpus.shard_tokens, "tokens per shard")
-        ->check(CLI::Range(std::uint64_t{1}, max_shard_tokens))
+        ->check(CLI::Range(std::uint64_t{1}, max_shard_tokens).description(""))
         ->capture_default_str();
     app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(CLI::Range(0.0, 1.0).description(""));
     app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation");
+    app.add_flag("-q,--quiet", options.quiet, "no progress line");
+}
+
+void add_other_tasks(CLI::App& app, Options& options) {
+    app.option_defaults()->group("Instead of tokenizing");
+    app.add_option("--train", options.train.vocab_size, "learn a vocabulary of this size, into --output")
+        ->each([&](const std::string&) { options.train_wanted = true; });
+    app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
+    app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
+    app.add_flag("--stats", options.stats, "count what is in shards or prepared folders");
+    app.add_flag("--verify", options.verify, "check prepared folders against their manifests, every token and hash");
+    app.add_flag("--measure", options.measure, "only encode, from memory on one thread, and print MB/s and tokens");
 }
 
 void add_options(CLI::App& app, Options& options) {
     options.corpus.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     add_input_options(app, options);
-    app.add_option("--tokenizer", options.tokenizer,
-                   "bytes, or a file or folder: tokenizer.json, vocab.bpe, tiktoken ranks")
-        ->capture_default_str();
+    add_tokenizer_options(app, options);
     add_output_options(app, options);
-    app.add_option("--threads", options.corpus.threads, "threads; the result does not depend on it")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
-    app.add_option(
-           "--train", options.train.vocab_size,
-           "learn a vocabulary of this size instead: tokenizer.json, tokenizer.tiktoken, tokenizer.bin in --output")
-        ->each([&](const std::string&) { options.train_wanted = true; });
-    const Names<SplitRule> rules = {
-        {"gpt2", SplitRule::gpt2}, {"cl100k", SplitRule::cl100k}, {"llama3", SplitRule::llama3}};
-    app.add_option("--split", options.train.pattern.rule,
-                   "how text is split into words, for --train and for tiktoken files: gpt2, cl100k, llama3")
-        ->transform(CLI::CheckedTransformer(rules).description(""))
-        ->each([&](const std::string&) { options.split_wanted = true; });
-    app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
-    app.add_flag("--measure", options.measure, "only encode, from memory on one thread, and print MB/s and tokens");
-    app.add_flag("-q,--quiet", options.quiet, "no progress line");
+    add_other_tasks(app, options);
 }
 
 Tokenizer load_tokenizer(const Options& options) {
@@ -266,7 +291,60 @@ void train(const Options& options) {
     }
 }
 
+// The tokenizer asked for, or the one that lies beside the shards.
+Tokenizer tokenizer_of(const Options& options, const std::string& path) {
+    if (options.tokenizer_given) return load_tokenizer(options);
+    return Tokenizer::load(fs::is_directory(path) ? path : fs::absolute(path).parent_path().string());
+}
+
+void decode(const Options& options) {
+    for (const std::string& path : options.inputs) {
+        decode_shards(tokenizer_of(options, path), shards_of(path, ""), [](const std::string& piece) {
+            if (std::fwrite(piece.data(), 1, piece.size(), stdout) != piece.size()) {
+                throw Error(ErrorKind::io, text("cannot write to standard output: ", std::strerror(errno)));
+            }
+        });
+    }
+    if (std::fflush(stdout) != 0)
+        throw Error(ErrorKind::io, text("cannot write to standard output: ", std::strerror(errno)));
+}
+
+void show_stats(const Options& options) {
+    for (const std::string& path : options.inputs) {
+        Tokenizer tokenizer = tokenizer_of(options, path);
+        for (const char* split : {"train", "val"}) {
+            bool folder = fs::is_directory(path);
+            std::vector<std::string> shards = shards_of(path, folder ? split : "");
+            if (shards.empty()) continue;
+            CorpusStats s = count_shards(tokenizer, shards);
+            double per_token = static_cast<double>(s.bytes) / static_cast<double>(std::max<std::uint64_t>(s.tokens, 1));
+            std::cout << path << (folder ? text(" ", split) : "") << ": " << s.tokens << " tokens in " << shards.size()
+                      << " shards, " << s.documents << " documents (the longest " << s.longest_document << " tokens), "
+                      << s.bytes << " bytes, " << per_token << " bytes per token, " << s.distinct_ids << " of "
+                      << tokenizer.vocab_size() << " ids used, " << s.entropy << " bits per token without context\n";
+            if (!folder) break;
+        }
+    }
+}
+
+void verify(const Options& options) {
+    for (const std::string& path : options.inputs) {
+        CorpusManifest manifest = verify_corpus(path);
+        std::cout << path << ": good: " << manifest.shards.size() << " shards, " << manifest.tokens("train")
+                  << " training and " << manifest.tokens("val") << " validation tokens, tokenizer "
+                  << manifest.tokenizer_name << "\n";
+    }
+}
+
 void run(Options& options) {
+    bool inspects = options.decode || options.stats || options.verify;
+    if (inspects) {
+        if (options.inputs.empty()) throw Error(ErrorKind::usage, "no shard or folder is given");
+        if (options.verify) verify(options);
+        if (options.stats) show_stats(options);
+        if (options.decode) decode(options);
+        return;
+    }
     options.corpus.input.files = list_files(options);
     if (options.train_wanted) {
         train(options);

@@ -203,7 +203,10 @@ TokenizerData learn_merges(const std::vector<PieceCount>& pieces, const BpeTrain
     }
     if (options.max_token_bytes < 2) throw Error(ErrorKind::usage, "tokens of less than 2 bytes leave nothing to join");
     Learner learner(pieces, options);
-    return learner.learn([&](std::uint32_t done) { report({0, 0, pieces.size(), done, options.vocab_size - 257}); });
+    auto report_merges = [&](std::uint32_t done) { report({0, 0, pieces.size(), done, options.vocab_size - 257}); };
+    TokenizerData data = learner.learn(report_merges);
+    report_merges(static_cast<std::uint32_t>(data.merges.size()));
+    return data;
 }
 
 TokenizerData train_bpe(const InputOptions& input, const BpeTrainOptions& options,

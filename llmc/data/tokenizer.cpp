@@ -54,13 +54,23 @@ TokenizerData load_gpt2(const std::string& path) {
     return data;
 }
 
-TokenizerData load_file(const std::string& path) {
+TokenizerData parse_file(const std::string& path) {
     std::string extension = fs::path(path).extension().string();
     if (extension == ".bpe") return load_gpt2(path);
     std::string content = read_whole(real_files(), path);
     if (extension == ".json") return parse_huggingface(content, path);
     if (extension == ".bin") return parse_llmc_tokenizer(content, path);
     return parse_tiktoken_ranks(content, path);
+}
+
+// Its name is that of the file, or of the next folder above that is not called tokenizer like any other.
+TokenizerData load_file(const std::string& path) {
+    TokenizerData data = parse_file(path);
+    fs::path place = fs::absolute(path).lexically_normal();
+    place.replace_extension();
+    while (place.filename() == "tokenizer" || place.filename() == "vocab") place = place.parent_path();
+    data.name = place.filename().string();
+    return data;
 }
 
 }   // namespace

@@ -122,17 +122,29 @@ private:
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
 
+// As ShardWriter names them: [name_]train|val_000000.bin
+bool is_shard_name(std::string_view file, const std::string& name) {
+    std::string prefix = name.empty() ? "" : name + "_";
+    if (!file.starts_with(prefix)) return false;
+    file.remove_prefix(prefix.size());
+    if (!file.starts_with("train_") && !file.starts_with("val_")) return false;
+    file.remove_prefix(file.find('_') + 1);
+    return file.size() == 10 && file.ends_with(".bin") && file.find_first_not_of("0123456789") == 6;
+}
+
 void make_output_folder(const CorpusOptions& options) {
     std::error_code problem;
     fs::create_directories(options.output, problem);
     if (!fs::is_directory(options.output)) {
         throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
     }
-    if (!has_manifest(options.output)) return;
     // Replace what an earlier run wrote, and nothing else; the manifest goes first, for it says the folder is complete.
-    CorpusManifest old = read_manifest(options.output);
     fs::remove(fs::path(options.output) / manifest_file_name);
-    for (const ShardInfo& shard : old.shards) fs::remove(fs::path(options.output) / fs::path(shard.file).filename());
+    std::vector<fs::path> old;
+    for (const auto& entry : fs::directory_iterator(options.output)) {
+        if (is_shard_name(entry.path().filename().string(), options.name)) old.push_back(entry.path());
+    }
+    for (const fs::path& path : old) fs::remove(path);
 }
 
 ShardFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {
