@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "llmc/base/rng.h"
@@ -105,8 +106,8 @@ TEST_CASE("gemm: all forms and epilogues match double loops, in fp32, bf16 and m
     for (host::Bf16Gemm bf16 : {host::Bf16Gemm::widened, host::Bf16Gemm::native}) {
         for (auto [input, output] : {std::pair{false, false}, {true, true}, {true, false}}) {
             if (!input && bf16 == host::Bf16Gemm::native) continue;
-            CAPTURE(input);
-            CAPTURE(output);
+            std::string types = std::string(input ? "bf16 -> " : "fp32 -> ") + (output ? "bf16" : "fp32");
+            CAPTURE(types);
             CAPTURE(static_cast<int>(bf16));
             check_all({1, 1, 1, 0, false, false, input, output, false, {}, bf16});
             check_all({37, 53, 19, 3, false, false, input, output, false, {}, bf16});
