@@ -1,15 +1,57 @@
 // Runs every unit test linked into this program. `--help` shows doctest's options, `-tc='name*'` picks tests.
 //
-// On a CPU the checks of llmc/host/checks.h are on, unless TRAIN_GPT_CHECKS says otherwise. Signals are left to
-// llmc/host/fault.h, which names the device memory that was touched.
+// On a CPU the checks of llmc/host/checks.h are on, unless TRAIN_GPT_CHECKS says otherwise; a test that leaves the
+// device with a fault (which a GPU would keep for ever) has failed, and the next one starts without it. Signals are left
+// to llmc/host/fault.h, which names the device memory that was touched.
 #define DOCTEST_CONFIG_IMPLEMENT
 #define DOCTEST_CONFIG_NO_POSIX_SIGNALS
 #include <doctest/doctest.h>
 
+#include <iostream>
+
 // Defined by the stand-in; null on a GPU, which has no such checks.
-extern "C" __attribute__((weak)) void turn_on_device_checks();
+extern "C" {
+__attribute__((weak)) void turn_on_device_checks();
+__attribute__((weak)) const char* take_device_fault();
+}
+
+namespace {
+
+int tests_that_left_a_fault = 0;
+
+// Hears of the end of every test case, beside the reporter that prints.
+struct FaultListener : doctest::IReporter {
+    explicit FaultListener(const doctest::ContextOptions&) {}
+    void test_case_start(const doctest::TestCaseData& test) override { name_ = test.m_name; }
+    void test_case_reenter(const doctest::TestCaseData&) override { look(); }
+    void test_case_end(const doctest::CurrentTestCaseStats&) override { look(); }
+
+    void report_query(const doctest::QueryData&) override {}
+    void test_run_start() override {}
+    void test_run_end(const doctest::TestRunStats&) override {}
+    void test_case_exception(const doctest::TestCaseException&) override {}
+    void subcase_start(const doctest::SubcaseSignature&) override {}
+    void subcase_end() override {}
+    void log_assert(const doctest::AssertData&) override {}
+    void log_message(const doctest::MessageData&) override {}
+    void test_case_skipped(const doctest::TestCaseData&) override {}
+
+private:
+    void look() {
+        const char* fault = take_device_fault ? take_device_fault() : nullptr;
+        if (!fault) return;
+        tests_that_left_a_fault++;
+        std::cout << "ERROR: test case '" << name_ << "' left the device with a fault: " << fault << std::endl;
+    }
+    const char* name_ = "";
+};
+DOCTEST_REGISTER_LISTENER("faults", 1, FaultListener);
+
+}   // namespace
 
 int main(int argc, char** argv) {
     if (turn_on_device_checks) turn_on_device_checks();
-    return doctest::Context(argc, argv).run();
+    const int failed = doctest::Context(argc, argv).run();
+    if (tests_that_left_a_fault > 0) std::cout << tests_that_left_a_fault << " tests left the device with a fault\n";
+    return failed || tests_that_left_a_fault > 0;
 }

@@ -34,5 +34,8 @@ Checks parse_checks(const std::string& list, Checks base = {});
 
 }   // namespace host
 
-// All checks on, unless TRAIN_GPT_CHECKS says otherwise. Programs that are also built for GPUs declare it weak.
-extern "C" void turn_on_device_checks();
+// For programs that are also built for GPUs, which declare these weak and find them null there.
+extern "C" {
+void turn_on_device_checks();      // all of them, unless TRAIN_GPT_CHECKS says otherwise
+const char* take_device_fault();   // the message of this thread's device's fault, which is forgotten; null if none
+}

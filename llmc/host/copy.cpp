@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -211,7 +212,7 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes, const char* file, int 
 }
 
 // CUDA waits for the device before it frees; here as well, but freeing under queued work is reported: the next version
-// of the program, or a memory pool, would free too early.
+// of the program, or a memory pool, would free too early. Not while an exception unwinds: its cause matters then.
 cudaError_t cudaFree(void* pointer, const char* file, int line) {
     if (!pointer) return cudaSuccess;
     Device& device = host::device();
@@ -223,7 +224,8 @@ cudaError_t cudaFree(void* pointer, const char* file, int line) {
         return fail(cudaErrorInvalidValue, where.empty() ? "not device memory" : "cannot be freed: " + where);
     }
     int stream = 0;
-    if (const host::Operation* user = host::checks().memory ? device.queued_on(pointer, bytes, &stream) : nullptr)
+    const bool reports = host::checks().memory && std::uncaught_exceptions() == 0;
+    if (const host::Operation* user = reports ? device.queued_on(pointer, bytes, &stream) : nullptr)
         device.report_fault(cudaErrorIllegalAddress,
                             text("use after free: ", device.memory.describe(pointer), " is freed (",
                                  host::place(file, line), ") while '", user->name, "' (",

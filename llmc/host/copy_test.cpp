@@ -148,6 +148,10 @@ TEST_CASE("copy: host to host is complete on return, after the stream's earlier 
     CHECK(cudaMemcpyAsync(target, source, 8, cudaMemcpyHostToHost, stream) == cudaSuccess);
     CHECK(earlier);
     CHECK(std::memcmp(target, source, 8) == 0);
+    Pinned one(8), two(8);
+    one.data[7] = 4;
+    CHECK(cudaMemcpyAsync(two.data, one.data, 8, cudaMemcpyHostToHost, stream) == cudaSuccess);
+    CHECK(two.data[7] == 4);
 }
 
 TEST_CASE("copy: fills pinned memory too, but not pageable") {

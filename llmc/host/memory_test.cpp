@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "llmc/base/arena.h"
@@ -101,6 +102,14 @@ TEST_CASE("memory: many allocations and frees in any order") {
     }
     for (char* pointer : held) REQUIRE(cudaFree(pointer) == cudaSuccess);
     CHECK(device->memory.bytes_used() == 0);
+
+    // what was given back in pieces can be taken as a whole
+    char* lowest = device.allocate<char>(4096);
+    char* second = device.allocate<char>(4096);
+    char* third = device.allocate<char>(4096);
+    device.allocate<char>(4096);
+    for (char* pointer : {lowest, third, second}) REQUIRE(cudaFree(pointer) == cudaSuccess);
+    CHECK(device.allocate<char>(3 * 4096) == lowest);
 }
 
 TEST_CASE("memory: fresh device and pinned memory is not a number") {
@@ -244,6 +253,21 @@ TEST_CASE("memory: freeing memory that queued work uses is reported by both name
     CHECK(contains(message, "use after free: byte 0 of device memory 'activations/qkv'"));
     CHECK(contains(message, "while 'attention' (attention.cu:77), queued in stream 1, uses it"));
     CHECK(contains(message, "memory_test.cpp"));
+}
+
+TEST_CASE("memory: an exception that passes by frees what queued work uses without a second complaint") {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    Arena arena;
+    bool done = false;
+    try {
+        DeviceBuffer<float> buffer = arena.allocate<float>("test/unwound", 100);
+        host::enqueue(stream, host::operation("uses it", {{buffer.data(), 4, true}}, [&] { done = true; }));
+        throw std::runtime_error("the cause");
+    } catch (const std::runtime_error&) {
+    }
+    CHECK(done);
+    CHECK(host::last_fault() == "");
 }
 
 TEST_CASE("memory: freeing beside queued work performs it") {

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
+#include "llmc/host/checks.h"
 #include "llmc/host/device.h"
 #include "llmc/host/fault.h"
 
@@ -376,3 +377,9 @@ void set_recorder(Recorder* recorder) {
 }
 
 }   // namespace host
+
+const char* take_device_fault() {
+    static thread_local std::string message;
+    message = host::take_fault();
+    return message.empty() ? nullptr : message.c_str();
+}

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -140,10 +141,13 @@ TEST_CASE("queue: a fault is sticky, drops queued work, and keeps its first mess
     cudaStream_t stream = device.stream();
     std::string log;
     host::enqueue(stream, host::operation("bad", {}, [] { host::report_fault(cudaErrorIllegalAddress, "first cause"); }));
-    host::enqueue(stream, logs(log, 'a'));
+    auto held = std::make_shared<int>(0);
+    host::enqueue(stream, host::operation("dropped", {}, [&log, held] { log += 'a'; }));
     CHECK(host::last_fault().empty());
+    CHECK(held.use_count() == 2);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
     CHECK(log.empty());
+    CHECK(held.use_count() == 1);
     host::report_fault(cudaErrorAssert, "second cause");
     CHECK(host::last_fault() == "first cause\nand then: second cause");
 

@@ -254,4 +254,5 @@ TEST_CASE("matmul: a GELU whose rows are not a multiple of 8 apart is refused") 
     CHECK_THROWS_AS(matmul.forward_gelu<float>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(),
                                                MatmulShape{4, 12, 8}, device.stream),
                     Error);
+    CUDA_CHECK(cudaStreamSynchronize(device.stream));   // the uploads are done before their memory is freed
 }
