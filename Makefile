@@ -53,7 +53,7 @@ COMPILE_CPP = $(CXX) $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base host kernels parallel data io
-EXCLUDE := %_cudnn.cpp
+EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP

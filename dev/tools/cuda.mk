@@ -13,7 +13,7 @@ CUDA_INCLUDES := $(addprefix -isystem ,$(sort $(CUDA_INCLUDE) $(CUDNN_INCLUDE)))
 CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib)
 # pip's packages have only the versioned names, so the linker is given files
 find_library = $(firstword $(wildcard $(foreach d,$(CUDA_LIB_FOLDERS) /usr/lib/x86_64-linux-gnu,$(d)/lib$(1).so $(d)/lib$(1).so.[0-9]*)))
-CUDA_LIBRARIES = $(foreach l,cudart cublasLt cudnn,$(or $(call find_library,$(l)),-l$(l))) \
+CUDA_LIBRARIES = $(foreach l,cudart cublasLt,$(or $(call find_library,$(l)),-l$(l))) \
     $(foreach d,$(CUDA_LIB_FOLDERS),-Wl,-rpath,$(d)) -ldl -lrt
 
 # One architecture for the GPU at hand; every supported one (and PTX for later ones) where there is none.

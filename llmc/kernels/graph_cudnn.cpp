@@ -1,0 +1,270 @@
+#if __has_include(<cudnn.h>)
+
+#include "llmc/kernels/graph_cudnn.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+
+#include "llmc/base/error.h"
+
+namespace {
+
+template <class Function>
+void find(void* library, Function& function, const char* name) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    if (function == nullptr) throw Error(ErrorKind::no_device, text("libcudnn has no ", name, ": version 9 is needed"));
+}
+
+CudnnLibrary load() {
+    void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);   // stays loaded
+    if (library == nullptr) {
+        throw Error(ErrorKind::no_device, text("cuDNN 9 cannot be loaded: ", dlerror()),
+                    "Install libcudnn9, or use --attention own.");
+    }
+    CudnnLibrary c{};
+    find(library, c.create, "cudnnCreate");
+    find(library, c.destroy, "cudnnDestroy");
+    find(library, c.set_stream, "cudnnSetStream");
+    find(library, c.error_string, "cudnnGetErrorString");
+    find(library, c.last_error_string, "cudnnGetLastErrorString");
+    find(library, c.create_descriptor, "cudnnBackendCreateDescriptor");
+    find(library, c.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+    find(library, c.set_attribute, "cudnnBackendSetAttribute");
+    find(library, c.get_attribute, "cudnnBackendGetAttribute");
+    find(library, c.finalize, "cudnnBackendFinalize");
+    find(library, c.execute, "cudnnBackendExecute");
+    return c;
+}
+
+CudnnDescriptor create(cudnnBackendDescriptorType_t type) {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    cudnnBackendDescriptor_t descriptor = nullptr;
+    c.check(c.create_descriptor(type, &descriptor), "creating a descriptor");
+    return CudnnDescriptor(descriptor, [&c](void* d) { c.destroy_descriptor(d); });
+}
+
+void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+         std::int64_t count, const void* values) {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    c.check(c.set_attribute(d.get(), name, type, count, values), text("setting attribute ", static_cast<int>(name)));
+}
+
+void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, const CudnnDescriptor& value) {
+    cudnnBackendDescriptor_t raw = value.get();
+    set(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &raw);
+}
+
+void finalize(const CudnnDescriptor& d, const char* what) {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    c.check(c.finalize(d.get()), text("finishing ", what));
+}
+
+CudnnDescriptor device_properties(const CudnnTarget& target) {
+    if (target.device_json.empty()) return nullptr;
+    CudnnDescriptor d = create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    set(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+        static_cast<std::int64_t>(target.device_json.size() + 1), target.device_json.c_str());
+    finalize(d, "the description of a device");
+    return d;
+}
+
+// Whether an engine configuration says that its results depend on timing.
+bool is_deterministic(const CudnnDescriptor& configuration) {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    CudnnDescriptor engine = create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnnBackendDescriptor_t raw = engine.get();
+    std::int64_t count = 0;
+    c.check(c.get_attribute(configuration.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw),
+            "reading the engine of a configuration");
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    c.check(c.get_attribute(engine.get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                            CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes),
+            "reading the notes of an engine");
+    return std::find(notes, notes + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == notes + count;
+}
+
+}   // namespace
+
+const CudnnLibrary& CudnnLibrary::get() {
+    static const CudnnLibrary library = load();
+    return library;
+}
+
+void CudnnLibrary::check(cudnnStatus_t status, const std::string& what) const {
+    if (status == CUDNN_STATUS_SUCCESS) return;
+    char reason[512] = "";
+    last_error_string(reason, sizeof reason);
+    throw Error(ErrorKind::no_device, text("cuDNN: ", what, " failed: ", error_string(status), " ", reason));
+}
+
+CudnnGraph::Tensor CudnnGraph::tensor(std::int64_t id, cudnnDataType_t type, const CudnnTensorShape& shape, bool is_virtual,
+                                      bool by_value) {
+    const std::int64_t alignment_bytes = 16;
+    CudnnDescriptor d = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+    set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape.sizes.data());
+    set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, shape.strides.data());
+    set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment_bytes);
+    set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
+    set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
+    finalize(d, "a tensor");
+    return d;
+}
+
+CudnnGraph::Tensor CudnnGraph::in_memory(std::int64_t id, cudnnDataType_t type, const CudnnTensorShape& shape) {
+    return tensor(id, type, shape, false, false);
+}
+CudnnGraph::Tensor CudnnGraph::scalar(std::int64_t id) {
+    return tensor(id, CUDNN_DATA_FLOAT, {{1, 1, 1, 1}, {1, 1, 1, 1}}, false, true);
+}
+CudnnGraph::Tensor CudnnGraph::between(cudnnDataType_t type, const CudnnTensorShape& shape) {
+    return tensor(next_virtual_id_++, type, shape, true, false);
+}
+
+void CudnnGraph::add_pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y,
+                               const Tensor& condition, std::int64_t axis) {
+    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
+    CudnnDescriptor how = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    set(how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+    if (mode == CUDNN_POINTWISE_GEN_INDEX) set(how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+    finalize(how, "a pointwise mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
+    if (y) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, y);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, out);
+    if (condition) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, condition);
+    finalize(operation, "a pointwise operation");
+    operations_.push_back(operation);
+}
+
+void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y,
+                           const Tensor& condition) {
+    add_pointwise(mode, out, x, y, condition, 0);
+}
+
+void CudnnGraph::index(const Tensor& out, const Tensor& like, int axis) {
+    add_pointwise(CUDNN_POINTWISE_GEN_INDEX, out, like, nullptr, nullptr, axis);
+}
+
+void CudnnGraph::matmul(const Tensor& out, const Tensor& a, const Tensor& b) {
+    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
+    CudnnDescriptor how = create(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    set(how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
+    finalize(how, "a matmul mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, out);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, how);
+    finalize(operation, "a matmul");
+    operations_.push_back(operation);
+}
+
+void CudnnGraph::reduce(cudnnReduceTensorOp_t mode, const Tensor& out, const Tensor& x) {
+    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
+    CudnnDescriptor how = create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    set(how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
+    set(how, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
+    finalize(how, "a reduction mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, out);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
+    finalize(operation, "a reduction");
+    operations_.push_back(operation);
+}
+
+void CudnnGraph::reshape(const Tensor& out, const Tensor& x) {
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
+    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, out);
+    finalize(operation, "a reshape");
+    operations_.push_back(operation);
+}
+
+// What cuDNN's heuristic proposes for the graph, best first. Engines cannot simply be tried one by one: those for
+// attention work only with the settings ("knobs") that the heuristic knows.
+std::vector<CudnnDescriptor> CudnnGraph::configurations(const CudnnTarget& target) const {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    CudnnDescriptor graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    std::vector<cudnnBackendDescriptor_t> raw;
+    for (const CudnnDescriptor& operation : operations_) raw.push_back(operation.get());
+    set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<std::int64_t>(raw.size()), raw.data());
+    if (target.handle) set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
+    finalize(graph, "a graph");
+
+    CudnnDescriptor heuristic = create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+    set(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+    set(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    if (CudnnDescriptor device = device_properties(target)) set(heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
+    finalize(heuristic, "a heuristic");
+
+    std::int64_t count = 0;
+    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr),
+            "counting configurations");
+    std::vector<CudnnDescriptor> result;
+    for (std::int64_t i = 0; i < count; i++) result.push_back(create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    raw.clear();
+    for (const CudnnDescriptor& configuration : result) raw.push_back(configuration.get());
+    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count,
+                            raw.data()),
+            "reading configurations");
+    result.resize(static_cast<std::size_t>(count));
+    std::erase_if(result, [](const CudnnDescriptor& configuration) { return !is_deterministic(configuration); });
+    return result;
+}
+
+CudnnPlan CudnnGraph::build(const CudnnTarget& target) const {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    std::string reasons;
+    for (const CudnnDescriptor& configuration : configurations(target)) {
+        try {
+            CudnnPlan result;
+            result.plan_ = create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+            set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
+            if (CudnnDescriptor device = device_properties(target)) {
+                set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
+            } else {
+                set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
+            }
+            finalize(result.plan_, "a plan");
+            std::int64_t bytes = 0, count = 0;
+            c.check(c.get_attribute(result.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                                    &bytes),
+                    "reading the size of a plan's workspace");
+            result.workspace_bytes_ = static_cast<std::size_t>(bytes);
+            return result;
+        } catch (const Error& error) {
+            reasons += text("\n  ", error.message());
+        }
+    }
+    throw Error(ErrorKind::no_device, text("cuDNN has no deterministic engine for this attention", reasons));
+}
+
+int CudnnGraph::accepted_configurations(const CudnnTarget& target) const {
+    return static_cast<int>(configurations(target).size());
+}
+
+void CudnnPlan::run(cudnnHandle_t handle, const std::vector<std::pair<std::int64_t, void*>>& pointers, void* workspace) const {
+    const CudnnLibrary& c = CudnnLibrary::get();
+    std::vector<std::int64_t> ids;
+    std::vector<void*> addresses;
+    for (const auto& [id, address] : pointers) {
+        ids.push_back(id);
+        addresses.push_back(address);
+    }
+    CudnnDescriptor pack = create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    const auto count = static_cast<std::int64_t>(ids.size());
+    set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data());
+    set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data());
+    set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    finalize(pack, "the pointers of a plan");
+    c.check(c.execute(handle, plan_.get(), pack.get()), "running a plan");
+}
+
+#endif   // __has_include(<cudnn.h>)

@@ -1,0 +1,178 @@
+// Library attention on a GPU: cuDNN's flash attention, asked for as a graph of operations.
+//
+// cuDNN 9 has no one operation for causal training; its engines recognise attention by the exact form of the graph:
+//
+//   forward    S = scale Q K^T, masked; M = max_j S; E = exp(S - M); Z = sum_j E; lse = M + log Z; O = (E / Z) V
+//   backward   delta = sum_c dO O (times 1, where dropout would be); P = exp(mask(scale Q K^T - lse)); dV = P^T dO
+//              dS = scale P (dO V^T - delta); dK = dS^T Q; dQ = dS K
+//
+// These are the forms that NVIDIA's cudnn-frontend (1.23, MIT licence, scaled_dot_product_flash_attention.h) lowers its
+// attention to, with its deterministic variant of backward: dQ is a result of the graph itself, not of an fp32 buffer
+// that blocks add to in any order. (That variant may use a workspace of size B NH Tq Tk in bf16.)
+//
+// Checked without a GPU: that the engines of cuDNN 9.19 accept both graphs for an H200 (graph_cudnn_test.cpp).
+
+#include "llmc/kernels/library_attention.h"
+
+#include "llmc/base/check.h"
+
+#if __has_include(<cudnn.h>)
+
+#include <limits>
+#include <map>
+#include <type_traits>
+
+#include "llmc/kernels/attention_graph_cudnn.h"
+
+struct LibraryAttention::Impl {
+    Arena& arena;
+    cudnnHandle_t handle = nullptr;
+    std::map<AttentionLayout, CudnnPlan> forward, backward;
+    DeviceBuffer<std::uint8_t> workspace;
+
+    explicit Impl(Arena& a) : arena(a) {
+        const CudnnLibrary& c = CudnnLibrary::get();
+        c.check(c.create(&handle), "start");
+    }
+    ~Impl() {
+        if (handle) CudnnLibrary::get().destroy(handle);
+    }
+
+    const CudnnPlan& plan(std::map<AttentionLayout, CudnnPlan>& plans, const AttentionLayout& layout) {
+        auto found = plans.find(layout);
+        if (found != plans.end()) return found->second;
+        CudnnGraph graph = &plans == &forward ? forward_attention_graph(layout) : backward_attention_graph(layout);
+        CudnnPlan plan = graph.build({handle, ""});
+        if (plan.workspace_bytes() > workspace.bytes()) {
+            workspace = {};   // given back before more is asked for
+            workspace = arena.allocate<std::uint8_t>("workspace/attention", plan.workspace_bytes());
+        }
+        return plans.emplace(layout, plan).first->second;
+    }
+
+    void run(const CudnnPlan& plan, std::vector<std::pair<std::int64_t, void*>> pointers, const AttentionShape& shape,
+             cudaStream_t stream) {
+        float scale = shape.scale, hidden = -std::numeric_limits<float>::infinity(), one = 1.0f;
+        pointers.push_back({AttentionTensor::scale, &scale});
+        if (sees_less_than_all(shape)) pointers.push_back({AttentionTensor::hidden, &hidden});
+        if (pointers.front().first == AttentionTensor::dout) pointers.push_back({AttentionTensor::one, &one});
+        const CudnnLibrary& c = CudnnLibrary::get();
+        c.check(c.set_stream(handle, stream), "choosing the stream");
+        plan.run(handle, pointers, workspace.data());
+    }
+};
+
+namespace {
+
+std::string unsupported_shape(const AttentionShape& s) {
+    if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
+    if (sees_less_than_all(s) && s.q0 != s.k0) return "cuDNN: no causal mask between blocks that begin at different positions";
+    return "";
+}
+
+template <class T>
+void* address(const HeadsView<T>& view) {
+    return const_cast<std::remove_const_t<T>*>(view.data);
+}
+
+}   // namespace
+
+template <class T, class G>
+std::string LibraryAttention::refusal(const AttentionShape& shape, bool backward) {
+    if constexpr (!std::is_same_v<T, bf16> || !std::is_same_v<G, bf16>) {
+        (void)shape, (void)backward;
+        return "cuDNN's attention reads and writes 16-bit numbers only";
+    } else {
+        std::string reason = unsupported_shape(shape);
+        if (!reason.empty()) return reason;
+        try {
+            Arena arena;
+            Impl impl(arena);
+            AttentionLayout layout = packed_layout(shape);
+            (void)forward_attention_graph(layout).build({impl.handle, ""});
+            if (backward) (void)backward_attention_graph(layout).build({impl.handle, ""});
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return "";
+    }
+}
+
+LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(arena)) {}
+LibraryAttention::~LibraryAttention() = default;
+
+template <class T, class O>
+void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
+        std::string reason = unsupported_shape(a.shape);
+        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        const CudnnPlan& plan = impl_->plan(impl_->forward, layout_of(a));
+        impl_->run(plan,
+                   {{AttentionTensor::q, address(a.q)},
+                    {AttentionTensor::k, address(a.k)},
+                    {AttentionTensor::v, address(a.v)},
+                    {AttentionTensor::out, address(a.out)},
+                    {AttentionTensor::lse, a.lse}},
+                   a.shape, stream);
+    } else {
+        throw Error(ErrorKind::no_device, refusal<T, O>(a.shape));
+    }
+}
+
+template <class T, class G>
+void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16> && std::is_same_v<G, bf16>) {
+        std::string reason = unsupported_shape(a.shape);
+        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        const CudnnPlan& plan = impl_->plan(impl_->backward, layout_of(a));
+        impl_->run(plan,
+                   {{AttentionTensor::dout, address(a.dout)},
+                    {AttentionTensor::q, address(a.q)},
+                    {AttentionTensor::k, address(a.k)},
+                    {AttentionTensor::v, address(a.v)},
+                    {AttentionTensor::out, address(a.out)},
+                    {AttentionTensor::lse, const_cast<float*>(a.lse)},
+                    {AttentionTensor::delta, a.delta},
+                    {AttentionTensor::dq, address(a.dq)},
+                    {AttentionTensor::dk, address(a.dk)},
+                    {AttentionTensor::dv, address(a.dv)}},
+                   a.shape, stream);
+    } else {
+        throw Error(ErrorKind::no_device, refusal<T, G>(a.shape));
+    }
+}
+
+#else   // built on a machine without cuDNN's headers
+
+struct LibraryAttention::Impl {};
+
+namespace {
+constexpr const char* not_built = "this program was built without cuDNN (no cudnn.h where it was built)";
+}
+
+template <class T, class G>
+std::string LibraryAttention::refusal(const AttentionShape&, bool) {
+    return not_built;
+}
+
+LibraryAttention::LibraryAttention(Arena&) { throw Error(ErrorKind::no_device, not_built); }
+LibraryAttention::~LibraryAttention() = default;
+
+template <class T, class O>
+void LibraryAttention::forward(const AttentionForward<T, O>&, cudaStream_t) {
+    throw Error(ErrorKind::no_device, not_built);
+}
+template <class T, class G>
+void LibraryAttention::backward(const AttentionBackward<T, G>&, cudaStream_t) {
+    throw Error(ErrorKind::no_device, not_built);
+}
+
+#endif
+
+#define INSTANTIATE(T, G)                                                                        \
+    template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);           \
+    template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t);  \
+    template void LibraryAttention::backward<T, G>(const AttentionBackward<T, G>&, cudaStream_t);
+INSTANTIATE(float, float)
+INSTANTIATE(bf16, bf16)
+INSTANTIATE(bf16, float)
