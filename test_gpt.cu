@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "llmc/base/rng.h"
+#include "llmc/io/temporary_folder.h"
 #include "llmc/model/golden_gpt.h"
 #include "llmc/model/gpt.h"
 #include "llmc/model/reference_gpt.h"
@@ -193,11 +194,19 @@ std::vector<AttentionKind> attention_kinds(const Problem& problem) {
 
 void check_gradients(const Outcome& found, const ParamTable& table, const std::vector<Doubles>& expected,
                      double limit) {
+    double worst = 0;
+    std::string where;
     for (int i = 0; i < table.size(); i++) {
         INFO(table[i].name);
         const auto index = static_cast<std::size_t>(i);
-        CHECK(relative_error(found.gradients[index], expected[index]) < limit);
+        const double error = relative_error(found.gradients[index], expected[index]);
+        CHECK(error < limit);
+        if (error >= worst) {
+            worst = error;
+            where = table[i].name;
+        }
     }
+    MESSAGE("largest relative error of a gradient: ", worst, " (", where, "), allowed ", limit);
 }
 
 void check_gradients(const Outcome& found, const ParamTable& table, const Outcome& expected, double limit) {
@@ -409,4 +418,51 @@ TEST_CASE("gpt: sizes that do not fit are usage errors") {
     options.B = 0;
     CHECK_THROWS_AS(Gpt(config, options, arena, stream), Error);
     CHECK(arena.bytes() == 0);
+}
+
+// Half a gigabyte of file and several of memory: run by name, `test_gpt --no-skip -tc='gpt: a 124M*'` (make test-long).
+TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-precision model's" * doctest::skip()) {
+    const ModelConfig config = model_config("gpt2:124M");
+    Problem problem{ReferenceGpt(config), {}, {}, 1, 16};
+    const ParamTable& table = problem.reference.table;
+    for (int r = 0; r < problem.B * problem.T; r++) {
+        problem.tokens.push_back(static_cast<int>(mix64(static_cast<std::uint64_t>(r)) % 50257));
+        problem.targets.push_back(static_cast<int>(mix64(static_cast<std::uint64_t>(r) + 99) % 50257));
+    }
+    TemporaryFolder folder;
+    const DType type = is_fp32 ? DType::fp32 : DType::bf16;
+    write_llmc_model(real_files(), folder / "gpt2_124M.bin", config, type, [&](int i) {
+        std::vector<float> values(static_cast<std::size_t>(table[i].tensor.elements()), 0.0f);
+        const float center = table[i].init == Init::ones ? 1.0f : 0.0f;
+        const float deviation = table[i].init == Init::normal ? table[i].deviation : 0.02f;
+        for (std::size_t k = 0; k < static_cast<std::size_t>(table[i].exported_elements()); k++) {
+            values[k] = center + deviation * normal(table[i].rng_tensor, k);
+        }
+        return values;
+    });
+    const std::unique_ptr<WeightSource> source = open_weights(real_files(), folder / "gpt2_124M.bin");
+    REQUIRE(source->config() == config);
+    for (int i = 0; i < table.size(); i++) {
+        const std::vector<float> values = source->read(table[i]);
+        problem.reference.parameters[static_cast<std::size_t>(i)].assign(values.begin(), values.end());
+    }
+    const ReferenceResult expected = problem.reference.forward(problem.tokens, problem.targets, problem.B, problem.T);
+
+    TestStream stream;
+    Arena arena;
+    GptOptions options;
+    options.B = problem.B;
+    options.T = problem.T;
+    Gpt model(config, options, arena, stream);
+    load_parameters(model.parameters(), *source, stream);
+    BatchBuffer batch(arena, options.B, options.T, config.vocab_size);
+    batch.upload(problem.tokens, problem.targets, stream);
+    model.forward_loss(batch.batch());
+    std::vector<float> losses(problem.tokens.size());
+    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model.activations().losses, losses.size() * sizeof(float),
+                               cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    MESSAGE("loss ", mean(losses), ", in double precision ", expected.loss);
+    CHECK(relative_error(losses, expected.losses) < parity);
+    CHECK(std::abs(mean(losses) / expected.loss - 1) < (is_fp32 ? 1e-6 : 1e-3));
 }
