@@ -25,7 +25,7 @@ struct Shapes {
 };
 
 // Scores that the query does not see become -infinity: row index >= column index keeps them.
-CudnnGraph::Tensor masked(CudnnGraph& g, const Shapes& shape, const CudnnGraph::Tensor& scores) {
+CudnnGraph::Tensor masked(CudnnGraph& g, const Shapes& shape, CudnnGraph::Tensor scores) {
     auto rows = g.between(CUDNN_DATA_INT32, shape.scores), columns = g.between(CUDNN_DATA_INT32, shape.scores);
     auto seen = g.between(CUDNN_DATA_BOOLEAN, shape.scores), result = g.between(fp32, shape.scores);
     g.index(rows, scores, 2);

@@ -23,6 +23,7 @@ CudnnLibrary load() {
                     "Install libcudnn9, or use --attention own.");
     }
     CudnnLibrary c{};
+    find(library, c.version, "cudnnGetVersion");
     find(library, c.create, "cudnnCreate");
     find(library, c.destroy, "cudnnDestroy");
     find(library, c.set_stream, "cudnnSetStream");
@@ -69,6 +70,89 @@ CudnnDescriptor device_properties(const CudnnTarget& target) {
     return d;
 }
 
+// ---- from a graph's data to cuDNN's descriptors
+
+using Descriptors = std::vector<CudnnDescriptor>;   // of the graph's tensors, by index
+
+CudnnDescriptor lower(const CudnnGraph::TensorInfo& tensor) {
+    const std::int64_t alignment_bytes = 16;
+    CudnnDescriptor d = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &tensor.id);
+    set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &tensor.type);
+    set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, tensor.shape.sizes.data());
+    set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, tensor.shape.strides.data());
+    set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment_bytes);
+    set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &tensor.is_virtual);
+    set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &tensor.by_value);
+    finalize(d, "a tensor");
+    return d;
+}
+
+CudnnDescriptor lower_pointwise(const CudnnGraph::Operation& o, const Descriptors& tensors) {
+    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
+    const auto mode = static_cast<cudnnPointwiseMode_t>(o.mode);
+    CudnnDescriptor how = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    set(how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+    if (mode == CUDNN_POINTWISE_GEN_INDEX) set(how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &o.axis);
+    finalize(how, "a pointwise mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, tensors[o.x.index]);
+    if (o.y) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, tensors[o.y.index]);
+    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors[o.out.index]);
+    if (o.condition) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, tensors[o.condition.index]);
+    finalize(operation, "a pointwise operation");
+    return operation;
+}
+
+CudnnDescriptor lower_matmul(const CudnnGraph::Operation& o, const Descriptors& tensors) {
+    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
+    CudnnDescriptor how = create(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    set(how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
+    finalize(how, "a matmul mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, tensors[o.x.index]);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, tensors[o.y.index]);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, tensors[o.out.index]);
+    set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, how);
+    finalize(operation, "a matmul");
+    return operation;
+}
+
+CudnnDescriptor lower_reduce(const CudnnGraph::Operation& o, const Descriptors& tensors) {
+    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
+    const auto mode = static_cast<cudnnReduceTensorOp_t>(o.mode);
+    CudnnDescriptor how = create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    set(how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
+    set(how, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
+    finalize(how, "a reduction mode");
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, tensors[o.x.index]);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, tensors[o.out.index]);
+    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
+    finalize(operation, "a reduction");
+    return operation;
+}
+
+CudnnDescriptor lower_reshape(const CudnnGraph::Operation& o, const Descriptors& tensors) {
+    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, tensors[o.x.index]);
+    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, tensors[o.out.index]);
+    finalize(operation, "a reshape");
+    return operation;
+}
+
+CudnnDescriptor lower(const CudnnGraph::Operation& operation, const Descriptors& tensors) {
+    switch (operation.kind) {
+        case CudnnGraph::Kind::pointwise: return lower_pointwise(operation, tensors);
+        case CudnnGraph::Kind::matmul: return lower_matmul(operation, tensors);
+        case CudnnGraph::Kind::reduce: return lower_reduce(operation, tensors);
+        case CudnnGraph::Kind::reshape: return lower_reshape(operation, tensors);
+    }
+    return nullptr;
+}
+
 // Whether an engine configuration says that its results depend on timing.
 bool is_deterministic(const CudnnDescriptor& configuration) {
     const CudnnLibrary& c = CudnnLibrary::get();
@@ -98,101 +182,41 @@ void CudnnLibrary::check(cudnnStatus_t status, const std::string& what) const {
     throw Error(ErrorKind::no_device, text("cuDNN: ", what, " failed: ", error_string(status), " ", reason));
 }
 
-CudnnGraph::Tensor CudnnGraph::tensor(std::int64_t id, cudnnDataType_t type, const CudnnTensorShape& shape, bool is_virtual,
-                                      bool by_value) {
-    const std::int64_t alignment_bytes = 16;
-    CudnnDescriptor d = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
-    set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape.sizes.data());
-    set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, shape.strides.data());
-    set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment_bytes);
-    set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
-    set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
-    finalize(d, "a tensor");
-    return d;
-}
-
 CudnnGraph::Tensor CudnnGraph::in_memory(std::int64_t id, cudnnDataType_t type, const CudnnTensorShape& shape) {
-    return tensor(id, type, shape, false, false);
+    tensors_.push_back({id, type, shape, false, false});
+    return {static_cast<int>(tensors_.size()) - 1};
 }
 CudnnGraph::Tensor CudnnGraph::scalar(std::int64_t id) {
-    return tensor(id, CUDNN_DATA_FLOAT, {{1, 1, 1, 1}, {1, 1, 1, 1}}, false, true);
+    tensors_.push_back({id, CUDNN_DATA_FLOAT, {{1, 1, 1, 1}, {1, 1, 1, 1}}, false, true});
+    return {static_cast<int>(tensors_.size()) - 1};
 }
 CudnnGraph::Tensor CudnnGraph::between(cudnnDataType_t type, const CudnnTensorShape& shape) {
-    return tensor(next_virtual_id_++, type, shape, true, false);
+    tensors_.push_back({1000 + static_cast<std::int64_t>(tensors_.size()), type, shape, true, false});
+    return {static_cast<int>(tensors_.size()) - 1};
 }
 
-void CudnnGraph::add_pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y,
-                               const Tensor& condition, std::int64_t axis) {
-    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
-    CudnnDescriptor how = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    set(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    set(how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
-    if (mode == CUDNN_POINTWISE_GEN_INDEX) set(how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
-    finalize(how, "a pointwise mode");
-    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
-    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    if (y) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, y);
-    set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, out);
-    if (condition) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, condition);
-    finalize(operation, "a pointwise operation");
-    operations_.push_back(operation);
+void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, Tensor out, Tensor x, Tensor y, Tensor condition) {
+    operations_.push_back({Kind::pointwise, mode, out, x, y, condition, 0});
 }
-
-void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y,
-                           const Tensor& condition) {
-    add_pointwise(mode, out, x, y, condition, 0);
+void CudnnGraph::index(Tensor out, Tensor like, int axis) {
+    operations_.push_back({Kind::pointwise, CUDNN_POINTWISE_GEN_INDEX, out, like, {}, {}, axis});
 }
-
-void CudnnGraph::index(const Tensor& out, const Tensor& like, int axis) {
-    add_pointwise(CUDNN_POINTWISE_GEN_INDEX, out, like, nullptr, nullptr, axis);
+void CudnnGraph::matmul(Tensor out, Tensor a, Tensor b) { operations_.push_back({Kind::matmul, 0, out, a, b, {}, 0}); }
+void CudnnGraph::reduce(cudnnReduceTensorOp_t how, Tensor out, Tensor x) {
+    operations_.push_back({Kind::reduce, how, out, x, {}, {}, 0});
 }
-
-void CudnnGraph::matmul(const Tensor& out, const Tensor& a, const Tensor& b) {
-    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
-    CudnnDescriptor how = create(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    set(how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
-    finalize(how, "a matmul mode");
-    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-    set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-    set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, out);
-    set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, how);
-    finalize(operation, "a matmul");
-    operations_.push_back(operation);
-}
-
-void CudnnGraph::reduce(cudnnReduceTensorOp_t mode, const Tensor& out, const Tensor& x) {
-    const cudnnDataType_t accumulator = CUDNN_DATA_FLOAT;
-    CudnnDescriptor how = create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    set(how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
-    set(how, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &accumulator);
-    finalize(how, "a reduction mode");
-    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, out);
-    set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
-    finalize(operation, "a reduction");
-    operations_.push_back(operation);
-}
-
-void CudnnGraph::reshape(const Tensor& out, const Tensor& x) {
-    CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
-    set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, out);
-    finalize(operation, "a reshape");
-    operations_.push_back(operation);
-}
+void CudnnGraph::reshape(Tensor out, Tensor x) { operations_.push_back({Kind::reshape, 0, out, x, {}, {}, 0}); }
 
 // What cuDNN's heuristic proposes for the graph, best first. Engines cannot simply be tried one by one: those for
 // attention work only with the settings ("knobs") that the heuristic knows.
 std::vector<CudnnDescriptor> CudnnGraph::configurations(const CudnnTarget& target) const {
     const CudnnLibrary& c = CudnnLibrary::get();
+    Descriptors tensors, operations;
+    for (const TensorInfo& tensor : tensors_) tensors.push_back(lower(tensor));
+    for (const Operation& operation : operations_) operations.push_back(lower(operation, tensors));
     CudnnDescriptor graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     std::vector<cudnnBackendDescriptor_t> raw;
-    for (const CudnnDescriptor& operation : operations_) raw.push_back(operation.get());
+    for (const CudnnDescriptor& operation : operations) raw.push_back(operation.get());
     set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<std::int64_t>(raw.size()), raw.data());
     if (target.handle) set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
     finalize(graph, "a graph");

@@ -19,6 +19,7 @@
 
 // The functions of libcudnn, found at run time. Throws Error(no_device) where there is no libcudnn.
 struct CudnnLibrary {
+    decltype(&cudnnGetVersion) version;   // 91900 is 9.19.0
     decltype(&cudnnCreate) create;
     decltype(&cudnnDestroy) destroy;
     decltype(&cudnnSetStream) set_stream;
@@ -64,9 +65,29 @@ private:
     std::size_t workspace_bytes_ = 0;
 };
 
+// One of a graph's tensors.
+struct CudnnTensor {
+    int index = -1;   // into CudnnGraph::tensors(); -1: none
+    explicit operator bool() const { return index >= 0; }
+};
+
+// A graph is data until it is built, so that tests can carry out its operations themselves.
 class CudnnGraph {
 public:
-    using Tensor = CudnnDescriptor;
+    using Tensor = CudnnTensor;
+    struct TensorInfo {
+        std::int64_t id;
+        cudnnDataType_t type;
+        CudnnTensorShape shape;
+        bool is_virtual, by_value;
+    };
+    enum class Kind { pointwise, matmul, reduce, reshape };
+    struct Operation {
+        Kind kind;
+        int mode;   // a cudnnPointwiseMode_t or cudnnReduceTensorOp_t
+        Tensor out, x, y, condition;
+        std::int64_t axis;
+    };
 
     // Tensors in memory have ids above 0, chosen by the caller; several may share one (views of the same memory).
     // Tensors between operations exist only inside the fused kernel.
@@ -74,26 +95,26 @@ public:
     Tensor scalar(std::int64_t id);   // fp32, read from the host when the plan runs
     Tensor between(cudnnDataType_t type, const CudnnTensorShape& shape);
 
-    void pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y = nullptr,
-                   const Tensor& condition = nullptr);
-    void index(const Tensor& out, const Tensor& like, int axis);   // out = the position along `axis`
-    void matmul(const Tensor& out, const Tensor& a, const Tensor& b);
-    void reduce(cudnnReduceTensorOp_t how, const Tensor& out, const Tensor& x);
-    void reshape(const Tensor& out, const Tensor& x);
+    void pointwise(cudnnPointwiseMode_t mode, Tensor out, Tensor x, Tensor y = {}, Tensor condition = {});
+    void index(Tensor out, Tensor like, int axis);   // out = the position along `axis`
+    void matmul(Tensor out, Tensor a, Tensor b);
+    void reduce(cudnnReduceTensorOp_t how, Tensor out, Tensor x);
+    void reshape(Tensor out, Tensor x);
+
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }
+    const std::vector<Operation>& operations() const { return operations_; }
 
     // The first of the heuristic's configurations that can be built and is deterministic. Throws Error(no_device) with
     // cuDNN's reason where there is none.
     CudnnPlan build(const CudnnTarget& target) const;
 
-    // How many configurations the engines accept for the target; needs no GPU, but libcuda (its stub will do).
+    // How many deterministic configurations the heuristic finds for the target; needs no GPU, but libcuda (its stub
+    // will do).
     int accepted_configurations(const CudnnTarget& target) const;
 
 private:
-    Tensor tensor(std::int64_t id, cudnnDataType_t type, const CudnnTensorShape& shape, bool is_virtual, bool by_value);
-    void add_pointwise(cudnnPointwiseMode_t mode, const Tensor& out, const Tensor& x, const Tensor& y,
-                       const Tensor& condition, std::int64_t axis);
     std::vector<CudnnDescriptor> configurations(const CudnnTarget& target) const;
 
-    std::vector<CudnnDescriptor> operations_;
-    std::int64_t next_virtual_id_ = 1000;
+    std::vector<TensorInfo> tensors_;
+    std::vector<Operation> operations_;
 };

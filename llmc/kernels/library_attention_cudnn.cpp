@@ -10,7 +10,8 @@
 // attention to, with its deterministic variant of backward: dQ is a result of the graph itself, not of an fp32 buffer
 // that blocks add to in any order. (That variant may use a workspace of size B NH Tq Tk in bf16.)
 //
-// Checked without a GPU: that the engines of cuDNN 9.19 accept both graphs for an H200 (graph_cudnn_test.cpp).
+// Checked without a GPU (graph_cudnn_test.cpp): that the operations of both graphs are attention and its gradients, and
+// that engines of cuDNN 9.19 accept both for an H200. Not yet run on a GPU.
 
 #include "llmc/kernels/library_attention.h"
 
@@ -52,11 +53,13 @@ struct LibraryAttention::Impl {
 
     void run(const CudnnPlan& plan, std::vector<std::pair<std::int64_t, void*>> pointers, const AttentionShape& shape,
              cudaStream_t stream) {
-        float scale = shape.scale, hidden = -std::numeric_limits<float>::infinity(), one = 1.0f;
+        const CudnnLibrary& c = CudnnLibrary::get();
+        using Limits = std::numeric_limits<float>;
+        // versions before 9.10 want a finite score where nothing is seen
+        float scale = shape.scale, hidden = c.version() >= 91000 ? -Limits::infinity() : Limits::lowest(), one = 1.0f;
         pointers.push_back({AttentionTensor::scale, &scale});
         if (sees_less_than_all(shape)) pointers.push_back({AttentionTensor::hidden, &hidden});
         if (pointers.front().first == AttentionTensor::dout) pointers.push_back({AttentionTensor::one, &one});
-        const CudnnLibrary& c = CudnnLibrary::get();
         c.check(c.set_stream(handle, stream), "choosing the stream");
         plan.run(handle, pointers, workspace.data());
     }
