@@ -20,7 +20,7 @@ seq 1 4000 >"$work/numbers.txt"
 train() {   # PRECISION FOLDER ARGUMENTS...
     local precision=$1 out=$2
     shift 2
-    "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+    ${run_as:-} "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
         --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 256 --max-steps 20 --lr 1e-2 \
         --warmup 3 --final-lr-frac 0 --weight-decay 0.1 --val-every 5 --val-max-batches 4 --sample-every 0 \
         --output-dir "$out" "$@" >>"$out.log" 2>&1
@@ -66,16 +66,15 @@ train fp32 "$work/kept" --resume
 [ $? -eq 65 ]
 verdict $? "no checkpoint that verifies: refused"
 
-# killed at random moments until it is done
-train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2 &
-pid=$!
-for delay in 0.15 0.3 0.2 0.4 0.25 0.35; do
+# killed at six moments, and continued until it is done
+start() { (run_as=exec train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }
+for delay in 0.4 0.7 0.5 0.9 0.6 0.8; do
+    start
     sleep "$delay"
     kill -9 "$pid" 2>/dev/null
     wait "$pid" 2>/dev/null
-    train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2 &
-    pid=$!
 done
+start
 wait "$pid"
 verdict $? "a run killed six times finishes: $(tail -n 2 "$work/killed.log")"
 same "$work/killed" "$work/plain-fp32"
