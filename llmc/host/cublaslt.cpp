@@ -113,7 +113,9 @@ bool is_consistent(const Desc& desc, const MatmulRow& row, const Layout& a, cons
 
 std::size_t element_bytes(std::uint32_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
-bool is_aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+bool is_aligned(const void* pointer, std::size_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
 
 host::Access access(const void* data, std::uint64_t rows, std::uint64_t cols, std::int64_t ld, std::uint32_t type,
                     bool write) {
@@ -189,13 +191,15 @@ std::size_t cublasLtGetVersion() { return 130000; }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, std::uint64_t rows,
                                           std::uint64_t cols, std::int64_t ld) {
-    return create(layout, static_cast<std::uint32_t>(type), static_cast<std::int32_t>(CUBLASLT_ORDER_COL), rows, cols, ld);
+    return create(layout, static_cast<std::uint32_t>(type), static_cast<std::int32_t>(CUBLASLT_ORDER_COL), rows, cols,
+                  ld);
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, std::size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                std::size_t bytes) {
     if (layout == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
         case CUBLASLT_MATRIX_LAYOUT_TYPE: return set_field(layout->type, value, bytes);
@@ -278,7 +282,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace, std::size_t workspace_bytes,
                               cudaStream_t stream) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!desc || !alpha || !a || !al || !b || !bl || !beta || !c || !cl || !d || !dl) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!desc || !alpha || !a || !al || !b || !bl || !beta || !c || !cl || !d || !dl)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (workspace == nullptr && workspace_bytes > 0) return CUBLAS_STATUS_INVALID_VALUE;
     const MatmulRow* row = find_row(*desc, *al, *bl, *cl, *dl);
     if (row == nullptr) return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -25,8 +25,13 @@ struct Call {
     std::uint64_t algorithm = 0;   // 0: the heuristic's
 
     explicit Call(const MatmulRow& row)
-        : a_type(row.input), b_type(row.input), c_type(row.output), d_type(row.output), transpose_a(row.transpose_a),
-          transpose_b(row.transpose_b), epilogue(row.epilogue) {}
+        : a_type(row.input),
+          b_type(row.input),
+          c_type(row.output),
+          d_type(row.output),
+          transpose_a(row.transpose_a),
+          transpose_b(row.transpose_b),
+          epilogue(row.epilogue) {}
 };
 
 struct Answer {
@@ -49,7 +54,8 @@ cublasLtMatrixLayout_t layout(const Call& call, cudaDataType_t type, std::uint64
     REQUIRE(cublasLtMatrixLayoutCreate(&result, type, rows, cols, ld ? ld : static_cast<std::int64_t>(rows)) ==
             CUBLAS_STATUS_SUCCESS);
     cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_ORDER, &call.order, sizeof call.order);
-    cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &call.batch_count, sizeof call.batch_count);
+    cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &call.batch_count,
+                                     sizeof call.batch_count);
     return result;
 }
 
@@ -153,8 +159,8 @@ TEST_CASE("cublaslt: sizes, pointers and algorithms that contradict one another 
         }
         if (row.epilogue & 128) {
             CHECK(ask(row, [](Call& c) { c.with_aux_pointer = false; }) == contradictory);
-            CHECK(ask(row, [](Call& c) { c.aux_ld = 8; }) == contradictory);        // shorter than a row
-            CHECK(ask(row, [](Call& c) { c.aux_ld = 20; }) == not_supported);       // not a multiple of 8
+            CHECK(ask(row, [](Call& c) { c.aux_ld = 8; }) == contradictory);    // shorter than a row
+            CHECK(ask(row, [](Call& c) { c.aux_ld = 20; }) == not_supported);   // not a multiple of 8
             CHECK(ask(row, [](Call& c) { c.aux_type = CUDA_R_16F; }) == not_supported);
         }
     }
@@ -164,15 +170,16 @@ TEST_CASE("cublaslt: attributes of the wrong size or unknown are invalid") {
     cublasLtMatmulDesc_t desc = nullptr;
     REQUIRE(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS);
     std::int64_t wide = 0;
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &wide, sizeof wide) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &wide, sizeof wide) ==
+          CUBLAS_STATUS_INVALID_VALUE);
     auto unknown = static_cast<cublasLtMatmulDescAttributes_t>(31);
     CHECK(cublasLtMatmulDescSetAttribute(desc, unknown, &wide, sizeof wide) == CUBLAS_STATUS_INVALID_VALUE);
     CHECK(cublasLtMatmulDescDestroy(desc) == CUBLAS_STATUS_SUCCESS);
     CHECK(cublasLtCreate(nullptr) == CUBLAS_STATUS_INVALID_VALUE);
     int count = 0;
     cublasLtMatmulHeuristicResult_t result;
-    CHECK(cublasLtMatmulAlgoGetHeuristic(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, &result, &count) ==
-          CUBLAS_STATUS_NOT_INITIALIZED);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, &result,
+                                         &count) == CUBLAS_STATUS_NOT_INITIALIZED);
     CHECK(std::string(cublasLtGetStatusName(CUBLAS_STATUS_NOT_SUPPORTED)) == "CUBLAS_STATUS_NOT_SUPPORTED");
 }
 

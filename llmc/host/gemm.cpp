@@ -70,8 +70,8 @@ struct Tiling {
 };
 
 constexpr int64_t row_unit = 8, column_unit = 16;   // pieces of a tile that oneDNN's inner loops like
-// Of a tile, lest it fall out of the core's cache. AMX multiplies so fast that packing B for oneDNN is felt: there, more
-// rows share it (not measured: the machine at hand has no AMX).
+// Of a tile, lest it fall out of the core's cache. AMX multiplies so fast that packing B for oneDNN is felt: there,
+// more rows share it (not measured: the machine at hand has no AMX).
 constexpr int64_t most_rows = 256, most_rows_amx = 1024, most_columns = 512;
 
 // The tiling with the least work on the busiest thread, where a tile costs its multiplications and, per row and column,
@@ -177,7 +177,8 @@ void multiply_native_bf16(const Gemm& g, Range m, Range n, float* c, int64_t c_s
     native.a.set_data_handle(data(element<Bf16Bits>(g.a, g.a_stride, g.a_transposed, m.begin, 0)));
     native.b.set_data_handle(data(element<Bf16Bits>(g.b, g.b_stride, g.b_transposed, 0, n.begin)));
     native.c.set_data_handle(c);
-    native.primitive.execute(stream, {{DNNL_ARG_SRC, native.a}, {DNNL_ARG_WEIGHTS, native.b}, {DNNL_ARG_DST, native.c}});
+    native.primitive.execute(stream,
+                             {{DNNL_ARG_SRC, native.a}, {DNNL_ARG_WEIGHTS, native.b}, {DNNL_ARG_DST, native.c}});
     stream.wait();
 }
 
@@ -256,8 +257,10 @@ void gemm(const Gemm& g) {
         }
         float* sums = scratch(2, static_cast<std::size_t>(m.size * n.size));
         multiply(g, native_bf16, m, n, sums, n.size, false);
-        if (g.output_bf16) finish_tile<Bf16Bits>(g, m, n, sums);
-        else finish_tile<float>(g, m, n, sums);
+        if (g.output_bf16)
+            finish_tile<Bf16Bits>(g, m, n, sums);
+        else
+            finish_tile<float>(g, m, n, sums);
     };
     parallel_for(tiling.row_parts * tiling.column_parts, compute_tile, 1);
 }
@@ -266,8 +269,8 @@ void sgemm_on_this_thread(bool a_transposed, bool b_transposed, int64_t M, int64
                           const float* a, int64_t a_stride, const float* b, int64_t b_stride, float beta, float* c,
                           int64_t c_stride) {
     one_dnn_on_this_thread();
-    dnnl::status status = dnnl::sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', M, N, K, alpha, a, a_stride, b,
-                                      b_stride, beta, c, c_stride);
+    dnnl::status status = dnnl::sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', M, N, K, alpha, a, a_stride,
+                                      b, b_stride, beta, c, c_stride);
     ENSURE(status == dnnl::status::success, "oneDNN refuses a matmul M=", M, " N=", N, " K=", K);
 }
 

@@ -1,10 +1,10 @@
 // Matrix multiplication on the processor: what serves the stand-ins of cuBLASLt and cuDNN.
 //
-// The result is cut into tiles that stay in a core's cache together with their operands; the tiles are shared out to the
-// thread pool, and each is computed by oneDNN called single-threaded (so that no second pool of threads, OpenMP's, ever
-// wakes up; measured, the tiles lose nothing against oneDNN's own threading). bf16 operands are widened to fp32 tile by
-// tile, or given to oneDNN as they are where the processor has AMX: without it, oneDNN's bf16 runs at half the speed
-// of fp32.
+// The result is cut into tiles that stay in a core's cache together with their operands; the tiles are shared out to
+// the thread pool, and each is computed by oneDNN called single-threaded (so that no second pool of threads, OpenMP's,
+// ever wakes up; measured, the tiles lose nothing against oneDNN's own threading). bf16 operands are widened to fp32
+// tile by tile, or given to oneDNN as they are where the processor has AMX: without it, oneDNN's bf16 runs at half the
+// speed of fp32.
 //
 // A tile's arithmetic depends on the shape and the number of threads, never on which thread computes it.
 #pragma once
@@ -15,9 +15,9 @@ namespace host {
 
 enum class GemmEpilogue : std::uint8_t {
     none,
-    bias,       // D = AB + bias
-    bias_gelu,  // aux = AB + bias, D = gelu(aux)
-    dgelu,      // D = AB * gelu'(aux)
+    bias,        // D = AB + bias
+    bias_gelu,   // aux = AB + bias, D = gelu(aux)
+    dgelu,       // D = AB * gelu'(aux)
 };
 
 enum class Bf16Gemm : std::uint8_t { automatic, widened, native };

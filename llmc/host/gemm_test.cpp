@@ -6,11 +6,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "llmc/base/rng.h"
+#include "llmc/host/thread_pool.h"
 #include "llmc/host/vector_math.h"
 
 namespace {
@@ -28,8 +31,10 @@ struct TestMatrix {
         : rows(r), columns(c), stride(c + gap), is_bf16(bf16_type) {
         for (int64_t i = 0; i < rows * stride; i++) {
             float x = normal(seed, static_cast<std::uint64_t>(i));
-            if (is_bf16) bits.push_back(host::narrow_to_bf16(x));
-            else fp32.push_back(x);
+            if (is_bf16)
+                bits.push_back(host::narrow_to_bf16(x));
+            else
+                fp32.push_back(x);
         }
     }
     void* data() { return is_bf16 ? static_cast<void*>(bits.data()) : fp32.data(); }
@@ -53,10 +58,16 @@ struct Case {
 double error_of(const Case& c) {
     TestMatrix a(c.a_transposed ? c.K : c.M, c.a_transposed ? c.M : c.K, c.gap, c.input_bf16, 1);
     TestMatrix b(c.b_transposed ? c.N : c.K, c.b_transposed ? c.K : c.N, c.gap, c.input_bf16, 2);
-    TestMatrix d(c.M, c.N, c.gap, c.output_bf16, 3), bias(1, c.N, 0, c.output_bf16, 4), aux(c.M, c.N, 8, c.output_bf16, 5);
+    TestMatrix d(c.M, c.N, c.gap, c.output_bf16, 3), bias(1, c.N, 0, c.output_bf16, 4),
+        aux(c.M, c.N, 8, c.output_bf16, 5);
     const TestMatrix d_before = d, aux_before = aux;
-    host::Gemm g{c.M, c.N, c.K, a.data(), a.stride, c.a_transposed, b.data(), b.stride, c.b_transposed, c.input_bf16,
-                 d.data(), d.stride, c.output_bf16, c.accumulate, c.epilogue, bias.data(), aux.data(), aux.stride, c.bf16};
+    host::Gemm g{c.M,           c.N,          c.K,
+                 a.data(),      a.stride,     c.a_transposed,
+                 b.data(),      b.stride,     c.b_transposed,
+                 c.input_bf16,  d.data(),     d.stride,
+                 c.output_bf16, c.accumulate, c.epilogue,
+                 bias.data(),   aux.data(),   aux.stride,
+                 c.bf16};
     host::gemm(g);
     double worst = 0, scale = std::sqrt(static_cast<double>(c.K));
     for (int64_t m = 0; m < c.M; m++) {
@@ -118,11 +129,27 @@ TEST_CASE("gemm: all forms and epilogues match double loops, in fp32, bf16 and m
 
 TEST_CASE("gemm: several tiles and several slices of K") {
     for (bool is_bf16 : {false, true}) {
-        Case c{300, 530, 1100, 5, false, true, is_bf16, is_bf16, false, host::GemmEpilogue::bias, host::Bf16Gemm::widened};
+        Case c{
+            300, 530, 1100, 5, false, true, is_bf16, is_bf16, false, host::GemmEpilogue::bias, host::Bf16Gemm::widened};
         CHECK(error_of(c) < (is_bf16 ? 4e-2 : 2e-5));
         c = {600, 40, 520, 0, true, false, is_bf16, false, true, host::GemmEpilogue::none, host::Bf16Gemm::widened};
         CHECK(error_of(c) < 2e-5);
     }
+}
+
+TEST_CASE("gemm: oneDNN starts no threads of its own") {
+    auto threads = [] {
+        auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+        return std::distance(begin(tasks), end(tasks));
+    };
+    host::parallel_for(
+        64, [](int64_t) {}, 1);   // ours have started now
+    const auto before = threads();
+    for (host::Bf16Gemm bf16 : {host::Bf16Gemm::widened, host::Bf16Gemm::native}) {
+        CHECK(error_of({300, 530, 90, 0, false, true, true, true, false, host::GemmEpilogue::none, bf16}) < 4e-2);
+    }
+    CHECK(error_of({300, 530, 90, 0, false, true, false, false, false, host::GemmEpilogue::none, {}}) < 2e-5);
+    CHECK(threads() == before);
 }
 
 TEST_CASE("gemm: the vector functions are exact to a few units in the last place") {
@@ -138,8 +165,8 @@ TEST_CASE("gemm: the vector functions are exact to a few units in the last place
         CHECK(std::abs(host::vector_gelu(f) - gelu(f)) < 3e-7 * (1 + std::abs(x)));
         CHECK(std::abs(host::vector_gelu_derivative(f) - gelu_derivative(f)) < 1e-6);
     }
-    CHECK(host::narrow_to_bf16(1.00390625f) == 0x3f80);     // halfway between two numbers: to the even one, 1.0
-    CHECK(host::narrow_to_bf16(1.01171875f) == 0x3f82);     // halfway: up to the even one
+    CHECK(host::narrow_to_bf16(1.00390625f) == 0x3f80);   // halfway between two numbers: to the even one, 1.0
+    CHECK(host::narrow_to_bf16(1.01171875f) == 0x3f82);   // halfway: up to the even one
     CHECK(host::narrow_to_bf16(-INFINITY) == 0xff80);
     CHECK(std::isnan(host::widen(host::narrow_to_bf16(std::bit_cast<float>(0x7f800001u)))));
 }

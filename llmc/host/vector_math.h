@@ -28,9 +28,7 @@ inline float vector_exp(float x) {
 inline float vector_sigmoid(float x) { return 1.0f / (1.0f + vector_exp(-x)); }
 
 // GELU by the tanh approximation; (1 + tanh(y)) / 2 is sigmoid(2y), which loses no digits where tanh is near -1.
-inline float vector_gelu(float x) {
-    return x * vector_sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-}
+inline float vector_gelu(float x) { return x * vector_sigmoid(1.5957691216f * (x + 0.044715f * x * x * x)); }
 
 inline float vector_gelu_derivative(float x) {
     float e = vector_exp(-1.5957691216f * (x + 0.044715f * x * x * x));

@@ -41,8 +41,8 @@ AttentionLayout packed_layout(const AttentionShape& s) {
     const std::int64_t row = std::int64_t{s.NH} * s.HS;
     const HeadStrides packed_q{s.Tq * 3 * row, s.HS, 3 * row}, packed_k{s.Tk * 3 * row, s.HS, 3 * row};
     const HeadStrides alone{s.Tq * row, s.HS, row};
-    return {s.B, s.NH, s.Tq, s.Tk, s.HS, sees_less_than_all(s), packed_q, packed_k, packed_k, alone, alone, packed_q,
-            packed_k, packed_k};
+    return {s.B,   s.NH,  s.Tq,     s.Tk,     s.HS,    sees_less_than_all(s), packed_q, packed_k, packed_k,
+            alone, alone, packed_q, packed_k, packed_k};
 }
 
 CudnnGraph forward_attention_graph(const AttentionLayout& layout) {
@@ -96,7 +96,8 @@ CudnnGraph backward_attention_graph(const AttentionLayout& layout) {
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, sums_o, products_o);
     g.pointwise(CUDNN_POINTWISE_MUL, delta, sums_o, g.scalar(AttentionTensor::one));
 
-    auto products = g.between(fp32, shape.scores), scaled = g.between(fp32, shape.scores), shifted = g.between(fp32, shape.scores);
+    auto products = g.between(fp32, shape.scores), scaled = g.between(fp32, shape.scores),
+         shifted = g.between(fp32, shape.scores);
     g.matmul(products, q, k_transposed);
     g.pointwise(CUDNN_POINTWISE_MUL, scaled, products, scale);
     g.pointwise(CUDNN_POINTWISE_SUB, shifted, scaled, lse);

@@ -35,7 +35,15 @@ HeadStrides strides_of(const HeadsView<T>& view) {
 template <class T, class O>
 AttentionLayout layout_of(const AttentionForward<T, O>& a) {
     const AttentionShape& s = a.shape;
-    return {s.B, s.NH, s.Tq, s.Tk, s.HS, sees_less_than_all(s), strides_of(a.q), strides_of(a.k), strides_of(a.v),
+    return {s.B,
+            s.NH,
+            s.Tq,
+            s.Tk,
+            s.HS,
+            sees_less_than_all(s),
+            strides_of(a.q),
+            strides_of(a.k),
+            strides_of(a.v),
             strides_of(a.out)};
 }
 

@@ -52,15 +52,17 @@ std::size_t bias_gradient_scratch_bytes(int M, int N) {
 template <class T, class G>
 void bias_gradient(G* dbias, float* scratch, const T* dout, const BiasGradientShape& s, bool accumulate,
                    cudaStream_t stream) {
-    ENSURE(s.M > 0 && s.N > 0 && s.stride >= s.N, "bias gradient of (", s.M, ", ", s.N, ") with rows ", s.stride, " apart");
+    ENSURE(s.M > 0 && s.N > 0 && s.stride >= s.N, "bias gradient of (", s.M, ", ", s.N, ") with rows ", s.stride,
+           " apart");
     const int splits = split_count(s.M);
     const unsigned threads = 64;
     const std::size_t dout_bytes = sizeof(T) * static_cast<std::size_t>((s.M - 1) * s.stride + s.N);
     const std::size_t scratch_bytes = bias_gradient_scratch_bytes(s.M, s.N);
     const bool packets = packets_fit(dout) && s.stride * sizeof(T) % 16 == 0;
     dim3 grid(static_cast<unsigned>((s.N + 8 * threads - 1) / (8 * threads)), static_cast<unsigned>(splits));
-    launch(bias_gradient_partial<T>, Launch{grid, threads, 0, stream}.reads(dout, dout_bytes).writes(scratch, scratch_bytes),
-           scratch, dout, s, rows_per_split(s.M), packets);
+    launch(bias_gradient_partial<T>,
+           Launch{grid, threads, 0, stream}.reads(dout, dout_bytes).writes(scratch, scratch_bytes), scratch, dout, s,
+           rows_per_split(s.M), packets);
     launch(bias_gradient_finish<G>,
            Launch{static_cast<unsigned>((s.N + threads - 1) / threads), threads, 0, stream}
                .reads(scratch, scratch_bytes)

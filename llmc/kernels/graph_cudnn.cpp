@@ -159,7 +159,8 @@ bool is_deterministic(const CudnnDescriptor& configuration) {
     CudnnDescriptor engine = create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendDescriptor_t raw = engine.get();
     std::int64_t count = 0;
-    c.check(c.get_attribute(configuration.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw),
+    c.check(c.get_attribute(configuration.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
+                            &raw),
             "reading the engine of a configuration");
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     c.check(c.get_attribute(engine.get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
@@ -217,7 +218,8 @@ std::vector<CudnnDescriptor> CudnnGraph::configurations(const CudnnTarget& targe
     CudnnDescriptor graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     std::vector<cudnnBackendDescriptor_t> raw;
     for (const CudnnDescriptor& operation : operations) raw.push_back(operation.get());
-    set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<std::int64_t>(raw.size()), raw.data());
+    set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<std::int64_t>(raw.size()),
+        raw.data());
     if (target.handle) set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
     finalize(graph, "a graph");
 
@@ -229,14 +231,15 @@ std::vector<CudnnDescriptor> CudnnGraph::configurations(const CudnnTarget& targe
     finalize(heuristic, "a heuristic");
 
     std::int64_t count = 0;
-    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr),
+    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count,
+                            nullptr),
             "counting configurations");
     std::vector<CudnnDescriptor> result;
     for (std::int64_t i = 0; i < count; i++) result.push_back(create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
     raw.clear();
     for (const CudnnDescriptor& configuration : result) raw.push_back(configuration.get());
-    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count,
-                            raw.data()),
+    c.check(c.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count,
+                            &count, raw.data()),
             "reading configurations");
     result.resize(static_cast<std::size_t>(count));
     std::erase_if(result, [](const CudnnDescriptor& configuration) { return !is_deterministic(configuration); });
@@ -258,8 +261,8 @@ CudnnPlan CudnnGraph::build(const CudnnTarget& target) const {
             }
             finalize(result.plan_, "a plan");
             std::int64_t bytes = 0, count = 0;
-            c.check(c.get_attribute(result.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                                    &bytes),
+            c.check(c.get_attribute(result.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                    &count, &bytes),
                     "reading the size of a plan's workspace");
             result.workspace_bytes_ = static_cast<std::size_t>(bytes);
             return result;
@@ -274,7 +277,8 @@ int CudnnGraph::accepted_configurations(const CudnnTarget& target) const {
     return static_cast<int>(configurations(target).size());
 }
 
-void CudnnPlan::run(cudnnHandle_t handle, const std::vector<std::pair<std::int64_t, void*>>& pointers, void* workspace) const {
+void CudnnPlan::run(cudnnHandle_t handle, const std::vector<std::pair<std::int64_t, void*>>& pointers,
+                    void* workspace) const {
     const CudnnLibrary& c = CudnnLibrary::get();
     std::vector<std::int64_t> ids;
     std::vector<void*> addresses;

@@ -1,4 +1,5 @@
-// cuDNN's operation graphs, as far as attention needs them: tensors, operations between them, and a plan that runs them.
+// cuDNN's operation graphs, as far as attention needs them: tensors, operations between them, and a plan that runs
+// them.
 //
 // cuDNN fuses a graph of small operations into one kernel if the graph has a form that one of its engines knows. What
 // that form is for attention is said in library_attention_cudnn.cpp; this file is the plain part: a graph is built from

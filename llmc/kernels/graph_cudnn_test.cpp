@@ -28,8 +28,9 @@ constexpr const char* h200 =
     R"("maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,"smClockRateKHz":1980000,)"
     R"("memClockRateKHz":3201000,"l2CacheSize":62914560,"deviceName":"NVIDIA H200"})";
 
-// Carries out a graph's operations in double precision. Memory tensors are views, by their strides, of the buffers given
-// by id; a tensor between operations has a buffer of its own and is addressed without gaps, whatever its strides say.
+// Carries out a graph's operations in double precision. Memory tensors are views, by their strides, of the buffers
+// given by id; a tensor between operations has a buffer of its own and is addressed without gaps, whatever its strides
+// say.
 class Interpreter {
 public:
     using Index = std::array<std::int64_t, 4>;
@@ -52,7 +53,9 @@ private:
                 for (i[2] = 0; i[2] < sizes[2]; i[2]++)
                     for (i[3] = 0; i[3] < sizes[3]; i[3]++) visit(i);
     }
-    const CudnnGraph::TensorInfo& info(CudnnGraph::Tensor t) const { return graph_->tensors()[static_cast<std::size_t>(t.index)]; }
+    const CudnnGraph::TensorInfo& info(CudnnGraph::Tensor t) const {
+        return graph_->tensors()[static_cast<std::size_t>(t.index)];
+    }
 
     // An element; sizes of 1 are repeated.
     double& at(CudnnGraph::Tensor t, Index i) {
@@ -160,7 +163,9 @@ TEST_CASE("cudnn: the operations of the graphs, done in double precision, are at
         const std::vector<double> qkv = random_numbers(tokens * 3 * row, 1), dout = random_numbers(tokens * row, 2);
         const AttentionReference expected =
             reference_attention(shape, part_of(qkv, 0, row), part_of(qkv, 1, row), part_of(qkv, 2, row), dout);
-        auto from = [&](int part) { return std::vector<double>(qkv.begin() + part * static_cast<std::ptrdiff_t>(row), qkv.end()); };
+        auto from = [&](int part) {
+            return std::vector<double>(qkv.begin() + part * static_cast<std::ptrdiff_t>(row), qkv.end());
+        };
         Interpreter device;
         device.memory[AttentionTensor::q] = from(0);
         device.memory[AttentionTensor::k] = from(1);

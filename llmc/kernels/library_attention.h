@@ -46,7 +46,8 @@ private:
 
 // The seam as functions, beside own_attention_forward and own_attention_backward.
 template <class T, class O>
-void library_attention_forward(LibraryAttention& library, const AttentionForward<T, O>& arguments, cudaStream_t stream) {
+void library_attention_forward(LibraryAttention& library, const AttentionForward<T, O>& arguments,
+                               cudaStream_t stream) {
     library.forward(arguments, stream);
 }
 template <class T, class G>

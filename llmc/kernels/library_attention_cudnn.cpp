@@ -69,7 +69,8 @@ namespace {
 
 std::string unsupported_shape(const AttentionShape& s) {
     if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
-    if (sees_less_than_all(s) && s.q0 != s.k0) return "cuDNN: no causal mask between blocks that begin at different positions";
+    if (sees_less_than_all(s) && s.q0 != s.k0)
+        return "cuDNN: no causal mask between blocks that begin at different positions";
     return "";
 }
 
@@ -172,9 +173,9 @@ void LibraryAttention::backward(const AttentionBackward<T, G>&, cudaStream_t) {
 
 #endif
 
-#define INSTANTIATE(T, G)                                                                        \
-    template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);           \
-    template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t);  \
+#define INSTANTIATE(T, G)                                                                       \
+    template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
+    template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \
     template void LibraryAttention::backward<T, G>(const AttentionBackward<T, G>&, cudaStream_t);
 INSTANTIATE(float, float)
 INSTANTIATE(bf16, bf16)

@@ -23,10 +23,17 @@ using std::int64_t;
 constexpr int query_block = 128, key_block = 256;
 
 // bf16 as the vector conversions take it.
-template <class T> struct Stored { using type = T; };
-template <> struct Stored<bf16> { using type = std::uint16_t; };
-template <class T> using StoredType = std::conditional_t<std::is_const_v<T>, const typename Stored<std::remove_const_t<T>>::type,
-                                                         typename Stored<T>::type>;
+template <class T>
+struct Stored {
+    using type = T;
+};
+template <>
+struct Stored<bf16> {
+    using type = std::uint16_t;
+};
+template <class T>
+using StoredType = std::conditional_t<std::is_const_v<T>, const typename Stored<std::remove_const_t<T>>::type,
+                                      typename Stored<T>::type>;
 
 // Rows of HS channels in fp32.
 struct Rows {
@@ -163,8 +170,8 @@ void forward_block(const AttentionForward<T, O>& a, int b, int h, int block) {
         host::sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
                                    w.scores.data(), keys);
         online_softmax(w, s, i0, queries, j0, keys);
-        host::sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride, 1.0f,
-                                   w.sums.data(), s.HS);
+        host::sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride,
+                                   1.0f, w.sums.data(), s.HS);
     }
     float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq + i0;
     for (int i = 0; i < queries; i++) {
@@ -291,16 +298,19 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
     check_shape(s);
     host::Operation operation;
     operation.name = "library attention forward";
-    operation.accesses = {access(a.out, s, s.Tq), rows_access(a.lse, s, true), access(a.q, s, s.Tq), access(a.k, s, s.Tk),
-                          access(a.v, s, s.Tk)};
+    operation.accesses = {access(a.out, s, s.Tq), rows_access(a.lse, s, true), access(a.q, s, s.Tq),
+                          access(a.k, s, s.Tk), access(a.v, s, s.Tk)};
     operation.step = [a] {
         const int blocks = (a.shape.Tq + query_block - 1) / query_block;
-        host::parallel_for(int64_t{a.shape.B} * a.shape.NH * blocks, [&](int64_t task) {
-            int64_t head = task / blocks;
-            // longest first: with a causal mask the last queries see the most keys
-            int block = blocks - 1 - static_cast<int>(task % blocks);
-            forward_block(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH), block);
-        }, 1);
+        host::parallel_for(
+            int64_t{a.shape.B} * a.shape.NH * blocks,
+            [&](int64_t task) {
+                int64_t head = task / blocks;
+                // longest first: with a causal mask the last queries see the most keys
+                int block = blocks - 1 - static_cast<int>(task % blocks);
+                forward_block(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH), block);
+            },
+            1);
         return true;
     };
     CUDA_CHECK(host::enqueue(stream, std::move(operation)));
@@ -312,22 +322,25 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
     check_shape(s);
     host::Operation operation;
     operation.name = "library attention backward";
-    operation.accesses = {access(a.dq, s, s.Tq),   access(a.dk, s, s.Tk),  access(a.dv, s, s.Tk),
-                          access(a.dout, s, s.Tq), access(a.out, s, s.Tq), access(a.q, s, s.Tq),
-                          access(a.k, s, s.Tk),    access(a.v, s, s.Tk),   rows_access(a.delta, s, true),
+    operation.accesses = {access(a.dq, s, s.Tq),       access(a.dk, s, s.Tk),  access(a.dv, s, s.Tk),
+                          access(a.dout, s, s.Tq),     access(a.out, s, s.Tq), access(a.q, s, s.Tq),
+                          access(a.k, s, s.Tk),        access(a.v, s, s.Tk),   rows_access(a.delta, s, true),
                           rows_access(a.lse, s, false)};
     operation.step = [a] {
-        host::parallel_for(int64_t{a.shape.B} * a.shape.NH, [&](int64_t head) {
-            backward_head(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH));
-        }, 1);
+        host::parallel_for(
+            int64_t{a.shape.B} * a.shape.NH,
+            [&](int64_t head) {
+                backward_head(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH));
+            },
+            1);
         return true;
     };
     CUDA_CHECK(host::enqueue(stream, std::move(operation)));
 }
 
-#define INSTANTIATE(T, G)                                                                                    \
-    template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);                       \
-    template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t);              \
+#define INSTANTIATE(T, G)                                                                       \
+    template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
+    template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \
     template void LibraryAttention::backward<T, G>(const AttentionBackward<T, G>&, cudaStream_t);
 INSTANTIATE(float, float)
 INSTANTIATE(bf16, bf16)

@@ -14,12 +14,16 @@ AttentionShape shape_of(int B, int NH, int Tq, int Tk, int HS, bool causal, std:
 
 template <class T, class O = T>
 ForwardFunction<T, O> library_forward(LibraryAttention& library) {
-    return [&library](const AttentionForward<T, O>& a, cudaStream_t stream) { library_attention_forward(library, a, stream); };
+    return [&library](const AttentionForward<T, O>& a, cudaStream_t stream) {
+        library_attention_forward(library, a, stream);
+    };
 }
 
 template <class T, class O = T>
 BackwardFunction<T, O> library_backward(LibraryAttention& library) {
-    return [&library](const AttentionBackward<T, O>& a, cudaStream_t stream) { library_attention_backward(library, a, stream); };
+    return [&library](const AttentionBackward<T, O>& a, cudaStream_t stream) {
+        library_attention_backward(library, a, stream);
+    };
 }
 
 // Against the reference where the library can serve the shape; where it cannot (never on a CPU) with a message.
@@ -89,7 +93,8 @@ TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
     AttentionInputs inputs = random_inputs<float>(shape);
     for (double& value : inputs.q) value *= 100;
     AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v);
-    AttentionReference found = run_forward<float, float>(library_forward<float>(library), shape, Layout::packed, inputs);
+    AttentionReference found =
+        run_forward<float, float>(library_forward<float>(library), shape, Layout::packed, inputs);
     CHECK(relative_error(found.out, expected.out) < 1e-4);
     CHECK(lse_error(found.lse, expected.lse) < 1e-3);
 }

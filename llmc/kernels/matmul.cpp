@@ -8,8 +8,10 @@
 
 namespace {
 
-template <class T> constexpr cudaDataType_t cuda_type = CUDA_R_32F;
-template <> constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
+template <class T>
+constexpr cudaDataType_t cuda_type = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 
 void cublas_check(cublasStatus_t status, const std::string& what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -119,9 +121,9 @@ Plan& Matmul::Impl::plan(const Problem& problem, const void* bias, const void* a
         const MatmulRow& row = matmul_rows[problem.row];
         bool tf32 = options.allow_tf32 && row.input == CUDA_R_32F;
         plan.name = describe(problem, tf32);
-        cublas_check(cublasLtMatmulDescCreate(&plan.desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
-                                              CUDA_R_32F),
-                     "descriptor of " + plan.name);
+        cublas_check(
+            cublasLtMatmulDescCreate(&plan.desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+            "descriptor of " + plan.name);
         plan.set(CUBLASLT_MATMUL_DESC_TRANSA, row.transpose_a);
         plan.set(CUBLASLT_MATMUL_DESC_TRANSB, row.transpose_b);
         plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, row.epilogue);
@@ -153,9 +155,8 @@ void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
     }
     cublasLtMatmulPreference_t preference = nullptr;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), "preference of " + plan.name);
-    std::shared_ptr<void> owner(preference, [](void* p) {
-        cublasLtMatmulPreferenceDestroy(static_cast<cublasLtMatmulPreference_t>(p));
-    });
+    std::shared_ptr<void> owner(
+        preference, [](void* p) { cublasLtMatmulPreferenceDestroy(static_cast<cublasLtMatmulPreference_t>(p)); });
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
         cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
                      "preference of " + plan.name);
@@ -167,8 +168,8 @@ void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.d.alignment);
     cublasLtMatmulHeuristicResult_t result{};
     int count = 0;
-    cublas_check(cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, 1, &result,
-                                                &count),
+    cublas_check(cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, 1,
+                                                &result, &count),
                  "heuristic for " + plan.name);
     cublas_check(count == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED, "heuristic for " + plan.name);
     plan.algorithm = result.algo;
@@ -266,12 +267,12 @@ void Matmul::use_algorithms(std::span<const MatmulAlgorithm> algorithms) {
     impl_->plans.clear();   // made again, with the given algorithms, when next met
 }
 
-#define INSTANTIATE(T)                                                                                               \
-    template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);               \
-    template void Matmul::forward_gelu(T*, T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);      \
-    template void Matmul::input_gradient(T*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);            \
-    template void Matmul::input_gradient_gelu(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);   \
-    template void Matmul::weight_gradient(float*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);       \
+#define INSTANTIATE(T)                                                                                             \
+    template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);             \
+    template void Matmul::forward_gelu(T*, T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);    \
+    template void Matmul::input_gradient(T*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);          \
+    template void Matmul::input_gradient_gelu(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t); \
+    template void Matmul::weight_gradient(float*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);     \
     template void Matmul::bias_gradient(float*, const T*, const MatmulShape&, bool, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -99,7 +99,8 @@ struct MatmulAlgorithm {
 };
 
 // T: element type of activations and weights. G: of gradients of parameters; float, or bf16 where T is bf16.
-// Errors: Error(bug) when cuBLASLt refuses a call (the message names the problem), Error(no_device) when it cannot start.
+// Errors: Error(bug) when cuBLASLt refuses a call (the message names the problem), Error(no_device) when it cannot
+// start.
 class Matmul {
 public:
     explicit Matmul(Arena& arena, MatmulOptions options = {});

@@ -89,7 +89,8 @@ struct Sizes {
 };
 // Odd sizes and gaps; more than one tile; and the reference model's (C=48, vocabulary 97 padded to 128, 17 x 2 tokens).
 // Rows of GELU's output must be apart by a multiple of 8.
-constexpr Sizes all_sizes[] = {{1, 8, 8, 0}, {5, 16, 24, 8}, {33, 72, 40, 16}, {34, 144, 48, 0}, {34, 128, 48, 0}, {290, 264, 520, 0}};
+constexpr Sizes all_sizes[] = {{1, 8, 8, 0},     {5, 16, 24, 8},   {33, 72, 40, 16},
+                               {34, 144, 48, 0}, {34, 128, 48, 0}, {290, 264, 520, 0}};
 constexpr Sizes odd_sizes[] = {{3, 7, 11, 1}, {17, 31, 29, 5}};
 
 MatmulShape shape_of(const Sizes& s) { return {s.M, s.N, s.K, s.N + s.gap, s.K + s.gap, s.K + s.gap}; }
@@ -100,8 +101,8 @@ void check_forward(const Sizes& s) {
     Matmul matmul(device.arena);
     TestMatrix<T> out(device, s.M, s.N, s.gap, 1), in(device, s.M, s.K, s.gap, 2), weight(device, s.N, s.K, s.gap, 3),
         bias(device, 1, s.N, 0, 4);
-    std::vector<double> expected = product(s.M, s.N, s.K, [&](int i, int k) { return in.at(i, k); },
-                                           [&](int k, int j) { return weight.at(j, k); });
+    std::vector<double> expected = product(
+        s.M, s.N, s.K, [&](int i, int k) { return in.at(i, k); }, [&](int k, int j) { return weight.at(j, k); });
     matmul.forward<T>(out.data(), in.data(), weight.data(), nullptr, shape_of(s), device.stream);
     CHECK(out.error(expected) < tolerance<T>(s.K));
     for (int i = 0; i < s.M * s.N; i++) expected[static_cast<std::size_t>(i)] += bias.at(0, i % s.N);
@@ -109,7 +110,8 @@ void check_forward(const Sizes& s) {
     CHECK(out.error(expected) < tolerance<T>(s.K));
     if ((s.N + s.gap) % 8 != 0) return;
     TestMatrix<T> pre_gelu(device, s.M, s.N, s.gap, 5);
-    matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(), shape_of(s), device.stream);
+    matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(), shape_of(s),
+                           device.stream);
     CHECK(pre_gelu.error(expected) < tolerance<T>(s.K));
     for (double& x : expected) x = gelu(x);
     CHECK(out.error(expected) < tolerance<T>(s.K));
@@ -119,10 +121,10 @@ template <class T>
 void check_input_gradient(const Sizes& s) {
     Device device;
     Matmul matmul(device.arena);
-    TestMatrix<T> dinp(device, s.M, s.K, s.gap, 1), dout(device, s.M, s.N, s.gap, 2), weight(device, s.N, s.K, s.gap, 3),
-        pre_gelu(device, s.M, s.K, s.gap, 4);
-    const std::vector<double> gradient = product(s.M, s.K, s.N, [&](int i, int k) { return dout.at(i, k); },
-                                                 [&](int k, int j) { return weight.at(k, j); });
+    TestMatrix<T> dinp(device, s.M, s.K, s.gap, 1), dout(device, s.M, s.N, s.gap, 2),
+        weight(device, s.N, s.K, s.gap, 3), pre_gelu(device, s.M, s.K, s.gap, 4);
+    const std::vector<double> gradient = product(
+        s.M, s.K, s.N, [&](int i, int k) { return dout.at(i, k); }, [&](int k, int j) { return weight.at(k, j); });
     std::vector<double> expected = gradient;
     for (int i = 0; i < s.M * s.K; i++) expected[static_cast<std::size_t>(i)] += dinp.at(i / s.K, i % s.K);
     matmul.input_gradient<T>(dinp.data(), dout.data(), weight.data(), shape_of(s), true, device.stream);
@@ -131,7 +133,8 @@ void check_input_gradient(const Sizes& s) {
     CHECK(dinp.error(gradient) < tolerance<T>(s.N));
     if ((s.K + s.gap) % 8 != 0) return;
     for (int i = 0; i < s.M * s.K; i++) {
-        expected[static_cast<std::size_t>(i)] = gradient[static_cast<std::size_t>(i)] * gelu_derivative(pre_gelu.at(i / s.K, i % s.K));
+        expected[static_cast<std::size_t>(i)] =
+            gradient[static_cast<std::size_t>(i)] * gelu_derivative(pre_gelu.at(i / s.K, i % s.K));
     }
     matmul.input_gradient_gelu<T>(dinp.data(), dout.data(), weight.data(), pre_gelu.data(), shape_of(s), device.stream);
     CHECK(dinp.error(expected) < tolerance<T>(s.N));
@@ -143,8 +146,8 @@ void check_parameter_gradients(const Sizes& s) {
     Matmul matmul(device.arena);
     TestMatrix<T> in(device, s.M, s.K, s.gap, 1), dout(device, s.M, s.N, s.gap, 2);
     TestMatrix<G> dweight(device, s.N, s.K, s.gap, 3), dbias(device, 1, s.N, 0, 4);
-    const std::vector<double> gradient = product(s.N, s.K, s.M, [&](int i, int k) { return dout.at(k, i); },
-                                                 [&](int k, int j) { return in.at(k, j); });
+    const std::vector<double> gradient = product(
+        s.N, s.K, s.M, [&](int i, int k) { return dout.at(k, i); }, [&](int k, int j) { return in.at(k, j); });
     std::vector<double> expected = gradient;
     for (int i = 0; i < s.N * s.K; i++) expected[static_cast<std::size_t>(i)] += dweight.at(i / s.K, i % s.K);
     matmul.weight_gradient<T, G>(dweight.data(), dout.data(), in.data(), shape_of(s), true, device.stream);
@@ -152,8 +155,8 @@ void check_parameter_gradients(const Sizes& s) {
     matmul.weight_gradient<T, G>(dweight.data(), dout.data(), in.data(), shape_of(s), false, device.stream);
     CHECK(dweight.error(gradient) < tolerance<G>(s.M));
 
-    const std::vector<double> sums = product(1, s.N, s.M, [](int, int) { return 1.0; },
-                                             [&](int k, int j) { return dout.at(k, j); });
+    const std::vector<double> sums = product(
+        1, s.N, s.M, [](int, int) { return 1.0; }, [&](int k, int j) { return dout.at(k, j); });
     expected = sums;
     for (int j = 0; j < s.N; j++) expected[static_cast<std::size_t>(j)] += dbias.at(0, j);
     matmul.bias_gradient<T, G>(dbias.data(), dout.data(), shape_of(s), true, device.stream);
@@ -249,8 +252,8 @@ TEST_CASE("matmul: algorithms are listed once per problem and are taken back") {
 TEST_CASE("matmul: a GELU whose rows are not a multiple of 8 apart is refused") {
     Device device;
     Matmul matmul(device.arena);
-    TestMatrix<float> in(device, 4, 8, 0, 1), weight(device, 12, 8, 0, 2), bias(device, 1, 12, 0, 3), out(device, 4, 12, 0, 4),
-        pre_gelu(device, 4, 12, 0, 5);
+    TestMatrix<float> in(device, 4, 8, 0, 1), weight(device, 12, 8, 0, 2), bias(device, 1, 12, 0, 3),
+        out(device, 4, 12, 0, 4), pre_gelu(device, 4, 12, 0, 5);
     CHECK_THROWS_AS(matmul.forward_gelu<float>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(),
                                                MatmulShape{4, 12, 8}, device.stream),
                     Error);

@@ -1,4 +1,5 @@
-// Stand-in for cuBLASLt where there is no GPU: the calls this project makes, with cuBLASLt's names, values and defaults.
+// Stand-in for cuBLASLt where there is no GPU: the calls this project makes, with cuBLASLt's names, values and
+// defaults.
 //
 // cublasLtMatmul performs exactly the rows of `matmul_rows` (llmc/kernels/matmul.h) and refuses all others with
 // CUBLAS_STATUS_NOT_SUPPORTED; what contradicts itself is CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
@@ -67,22 +68,22 @@ enum cublasLtMatrixLayoutAttribute_t {
 };
 
 enum cublasLtMatmulDescAttributes_t {
-    CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,             // int32
-    CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,               // int32
-    CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,             // int32
-    CUBLASLT_MATMUL_DESC_TRANSA = 3,                   // int32
-    CUBLASLT_MATMUL_DESC_TRANSB = 4,                   // int32
-    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,                 // uint32
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,             // const void*
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,    // void*
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,         // int64
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,  // int32; -1: as D
-    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,          // int32; -1: as D
+    CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,              // int32
+    CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,                // int32
+    CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,              // int32
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,                    // int32
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,                    // int32
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,                  // uint32
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,              // const void*
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,     // void*
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,          // int64
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,   // int32; -1: as D
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,           // int32; -1: as D
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,      // uint64
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,    // uint32, default 256
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,     // uint64
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,   // uint32, default 256
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
@@ -118,8 +119,9 @@ std::size_t cublasLtGetVersion();
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, std::uint64_t rows,
                                           std::uint64_t cols, std::int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, std::size_t bytes);
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                std::size_t bytes);
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute, cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc);
