@@ -7,6 +7,10 @@ check "unit tests of the model, bf16" build/cpu-bf16/unit_test
 check "unit tests of the model, fp32" build/cpu-fp32/unit_test
 check "whole model, bf16" build/cpu-bf16/test_gpt
 check "whole model, fp32" build/cpu-fp32/test_gpt
+if [ "$length" = long ]; then
+    check "124M against double precision, bf16" build/cpu-bf16/test_gpt --no-skip -tc='gpt: a 124M*'
+    check "124M against double precision, fp32" build/cpu-fp32/test_gpt --no-skip -tc='gpt: a 124M*'
+fi
 check "build, clang++, stand-in" clang build/cpu-clang/unit_test
 check "unit tests, clang++" build/cpu-clang/unit_test
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
