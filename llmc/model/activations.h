@@ -16,7 +16,7 @@
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {
     none,
-    gelu,        // GELU's output (4C of 16C + ... per row and layer)
+    gelu,        // GELU's output: 4C of the 16C elements per row and layer
     gelu_norm,   // both layernorms' outputs too, from the kept inputs, means and deviations
     block,       // everything of a block but its input
 };
