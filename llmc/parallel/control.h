@@ -1,0 +1,52 @@
+// The control plane: one connection per rank to rank 0, apart from NCCL, by which a lost rank is noticed and named.
+//
+// A rank that dies closes its connection; a rank that hangs stops sending heartbeats; ranks that wait for each other
+// keep sending them, but nothing advances. Each is recognised here, named with its group, operation and number, and told
+// to all; every rank then ends with exit code 75 (resumable), even if its main thread is stuck in a collective that will
+// never finish, which is why a thread does this and leaves the process if it must.
+//
+// Decisions that every rank must take alike (stop after this step, skip this update) do not pass here: they travel with
+// the step's own all-reduce.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/startup.h"
+
+struct ControlOptions {
+    double heartbeat_seconds = 0.25;
+    double silence_seconds = 30;   // a rank not heard for so long counts as hung
+    double stall_seconds = 600;    // nothing advanced on any rank for so long: whoever is behind counts as hung
+    double grace_seconds = 1;      // after an abort, for the main thread to leave by itself
+};
+
+class Control {
+public:
+    // Connects to rank 0 (collective over the meeting). With one rank nothing is started.
+    Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options);
+    // The orderly end: the others do not take it for a loss.
+    ~Control();
+    Control(const Control&) = delete;
+    Control& operator=(const Control&) = delete;
+
+    // Heartbeats tell how far this communicator is. It must outlive the control plane or be forgotten.
+    void watch(const Communicator& communicator);
+    void forget(const Communicator& communicator);
+    void set_step(std::int64_t step);
+
+    // Tells everyone that this rank cannot go on, and why: they end with 75.
+    void fail(const std::string& why);
+
+    // True once some rank is lost. The main thread should leave; after the grace period the process does.
+    bool aborted() const;
+    std::string abort_reason() const;
+    void throw_if_aborted() const;   // Error(resumable)
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};

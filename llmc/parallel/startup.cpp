@@ -1,0 +1,274 @@
+#include "llmc/parallel/startup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "llmc/base/check.h"
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/parallel/sockets.h"
+
+namespace {
+
+int number_from_environment(const char* name) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') return -1;
+    char* end = nullptr;
+    long number = std::strtol(value, &end, 10);
+    if (*end != '\0' || number < 0 || number > 1 << 24) {
+        throw Error(ErrorKind::usage, text("the environment has ", name, "=", value), "Expected a number of a rank.");
+    }
+    return static_cast<int>(number);
+}
+
+std::string list(const std::vector<int>& ranks) {
+    std::string result;
+    for (int r : ranks) result += (result.empty() ? "" : ", ") + std::to_string(r);
+    return result;
+}
+
+[[noreturn]] void peers_missing(const std::vector<int>& missing, int ranks, double seconds) {
+    throw Error(ErrorKind::no_device,
+                text("of ", ranks, " ranks these have not come within ", seconds, " s: ", list(missing)),
+                "Check that they were started, with the same --init settings, and that the hosts reach each other.");
+}
+
+// One process alone.
+class Alone : public Meeting {
+public:
+    Alone() : Meeting(0, 1) {}
+    std::vector<std::string> all_gather(const std::string& own) override { return {own}; }
+};
+
+// Everyone is connected to rank 0, which collects and sends out.
+class TcpMeeting : public Meeting {
+public:
+    TcpMeeting(int rank, int ranks, const std::string& host, int port, double timeout)
+        : Meeting(rank, ranks), timeout_(timeout) {
+        if (rank == 0) {
+            collect(port);
+        } else {
+            join(host, port);
+        }
+    }
+
+    std::vector<std::string> all_gather(const std::string& own) override {
+        std::vector<std::string> all(static_cast<std::size_t>(ranks()));
+        if (rank() != 0) {
+            if (!to_rank_0_.send(own)) lost(0);
+            for (std::string& text : all) text = receive(to_rank_0_, 0);
+            return all;
+        }
+        all[0] = own;
+        for (int r = 1; r < ranks(); r++) all[static_cast<std::size_t>(r)] = receive(peer(r), r);
+        for (int r = 1; r < ranks(); r++) {
+            for (const std::string& text : all) {
+                if (!peer(r).send(text)) lost(r);
+            }
+        }
+        return all;
+    }
+
+private:
+    Socket& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
+
+    void collect(int port) {
+        ListeningSocket listener(port);
+        peers_.resize(static_cast<std::size_t>(ranks()));
+        const double deadline = steady_seconds() + timeout_;
+        for (int missing = ranks() - 1; missing > 0;) {
+            std::optional<Socket> connection = listener.accept(deadline - steady_seconds());
+            if (!connection) {
+                if (steady_seconds() > deadline) break;
+                continue;
+            }
+            std::optional<std::string> hello = connection->receive(5);
+            if (!hello) continue;   // a stranger, or a rank that died while it introduced itself
+            int rank = std::atoi(hello->c_str());
+            if (rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
+                connection->send(text("no: rank 0 expects ranks 1 to ", ranks() - 1, ", each once"));
+                continue;
+            }
+            peer(rank) = std::move(*connection);
+            missing--;
+        }
+        std::vector<int> absent;
+        for (int r = 1; r < ranks(); r++) {
+            if (!peer(r).is_open()) absent.push_back(r);
+        }
+        for (int r = 1; r < ranks(); r++) {
+            if (peer(r).is_open()) peer(r).send(absent.empty() ? "yes" : "missing: " + list(absent));
+        }
+        if (!absent.empty()) peers_missing(absent, ranks(), timeout_);
+    }
+
+    void join(const std::string& host, int port) {
+        std::optional<Socket> connection = connect_to_host(host, port, timeout_);
+        if (!connection) {
+            throw Error(ErrorKind::no_device,
+                        text("rank ", rank(), " cannot reach rank 0 at ", host, ":", port, " within ", timeout_, " s"),
+                        "Check that rank 0 was started there and that no firewall stands between.");
+        }
+        to_rank_0_ = std::move(*connection);
+        to_rank_0_.send(std::to_string(rank()));
+        std::string answer = receive(to_rank_0_, 0);
+        if (answer != "yes") {
+            throw Error(ErrorKind::no_device, text("rank 0 says ", answer),
+                        "Check that every rank was started once, with the same number of ranks.");
+        }
+    }
+
+    std::string receive(Socket& socket, int from) {
+        std::optional<std::string> got = socket.receive(timeout_ + 10);   // rank 0's own limit comes first
+        if (!got) lost(from);
+        return *got;
+    }
+    [[noreturn]] void lost(int rank) {
+        throw Error(ErrorKind::no_device, text("lost the connection to rank ", rank, " while starting up"),
+                    "Look at that rank's own output for the reason.");
+    }
+
+    double timeout_;
+    std::vector<Socket> peers_;
+    Socket to_rank_0_;
+};
+
+// Everyone leaves files in a folder, complete under their final name, and waits for everyone else's. The folder must be
+// empty of an earlier run's files, so it is named after the run (launchers give a job's id) and cleaned by rank 0.
+class FolderMeeting : public Meeting {
+public:
+    FolderMeeting(int rank, int ranks, std::string folder, double timeout)
+        : Meeting(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
+        real_files().make_folders(folder_);
+    }
+    ~FolderMeeting() override {
+        std::error_code ignored;
+        for (int round = 0; round < rounds_; round++) std::filesystem::remove(path(round, rank()), ignored);
+    }
+
+    std::vector<std::string> all_gather(const std::string& own) override {
+        write_whole(real_files(), path(rounds_, rank()), own);
+        std::vector<std::string> all;
+        const double deadline = steady_seconds() + timeout_;
+        for (int r = 0; r < ranks(); r++) {
+            while (!real_files().exists(path(rounds_, r))) {
+                if (steady_seconds() > deadline) peers_missing(absent(), ranks(), timeout_);
+                std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            }
+            all.push_back(read_whole(real_files(), path(rounds_, r)));
+        }
+        rounds_++;
+        return all;
+    }
+
+private:
+    std::string path(int round, int rank) const { return text(folder_, "/round", round, ".rank", rank); }
+    std::vector<int> absent() const {
+        std::vector<int> result;
+        for (int r = 0; r < ranks(); r++) {
+            if (!real_files().exists(path(rounds_, r))) result.push_back(r);
+        }
+        return result;
+    }
+
+    std::string folder_;
+    double timeout_;
+    int rounds_ = 0;
+};
+
+struct HostPort {
+    std::string host;
+    int port;
+};
+
+HostPort parse_address(std::string address) {
+    if (address.empty()) {
+        const char* host = std::getenv("MASTER_ADDR");
+        const char* port = std::getenv("MASTER_PORT");
+        if (host == nullptr || port == nullptr) {
+            throw Error(ErrorKind::usage, "--init tcp needs the address of rank 0",
+                        "Pass --init-address HOST:PORT, or set MASTER_ADDR and MASTER_PORT.");
+        }
+        address = text(host, ":", port);
+    }
+    std::size_t colon = address.rfind(':');
+    int port = colon == std::string::npos ? 0 : std::atoi(address.c_str() + colon + 1);
+    if (port <= 0 || port > 65535) {
+        throw Error(ErrorKind::usage, text("the address of rank 0 is ", address), "Expected HOST:PORT, for example node1:29500.");
+    }
+    return {address.substr(0, colon), port};
+}
+
+// Local ranks, where the launcher did not give them, are the ranks on the same host, in order.
+ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment) {
+    ProcessPlace place{meeting.rank(), meeting.ranks(), environment.local_rank, environment.local_ranks, own_host_name()};
+    const std::vector<std::string> hosts = meeting.all_gather(place.host);
+    if (place.local_rank >= 0 && place.local_ranks > 0) return place;
+    place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, place.host));
+    place.local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), place.host));
+    return place;
+}
+
+std::unique_ptr<Meeting> meet(InitMethod method, int rank, int ranks, const StartupOptions& options) {
+    switch (method) {
+        case InitMethod::automatic: break;
+        case InitMethod::mpi: return meet_by_mpi();
+        case InitMethod::tcp: {
+            if (ranks == 1) break;
+            HostPort at = parse_address(options.address);
+            return std::make_unique<TcpMeeting>(rank, ranks, at.host, at.port, options.timeout_seconds);
+        }
+        case InitMethod::fs:
+            if (options.folder.empty()) {
+                throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
+            }
+            return std::make_unique<FolderMeeting>(rank, ranks, options.folder, options.timeout_seconds);
+    }
+    return std::make_unique<Alone>();
+}
+
+}   // namespace
+
+LaunchEnvironment read_launch_environment() {
+    struct Names {
+        const char *launcher, *rank, *ranks, *local_rank, *local_ranks;
+    };
+    static constexpr Names known[] = {
+        {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+    };
+    for (const Names& names : known) {
+        LaunchEnvironment found{number_from_environment(names.rank), number_from_environment(names.ranks),
+                                number_from_environment(names.local_rank), -1, names.launcher};
+        if (found.rank < 0 || found.ranks <= 0) continue;
+        found.local_ranks = number_from_environment(names.local_ranks);
+        return found;
+    }
+    return {};
+}
+
+Startup start_up(const StartupOptions& options) {
+    const LaunchEnvironment environment = read_launch_environment();
+    const int rank = options.rank >= 0 ? options.rank : std::max(environment.rank, 0);
+    const int ranks = options.ranks > 0 ? options.ranks : std::max(environment.ranks, 1);
+    if (rank >= ranks) {
+        throw Error(ErrorKind::usage, text("rank ", rank, " of ", ranks, " ranks"), text("Ranks count from 0 to ", ranks - 1, "."));
+    }
+    InitMethod method = options.method;
+    if (method == InitMethod::automatic && ranks > 1) {
+        const bool by_mpirun = std::string(environment.launcher) == "mpirun";
+        method = by_mpirun && built_with_mpi() ? InitMethod::mpi : InitMethod::tcp;
+    }
+    Startup result;
+    result.meeting = meet(method, rank, ranks, options);
+    result.place = find_place(*result.meeting, environment);
+    return result;
+}

@@ -1,0 +1,71 @@
+// How processes find out who they are and meet, before there is NCCL (--init).
+//
+//   mpi   mpirun started them: MPI exchanges a few hundred bytes and is not used for anything else
+//   tcp   rank 0 listens at one address that all know; no MPI needed
+//   fs    a folder that all see; no MPI needed
+//   auto  one process alone, or mpi / tcp by what the environment says
+//
+// Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
+// and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which scripts/launch.sh also
+// sets. One process drives one GPU: the one with its local rank's number.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+enum class InitMethod { automatic, mpi, tcp, fs };
+
+struct StartupOptions {
+    InitMethod method = InitMethod::automatic;
+    int rank = -1, ranks = -1;     // -1: ask the environment
+    std::string address;           // tcp: HOST:PORT of rank 0; empty: MASTER_ADDR and MASTER_PORT
+    std::string folder;            // fs: a folder that all ranks see
+    double timeout_seconds = 120;  // how long to wait for peers
+};
+
+struct ProcessPlace {
+    int rank = 0, ranks = 1;
+    int local_rank = 0, local_ranks = 1;   // among the processes on this machine
+    std::string host;
+};
+
+// Exchanges between all processes, before NCCL and apart from it. Collective: every rank makes the same calls.
+class Meeting {
+public:
+    Meeting(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
+    virtual ~Meeting() = default;
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+
+    int rank() const { return rank_; }
+    int ranks() const { return ranks_; }
+
+    // Everyone's text, by rank. Throws Error(no_device) naming the ranks that have not come in time.
+    virtual std::vector<std::string> all_gather(const std::string& own) = 0;
+    std::string from_rank_0(const std::string& own) { return all_gather(rank_ == 0 ? own : "")[0]; }
+
+private:
+    int rank_, ranks_;
+};
+
+struct Startup {
+    std::unique_ptr<Meeting> meeting;
+    ProcessPlace place;
+};
+
+// Meets the others. Local ranks are counted by host name where the environment does not give them.
+// Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
+// Error(no_device) naming who did not come.
+Startup start_up(const StartupOptions& options);
+
+// What the environment says: (rank, ranks, local rank, local ranks), -1 where it says nothing. For tests and messages.
+struct LaunchEnvironment {
+    int rank = -1, ranks = -1, local_rank = -1, local_ranks = -1;
+    const char* launcher = "";   // "mpirun", "srun", "torchrun" or ""
+};
+LaunchEnvironment read_launch_environment();
+
+// Implemented by startup_mpi.cpp. Without MPI in the build: Error(usage), false.
+std::unique_ptr<Meeting> meet_by_mpi();
+bool built_with_mpi();
