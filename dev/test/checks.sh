@@ -11,8 +11,8 @@ if [ "$length" = long ]; then
     check "124M against double precision, bf16" build/cpu-bf16/test_gpt --no-skip -tc='gpt: a 124M*'
     check "124M against double precision, fp32" build/cpu-fp32/test_gpt --no-skip -tc='gpt: a 124M*'
 fi
-check "build, clang++, stand-in" clang build/cpu-clang/unit_test
-check "unit tests, clang++" build/cpu-clang/unit_test
+check "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
+check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     check "CUDA build: sm_80, sm_90a, sm_100a and PTX" make --no-print-directory -j"$jobs" cuda-compile
 else
