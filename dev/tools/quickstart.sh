@@ -36,19 +36,20 @@ else
     shape=(--layers 4 --heads 4 --channels 192 --seq-len 256 --micro-batch 8 --total-batch 2048)
 fi
 train=(./train_gpt --train-data 'data/local/train*.bin' --val-data 'data/local/val*.bin' "${shape[@]}"
-    --lr 2e-3 --warmup 20 --final-lr-frac 0.1 --weight-decay 0.1 --val-max-batches 40 --attention auto)
+    --lr 2e-3 --final-lr-frac 0.1 --weight-decay 0.1 --val-max-batches 40 --attention auto)
 
 say "Training for about $((seconds / 60 + 1)) minutes"
 rm -rf "$out" && mkdir -p "$out"
-"${train[@]}" --max-steps 8 --val-every 0 --sample-every 0 --output-dir "$out/timing" >"$out/timing.log" 2>&1 || {
+"${train[@]}" --warmup 0 --max-steps 8 --val-every 0 --sample-every 0 --output-dir "$out/timing" >"$out/timing.log" 2>&1 || {
     cat "$out/timing.log" >&2
     exit 70
 }
 # the number of steps that fits: the median time of a step after the first three
 step_ms=$(sed -nE 's/.*"step_ms":([0-9.]+).*/\1/p' "$out/timing/metrics.jsonl" | tail -n 5 | sort -g | sed -n 3p)
-steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); print n < 60 ? 60 : n > 4000 ? 4000 : n }')
+steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); if (n < 60) n = 60; if (n > 4000) n = 4000; print n }')
 echo "a step takes $step_ms ms: training $steps steps"
-"${train[@]}" --max-steps "$steps" --val-every $((steps / 8)) --sample-every 0 --output-dir "$out"
+"${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 7) / 8)) --sample-every "$steps" --sample-tokens 240 \
+    --temperature 0.7 --output-dir "$out"
 
 say "Result"
 val_loss=$(sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$out/metrics.jsonl" | tail -n 1)
