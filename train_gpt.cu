@@ -38,6 +38,13 @@ cudaDeviceProp open_device() {
     return properties;
 }
 
+// Bytes of the device that are taken, by whomever.
+std::size_t device_bytes_taken() {
+    std::size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return total_bytes - free_bytes;
+}
+
 class Stream {
 public:
     Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -144,8 +151,9 @@ int train(const Options& options) {
     const int max_steps = steps_of_run(options, train_tokens);
     const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
 
-    Arena arena;
     Stream stream;
+    const std::size_t taken_before = device_bytes_taken();
+    Arena arena;
     Gpt model(config, model_options(options), arena, stream.get());
     if (weights) {
         load_parameters(model.parameters(), *weights, stream.get());
@@ -158,13 +166,21 @@ int train(const Options& options) {
         sampler.emplace(model, arena, tokenizer,
                         SamplerOptions{options.sample_tokens, options.temperature, options.seed});
     }
+    std::optional<Evaluation> evaluation;
+    if (options.hellaswag) {
+        evaluation.emplace(model, arena, read_questions(files, options.hellaswag_data, config.vocab_size));
+    }
     const PeakFlops peak = peak_flops(device.name, options.tf32, model.matmul(), stream.get());
     std::optional<RunState> state;
-    if (checkpoint) state = load_training_state(files, checkpoint->path, model, *optimizer);
+    if (checkpoint) {
+        state = load_training_state(files, checkpoint->path, model, *optimizer);
+        check_same_run(*state, options, train_tokens);
+    }
     Metrics metrics(files, options.output_dir, state ? state->step : 0);
     const TokenSet* validation = val_tokens ? &*val_tokens : nullptr;
     Trainer trainer({options, log, arena, model, *optimizer, train_tokens, validation, files, metrics,
-                     sampler ? &*sampler : nullptr, tokenizer_file, max_steps, peak.per_second});
+                     sampler ? &*sampler : nullptr, evaluation ? &*evaluation : nullptr, tokenizer_file, max_steps,
+                     peak.per_second});
     if (state) trainer.restore(*state);
 
     const std::string origin = checkpoint ? checkpoint->path : weights ? weights->description() : "random";
@@ -172,6 +188,7 @@ int train(const Options& options) {
                              {device.name, precision_name, peak, origin, config, train_tokens, validation, max_steps}));
     log.line("device memory:");
     log.block(arena.table());
+    log.line("  the device reports %.2f MiB", static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20));
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());
 
     const RunEnd end = trainer.run();

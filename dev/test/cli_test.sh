@@ -25,6 +25,10 @@ expect() {
     fi
 }
 
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
 # le16 and le32 NUMBER...: little-endian bytes
 le16() { for n in "$@"; do printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8 & 255)))"; done; }
 le32() { for n in "$@"; do le16 $((n & 65535)) $((n >> 16 & 65535)); done; }
@@ -51,6 +55,35 @@ expect 0 "val loss" "${data[@]}" "${tiny[@]}" -b 3 -m 1 -x 1
 expect 0 "step    2/2" --config "$work/run.cfg"
 expect 0 "lr=0.5" --config "$work/run.cfg" --lr 0.5 --print-config
 
+# ---- the same weights in every form give the same loss: last validation, exported file, checkpoint folder
+val_loss() { sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$1/metrics.jsonl"; }
+expect 0 "val loss" "${data[@]}" "${tiny[@]}" -o "$work/a" -n 2 --export-llmc "$work/a.bin"
+for model in "$work/a.bin" "$work/a/step_00000002"; do
+    rm -rf "$work/b"
+    expect 0 "$model" "${data[@]}" "${tiny[@]}" --layers 0 --heads 0 --channels 0 --model "$model" -o "$work/b" --max-steps 1
+    [ "$(val_loss "$work/a" | tail -n 1)" = "$(val_loss "$work/b" | head -n 1)" ]
+    verdict $? "the first validation loss of $model: $(val_loss "$work/b" | head -n 1), saved at $(val_loss "$work/a" | tail -n 1)"
+done
+
+# ---- a loss that is not finite: reported, the update skipped, null in the metrics
+# the first weight becomes NaN (bf16 ff7f, fp32 ffffff7f; both end in 7f with an exponent of all ones)
+cp "$work/a.bin" "$work/nan.bin"
+printf '\xff\x7f\xff\x7f' | dd of="$work/nan.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null
+expect 0 "not finite, update skipped" "${data[@]}" "${tiny[@]}" --layers 0 --heads 0 --channels 0 --model "$work/nan.bin" -o "$work/nan"
+grep -q '"step":2,"loss":null,"grad_norm":null' "$work/nan/metrics.jsonl"
+verdict $? "null in metrics.jsonl"
+
+# ---- multiple-choice questions: two, of which the first is right when "1" is likelier than "x" after "1"
+{ le32 20240522 1 2 26 && head -c 1008 /dev/zero &&
+    le16 65535 26 0 0 2 3 49 50 49 1 49 1 120 65535 26 1 1 2 3 49 50 49 1 49 1 120; } >"$work/questions.bin"
+expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --hellaswag 1 --hellaswag-data "$work/questions.bin"
+expect 64 "question 0 has 4 tokens, --seq-len is 3" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3
+expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/nan.bin"
+
+# ---- outliers: from step 129 on, updates above a z-score are skipped
+expect 0 "the gradient norm's z-score" "${data[@]}" "${tiny[@]}" --max-steps 140 --val-every 0 --skip-norm-z 0.01
+expect 0 "step  200/200 | loss 0." "${data[@]}" "${tiny[@]}" --max-steps 200 --lr 0.01 --val-every 0 --overfit-single-batch
+
 # ---- wrong values: 64
 expect 64 "--lr high: expected a number from 0 to 10" --lr high
 expect 64 "--lr nan: expected a number" --lr nan
@@ -61,6 +94,11 @@ expect 64 "--schedule cosin: expected one of cosine|linear|constant|wsd" -k cosi
 expect 64 "--warmup 20: expected at most --max-steps = 10" --warmup 20 -x 10
 expect 64 "The nearest values that work are 96 and 128" "${data[@]}" "${tiny[@]}" -b 1 --total-batch 100
 expect 64 "--warmupp: unknown option" --warmupp 3
+expect 64 "--resume without --output-dir" --resume
+expect 64 "holds checkpoints of a run, up to step 2" "${data[@]}" "${tiny[@]}" -o "$work/a"
+expect 64 "started with --seed 42" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --seed 43
+expect 64 "samples an epoch" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --train-data "$work/data/*val*.bin"
+expect 65 "the run was of a model with" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --channels 64
 expect 64 "Did you mean --warmup?" --warmupp 3
 expect 64 "--lr: 1 required" --lr
 expect 64 "not available in this version" --tp 2
@@ -77,6 +115,7 @@ expect 64 "learning-rate" --config "$work/bad.cfg"
 # ---- files that are missing, unreadable or full: 74
 expect 74 "--train-data $work/none*.bin: no file matches this pattern" "${tiny[@]}" --val-every 0 --train-data "$work/none*.bin"
 expect 74 "--val-data $work/none*.bin: no file matches" "${tiny[@]}" "${data[@]}" --val-data "$work/none*.bin"
+expect 74 "missing.bin: open failed: No such file" "${data[@]}" --model "$work/missing.bin"
 expect 74 "missing.cfg" --config "$work/missing.cfg"
 expect 74 "/proc/nothing" "${data[@]}" "${tiny[@]}" --output-dir /proc/nothing
 mkdir "$work/full" && ln -s /dev/full "$work/full/metrics.jsonl"
@@ -102,6 +141,11 @@ shard "$work/bad.bin" 20240520 1 4 1 2 3 4
 bad "has 4 tokens, expected at least --seq-len + 1 = 5"
 shard "$work/bad.bin" 20240520 1 8 1 2 3 4 5 6 7 8
 expect 0 "step    2/2" "${tiny[@]}" --vocab-size 257 --seq-len 4 --val-every 0 --train-data "$work/bad.bin"
+
+printf '%s' "not a model at all, but longer than nothing" >"$work/model.bin"
+expect 65 "model.bin: byte 0" "${data[@]}" --model "$work/model.bin"
+mkdir "$work/folder"
+expect 74 "config.json" "${data[@]}" --model "$work/folder"
 
 # ---- stopping: a signal lets the step at hand finish, then 75
 "$train_gpt" "${data[@]}" "${tiny[@]}" --max-steps 1000000 --val-every 0 >"$work/out" 2>&1 &

@@ -66,6 +66,14 @@ train fp32 "$work/kept" --resume
 [ $? -eq 65 ]
 verdict $? "no checkpoint that verifies: refused"
 
+# stopped by a signal: saved, exit code 75
+(run_as=exec train fp32 "$work/signal") & pid=$!
+until grep -q "^step    3/" "$work/signal.log" 2>/dev/null; do sleep 0.05; done
+kill -TERM "$pid"
+wait "$pid"
+[ $? -eq 75 ] && train fp32 "$work/signal" --resume && same "$work/signal" "$work/plain-fp32"
+verdict $? "stopped by SIGTERM and resumed"
+
 # killed at six moments, and continued until it is done
 start() { (run_as=exec train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }
 for delay in 0.4 0.7 0.5 0.9 0.6 0.8; do

@@ -38,7 +38,7 @@ void Log::warning(const char* format, ...) const {
 }
 
 void Log::block(const std::string& lines) const {
-    if (out_ != nullptr) put(out_, lines);
+    if (out_ != nullptr) put(out_, lines.ends_with('\n') ? lines : lines + "\n");
 }
 
 std::string formatted(const char* format, ...) {

@@ -17,7 +17,7 @@ public:
     void line(const char* format, ...) const __attribute__((format(printf, 2, 3)));
     // The same to stderr, with "warning: " in front.
     void warning(const char* format, ...) const __attribute__((format(printf, 2, 3)));
-    // Whole blocks (tables, samples) as they are.
+    // Whole blocks of lines (tables, samples).
     void block(const std::string& lines) const;
 
 private:

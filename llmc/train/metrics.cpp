@@ -77,3 +77,8 @@ void Metrics::validation(int step, float loss) {
     write_line(metrics_.get(), validation_json(step, loss));
     write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
 }
+
+void Metrics::evaluation(int step, double accuracy) {
+    write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
+    write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+}

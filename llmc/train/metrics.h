@@ -4,6 +4,7 @@
 // `null` for what is not known or not finite:
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
 //   {"step":N,"val_loss":x}
+//   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
 // Steps count from 1; a validation named N was made with the weights after step N.
 //
 // main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so
@@ -34,6 +35,7 @@ public:
 
     void step(const StepRecord& record);
     void validation(int step, float loss);
+    void evaluation(int step, double accuracy);
 
 private:
     std::unique_ptr<File> metrics_, main_log_;

@@ -201,7 +201,9 @@ void add_validation_options(CLI::App& app, Options& o, int& llmc_val_batches) {
                       "let the model write every this many steps; 0: never");
     validation.number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample");
     validation.number("--temperature", o.temperature, 0.0f, 100.0f, "of samples; 0: always the likeliest token");
-    validation.later("--hellaswag", "0", "evaluate multiple-choice questions, llm.c's -h");
+    validation.on_off("--hellaswag", o.hellaswag,
+                      "answer multiple-choice questions with every validation but the first, llm.c's -h");
+    validation.string("--hellaswag-data", o.hellaswag_data, "the questions, in llm.c's format");
 }
 
 void add_output_options(CLI::App& app, Options& o) {

@@ -57,6 +57,8 @@ struct Options {
     int sample_every = 20;      // steps; 0: never
     int sample_tokens = 64;
     float temperature = 1.0f;   // 0: always the likeliest token
+    bool hellaswag = false;     // multiple-choice evaluation with every validation but the first
+    std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
 
     // output
     std::string output_dir;           // empty: write nothing

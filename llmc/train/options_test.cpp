@@ -45,7 +45,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     Options o = parse({"-i",  "t*.bin", "-j",  "v*.bin", "-o",  "log", "-e",  "d24",    "-b",  "2",  "-t", "64",
                        "-d",  "512",    "-x",  "100",    "-k",  "wsd", "-l",  "0.0006", "-u",  "7",  "-q", "0.0",
                        "-c",  "0.1",    "-sl", "4.5",    "-sg", "6",   "-v",  "250",    "-m",  "10", "-s", "200",
-                       "-g",  "144",    "-h",  "0",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
+                       "-g",  "144",    "-h",  "1",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
                        "-ge", "0",      "-z",  "1",      "-n",  "5",   "-nk", "3",      "-nm", "20", "-y", "1",
                        "-lg", "-1",     "-pn", "1",      "-pr", "0",   "-pg", "8",      "-pi", "mpi"});
     CHECK(o.train_data == "t*.bin");
@@ -74,6 +74,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     CHECK(o.keep_checkpoints == 3);
     CHECK(o.major_checkpoint_every == 20);
     CHECK(o.resume);
+    CHECK(o.hellaswag);
 }
 
 TEST_CASE("options: long names, = and the last of several") {

@@ -38,6 +38,20 @@ int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
+void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens) {
+    if (state.seed != options.seed) {
+        throw Error(ErrorKind::usage,
+                    text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
+                    "The order of samples follows from the seed: give the same one.");
+    }
+    if (state.windows != train_tokens.windows()) {
+        throw Error(ErrorKind::usage,
+                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
+                         options.seq_len, " has ", train_tokens.windows()),
+                    "Resume with the same data and sequence length.");
+    }
+}
+
 Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),
@@ -52,17 +66,6 @@ Trainer::Trainer(const TrainerParts& parts)
 }
 
 void Trainer::restore(const RunState& state) {
-    if (state.seed != options_.seed) {
-        throw Error(ErrorKind::usage,
-                    text("--seed ", options_.seed, ": the run to resume was started with --seed ", state.seed),
-                    "The order of samples follows from the seed: give the same one.");
-    }
-    if (state.windows != parts_.train_tokens.windows()) {
-        throw Error(ErrorKind::usage,
-                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
-                         options_.seq_len, " has ", parts_.train_tokens.windows()),
-                    "Resume with the same data and sequence length.");
-    }
     loader_.seek(state.loader);
     loss_outliers_.restore(state.loss_outliers);
     norm_outliers_.restore(state.norm_outliers);
@@ -220,6 +223,10 @@ void Trainer::validate() {
     const float loss = validation_loss();
     parts_.metrics.validation(step_, loss);
     parts_.log.line("val loss %f", static_cast<double>(loss));
+    if (parts_.evaluation == nullptr || step_ == 0) return;   // before the first step there is nothing to learn from it
+    const EvaluationResult result = parts_.evaluation->run();
+    parts_.metrics.evaluation(step_, result.accuracy());
+    parts_.log.line("HellaSwag: %d/%d = %f", result.right, result.questions, result.accuracy());
 }
 
 void Trainer::save_checkpoint() {

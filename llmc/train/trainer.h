@@ -10,6 +10,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/data/loader.h"
+#include "llmc/train/evaluate.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/metrics.h"
 #include "llmc/train/optimizer.h"
@@ -29,6 +30,7 @@ struct TrainerParts {
     FileSystem& files;
     Metrics& metrics;
     Sampler* sampler;             // null: no sampling
+    Evaluation* evaluation;       // null: none
     std::string tokenizer_file;   // goes into checkpoints; empty: none
     int max_steps;                // of the whole run
     double peak_flops_per_s;      // 0: not known
@@ -45,7 +47,6 @@ public:
     explicit Trainer(const TrainerParts& parts);
 
     // Continues after a step of an earlier run; parameters and optimizer have been restored by load_training_state.
-    // Error(usage) where the run had another seed or other data.
     void restore(const RunState& state);
 
     RunEnd run();
@@ -86,3 +87,6 @@ private:
 // How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
 // --warmup.
 int steps_of_run(const Options& options, const TokenSet& train_tokens);
+
+// Error(usage) where a run that is to be resumed had another seed or other data.
+void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens);

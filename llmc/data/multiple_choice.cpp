@@ -1,0 +1,122 @@
+#include "llmc/data/multiple_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "llmc/base/check.h"
+#include "llmc/base/error.h"
+
+static_assert(std::endian::native == std::endian::little, "files are little-endian and read as they lie in memory");
+
+namespace {
+
+constexpr std::int32_t magic = 20240522, version = 1;
+constexpr std::size_t header_bytes = 1024;
+constexpr std::uint16_t start_mark = 65535;
+
+// Walks over the words of a file, and knows where it stands for messages.
+class Words {
+public:
+    Words(const FileSystem& files, const std::string& path, std::int64_t vocab_size)
+        : path_(path), vocab_size_(vocab_size), content_(read_whole(files, path)) {
+        if (content_.size() < header_bytes) bad(content_.size(), "ends inside its header of 1024 bytes");
+    }
+
+    std::int32_t header(std::size_t index) const {
+        std::int32_t value;
+        std::memcpy(&value, content_.data() + 4 * index, 4);
+        return value;
+    }
+    std::size_t position() const { return at_; }
+    bool at_end() const { return at_ == content_.size(); }
+
+    std::uint16_t next(const char* what) {
+        if (content_.size() - at_ < 2) bad(at_, text("the file ends where ", what, " should be"));
+        std::uint16_t word;
+        std::memcpy(&word, content_.data() + at_, 2);
+        at_ += 2;
+        return word;
+    }
+
+    std::vector<std::int32_t> tokens(const char* what) {
+        const std::uint16_t count = next(what);
+        if (count == 0) bad(at_ - 2, text(what, " has no tokens"));
+        std::vector<std::int32_t> result;
+        for (int i = 0; i < count; i++) {
+            result.push_back(next(what));
+            if (result.back() >= vocab_size_) {
+                bad(at_ - 2, text("token id ", result.back(), ", expected 0 to ", vocab_size_ - 1));
+            }
+        }
+        return result;
+    }
+
+    [[noreturn]] void bad(std::size_t byte, const std::string& what) const {
+        throw Error(ErrorKind::bad_data, text(path_, ": byte ", byte, ": ", what),
+                    "Prepare the questions again, with the tokenizer of the model.");
+    }
+
+private:
+    std::string path_;
+    std::int64_t vocab_size_;
+    std::string content_;
+    std::size_t at_ = header_bytes;
+};
+
+Question read_question(Words& words, int index) {
+    const std::size_t begin = words.position();
+    if (words.next("a question") != start_mark)
+        words.bad(begin, text("question ", index, " does not begin with 65535"));
+    const std::size_t bytes = words.next("a question's size");
+    const int found = words.next("a question's index");
+    if (found != index) words.bad(begin + 4, text("index ", found, ", expected ", index));
+
+    Question question;
+    question.label = words.next("a label");
+    const int completions = words.next("a number of completions");
+    if (completions < 2 || question.label >= completions) {
+        words.bad(begin + 6, text("label ", question.label, " of ", completions, " completions"));
+    }
+    question.context = words.tokens("the context");
+    for (int i = 0; i < completions; i++) question.completions.push_back(words.tokens("a completion"));
+    if (words.position() - begin != bytes) {
+        words.bad(begin + 2,
+                  text("question ", index, " says it has ", bytes, " bytes, found ", words.position() - begin));
+    }
+    return question;
+}
+
+}   // namespace
+
+std::size_t Question::longest() const {
+    std::size_t most = 0;
+    for (const auto& completion : completions) most = std::max(most, completion.size());
+    return context.size() + most;
+}
+
+std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size) {
+    Words words(files, path, vocab_size);
+    if (words.header(0) != magic) words.bad(0, text("magic number ", words.header(0), ", expected ", magic));
+    if (words.header(1) != version) words.bad(4, text("version ", words.header(1), ", expected ", version));
+    const int count = words.header(2);
+    if (count < 1) words.bad(8, text(count, " questions, expected at least 1"));
+    std::vector<Question> questions;
+    for (int i = 0; i < count; i++) questions.push_back(read_question(words, i));
+    if (!words.at_end()) words.bad(words.position(), text("the file goes on after its ", count, " questions"));
+    return questions;
+}
+
+void completion_row(const Question& question, std::size_t completion, std::span<std::int32_t> tokens,
+                    std::span<std::int32_t> targets) {
+    const std::vector<std::int32_t>& answer = question.completions[completion];
+    const std::size_t before = question.context.size();
+    ENSURE(before + answer.size() <= tokens.size() && targets.size() == tokens.size(), before, " + ", answer.size(),
+           " tokens into a row of ", tokens.size());
+    std::fill(tokens.begin(), tokens.end(), 0);
+    std::fill(targets.begin(), targets.end(), -1);
+    std::copy(question.context.begin(), question.context.end(), tokens.begin());
+    std::copy(answer.begin(), answer.end(), tokens.begin() + static_cast<std::ptrdiff_t>(before));
+    std::copy(answer.begin(), answer.end(), targets.begin() + static_cast<std::ptrdiff_t>(before) - 1);
+}

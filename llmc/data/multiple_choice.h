@@ -1,0 +1,33 @@
+// Multiple-choice questions in llm.c's format (HellaSwag, MMLU): a context and several completions, one of them right.
+//
+//   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
+//               [3] bytes of the longest question, rest unused
+//   byte 1024   per question, all uint16:  65535, bytes of the question (these first words included), its index,
+//               index of the right completion, number of completions,
+//               number of context tokens, the tokens,
+//               and per completion: number of tokens, the tokens
+//
+// Everything is checked when the file is read; what is wrong is Error(bad_data) with file and byte.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/io/file.h"
+
+struct Question {
+    int label = 0;   // index of the right completion
+    std::vector<std::int32_t> context;
+    std::vector<std::vector<std::int32_t>> completions;
+
+    std::size_t longest() const;   // tokens of context and longest completion
+};
+
+std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size);
+
+// One completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a token of
+// the completion is predicted, from the context's last position on. What is to the right is padding: causal attention
+// does not see it.
+void completion_row(const Question& question, std::size_t completion, std::span<std::int32_t> tokens,
+                    std::span<std::int32_t> targets);

@@ -1,0 +1,34 @@
+// Multiple-choice evaluation: a question is answered right when the right completion has the lowest mean loss per token
+// (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts).
+#pragma once
+
+#include <vector>
+
+#include "llmc/data/multiple_choice.h"
+#include "llmc/model/gpt.h"
+
+struct EvaluationResult {
+    int right = 0, questions = 0;
+    double accuracy() const { return questions > 0 ? static_cast<double>(right) / questions : 0; }
+};
+
+class Evaluation {
+public:
+    // Error(usage) where a question is longer than the model's sequences.
+    Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions);
+
+    // Completions of all questions in rows of the model's micro-batches. Changes the model's activations.
+    EvaluationResult run();
+
+    std::size_t size() const { return questions_.size(); }
+
+private:
+    struct Row {
+        std::size_t question, completion;
+    };
+    std::vector<double> losses_of(const std::vector<Row>& rows);
+
+    Gpt& model_;
+    std::vector<Question> questions_;
+    BatchBuffer batch_;
+};
