@@ -74,8 +74,9 @@ __device__ __forceinline__ void load_statistics_async(SharedAddress target, cons
 }
 
 // scores[m][n] = kept rows 16 m .. x streamed rows 8 n .., over D channels. `kept` is the warp's first row, a multiple
-// of 16 rows into its tile. Per 16 channels: M + N / 2 loads for M N instructions.
-template <int D, int M, int N>
+// of 16 rows into its tile. Per 16 channels: M + N / 2 loads for M N instructions. UNROLL bounds how many such steps
+// the compiler interleaves: fewer where registers are short.
+template <int D, int UNROLL = D / 16, int M, int N>
 __device__ __forceinline__ void multiply_transposed(float (&scores)[M][N][4], SharedAddress kept,
                                                     SharedAddress streamed) {
     using Tile = SwizzledTile<D>;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void multiply_transposed(float (&scores)[M][N][4], Sh
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) scores[m][n][e] = 0.0f;
-#pragma unroll
+#pragma unroll UNROLL
     for (int step = 0; step < D / 16; step++) {
         std::uint32_t a[M][4];
 #pragma unroll

@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
         if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
         SharedAddress k_tile = stages + tile % Tile::stages * 2 * Tile::key_bytes, v_tile = k_tile + Tile::key_bytes;
         float scores[M][N][4], dscores[M][N][4];
-        multiply_transposed<D>(scores, q_rows, k_tile);
-        multiply_transposed<D>(dscores, q_rows + Tile::query_bytes, v_tile);
+        multiply_transposed<D, 2>(scores, q_rows, k_tile);   // more spills on sm_100
+        multiply_transposed<D, 2>(dscores, q_rows + Tile::query_bytes, v_tile);
         if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
             mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
         }
