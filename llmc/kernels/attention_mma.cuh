@@ -50,9 +50,9 @@ __device__ __forceinline__ void load_tile_async(SharedAddress tile, HeadRows<con
     const bf16* first_row = source.data + first * source.token;
     int stride = static_cast<int>(source.token);   // within a tile 32 bits are enough and half the registers
 #pragma unroll 2                                   // more would keep the addresses of all copies in registers at once
-    for (int i = 0; i < (ROWS * chunks + THREADS - 1) / THREADS; i++) {
+    for (int i = 0; i < ceil_div(ROWS * chunks, THREADS); i++) {
         int index = static_cast<int>(threadIdx.x) + i * THREADS;
-        if (ROWS * chunks % THREADS != 0 && index >= ROWS * chunks) break;
+        if (index >= ROWS * chunks) continue;
         int row = index / chunks, chunk = index % chunks;
         bool valid = first + row < end && chunk * 8 < HS;
         cp_async_16(tile + SwizzledTile<D>::offset(row, chunk), first_row + (valid ? row * stride + chunk * 8 : 0),
@@ -66,8 +66,9 @@ template <int ROWS, int THREADS>
 __device__ __forceinline__ void load_statistics_async(SharedAddress target, const float* lse, const float* delta,
                                                       std::int64_t head, int first, int Tq) {
 #pragma unroll
-    for (int index = threadIdx.x; index < 2 * ROWS; index += THREADS) {
-        int query = first + index % ROWS;
+    for (int i = 0; i < ceil_div(2 * ROWS, THREADS); i++) {
+        int index = static_cast<int>(threadIdx.x) + i * THREADS, query = first + index % ROWS;
+        if (index >= 2 * ROWS) continue;
         const float* source = (index < ROWS ? lse : delta) + head * Tq + min(query, Tq - 1);
         cp_async_4(target + 4 * index, source, query < Tq);
     }
