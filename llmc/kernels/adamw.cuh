@@ -90,9 +90,11 @@ __device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w
     const std::int64_t first = span.element(i);
     if (first % 8 == 0 && span.element(i + 7) == first + 7) {   // nearly always: one draw serves all eight
         const Random4 draw = rounding_draw(key, first, step);
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) result[k] = round_stochastically(w[k], rounding_bits(draw, k));
         return result;
     }
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
         const std::int64_t element = span.element(i + k);
         const Random4 draw = rounding_draw(key, element, step);
@@ -126,18 +128,28 @@ __device__ __forceinline__ void adam_element(float& w, float& m, float& v, float
 }
 
 template <class Real, class Grad>
+__device__ __forceinline__ Vec8<float> load_weights(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent) {
+    if (range.master) return load8(range.master, i, extent);
+    const Vec8<Real> parameter = load8(range.parameter, i, extent);
+    Vec8<float> w;
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) w[k] = static_cast<float>(parameter[k]);
+    return w;
+}
+
+template <class Real, class Grad>
 __device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent, float grad_scale,
                                            const AdamFactors& f) {
-    constexpr Cache once = Cache::stream;   // nothing here is read again before the next step
-    const Vec8<Grad> gradient = load8<once>(range.gradient, i, extent);
-    Vec8<float> m = load8<once>(range.m, i, extent), v = load8<once>(range.v, i, extent);
-    Vec8<float> w = range.master ? load8<once>(range.master, i, extent) : to_float(load8<once>(range.parameter, i, extent));
+    const Vec8<Grad> gradient = load8(range.gradient, i, extent);
+    Vec8<float> m = load8(range.m, i, extent), v = load8(range.v, i, extent);
+    Vec8<float> w = load_weights(range, i, extent);
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
         adam_element(w[k], m[k], v[k], grad_scale * static_cast<float>(gradient[k]), range.weight_decay, f);
     }
-    store8<once>(range.m, i, extent, m);
-    store8<once>(range.v, i, extent, v);
-    if (range.master) store8<once>(range.master, i, extent, w);
+    store8(range.m, i, extent, m);
+    store8(range.v, i, extent, v);
+    if (range.master) store8(range.master, i, extent, w);
     if constexpr (std::is_same_v<Real, bf16>) {
         if (!range.master) {
             const std::uint64_t key = mix64(mix64(f.seed) ^ range.tensor_key);
@@ -158,9 +170,10 @@ __global__ void __launch_bounds__(kAdamThreads) adamw_kernel(const AdamRange<Rea
                                      reinterpret_cast<std::uintptr_t>(range.gradient) |
                                      reinterpret_cast<std::uintptr_t>(range.m) | reinterpret_cast<std::uintptr_t>(range.v);
     const Extent extent{range.count, addresses % 16 == 0};
-    std::int64_t i = (blockIdx.x - range.first_block) * kAdamBlock + threadIdx.x * 8;
-    for (int turn = 0; turn < kAdamTurns && i < range.count; turn++, i += kAdamThreads * 8) {
-        adam_piece(range, i, extent, grad_scale, factors);
+    const std::int64_t begin = (blockIdx.x - range.first_block) * kAdamBlock + piece_of_warp(kAdamTurns);
+    for (int turn = 0; turn < kAdamTurns; turn++) {
+        const std::int64_t i = begin + turn * kWarpPiece;
+        if (i < range.count) adam_piece(range, i, extent, grad_scale, factors);
     }
 }
 

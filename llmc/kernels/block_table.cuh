@@ -33,3 +33,10 @@ __device__ __forceinline__ const Range& range_of_block(const Range* ranges, int 
     }
     return ranges[low];   // an empty range shares its first block with the next, which is later and so wins
 }
+
+// A block's elements are dealt to its warps in contiguous parts, `turns` times 32 lanes of eight elements: wide accesses
+// on a GPU, and on a CPU, where one thread makes all its turns before the next begins, a part that stays in the cache.
+constexpr int kWarpPiece = 32 * 8;
+__device__ __forceinline__ int piece_of_warp(int turns) {
+    return static_cast<int>(threadIdx.x / 32 * turns * kWarpPiece + threadIdx.x % 32 * 8);
+}

@@ -60,10 +60,13 @@ template <class Real>
 __device__ __forceinline__ SoftmaxPart softmax_part(const Real* logits, int V, Extent extent) {
     SoftmaxPart part = {-FLT_MAX, 0.0f};
     for (int c = static_cast<int>(threadIdx.x) * 8; c < V; c += static_cast<int>(blockDim.x) * 8) {
-        Vec8<float> x = to_float(load8(logits, c, extent));
-        for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;   // padding adds exp(-inf) = 0
+        const Vec8<Real> logit = load8(logits, c, extent);
+        Vec8<float> x;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) x[k] = c + k < V ? static_cast<float>(logit[k]) : -INFINITY;
         const float max = larger(max8(x), part.max);
-        for (int k = 0; k < 8; k++) x[k] = exp_for<Real>(x[k] - max);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) x[k] = c + k < V ? exp_for<Real>(static_cast<float>(logit[k]) - max) : 0.0f;
         part = {max, fmaf(part.sum, exp_for<Real>(part.max - max), sum8(x))};
     }
     return part;
@@ -82,12 +85,14 @@ __device__ __forceinline__ void write_logit_gradient(Real* logits, SoftmaxPart s
                                                      Extent extent) {
     const float scale = dloss / softmax.sum;
     for (int c = static_cast<int>(threadIdx.x) * 8; c < extent.count; c += static_cast<int>(blockDim.x) * 8) {
-        Vec8<float> x = to_float(load8<Cache::stream>(logits, c, extent));
+        Vec8<Real> x = load8<Cache::stream>(logits, c, extent);
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            const float gradient = exp_for<Real>(x[k] - softmax.max) * scale - (c + k == target ? dloss : 0.0f);
-            x[k] = c + k < V ? gradient : 0.0f;
+            const float probability = exp_for<Real>(static_cast<float>(x[k]) - softmax.max) * scale;
+            const float gradient = probability - (c + k == target ? dloss : 0.0f);
+            x[k] = static_cast<Real>(c + k < V ? gradient : 0.0f);
         }
-        store8(logits, c, extent, round_to<Real>(x));
+        store8(logits, c, extent, x);
     }
 }
 

@@ -61,25 +61,27 @@ struct RowAndColumn {
     int row, column;
 };
 __device__ __forceinline__ RowAndColumn thread_row_and_column(int C) {
-    const std::int64_t piece = thread_first_element() / 8;
-    const int pieces = (C + 7) / 8;
-    return {static_cast<int>(piece / pieces), static_cast<int>(piece % pieces) * 8};
+    const unsigned piece = blockIdx.x * kElementwiseThreads + threadIdx.x, pieces = static_cast<unsigned>(C + 7) / 8;
+    return {static_cast<int>(piece / pieces), static_cast<int>(piece % pieces * 8)};
 }
-inline std::int64_t padded_elements(std::int64_t rows, int C) { return rows * ((C + 7) / 8) * 8; }
+inline std::int64_t padded_elements(std::int64_t rows, int C) {
+    const std::int64_t pieces = rows * ((C + 7) / 8);
+    ENSURE(pieces < (std::int64_t{1} << 31), rows, " rows of C=", C, " are more than one launch can cover");
+    return pieces * 8;
+}
 
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) encoder_forward_kernel(EncoderForward<Real> args, Extent extent) {
     const auto [row, column] = thread_row_and_column(args.C);
     if (row >= args.B * args.T) return;
     const int token = args.tokens[row] - args.first_token;
-    Vec8<float> sum = {};
-    if (token >= 0 && token < args.V) sum = to_float(load8(args.wte + static_cast<std::int64_t>(token) * args.C, column, extent));
+    Vec8<Real> sum = {};
+    if (token >= 0 && token < args.V) sum = load8(args.wte + static_cast<std::int64_t>(token) * args.C, column, extent);
     if (args.wpe) {
         const std::int64_t position = args.positions.of(row % args.T);
-        Vec8<float> p = to_float(load8(args.wpe + position * args.C, column, extent));
-        for (int k = 0; k < 8; k++) sum[k] += p[k];
+        sum = add8(sum, load8(args.wpe + position * args.C, column, extent));
     }
-    store8(args.out + static_cast<std::int64_t>(row) * args.C, column, extent, round_to<Real>(sum));
+    store8(args.out + static_cast<std::int64_t>(row) * args.C, column, extent, sum);
 }
 
 template <class Real>
@@ -113,6 +115,7 @@ __device__ __forceinline__ Vec8<float> sum_rows(const Real* tensor, const int* o
                                   : Vec8<Real>{};
         }
         for (int u = 0; u < kInFlight; u++) {
+            VECTOR_LOOP
             for (int k = 0; k < 8; k++) sum[k] += static_cast<float>(rows[u][k]);
         }
     }
@@ -121,9 +124,10 @@ __device__ __forceinline__ Vec8<float> sum_rows(const Real* tensor, const int* o
 
 template <class Grad>
 __device__ __forceinline__ void add_to_row(Grad* row, int column, Extent extent, const Vec8<float>& sum) {
-    Vec8<float> total = to_float(load8(row, column, extent));
-    for (int k = 0; k < 8; k++) total[k] += sum[k];
-    store8(row, column, extent, round_to<Grad>(total));
+    Vec8<Grad> total = load8(row, column, extent);
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) total[k] = static_cast<Grad>(static_cast<float>(total[k]) + sum[k]);
+    store8(row, column, extent, total);
 }
 
 // One block per (token that occurs, 256 columns).
@@ -146,6 +150,7 @@ __global__ void __launch_bounds__(32 * kGroupWarps) encoder_backward_wte_kernel(
     __syncthreads();
     if (warp != 0 || column >= args.C) return;
     for (int w = 1; w < kGroupWarps; w++) {
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) sum[k] += shared[w][threadIdx.x][k];
     }
     add_to_row(row, column, extent, sum);
@@ -160,8 +165,9 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     Vec8<float> sum = {};
     for (int b = 0; b < args.B; b++) {
         const std::int64_t row = static_cast<std::int64_t>(b) * args.T + t;
-        Vec8<float> d = to_float(load8(args.dout + row * args.C, column, extent));
-        for (int k = 0; k < 8; k++) sum[k] += d[k];
+        const Vec8<Real> d = load8(args.dout + row * args.C, column, extent);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) sum[k] += static_cast<float>(d[k]);
     }
     add_to_row(args.dwpe + static_cast<std::int64_t>(args.positions.of(t)) * args.C, column, extent, sum);
 }

@@ -44,9 +44,11 @@ template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) gelu_forward_kernel(Real* out, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    Vec8<float> x = to_float(load8(in, i, extent));
-    for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
-    store8(out, i, extent, round_to<Real>(x));
+    const Vec8<Real> x = load8(in, i, extent);
+    Vec8<Real> y;
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) y[k] = static_cast<Real>(gelu_of<Real>(static_cast<float>(x[k])));
+    store8(out, i, extent, y);
 }
 
 template <class Real>
@@ -62,9 +64,13 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     gelu_backward_kernel(Real* din, const Real* dout, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    Vec8<float> x = to_float(load8(in, i, extent)), d = to_float(load8(dout, i, extent));
-    for (int k = 0; k < 8; k++) d[k] *= gelu_slope<Real>(x[k]);
-    store8(din, i, extent, round_to<Real>(d));
+    const Vec8<Real> x = load8(in, i, extent), d = load8(dout, i, extent);
+    Vec8<Real> gradient;
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) {
+        gradient[k] = static_cast<Real>(static_cast<float>(d[k]) * gelu_slope<Real>(static_cast<float>(x[k])));
+    }
+    store8(din, i, extent, gradient);
 }
 
 template <class Real>

@@ -55,19 +55,22 @@ inline void finish_global_norm(GradNorm* result, const double* sum, float max_no
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kNormThreads = 256;
-constexpr std::int64_t kNormBlock = 32768;   // elements of a block: 128 per thread, for one reduction
+constexpr int kNormTurns = 16;   // pieces of eight elements per thread, for one reduction
+constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
 template <class Grad>
 __global__ void __launch_bounds__(kNormThreads) sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
     const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
-    const std::int64_t begin = (blockIdx.x - range.first_block) * kNormBlock;
-    const std::int64_t end = begin + kNormBlock < range.count ? begin + kNormBlock : range.count;
-    const Extent extent{end, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
+    const std::int64_t begin = (blockIdx.x - range.first_block) * kNormBlock + piece_of_warp(kNormTurns);
+    const Extent extent{range.count, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
     // eight independent sums: more precise than one, and vectors on a CPU
     Vec8<float> sums = {};
-    for (std::int64_t i = begin + threadIdx.x * 8; i < end; i += kNormThreads * 8) {
-        Vec8<float> x = to_float(load8(range.data, i, extent));
-        for (int k = 0; k < 8; k++) sums[k] = fmaf(x[k], x[k], sums[k]);
+    for (int turn = 0; turn < kNormTurns; turn++) {
+        const std::int64_t i = begin + turn * kWarpPiece;
+        if (i >= range.count) break;
+        const Vec8<Grad> x = load8(range.data, i, extent);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) sums[k] = fmaf(static_cast<float>(x[k]), static_cast<float>(x[k]), sums[k]);
     }
     const float sum = block_sum(sum8(sums));
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;

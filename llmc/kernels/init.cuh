@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) fill_kernel(Real* out, fl
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
     Vec8<Real> v;
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) v[k] = static_cast<Real>(value);
     store8(out, i, extent, v);
 }
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
     Vec8<Real> v;
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
         v[k] = static_cast<Real>(deviation * normal(key, static_cast<std::uint64_t>(span.element(i + k))));
     }
@@ -72,7 +74,11 @@ template <class To, class From>
 __global__ void __launch_bounds__(kElementwiseThreads) cast_kernel(To* out, const From* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    store8(out, i, extent, round_to<To>(to_float(load8(in, i, extent))));
+    const Vec8<From> x = load8(in, i, extent);
+    Vec8<To> y;
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) y[k] = static_cast<To>(static_cast<float>(x[k]));
+    store8(out, i, extent, y);
 }
 
 template <class To, class From>

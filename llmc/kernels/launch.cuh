@@ -90,6 +90,10 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 
 #ifdef LAUNCH_ON_HOST
 
+// Stands before a loop over the few elements of one thread: unrolled on a GPU, vector instructions on a CPU. (g++ must be
+// kept from unrolling it too: that comes first, and its vectoriser seldom finds the vectors in what is left.)
+#define VECTOR_LOOP _Pragma("GCC unroll 1")
+
 // Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave.
 #define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
 
@@ -157,6 +161,8 @@ inline T warp_butterfly(T value, Op, HOST_SITE) {
 }
 
 #else
+
+#define VECTOR_LOOP _Pragma("unroll")
 
 // Declared 1,024-byte aligned: the bulk copies and their swizzles need it, and the base is that anyway.
 #define DYNAMIC_SHARED(type, name)                               \

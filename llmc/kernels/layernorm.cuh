@@ -62,19 +62,25 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
                                               float* rstd, const Real* weight, const Real* bias) {
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) sum += sum8(to_float(x[j]));
+    for (int j = 0; j < kRowParts; j++) {
+        Vec8<float> values;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) values[k] = static_cast<float>(x[j][k]);
+        sum += sum8(values);
+    }
     const float m = row_sum(sum) / row.C();
 
     // the centred sum of squares, not the difference of two large numbers
     float squares = 0;
 #pragma unroll
     for (int j = 0; j < kRowParts; j++) {
-        Vec8<float> d = to_float(x[j]);
+        Vec8<float> square;
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            d[k] = row.column(j) + k < row.C() ? d[k] - m : 0.0f;
-            d[k] *= d[k];
+            const float d = row.column(j) + k < row.C() ? static_cast<float>(x[j][k]) - m : 0.0f;
+            square[k] = d * d;
         }
-        squares += sum8(d);
+        squares += sum8(square);
     }
     const float s = 1.0f / sqrtf(row_sum(squares) / row.C() + kLayerNormEpsilon);
 
@@ -82,6 +88,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
     for (int j = 0; j < kRowParts; j++) {
         if (!row.has(j)) continue;
         Vec8<Real> w = row.load_shared_by_rows(weight, j), b = row.load_shared_by_rows(bias, j), y;
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
             float normal = (static_cast<float>(x[j][k]) - m) * s;
             y[k] = static_cast<Real>(fmaf(normal, static_cast<float>(w[k]), static_cast<float>(b[k])));
@@ -95,7 +102,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
 }
 
 template <class Real, class AnyExtent>
-__global__ void __launch_bounds__(kRowThreads) layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
+__global__ void __launch_bounds__(kRowThreads, 2) layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     Vec8<Real> x[kRowParts];
 #pragma unroll
@@ -154,10 +161,12 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
 #pragma unroll
     for (int j = 0; j < kRowParts; j++) {
         if (!row.has(j)) continue;
-        Vec8<float> g = to_float(row.load_shared_by_rows(args.weight, j)), gn;
+        const Vec8<Real> w = row.load_shared_by_rows(args.weight, j);
+        Vec8<float> g, gn;
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
             float d = static_cast<float>(dout[j][k]), n = (static_cast<float>(in[j][k]) - mean) * rstd;
-            g[k] *= d;
+            g[k] = d * static_cast<float>(w[k]);
             gn[k] = g[k] * n;
             sums.weight[j][k] = fmaf(d, n, sums.weight[j][k]);
             sums.bias[j][k] += d;
@@ -171,6 +180,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
         if (!row.has(j)) continue;
         Vec8<Real> w = row.load_shared_by_rows(args.weight, j), din;
         if (args.accumulate_input) din = row.load(args.din, j);
+        VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
             float d = static_cast<float>(dout[j][k]), n = (static_cast<float>(in[j][k]) - mean) * rstd;
             float gradient = (d * static_cast<float>(w[k]) - mean_g - n * mean_gn) * rstd;
@@ -189,7 +199,7 @@ __device__ __forceinline__ void store_parameter_sums(float* partials, float* sha
         if (y == threadIdx.y) {
 #pragma unroll
             for (int j = 0; j < kRowParts; j++) {
-#pragma unroll
+                VECTOR_LOOP
                 for (int k = 0; k < 8; k++) {
                     int c = row.column(j) + k;
                     if (c >= C) continue;

@@ -37,14 +37,6 @@ void residual_layernorm_forward(const ResidualLayerNormForward<Real>& args, cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// What both ways of adding compute: the sum, rounded.
-template <class Real>
-__device__ __forceinline__ Vec8<Real> add8(const Vec8<Real>& a, const Vec8<Real>& b) {
-    Vec8<Real> sum;
-    for (int k = 0; k < 8; k++) sum[k] = static_cast<Real>(static_cast<float>(a[k]) + static_cast<float>(b[k]));
-    return sum;
-}
-
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
     residual_forward_kernel(Real* out, const Real* a, const Real* b, Extent extent) {
@@ -62,7 +54,7 @@ void residual_forward(Real* out, const Real* a, const Real* b, std::int64_t n, c
 }
 
 template <class Real, class AnyExtent>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 2)
     residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     Vec8<Real> sum[kRowParts];

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/launch.cuh"
 
 // N elements of T, moved as whole 16-byte packets.
 template <class T, int N>
@@ -29,30 +30,29 @@ struct alignas(16) Vec {
 template <class T> using Packed = Vec<T, static_cast<int>(16 / sizeof(T))>;   // one 128-bit access
 template <class T> using Vec8 = Vec<T, 8>;                                    // what one thread handles at a time
 
-// Loads and stores of whole packets; `p` must be 16-byte aligned. The streaming variants mark the data as used once
-// (evict first), so that it does not push reused data out of the caches.
+// Loads and stores of whole packets; `p` must be 16-byte aligned. The copy of the struct is what compilers turn into the
+// widest accesses: 128 bits each on a GPU, one AVX register on a CPU (where two halves would stall the next wide read).
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
-    Vec<T, N> result;
-    for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = reinterpret_cast<const int4*>(p)[i];
-    return result;
-}
-
-template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_packets_streaming(const T* p) {
-    Vec<T, N> result;
-    for (int i = 0; i < result.packets; i++) reinterpret_cast<int4*>(&result)[i] = __ldcs(reinterpret_cast<const int4*>(p) + i);
-    return result;
+    return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store_packets(T* p, const Vec<T, N>& v) {
-    for (int i = 0; i < v.packets; i++) reinterpret_cast<int4*>(p)[i] = reinterpret_cast<const int4*>(&v)[i];
+    *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-template <int N, class T>
-__device__ __forceinline__ void store_packets_streaming(T* p, const Vec<T, N>& v) {
-    for (int i = 0; i < v.packets; i++) __stcs(reinterpret_cast<int4*>(p) + i, reinterpret_cast<const int4*>(&v)[i]);
+// One packet that is used once: marked to leave the caches first, so that it does not push out what is read again.
+template <class T>
+__device__ __forceinline__ Packed<T> load_packet_streaming(const T* p) {
+    Packed<T> result;
+    *reinterpret_cast<int4*>(&result) = __ldcs(reinterpret_cast<const int4*>(p));
+    return result;
+}
+
+template <class T>
+__device__ __forceinline__ void store_packet_streaming(T* p, const Packed<T>& v) {
+    __stcs(reinterpret_cast<int4*>(p), *reinterpret_cast<const int4*>(&v));
 }
 
 // How far a range or row goes, and whether its elements can be moved in packets.
@@ -67,58 +67,63 @@ struct PacketExtent {
     std::int64_t count;
 };
 
+// stream: used once (a hint, for types of which eight elements are one packet).
 enum class Cache { keep, stream };
+
+template <Cache cache = Cache::keep, class T>
+__device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, PacketExtent) {
+    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1) return load_packet_streaming(p + i);
+    else return load_packets<8>(p + i);
+}
 
 // Elements i .. i+7 of a range, of which those at or beyond the end read as zero.
 template <Cache cache = Cache::keep, class T>
 __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent extent) {
-    if (extent.packets && i + 8 <= extent.count) {
-        if constexpr (cache == Cache::stream) return load_packets_streaming<8>(p + i);
-        else return load_packets<8>(p + i);
+    if (extent.packets && i + 8 <= extent.count) [[likely]] {
+        return load8<cache>(p, i, PacketExtent{extent.count});
     }
     Vec8<T> result;
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) result[k] = i + k < extent.count ? p[i + k] : static_cast<T>(0.0f);
     return result;
 }
 
 template <Cache cache = Cache::keep, class T>
-__device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, PacketExtent) {
-    if constexpr (cache == Cache::stream) return load_packets_streaming<8>(p + i);
-    else return load_packets<8>(p + i);
+__device__ __forceinline__ void store8(T* p, std::int64_t i, PacketExtent, const Vec8<T>& v) {
+    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1) store_packet_streaming(p + i, v);
+    else store_packets(p + i, v);
 }
 
 // Stores elements i .. i+7, leaving out those at or beyond the end.
 template <Cache cache = Cache::keep, class T>
 __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, const Vec8<T>& v) {
-    if (extent.packets && i + 8 <= extent.count) {
-        if constexpr (cache == Cache::stream) store_packets_streaming(p + i, v);
-        else store_packets(p + i, v);
+    if (extent.packets && i + 8 <= extent.count) [[likely]] {
+        store8<cache>(p, i, PacketExtent{extent.count}, v);
         return;
     }
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
         if (i + k < extent.count) p[i + k] = v[k];
     }
 }
 
-template <Cache cache = Cache::keep, class T>
-__device__ __forceinline__ void store8(T* p, std::int64_t i, PacketExtent, const Vec8<T>& v) {
-    if constexpr (cache == Cache::stream) store_packets_streaming(p + i, v);
-    else store_packets(p + i, v);
-}
-
-// Converts eight elements: exactly to float, rounded to nearest from float.
-template <class T>
-__device__ __forceinline__ Vec8<float> to_float(const Vec8<T>& v) {
-    Vec8<float> result;
-    for (int k = 0; k < 8; k++) result[k] = static_cast<float>(v[k]);
-    return result;
-}
-
+// Kernels convert element by element, in the loop that computes: float x = a[k]. (On a CPU, eight bf16 made floats by a
+// loop of their own are stored in halves, and reading them whole again stalls until the halves have left the core.)
 template <class T>
 __device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
     Vec8<T> result;
+    VECTOR_LOOP
     for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
     return result;
+}
+
+// a + b, each sum rounded once.
+template <class T>
+__device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
+    Vec8<T> sum;
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) sum[k] = static_cast<T>(static_cast<float>(a[k]) + static_cast<float>(b[k]));
+    return sum;
 }
 
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. Comparisons
