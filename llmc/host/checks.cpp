@@ -1,6 +1,8 @@
 #include "llmc/host/checks.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 
 #include "llmc/base/error.h"
@@ -17,10 +19,16 @@ Checks& current() {
     return checks;
 }
 
-Checks all_on(Checks base) {
-    base.memory = base.poison = base.races = base.random_order = true;
-    return base;
-}
+struct Switch {
+    const char* word;
+    bool Checks::*value;
+};
+constexpr Switch switches[] = {
+    {"memory", &Checks::memory},
+    {"poison", &Checks::poison},
+    {"races", &Checks::races},
+    {"order", &Checks::random_order},
+};
 
 }   // namespace
 
@@ -35,20 +43,23 @@ Checks parse_checks(const std::string& list, Checks base) {
             value = word.substr(colon + 1);
             word.resize(colon);
         }
-        if (word == "memory") base.memory = true;
-        else if (word == "poison") base.poison = true;
-        else if (word == "races") base.races = true;
-        else if (word == "order") base.random_order = true;
-        else if (word == "all") base = all_on(base);
-        else if (word == "none") base = Checks{};
-        else if (!word.empty())
+        const auto* named = std::find_if(std::begin(switches), std::end(switches),
+                                         [&](const Switch& known) { return word == known.word; });
+        if (named != std::end(switches)) {
+            base.*(named->value) = true;
+        } else if (word == "all") {
+            for (const Switch& known : switches) base.*(known.value) = true;
+        } else if (word == "none") {
+            for (const Switch& known : switches) base.*(known.value) = false;
+        } else if (!word.empty()) {
             throw Error(ErrorKind::usage, text("TRAIN_GPT_CHECKS: unknown check '", word, "'"),
                         "Known ones: memory, poison, races, order:SEED, all, none.");
+        }
         if (!value.empty()) {
             if (word != "order" || value.find_first_not_of("0123456789") != std::string::npos)
                 throw Error(ErrorKind::usage, text("TRAIN_GPT_CHECKS: '", word, ":", value, "'"),
                             "Only order takes a value, and that is a number: order:7.");
-            base.order_seed = std::stoull(value);
+            base.order_seed = std::strtoull(value.c_str(), nullptr, 10);
         }
     }
     return base;

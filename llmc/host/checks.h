@@ -1,4 +1,5 @@
-// Switches of the checks that make the stand-in stricter than a GPU. All off by default: the CPU build is also a product.
+// Switches of the checks that make the stand-in stricter than a GPU. All off by default: the CPU build is also a
+// product.
 //
 //   memory   device memory is inaccessible to the host except while a queue runs, guard pages end every allocation,
 //            bytes between the last element and the guard page are watched, frees under queued work are reported

@@ -106,10 +106,9 @@ std::function<bool()> pinned_upload(const Copy& copy) {
     const std::uint64_t before = fingerprint(copy.from);
     return [copy, before] {
         if (fingerprint(copy.from) != before)
-            report_fault(cudaErrorLaunchFailure,
-                         text("race: the host changed the pinned source of '", copy.name, "' (",
-                              place(copy.file, copy.line), "), ", describe_address(copy.from.begin),
-                              ", before the copy was done"));
+            report_fault(cudaErrorLaunchFailure, text("race: the host changed the pinned source of '", copy.name, "' (",
+                                                      place(copy.file, copy.line), "), ",
+                                                      describe_address(copy.from.begin), ", before the copy was done"));
         copy_rows(copy.to, copy.from);
         return true;
     };
@@ -286,7 +285,8 @@ cudaError_t cudaFreeHost(void* pointer) {
     std::lock_guard lock(device.mutex);
     if (cudaError_t error = device.usable(); error == cudaErrorNotPermitted) return error;
     device.perform_all();
-    if (!host::release_pinned(pointer)) return fail(cudaErrorInvalidValue, "not memory of cudaMallocHost, or freed already");
+    if (!host::release_pinned(pointer))
+        return fail(cudaErrorInvalidValue, "not memory of cudaMallocHost, or freed already");
     return pass_on(device.fault());
 }
 
@@ -311,16 +311,18 @@ cudaError_t cudaHostUnregister(void* pointer) {
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, const char* file, int line) {
     return host::on_stream(cudaStreamLegacy, [&](Device& device, CUstream_st& stream) {
-        return host::enqueue_copy(device, stream, {"cudaMemcpy", host::one_row(to, bytes), host::one_row(from, bytes),
-                                                   kind, false, file, line});
+        return host::enqueue_copy(
+            device, stream,
+            {"cudaMemcpy", host::one_row(to, bytes), host::one_row(from, bytes), kind, false, file, line});
     });
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t handle,
                             const char* file, int line) {
     return host::on_stream(handle, [&](Device& device, CUstream_st& stream) {
-        return host::enqueue_copy(device, stream, {"cudaMemcpyAsync", host::one_row(to, bytes),
-                                                   host::one_row(from, bytes), kind, true, file, line});
+        return host::enqueue_copy(
+            device, stream,
+            {"cudaMemcpyAsync", host::one_row(to, bytes), host::one_row(from, bytes), kind, true, file, line});
     });
 }
 

@@ -184,8 +184,10 @@ TEST_CASE("copy: the direction is checked against the pointers") {
     refused(memory, pageable, cudaMemcpyDeviceToHost, "destination is host memory, but it is device memory");
     refused(pageable, memory, cudaMemcpyHostToHost, "source is host memory, but it is device memory");
     refused(nullptr, memory, cudaMemcpyDeviceToHost, "a null pointer");
-    CHECK(cudaMemcpyAsync(memory, other, 16, static_cast<cudaMemcpyKind>(7), stream) == cudaErrorInvalidMemcpyDirection);
-    CHECK(cudaMemcpyAsync(memory, pageable, 16, cudaMemcpyHostToDevice, cudaStreamPerThread) == cudaErrorInvalidResourceHandle);
+    CHECK(cudaMemcpyAsync(memory, other, 16, static_cast<cudaMemcpyKind>(7), stream) ==
+          cudaErrorInvalidMemcpyDirection);
+    CHECK(cudaMemcpyAsync(memory, pageable, 16, cudaMemcpyHostToDevice, cudaStreamPerThread) ==
+          cudaErrorInvalidResourceHandle);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }
 
@@ -196,7 +198,8 @@ TEST_CASE("copy: ranges must lie within one allocation") {
     device->memory.name(memory, "tokens");
     char pageable[200] = {};
     CHECK(cudaMemcpyAsync(memory, pageable, 101, cudaMemcpyHostToDevice, stream) == cudaErrorInvalidValue);
-    CHECK(contains(cudaGetErrorString(cudaErrorInvalidValue), "101 bytes that begin at byte 0 of device memory 'tokens'"));
+    CHECK(contains(cudaGetErrorString(cudaErrorInvalidValue),
+                   "101 bytes that begin at byte 0 of device memory 'tokens'"));
     CHECK(cudaMemcpyAsync(memory + 99, pageable, 1, cudaMemcpyHostToDevice, stream) == cudaSuccess);
     CHECK(cudaMemcpyAsync(memory + 100, pageable, 1, cudaMemcpyHostToDevice, stream) == cudaErrorInvalidValue);
     CHECK(cudaMemsetAsync(memory + 50, 0, 51, stream) == cudaErrorInvalidValue);
@@ -253,9 +256,9 @@ TEST_CASE("copy: rows with a pitch") {
             }
         CHECK(cudaMemcpy2DAsync(memory, 4, source.data(), host_pitch, 5, 1, cudaMemcpyHostToDevice, stream) ==
               cudaErrorInvalidPitchValue);
-        CHECK(cudaMemcpy2DAsync(memory, device_pitch, source.data(), host_pitch, 5, 5, cudaMemcpyHostToDevice, stream) ==
-              cudaErrorInvalidValue);   // five rows do not fit
-        CHECK(cudaMemcpy2DAsync(memory, device_pitch, source.data(), host_pitch, 5, 0, cudaMemcpyHostToDevice, stream) ==
-              cudaSuccess);
+        CHECK(cudaMemcpy2DAsync(memory, device_pitch, source.data(), host_pitch, 5, 5, cudaMemcpyHostToDevice,
+                                stream) == cudaErrorInvalidValue);   // five rows do not fit
+        CHECK(cudaMemcpy2DAsync(memory, device_pitch, source.data(), host_pitch, 5, 0, cudaMemcpyHostToDevice,
+                                stream) == cudaSuccess);
     }
 }

@@ -308,7 +308,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         operation.accesses.push_back(access(desc->aux, dl->rows, dl->cols, desc->aux_ld, dl->type, writes));
     }
     if (workspace_bytes > 0) operation.accesses.push_back({workspace, workspace_bytes, true});
-    operation.step = [g = row_major(*desc, *row, a, *al, b, *bl, d, *dl, accumulate)] {
+    const host::Gemm gemm = row_major(*desc, *row, a, *al, b, *bl, d, *dl, accumulate);
+    operation.work.flops = 2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K);
+    operation.step = [g = gemm] {
         host::gemm(g);
         return true;
     };

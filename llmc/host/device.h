@@ -1,7 +1,7 @@
 // The state of one stand-in device: its memory, its streams, its fault. Internal to llmc/host.
 //
-// A thread uses the device bound to it, else the process's first one. Several ranks can thus live in one process, each a
-// thread with a device of its own; that is how layouts are tested without a launcher.
+// A thread uses the device bound to it, else the process's first one. Several ranks can thus live in one process, each
+// a thread with a device of its own; that is how layouts are tested without a launcher.
 //
 // Locking: `mutex` guards everything except memory's table (which has its own, because fault handlers on other threads
 // read it) and the fault (its own). It is held while an operation runs and released between rounds of the queues.

@@ -5,8 +5,8 @@
 //   2. a fault inside an operation, on the thread that runs it, becomes the device's sticky error;
 //   3. a fault of host code under `host_fault_of` is returned by that;
 //   4. otherwise the message goes to stderr, and the process dies of the signal as it would have.
-// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so what handlers
-// do is limited by what that instruction may have interrupted, not by the list of async-signal-safe functions.
+// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so what
+// handlers do is limited by what that instruction may have interrupted, not by the list of async-signal-safe functions.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,11 @@ namespace host {
 
 struct Fault {
     const void* address;
-    bool address_known;   // false for addresses no program can have (not canonical), which the processor does not report
-    bool write;           // meaningful on x86-64
+    bool
+        address_known;   // false for addresses no program can have (not canonical), which the processor does not report
+    bool write;          // meaningful on x86-64
     int signal;
-    void* context;        // ucontext_t*, which a handler may change to resume elsewhere
+    void* context;   // ucontext_t*, which a handler may change to resume elsewhere
 };
 
 // True if it has dealt with the fault; execution then resumes from the context. It may also leave by a long jump
@@ -27,8 +28,8 @@ struct Fault {
 using FaultHandler = bool (*)(const Fault& fault);
 void add_fault_handler(FaultHandler handler);
 
-// Gives the calling thread an alternate stack for handlers, and installs the process's handler if that has not happened.
-// Called by every thread that runs operations; repeated calls cost nothing.
+// Gives the calling thread an alternate stack for handlers, and installs the process's handler if that has not
+// happened. Called by every thread that runs operations; repeated calls cost nothing.
 void prepare_thread_for_faults();
 
 // Runs `body`; returns the message of the fault that ended it, or "" if none did. Destructors between the fault and

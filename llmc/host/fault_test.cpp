@@ -24,9 +24,7 @@ bool open_my_page(const host::Fault& fault) {
     return mprotect(handled_page, 4096, PROT_READ | PROT_WRITE) == 0;
 }
 
-char* closed_page() {
-    return static_cast<char*>(mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-}
+char* closed_page() { return static_cast<char*>(mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)); }
 
 }   // namespace
 
@@ -77,7 +75,8 @@ TEST_CASE("fault: a host function that touches device memory is at fault, and th
     TestDevice device;
     cudaStream_t stream = device.stream();
     int* memory = device.allocate<int>(1);
-    CHECK(cudaLaunchHostFunc(stream, [](void* p) { *static_cast<volatile int*>(p) = 1; }, memory) == cudaSuccess);
+    CHECK(cudaLaunchHostFunc(
+              stream, [](void* p) { *static_cast<volatile int*>(p) = 1; }, memory) == cudaSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
     CHECK(contains(host::last_fault(), "'host function'"));
     CHECK(contains(host::take_fault(), "the host may not touch device memory"));

@@ -1,4 +1,5 @@
-// Shared by the stand-in's tests: a device of one's own, so that faults and memory of one test are not those of another.
+// Shared by the stand-in's tests: a device of one's own, so that faults and memory of one test are not those of
+// another.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -54,8 +55,9 @@ private:
 };
 
 // An operation that touches what it is told to and runs `body`.
-inline Operation operation(std::string name, std::vector<Access> accesses, std::function<void()> body = [] {},
-                           const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline Operation operation(
+    std::string name, std::vector<Access> accesses, std::function<void()> body = [] {},
+    const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     Operation result{std::move(name), file, line, std::move(accesses), {}, {}, {}};
     result.step = [body = std::move(body)] { return body(), true; };
     return result;

@@ -239,7 +239,8 @@ std::vector<Memory::Pages> Memory::live_pages() const {
     std::lock_guard lock(mutex_);
     std::vector<Pages> result;
     for (const auto& [begin, block] : live_)
-        result.push_back({static_cast<char*>(pointer_to(block.map_begin)), static_cast<char*>(pointer_to(block.map_end))});
+        result.push_back(
+            {static_cast<char*>(pointer_to(block.map_begin)), static_cast<char*>(pointer_to(block.map_end))});
     return result;
 }
 
@@ -311,7 +312,8 @@ std::string Memory::describe(const void* pointer) const {
                 return text(offset - block.bytes, " bytes past the end of ", text_of(begin, block, live));
         }
         if (next != blocks.end() && address + page_size() >= next->second.map_begin)
-            return text(next->first - address, " bytes before the beginning of ", text_of(next->first, next->second, live));
+            return text(next->first - address, " bytes before the beginning of ",
+                        text_of(next->first, next->second, live));
     }
     return "device address space that belongs to no allocation";
 }
@@ -342,7 +344,8 @@ std::string describe_address(const void* address) {
 
 void* allocate_pinned(std::size_t bytes) {
     void* pointer = nullptr;
-    if (bytes > machine_memory() || posix_memalign(&pointer, page_size(), std::max<std::size_t>(bytes, 1)) != 0) return nullptr;
+    if (bytes > machine_memory() || posix_memalign(&pointer, page_size(), std::max<std::size_t>(bytes, 1)) != 0)
+        return nullptr;
     if (checks().poison) std::memset(pointer, poison_byte, bytes);
     std::lock_guard lock(registry().mutex);
     registry().pinned[address_of(pointer)] = {bytes, true};

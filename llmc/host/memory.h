@@ -40,10 +40,12 @@ public:
     }
     // Within one live allocation? Safe to call from a fault handler.
     bool is_live(const void* begin, std::size_t bytes) const;
-    std::size_t bytes_of(const void* begin) const;              // of the allocation that begins there, else 0
+    std::size_t bytes_of(const void* begin) const;   // of the allocation that begins there, else 0
 
     // The pages of every live allocation, ascending.
-    struct Pages { char *begin, *end; };
+    struct Pages {
+        char *begin, *end;
+    };
     std::vector<Pages> live_pages() const;
 
     // What lies at an address of this device, e.g. "4 bytes past the end of device memory 'gradients/wte' [...]".
@@ -68,10 +70,10 @@ public:
 
 private:
     struct Block {
-        std::size_t bytes;           // as asked for
-        std::uintptr_t map_begin;    // whole pages; the guard page follows map_end
+        std::size_t bytes;          // as asked for
+        std::uintptr_t map_begin;   // whole pages; the guard page follows map_end
         std::uintptr_t map_end;
-        bool guarded;                // made while the memory check was on
+        bool guarded;   // made while the memory check was on
         std::string name;
         const char* file;
         int line;
@@ -111,11 +113,11 @@ private:
 };
 
 // ---- pinned host memory, which belongs to the process
-void* allocate_pinned(std::size_t bytes);                    // null if there is no room
-bool release_pinned(void* pointer);                          // false if it was not allocated so
-bool register_pinned(void* pointer, std::size_t bytes);      // false if part of it is pinned already
-bool unregister_pinned(void* pointer);                       // false if it was not registered
-bool is_pinned(const void* begin, std::size_t bytes);        // all of it?
+void* allocate_pinned(std::size_t bytes);                 // null if there is no room
+bool release_pinned(void* pointer);                       // false if it was not allocated so
+bool register_pinned(void* pointer, std::size_t bytes);   // false if part of it is pinned already
+bool unregister_pinned(void* pointer);                    // false if it was not registered
+bool is_pinned(const void* begin, std::size_t bytes);     // all of it?
 
 // Is it an element of a live allocation of some device?
 bool is_device_memory(const void* address);

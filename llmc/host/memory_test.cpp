@@ -58,7 +58,8 @@ TEST_CASE("memory: no room is an error that is not sticky") {
     void* pointer = &device;
     CHECK(cudaMalloc(&pointer, 2 << 20) == cudaErrorMemoryAllocation);
     CHECK(pointer == nullptr);
-    CHECK(contains(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory: 2097152 bytes asked for, 0 of 1048576 in use"));
+    CHECK(contains(cudaGetErrorString(cudaErrorMemoryAllocation),
+                   "out of memory: 2097152 bytes asked for, 0 of 1048576 in use"));
     CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
     CHECK(cudaGetLastError() == cudaSuccess);
     CHECK(cudaMalloc(&pointer, SIZE_MAX) == cudaErrorMemoryAllocation);
@@ -164,7 +165,8 @@ TEST_CASE("memory: an unexpected host dereference ends the process with the mess
     close(ends[1]);
     std::string message;
     char buffer[512];
-    for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) message.append(buffer, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+        message.append(buffer, static_cast<std::size_t>(n));
     close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);
@@ -186,7 +188,8 @@ TEST_CASE("memory: an operation that reaches past an allocation's last page faul
     volatile char* pointer = device.allocate<char>(512);   // a multiple of the alignment: the guard page follows
     device->memory.name(const_cast<char*>(pointer), "gradients/lnf");
     CHECK(on_device(stream, [&] { pointer[511] = 1; }) == cudaSuccess);
-    CHECK(on_device(stream, [&] { pointer[512] = 1; }, "layernorm_backward") == cudaErrorIllegalAddress);
+    CHECK(on_device(
+              stream, [&] { pointer[512] = 1; }, "layernorm_backward") == cudaErrorIllegalAddress);
     const std::string message = host::take_fault();
     CHECK(contains(message, "'layernorm_backward' (kernel.cu:5): write to 0x"));
     CHECK(contains(message, "0 bytes past the end of device memory 'gradients/lnf'"));
@@ -230,7 +233,8 @@ TEST_CASE("memory: an operation that uses freed memory faults by name") {
     CHECK(on_device(stream, [&] { (void)pointer[9]; }) == cudaErrorIllegalAddress);
     CHECK(contains(host::take_fault(), "byte 9 of freed device memory 'scratch'"));
     CHECK(cudaFree(address) == cudaErrorInvalidValue);
-    CHECK(contains(cudaGetErrorString(cudaErrorInvalidValue), "cannot be freed: byte 0 of freed device memory 'scratch'"));
+    CHECK(contains(cudaGetErrorString(cudaErrorInvalidValue),
+                   "cannot be freed: byte 0 of freed device memory 'scratch'"));
 }
 
 TEST_CASE("memory: freeing what is not the beginning of an allocation is refused") {
@@ -247,7 +251,8 @@ TEST_CASE("memory: freeing memory that queued work uses is reported by both name
     cudaStream_t stream = device.stream();
     char* pointer = device.allocate<char>(100);
     device->memory.name(pointer, "activations/qkv");
-    host::enqueue(stream, host::operation("attention", {{pointer + 10, 4, false}}, [] {}, "attention.cu", 77));
+    host::enqueue(stream, host::operation(
+                              "attention", {{pointer + 10, 4, false}}, [] {}, "attention.cu", 77));
     CHECK(cudaFree(pointer) == cudaErrorIllegalAddress);
     const std::string message = host::last_fault();
     CHECK(contains(message, "use after free: byte 0 of device memory 'activations/qkv'"));
@@ -327,9 +332,15 @@ TEST_CASE("memory: the checks may be switched while allocations exist") {
     host::set_checks(no_checks());
     volatile int* plain = device.allocate<int>(4);
     cudaStream_t stream = device.stream();
-    CHECK(on_device(stream, [&] { guarded[0] = 3; plain[0] = 3; }) == cudaSuccess);
+    CHECK(on_device(stream, [&] {
+              guarded[0] = 3;
+              plain[0] = 3;
+          }) == cudaSuccess);
     host::set_checks(host::strict_checks());
-    CHECK(on_device(stream, [&] { guarded[1] = 4; plain[1] = 4; }) == cudaSuccess);
+    CHECK(on_device(stream, [&] {
+              guarded[1] = 4;
+              plain[1] = 4;
+          }) == cudaSuccess);
     CHECK_FALSE(host::host_fault_of([&] { guarded[0] = 1; }).empty());
     CHECK(plain[0] == 3);
 }

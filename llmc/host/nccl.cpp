@@ -49,8 +49,15 @@ static_assert(sizeof(UniqueId) <= NCCL_UNIQUE_ID_BYTES);
 class Conversation {
 public:
     explicit Conversation(const std::vector<CollectiveCall>& calls) : comm_(calls[0].comm), turn_(comm_->issued++) {
-        for (const CollectiveCall& call : calls) tasks_.push_back({plan(call), 0, {}});
+        for (const CollectiveCall& call : calls) {
+            tasks_.push_back({plan(call), 0, {}});
+            const std::vector<CollectivePhase>& phases = tasks_.back().phases;
+            if (phases.empty() || phases[0].parts.empty()) continue;   // alone in the communicator
+            exchanges_.push_back(exchange_of(call, phases[0].parts[0].key));
+        }
     }
+
+    const std::vector<Exchange>& exchanges() const { return exchanges_; }
 
     // True when every call of the group has finished.
     bool step() {
@@ -128,6 +135,7 @@ private:
     std::uint64_t turn_;
     bool started_ = false;
     std::vector<Task> tasks_;
+    std::vector<Exchange> exchanges_;
 };
 
 ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
@@ -139,6 +147,7 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
         for (const Access& access : accesses(call)) operation.accesses.push_back(access);
     }
     operation.name += " (" + first.comm->name + ")";
+    operation.work.exchanges = conversation->exchanges();
     operation.step = [conversation] { return conversation->step(); };
     operation.waiting = [conversation] { return conversation->waiting(); };
     cudaError_t error = enqueue(first.stream, std::move(operation));

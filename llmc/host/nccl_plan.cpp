@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "llmc/base/rng.h"
 #include "llmc/host/nccl_comm.h"
 #include "llmc/host/nccl_reduce.h"
 
@@ -142,6 +143,21 @@ std::vector<Access> accesses(const CollectiveCall& call) {
         case Kind::receive: return {{call.out, bytes, true}};
     }
     return {};
+}
+
+Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
+    const double n = call.comm->size(), bytes = static_cast<double>(call.count * size_of(call.type));
+    std::uint64_t pair = 0;   // a transfer's number is its own only between two ranks
+    if (call.kind == Kind::send || call.kind == Kind::receive) {
+        const bool is_send = call.kind == Kind::send;
+        const auto from = static_cast<std::uint64_t>(is_send ? call.comm->rank : call.peer);
+        const auto to = static_cast<std::uint64_t>(is_send ? call.peer : call.comm->rank);
+        pair = 1 + from * static_cast<std::uint64_t>(call.comm->size()) + to;
+    }
+    Exchange exchange{mix64(mix64(mix64(key.comm) ^ key.sequence) ^ pair), pair ? 2 : call.comm->size(), bytes};
+    if (call.kind == Kind::all_reduce) exchange.bytes = 2 * (n - 1) / n * bytes;
+    if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) exchange.bytes = (n - 1) * bytes;
+    return exchange;
 }
 
 std::vector<CollectivePhase> plan(const CollectiveCall& call) {

@@ -20,8 +20,10 @@ thread_local Device* bound_device = nullptr;
 
 // Waits a little longer each time nothing moved: first by giving way, then by sleeping.
 void rest(int idle_rounds) {
-    if (idle_rounds < 64) sched_yield();
-    else usleep(idle_rounds < 1024 ? 20 : 200);
+    if (idle_rounds < 64)
+        sched_yield();
+    else
+        usleep(idle_rounds < 1024 ? 20 : 200);
 }
 
 }   // namespace
@@ -141,7 +143,7 @@ cudaError_t Device::wait_in_stream(CUstream_st& stream, CUevent_st& event, const
     if (!record) return cudaSuccess;   // as CUDA has it: an event never recorded is complete
     Operation operation{"cudaStreamWaitEvent", file, line, {}, {}, {}, {}};
     operation.step = [record] { return record->finished(); };
-    operation.waiting = [record] { return text("an event recorded in stream ", record->stream->id); };
+    operation.waiting = [record] { return text("waits for an event recorded in stream ", record->stream->id); };
     if (cudaError_t error = push(stream, std::move(operation)); error != cudaSuccess) return error;
     if (checks().races) races.stream_waits(stream.clock, record->clock);
     if (recorder) recorder->event_awaited(stream.progress->id, record->number);
@@ -223,7 +225,8 @@ bool Device::advance() {
     for (std::size_t i = 0; i < count; i++) {
         CUstream_st& stream = *streams_[(draw % count + i) % count];
         if (!advance(stream)) continue;
-        for (std::uint64_t turns = (draw >> 32) % 4; turns > 0 && advance(stream); turns--) {}
+        for (std::uint64_t turns = (draw >> 32) % 4; turns > 0 && advance(stream); turns--) {
+        }
         return true;
     }
     return false;
@@ -317,7 +320,7 @@ std::string Device::standstill() const {
         const CUstream_st::Queued& head = stream->queue.front();
         message += text("\n  stream ", stream->progress->id, ": '", head.operation.name, "' (",
                         place(head.operation.file, head.operation.line), "), ", stream->queue.size(), " queued");
-        if (head.operation.waiting) message += ", waits for " + head.operation.waiting();
+        if (head.operation.waiting) message += ", " + head.operation.waiting();
         for (const auto& [other, ticket] : head.after)
             if (other->done < ticket) message += text(", waits for stream ", other->id);
     }

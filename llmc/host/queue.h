@@ -24,19 +24,33 @@ struct Access {
     bool write;
 };
 
+// A meeting with other ranks within an operation: it begins when all of them have come.
+struct Exchange {
+    std::uint64_t key;   // the same on every rank that takes part, and on no other exchange
+    int ranks;           // how many take part
+    double bytes;        // what this rank sends, or receives if it sends nothing
+};
+
+// What an operation costs, for replays on a virtual clock (record.h). All optional.
+struct Work {
+    double flops = 0;
+    double bytes = 0;   // of device memory moved; 0: the sum of the declared accesses
+    std::vector<Exchange> exchanges;
+};
+
 struct Operation {
     std::string name;        // the kernel or call, as a person would name it
     const char* file = "";   // where the program asked for it; must live as long as the program
     int line = 0;
     std::vector<Access> accesses;           // optional; an operation that declares none is not checked for races
     std::function<bool()> step;             // does some work; true when finished, polled until then
-    std::function<std::string()> waiting;   // optional: what an unfinished step waits for, shown when nothing moves
-    std::function<double()> cost_seconds;   // optional: its duration for a recorder's virtual clock
+    std::function<std::string()> waiting;   // optional: "waits for ...", shown when nothing moves
+    Work work;                              // optional
 };
 
-// Adds an operation to the end of a stream (null: the legacy default stream). Returns cudaErrorInvalidResourceHandle for
-// a stream that does not exist, the sticky error if the device has faulted, cudaErrorNotPermitted inside an operation.
-// When a stream holds `queue_limit` operations, this waits until some are done, as a GPU's launch does.
+// Adds an operation to the end of a stream (null: the legacy default stream). Returns cudaErrorInvalidResourceHandle
+// for a stream that does not exist, the sticky error if the device has faulted, cudaErrorNotPermitted inside an
+// operation. When a stream holds `queue_limit` operations, this waits until some are done, as a GPU's launch does.
 cudaError_t enqueue(cudaStream_t stream, Operation operation);
 inline constexpr std::size_t queue_limit = 1024;
 
@@ -55,7 +69,8 @@ std::string last_fault();
 std::string take_fault();
 
 // ---- recording
-// Sees what the host asks of the device, in the order it asks: the seam for replaying a program on a virtual clock.
+// Sees what the host asks of the device, in the order it asks: the seam for replaying a program on a virtual clock, as
+// record.h does.
 // Streams are numbered from 0 (the legacy default stream) in the order of their creation, events by their records.
 class Recorder {
 public:

@@ -1,4 +1,5 @@
-// The deferred queues: order, interleaving, standstill, faults, recording. Streams and events as calls: runtime_test.cpp.
+// The deferred queues: order, interleaving, standstill, faults, recording. Streams and events as calls:
+// runtime_test.cpp.
 #include "llmc/host/queue.h"
 
 #include <cuda_runtime.h>
@@ -43,7 +44,8 @@ std::string interleaving(std::uint64_t seed) {
     std::string log;
     cudaStream_t streams[] = {device.stream(), device.stream(), device.stream()};
     for (int i = 0; i < 8; i++)
-        for (int s = 0; s < 3; s++) REQUIRE(host::enqueue(streams[s], logs(log, static_cast<char>('a' + s))) == cudaSuccess);
+        for (int s = 0; s < 3; s++)
+            REQUIRE(host::enqueue(streams[s], logs(log, static_cast<char>('a' + s))) == cudaSuccess);
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
     return log;
 }
@@ -54,7 +56,8 @@ TEST_CASE("queue: operations are deferred and keep their order within a stream")
     TestDevice device;
     cudaStream_t stream = device.stream();
     std::string log;
-    for (char letter : {'a', 'b', 'c'}) REQUIRE(host::enqueue(stream, logs(log, letter, letter == 'b' ? 5 : 1)) == cudaSuccess);
+    for (char letter : {'a', 'b', 'c'})
+        REQUIRE(host::enqueue(stream, logs(log, letter, letter == 'b' ? 5 : 1)) == cudaSuccess);
     CHECK(log.empty());
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
     CHECK(log == "abc");
@@ -96,7 +99,8 @@ TEST_CASE("queue: a full stream makes the host wait, as a launch on a GPU does")
     TestDevice device;
     cudaStream_t stream = device.stream();
     int done = 0;
-    for (std::size_t i = 0; i < host::queue_limit; i++) host::enqueue(stream, host::operation("count", {}, [&] { done++; }));
+    for (std::size_t i = 0; i < host::queue_limit; i++)
+        host::enqueue(stream, host::operation("count", {}, [&] { done++; }));
     CHECK(done == 0);
     host::enqueue(stream, host::operation("count", {}, [&] { done++; }));
     CHECK(done >= static_cast<int>(host::queue_limit / 2));
@@ -109,7 +113,7 @@ TEST_CASE("queue: a standstill is an error that lists what each stream's head wa
     cudaStream_t one = device.stream(), two = device.stream(), three = device.stream();
     cudaEvent_t event;
     cudaEventCreate(&event);
-    host::enqueue(one, stuck("all-reduce", "rank 3, bytes 10 of 20"));
+    host::enqueue(one, stuck("all-reduce", "waits for rank 3, bytes 10 of 20"));
     cudaEventRecord(event, one);
     cudaStreamWaitEvent(two, event);
     std::string log;
@@ -140,7 +144,8 @@ TEST_CASE("queue: a fault is sticky, drops queued work, and keeps its first mess
     TestDevice device;
     cudaStream_t stream = device.stream();
     std::string log;
-    host::enqueue(stream, host::operation("bad", {}, [] { host::report_fault(cudaErrorIllegalAddress, "first cause"); }));
+    host::enqueue(stream,
+                  host::operation("bad", {}, [] { host::report_fault(cudaErrorIllegalAddress, "first cause"); }));
     auto held = std::make_shared<int>(0);
     host::enqueue(stream, host::operation("dropped", {}, [&log, held] { log += 'a'; }));
     CHECK(host::last_fault().empty());
@@ -171,7 +176,8 @@ TEST_CASE("queue: a fault is sticky, drops queued work, and keeps its first mess
 TEST_CASE("queue: an exception in an operation becomes a fault that names the operation") {
     TestDevice device;
     cudaStream_t stream = device.stream();
-    host::enqueue(stream, host::operation("library call", {}, [] { throw std::runtime_error("no such primitive"); }, "x.cu", 3));
+    host::enqueue(stream, host::operation(
+                              "library call", {}, [] { throw std::runtime_error("no such primitive"); }, "x.cu", 3));
     CHECK(cudaStreamSynchronize(stream) == cudaErrorUnknown);
     CHECK(host::last_fault() == "'library call' (x.cu:3): no such primitive");
 }
@@ -210,7 +216,8 @@ TEST_CASE("queue: threads with devices of their own do not disturb each other") 
         int* pointer = nullptr;
         cudaMalloc(&pointer, sizeof(int));
         for (int i = 0; i < 200; i++) {
-            host::enqueue(stream, host::operation("add", {{pointer, sizeof(int), true}}, [=] { *pointer = value + i; }));
+            host::enqueue(stream,
+                          host::operation("add", {{pointer, sizeof(int), true}}, [=] { *pointer = value + i; }));
             cudaStreamSynchronize(stream);
         }
         if (fails) host::report_fault(cudaErrorAssert, "this rank only");
@@ -245,8 +252,12 @@ TEST_CASE("queue: a recorder sees operations, events and waits in the program's 
     struct Log : host::Recorder {
         std::string text_;
         void operation(int stream, const Operation& op) override { text_ += text(op.name, "@", stream, " "); }
-        void event_recorded(int stream, std::uint64_t record) override { text_ += text("record", record, "@", stream, " "); }
-        void event_awaited(int stream, std::uint64_t record) override { text_ += text("await", record, "@", stream, " "); }
+        void event_recorded(int stream, std::uint64_t record) override {
+            text_ += text("record", record, "@", stream, " ");
+        }
+        void event_awaited(int stream, std::uint64_t record) override {
+            text_ += text("await", record, "@", stream, " ");
+        }
         void host_waited_for_stream(int stream) override { text_ += text("host:", stream, " "); }
         void host_waited_for_event(std::uint64_t record) override { text_ += text("host:e", record, " "); }
     } log;

@@ -26,7 +26,7 @@ void join(Clock& into, const Clock& from);
 
 class Races {
 public:
-    int open_stream(int id);        // returns its number for the calls below; `id` is for messages
+    int open_stream(int id);   // returns its number for the calls below; `id` is for messages
     void close_stream(int stream);
 
     // Checks one operation against all before it, in program order. Returns a message if it races with one of them.
@@ -35,7 +35,7 @@ public:
     const Clock& clock(int stream) const { return streams_[static_cast<std::size_t>(stream)].clock; }
     void stream_waits(int stream, const Clock& clock) { join(streams_[static_cast<std::size_t>(stream)].clock, clock); }
     void host_waited(const Clock& clock) { join(host_, clock); }
-    void host_waited_for_all();   // everything before is ordered before everything after
+    void host_waited_for_all();                          // everything before is ordered before everything after
     void forget(const void* begin, std::size_t bytes);   // the memory is given back
     std::size_t segments() const { return segments_.size(); }
 

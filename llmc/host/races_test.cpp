@@ -17,8 +17,10 @@ using host::TestDevice;
 
 namespace {
 
-cudaError_t touch(cudaStream_t stream, const char* name, const void* begin, std::size_t bytes, bool write, int line = 1) {
-    return host::enqueue(stream, host::operation(name, {{begin, bytes, write}}, [] {}, "kernels.cu", line));
+cudaError_t touch(cudaStream_t stream, const char* name, const void* begin, std::size_t bytes, bool write,
+                  int line = 1) {
+    return host::enqueue(stream, host::operation(
+                                     name, {{begin, bytes, write}}, [] {}, "kernels.cu", line));
 }
 
 template <class T>
@@ -29,8 +31,9 @@ __global__ void scale(T* out, const T* in, int n) {
 
 void launch_scale(float* out, const float* in, int n, cudaStream_t stream) {
     const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
-    launch(scale<float>, Launch{ceil_div(static_cast<unsigned>(n), 64u), 64, 0, stream}.writes(out, bytes).reads(in, bytes),
-           out, in, n);
+    launch(scale<float>,
+           Launch{ceil_div(static_cast<unsigned>(n), 64u), 64, 0, stream}.writes(out, bytes).reads(in, bytes), out, in,
+           n);
 }
 
 }   // namespace
@@ -139,7 +142,8 @@ TEST_CASE("races: what the host waited for is ordered before what it asks for ne
     }
     SUBCASE("stream query") {
         touch(one, "write", memory, 256, true);
-        while (cudaStreamQuery(one) == cudaErrorNotReady) {}
+        while (cudaStreamQuery(one) == cudaErrorNotReady) {
+        }
     }
     SUBCASE("event") {
         touch(one, "write", memory, 256, true);
@@ -149,7 +153,8 @@ TEST_CASE("races: what the host waited for is ordered before what it asks for ne
     SUBCASE("event query") {
         touch(one, "write", memory, 256, true);
         cudaEventRecord(event, one);
-        while (cudaEventQuery(event) == cudaErrorNotReady) {}
+        while (cudaEventQuery(event) == cudaErrorNotReady) {
+        }
     }
     SUBCASE("device") {
         touch(one, "write", memory, 256, true);
@@ -201,7 +206,8 @@ TEST_CASE("races: one operation may read and write the same bytes; one stream is
     cudaStream_t one = device.stream();
     char* memory = device.allocate<char>(64);
     for (int i = 0; i < 3; i++)
-        CHECK(host::enqueue(one, host::operation("in place", {{memory, 64, false}, {memory, 64, true}})) == cudaSuccess);
+        CHECK(host::enqueue(one, host::operation("in place", {{memory, 64, false}, {memory, 64, true}})) ==
+              cudaSuccess);
 }
 
 TEST_CASE("races: the legacy default stream and blocking streams are in order, non-blocking ones are not") {

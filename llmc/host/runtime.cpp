@@ -147,7 +147,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
         case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
         case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+            break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
         default: return fail(cudaErrorInvalidValue, "an attribute that the CPU stand-in does not know");
     }
@@ -201,8 +203,10 @@ const char* cudaGetErrorString(cudaError_t error) {
     }
     if (error == cudaSuccess) return plain;
     std::string detail;
-    if (host::device().fault() == error) detail = host::device().fault_message();
-    else if (error == host::detailed_error) detail = host::detail_text;
+    if (host::device().fault() == error)
+        detail = host::device().fault_message();
+    else if (error == host::detailed_error)
+        detail = host::detail_text;
     if (detail.empty()) return plain;
     whole = text(plain, ": ", detail);
     return whole.c_str();
@@ -214,7 +218,8 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     Call call;
     if (call.error != cudaSuccess) return pass_on(call.error);
-    if (!stream || (flags & ~unsigned{cudaStreamNonBlocking})) return fail(cudaErrorInvalidValue, "unknown stream flags");
+    if (!stream || (flags & ~unsigned{cudaStreamNonBlocking}))
+        return fail(cudaErrorInvalidValue, "unknown stream flags");
     priority = std::clamp(priority, host::greatest_priority, host::least_priority);
     *stream = call.device.create_stream(flags, priority);
     return cudaSuccess;
@@ -286,7 +291,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return pass_on(call.device.wait_in_stream(*waiting, *found, file, line));
 }
 
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data, const char* file, int line) {
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data, const char* file,
+                               int line) {
     Call call;
     CUstream_st* found = call.stream(stream);
     if (!found) return call.error;

@@ -70,8 +70,8 @@ TEST_CASE("runtime: errors have CUDA's names and texts, and are forgotten once r
 TEST_CASE("runtime: CUDA_CHECK shows what the stand-in knows") {
     TestDevice device;
     host::report_fault(cudaErrorIllegalAddress, "'gelu' (gelu.cu:9): block 3, thread 7");
-    CHECK_THROWS_WITH_AS(CUDA_CHECK(cudaDeviceSynchronize()), doctest::Contains("'gelu' (gelu.cu:9): block 3, thread 7"),
-                         Error);
+    CHECK_THROWS_WITH_AS(CUDA_CHECK(cudaDeviceSynchronize()),
+                         doctest::Contains("'gelu' (gelu.cu:9): block 3, thread 7"), Error);
 }
 
 TEST_CASE("runtime: streams with flags and priorities") {
@@ -164,7 +164,8 @@ TEST_CASE("runtime: events are queried, waited for, and measure time") {
     CHECK(cudaEventRecord(start, stream) == cudaSuccess);
     host::enqueue(stream, host::operation("wait", {}, [] {
                       auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3);
-                      while (std::chrono::steady_clock::now() < end) {}
+                      while (std::chrono::steady_clock::now() < end) {
+                      }
                   }));
     CHECK(cudaEventRecord(stop, stream) == cudaSuccess);
     append(stream, log, 'a');

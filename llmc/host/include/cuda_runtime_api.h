@@ -15,7 +15,7 @@
 
 #include <driver_types.h>
 
-#define HOST_CALL_SITE const char* file = __builtin_FILE(), int line = __builtin_LINE()
+#define HOST_CALL_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 // ---- devices: there is one, the machine's processor
 cudaError_t cudaGetDeviceCount(int* count);

@@ -11,37 +11,37 @@
 #include <cstddef>
 
 // X(name, value, text): every error the stand-in can return, and those a caller may ask the name of.
-#define HOST_CUDA_ERRORS(X)                                                                              \
-    X(cudaSuccess, 0, "no error")                                                                        \
-    X(cudaErrorInvalidValue, 1, "invalid argument")                                                      \
-    X(cudaErrorMemoryAllocation, 2, "out of memory")                                                     \
-    X(cudaErrorInitializationError, 3, "initialization error")                                           \
-    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                \
-    X(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                                          \
-    X(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                       \
-    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                          \
-    X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")   \
-    X(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                     \
-    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                      \
-    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                             \
-    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")  \
-    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                    \
-    X(cudaErrorNotReady, 600, "device not ready")                                                        \
-    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                          \
-    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                     \
-    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                            \
-    X(cudaErrorAssert, 710, "device-side assert triggered")                                              \
+#define HOST_CUDA_ERRORS(X)                                                                                     \
+    X(cudaSuccess, 0, "no error")                                                                               \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                                             \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                                            \
+    X(cudaErrorInitializationError, 3, "initialization error")                                                  \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                       \
+    X(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                                                 \
+    X(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                              \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                 \
+    X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")          \
+    X(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                            \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                             \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                    \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")         \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                           \
+    X(cudaErrorNotReady, 600, "device not ready")                                                               \
+    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                 \
+    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                            \
+    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                   \
+    X(cudaErrorAssert, 710, "device-side assert triggered")                                                     \
     X(cudaErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped") \
-    X(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region") \
-    X(cudaErrorHardwareStackError, 714, "hardware stack error")                                          \
-    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                        \
-    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                             \
-    X(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")       \
-    X(cudaErrorInvalidPc, 718, "invalid program counter")                                                \
-    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                         \
-    X(cudaErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                  \
-    X(cudaErrorNotPermitted, 800, "operation not permitted")                                             \
-    X(cudaErrorNotSupported, 801, "operation not supported")                                             \
+    X(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region")       \
+    X(cudaErrorHardwareStackError, 714, "hardware stack error")                                                 \
+    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                               \
+    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                                    \
+    X(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")              \
+    X(cudaErrorInvalidPc, 718, "invalid program counter")                                                       \
+    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                \
+    X(cudaErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                         \
+    X(cudaErrorNotPermitted, 800, "operation not permitted")                                                    \
+    X(cudaErrorNotSupported, 801, "operation not supported")                                                    \
     X(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
@@ -119,8 +119,8 @@ enum cudaDeviceAttr {
 
 struct cudaDeviceProp {
     char name[256];
-    std::size_t totalGlobalMem;              // bytes
-    std::size_t sharedMemPerBlock;           // bytes, static
+    std::size_t totalGlobalMem;      // bytes
+    std::size_t sharedMemPerBlock;   // bytes, static
     int regsPerBlock;
     int warpSize;
     int maxThreadsPerBlock;
@@ -130,10 +130,10 @@ struct cudaDeviceProp {
     int minor;
     int multiProcessorCount;
     int unifiedAddressing;
-    int memoryBusWidth;                      // bits
-    int l2CacheSize;                         // bytes
+    int memoryBusWidth;   // bits
+    int l2CacheSize;      // bytes
     int maxThreadsPerMultiProcessor;
     int streamPrioritiesSupported;
-    std::size_t sharedMemPerMultiprocessor;  // bytes
-    std::size_t sharedMemPerBlockOptin;      // bytes, dynamic, after opting in
+    std::size_t sharedMemPerMultiprocessor;   // bytes
+    std::size_t sharedMemPerBlockOptin;       // bytes, dynamic, after opting in
 };
