@@ -143,14 +143,18 @@ TEST_CASE("record: an exchange begins when all have come, and takes the longest 
     auto rank = [](double before, double bytes) {
         TestDevice device;
         cudaStream_t stream = device.stream();
+        char* memory = device.allocate<char>(1000);
         return host::record([&] {
             compute(stream, "before", before);
-            exchange(stream, "all-reduce", {{7, 3, bytes}});
+            host::Operation reduce = host::operation("all-reduce", {{memory, 1000, true}});   // not moved beside
+            reduce.work.exchanges = {{7, 3, bytes}};
+            host::enqueue(stream, std::move(reduce));
             compute(stream, "after", 1);
         });
     };
     CostModel costs = seconds_as_given();
     costs.seconds_per_exchange = 0.5;
+    costs.seconds_per_byte = 1;
     Timeline timeline = host::replay({rank(1, 2), rank(4, 2), rank(2, 3)}, costs);
     CHECK(timeline.seconds == 4 + 0.5 + 3 + 1);
     const host::Span& first = timeline.spans[1];
@@ -198,7 +202,7 @@ TEST_CASE("record: recording does not nest, and ends with its program") {
 }
 
 TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they send") {
-    constexpr int ranks = 2, count = 1000;
+    constexpr int ranks = 3, count = 3000;
     ncclUniqueId id;
     REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
     std::vector<Recording> recordings(ranks);
@@ -216,12 +220,17 @@ TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they se
         recordings[static_cast<std::size_t>(rank)] = host::record([&] {
             ncclAllReduce(in, out, count, ncclFloat32, ncclSum, world, stream);
             ncclAllGather(in, out, count, ncclFloat32, world, stream);
+            if (rank == 0) {
+                ncclSend(in, 10, ncclFloat32, 1, world, stream);
+                ncclRecv(out, 20, ncclFloat32, 1, world, stream);
+            } else if (rank == 1) {
+                ncclRecv(out, 10, ncclFloat32, 0, world, stream);
+                ncclSend(in, 20, ncclFloat32, 0, world, stream);
+            }
             ncclGroupStart();
-            ncclSend(in, count, ncclFloat32, 1 - rank, world, stream);
-            ncclRecv(out, count, ncclFloat32, 1 - rank, world, stream);
+            ncclSend(in, count, ncclFloat32, (rank + 1) % ranks, world, stream);
+            ncclRecv(out, count, ncclFloat32, (rank + ranks - 1) % ranks, world, stream);
             ncclGroupEnd();
-            if (rank == 0) ncclSend(in, 10, ncclFloat32, 1, world, stream);
-            if (rank == 1) ncclRecv(out, 10, ncclFloat32, 0, world, stream);
             cudaStreamSynchronize(stream);
         });
         ncclCommDestroy(world);
@@ -229,12 +238,13 @@ TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they se
         cudaFree(out);
         cudaStreamDestroy(stream);
     };
-    std::thread other(run, 1);
+    std::thread first(run, 1), second(run, 2);
     run(0);
-    other.join();
-    // A ring of two sends half of its bytes twice for an all-reduce, and its own block once for an all-gather. The two
-    // directions of the exchange go on at the same time.
+    first.join();
+    second.join();
+    // By a ring of three: an all-reduce sends a third of its bytes four times, an all-gather two blocks. Two transfers
+    // go one after the other, then all ranks send at the same time.
     const double bytes = count * sizeof(float);
     Timeline timeline = host::replay(recordings, seconds_as_given());
-    CHECK(timeline.seconds == doctest::Approx(bytes + bytes + bytes + 40));
+    CHECK(timeline.seconds == doctest::Approx(bytes * 4 / 3 + 2 * bytes + 40 + 80 + bytes));
 }
