@@ -122,7 +122,7 @@ public:
     void level(const Level& level) {
         body_ += text("<line class='level' x1='", left, "' x2='", right, "' y1='", y(level.loss), "' y2='",
                       y(level.loss), "'/>\n");
-        body_ += text("<text class='level' x='", left + 8, "' y='", y(level.loss) - 6, "'>", level.name, " ",
+        body_ += text("<text class='level' text-anchor='end' x='", right - 4, "' y='", y(level.loss) - 6, "'>", level.name, " ",
                       number(level.loss), "</text>\n");
     }
 

@@ -33,7 +33,7 @@ data/local.sh
 if [ "$device" = cuda ]; then
     shape=(--layers 8 --heads 8 --channels 512 --seq-len 512 --micro-batch 32 --total-batch 16384 --lr 1e-3)
 else
-    shape=(--layers 4 --heads 4 --channels 128 --seq-len 64 --micro-batch 12 --total-batch 768 --lr 3e-3)
+    shape=(--layers 4 --heads 4 --channels 128 --seq-len 128 --micro-batch 6 --total-batch 768 --lr 3e-3)
 fi
 train=(./train_gpt --train-data 'data/local/train*.bin' --val-data 'data/local/val*.bin' "${shape[@]}"
     --final-lr-frac 0.1 --weight-decay 0.1 --val-max-batches 1000)
@@ -48,7 +48,7 @@ rm -rf "$out" && mkdir -p "$out"
 step_ms=$(sed -nE 's/.*"step_ms":([0-9.]+).*/\1/p' "$out/timing/metrics.jsonl" | tail -n 5 | sort -g | sed -n 3p)
 steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); if (n < 60) n = 60; if (n > 4000) n = 4000; print n }')
 echo "a step takes $step_ms ms: training $steps steps"
-"${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 4) / 5)) --sample-every "$steps" --sample-tokens 64 \
+"${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 4) / 5)) --sample-every "$steps" --sample-tokens 128 \
     --temperature 0.7 --output-dir "$out"
 
 say "Result"
