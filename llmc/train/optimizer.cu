@@ -57,7 +57,7 @@ public:
         adamw_update(adam_table_, adam, stream());
     }
 
-    StepResult result() const override { return {loss_.download(stream())[0], norm_.download(stream())[0]}; }
+    StepResult result() const override { return {loss_.download(stream())[0], norm_.download(stream())[0].norm}; }
 
     ModelState<float>& first_moments() override { return m_; }
     ModelState<float>& second_moments() override { return v_; }

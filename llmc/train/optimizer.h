@@ -11,7 +11,6 @@
 #include <memory>
 
 #include "llmc/base/arena.h"
-#include "llmc/kernels/global_norm.cuh"
 #include "llmc/model/gpt.h"
 #include "llmc/train/options.h"
 
@@ -24,10 +23,10 @@ struct OptimizerOptions {
     std::uint64_t seed = 42;   // of stochastic rounding
 };
 
-// What a step has done to the parameters, as known on the device.
+// What a step has found, as known on the device.
 struct StepResult {
-    float loss;   // mean over the step's tokens
-    GradNorm norm;
+    float loss;        // mean over the step's tokens
+    float grad_norm;   // of all gradients together, before clipping
 };
 
 class Optimizer {

@@ -141,7 +141,7 @@ void Trainer::train_step() {
 // Takes loss and norm into the windows of past values; true when one is too far above them.
 bool Trainer::is_outlier(const StepResult& result) {
     loss_z_ = loss_outliers_.update(result.loss);
-    norm_z_ = norm_outliers_.update(result.norm.norm);
+    norm_z_ = norm_outliers_.update(result.grad_norm);
     bool outlier = false;
     auto check = [&](const char* what, const char* flag, double z, float limit) {
         if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
@@ -155,9 +155,9 @@ bool Trainer::is_outlier(const StepResult& result) {
 }
 
 void Trainer::report_step(const StepResult& result, float lr, double seconds) {
-    if (!std::isfinite(result.loss) || !std::isfinite(result.norm.norm)) {
+    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
         parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped", step_,
-                           static_cast<double>(result.loss), static_cast<double>(result.norm.norm));
+                           static_cast<double>(result.loss), static_cast<double>(result.grad_norm));
     }
     if (timing_.steps > 0 || step_ > 1) timing_.total_s += seconds;
     timing_.steps += step_ > 1;
@@ -165,7 +165,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     StepRecord record{};
     record.step = step_;
     record.loss = result.loss;
-    record.grad_norm = result.norm.norm;
+    record.grad_norm = result.grad_norm;
     record.lr = lr;
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
     if (parts_.peak_flops_per_s > 0) {
@@ -181,7 +181,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
     parts_.log.line("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | %.2f ms | %.0f tok/s | %s | ETA %s", step_,
                     max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
-                    static_cast<double>(result.norm.norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
+                    static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
                     record.step_ms, record.tokens_per_s,
                     record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name).c_str() : "MFU unknown",
                     duration(mean * (last - step_)).c_str());
