@@ -10,6 +10,10 @@ check "whole model, fp32" build/cpu-fp32/test_gpt
 if [ "$length" = long ]; then
     check "124M against double precision, bf16" build/cpu-bf16/test_gpt --no-skip -tc='gpt: a 124M*'
     check "124M against double precision, fp32" build/cpu-fp32/test_gpt --no-skip -tc='gpt: a 124M*'
+    check "build, address and undefined-behaviour sanitizers" sanitized unit_test test_gpt
+    check "unit tests, sanitizers" build/cpu-sanitized/unit_test
+    check "unit tests of the model, sanitizers" build/cpu-bf16-sanitized/unit_test
+    check "whole model, sanitizers" build/cpu-bf16-sanitized/test_gpt
 fi
 check "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
 check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test

@@ -48,6 +48,10 @@ check() {
 }
 
 clang() { make --no-print-directory -j"$jobs" DEVICE=cpu CXX=clang++ VARIANT=-clang "$@"; }
+sanitized() {
+    make --no-print-directory -j"$jobs" DEVICE=cpu PRECISION=bf16 VARIANT=-sanitized OPTIMIZE=-O1 \
+        EXTRA_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined" "$@"
+}
 gnu() { make --no-print-directory -j"$jobs" DEVICE=cpu "$@"; }
 
 . dev/test/checks.sh
