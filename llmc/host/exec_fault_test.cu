@@ -149,8 +149,9 @@ __global__ void read_fresh_shared(float* out) {
     out[0] = dynamic[3];
     out[1] = fixed[7];
     out[2] = static_cast<float>(number);
-    dynamic[3] = fixed[7] = 5.0f;
-    number = 5;
+    // not constants: a compiler may keep a variable that only ever holds one value as a flag
+    dynamic[3] = fixed[7] = static_cast<float>(blockIdx.x);
+    number = static_cast<int>(blockIdx.x);
 }
 __global__ void write_at(int* data, long index) {
     if (threadIdx.x == 3 && threadIdx.y == 1 && blockIdx.y == 2) data[index] = 1;
@@ -168,9 +169,10 @@ __global__ void read_misaligned(float4* out, const float* data) {
 
 __global__ void recurse(int* data, int depth) {
     volatile char frame[4096];
-    frame[0] = static_cast<char>(depth);
+    const int index = depth & 4095;   // not known to the compiler, so that the whole frame exists
+    frame[index] = static_cast<char>(depth);
     if (depth > 0) recurse(data, depth - 1);
-    data[threadIdx.x] = frame[0];
+    data[threadIdx.x] = frame[index];
 }
 __global__ void divide(int* data, int by) { data[threadIdx.x] = data[threadIdx.x] / by; }
 __global__ void trap(int* data) {
