@@ -99,6 +99,7 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
+$(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Programs: objects of their own, and of the libraries what they use
@@ -154,10 +155,9 @@ test: ## every check that fits in minutes; ends with "N passed, N failed"
 test-long: ## every claim of the project in full (about an hour)
 	@dev/test/run.sh long
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-bf16-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-90a CUDA_ARCHS=90a \
-	    build/cuda-90a/unit_test build/cuda-bf16-90a/unit_test build/cuda-bf16-90a/test_gpt
+	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
+	    build/cuda-bf16-all/train_gpt build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
 gpu-check: ## on a GPU: build, test, check with compute-sanitizer, measure
 	@dev/test/gpu_check.sh
 
