@@ -36,7 +36,7 @@ report "stand-in headers refuse nvcc" "$work/refusal"
 # ---- 2. CPU sources see no header of the toolkit
 third_party=$([ -d third_party/include ] && echo "-isystem third_party/include")
 mpi=$(for d in /usr/lib/x86_64-linux-gnu/openmpi/include; do [ -d $d ] && echo "-isystem $d"; done)
-find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cpp' \) ! -name '*_cudnn.cpp' -print0 2>/dev/null |
+find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cpp' \) ! -name '*_cudnn*.cpp' -print0 2>/dev/null |
     xargs -0 -P "$(nproc)" -n 4 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/host/include -I. $third_party $mpi -M \
         >"$work/cpu.d" 2>"$work/cpu.err"
 grep -h 'fatal error' "$work/cpu.err" >"$work/unreadable"
