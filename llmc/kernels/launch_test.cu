@@ -116,3 +116,28 @@ TEST_CASE("launch: warp and block reductions give every thread the butterfly's r
         }
     }
 }
+
+TEST_CASE("launch: blocks and grids beyond the device's limits are refused with kernel, place and limit") {
+    Device device;
+    DeviceBuffer<int> data = device.filled(1, 0);
+    auto refusal = [&](dim3 grid, dim3 block, std::size_t shared = 0) -> std::string {
+        try {
+            launch(write_position, Launch{grid, block, shared, device.stream}, data.data());
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return "launched";
+    };
+    for (const std::string& message : {refusal(1, 1025), refusal(1, dim3(32, 33)), refusal(1, dim3(1, 1, 65))}) {
+        CAPTURE(message);
+        CHECK(message.find("llmc/kernels/launch_test.cu:") == 0);
+        CHECK(message.find("write_position") != std::string::npos);
+        CHECK(message.find("cudaErrorInvalidConfiguration") != std::string::npos);
+        CHECK(message.find("1024") != std::string::npos);
+    }
+    CHECK(refusal(0, 32).find("a dimension is zero") != std::string::npos);
+    CHECK(refusal(1, 32, std::size_t{1} << 20).find("bytes of dynamic shared memory") != std::string::npos);
+    // nothing was started, and nothing sticks
+    CHECK(data.download(device.stream)[0] == 0);
+    CHECK(cudaStreamSynchronize(device.stream) == cudaSuccess);
+}
