@@ -17,6 +17,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/log.h"
+#include "llmc/data/corpus_check.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/gpt.h"
@@ -81,6 +82,19 @@ ModelConfig choose_model(const Options& options, const WeightSource* weights,
     return config;
 }
 
+// Refuses data that was not made for this model. `resumed` is a checkpoint's folder, or empty.
+void check_data(const Options& options, const ModelConfig& config, const std::string& resumed) {
+    CorpusExpectation expected;
+    if (!options.overfit_single_batch) expected.data.push_back({"--train-data", options.train_data});
+    if (options.val_every > 0 || options.overfit_single_batch) {
+        expected.data.push_back({"--val-data", options.val_data});
+    }
+    expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
+    expected.model_folders = {options.layers > 0 ? "" : options.model, resumed};
+    check_corpora(real_files(), expected);
+}
+
 // The checkpoint to continue from, where --resume asks for one and there is one. Error where going on, or starting
 // afresh, would mix two runs up.
 std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log& log) {
@@ -141,6 +155,8 @@ int train(const Options& options) {
     std::unique_ptr<WeightSource> weights;   // null: a random start
     if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(files, options.model);
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
+    const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
+    check_data(options, config, checkpoint ? checkpoint->path : "");
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);
     };
@@ -149,7 +165,6 @@ int train(const Options& options) {
     const TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
                                                                : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
-    const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
 
     Stream stream;
     const std::size_t taken_before = device_bytes_taken();

@@ -189,7 +189,7 @@ void add_output_options(CLI::App& app, Options& options) {
     app.add_option("-o,--output", corpus.output, "folder for shards, tokenizer files and manifest");
     app.add_option("--name", corpus.name, "prefix of the shards' names");
     app.add_option("--shard-tokens", corpus.shard_tokens, "tokens per shard")
-        ->check(CLI::Range(std::uint64_t{1}, max_shard_tokens).description(""))
+        ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
     app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")

@@ -37,16 +37,6 @@ void write_all(int file, const void* data, std::size_t bytes, const std::string&
 
 }   // namespace
 
-std::size_t token_bytes(ShardFormat format) { return format == ShardFormat::gpt2 ? 2 : 4; }
-
-std::array<std::int32_t, shard_header_words> shard_header(ShardFormat format, std::uint64_t tokens) {
-    std::array<std::int32_t, shard_header_words> header{};
-    header[0] = format == ShardFormat::gpt2 ? 20240520 : 20240801;
-    header[1] = format == ShardFormat::gpt2 ? 1 : 7;
-    header[2] = static_cast<std::int32_t>(tokens);
-    return header;
-}
-
 struct ShardWriter::OpenShard {
     std::string path, temporary;
     int file = -1;
@@ -56,9 +46,9 @@ struct ShardWriter::OpenShard {
 };
 
 ShardWriter::ShardWriter(Options options) : options_(std::move(options)) {
-    if (options_.shard_tokens == 0 || options_.shard_tokens > max_shard_tokens) {
+    if (options_.shard_tokens == 0 || options_.shard_tokens > kMaxFileTokens) {
         throw Error(ErrorKind::usage, text("a shard of ", options_.shard_tokens, " tokens"),
-                    text("Give 1 to ", max_shard_tokens, " tokens."));
+                    text("Give 1 to ", kMaxFileTokens, " tokens."));
     }
 }
 
@@ -79,19 +69,19 @@ void ShardWriter::open_shard() {
     if (shard->file < 0) write_failed(shard->temporary);
     shard->buffer.reserve(write_buffer_bytes + sizeof(std::uint32_t));
     open_ = std::move(shard);
-    auto header = shard_header(options_.format, 0);   // the count is filled in when the shard is complete
-    write_all(open_->file, header.data(), shard_header_bytes, open_->temporary);
+    auto header = token_file_header(options_.format, 0);   // the count is filled in when the shard is complete
+    write_all(open_->file, header.data(), kTokenHeaderBytes, open_->temporary);
 }
 
 void ShardWriter::append(const std::uint32_t* ids, std::size_t count) {
     while (count > 0) {
         if (!open_) open_shard();
-        std::size_t room =
-            write_buffer_bytes / token_bytes(options_.format) - open_->buffer.size() / token_bytes(options_.format);
+        std::size_t room = write_buffer_bytes / bytes_per_token(options_.format) -
+                           open_->buffer.size() / bytes_per_token(options_.format);
         std::size_t n = std::min<std::uint64_t>({count, room, options_.shard_tokens - open_->tokens});
         std::size_t at = open_->buffer.size();
-        open_->buffer.resize(at + n * token_bytes(options_.format));
-        if (options_.format == ShardFormat::gpt2) {
+        open_->buffer.resize(at + n * bytes_per_token(options_.format));
+        if (options_.format == TokenFormat::gpt2) {
             for (std::size_t i = 0; i < n; i++) {
                 std::uint16_t id = static_cast<std::uint16_t>(ids[i]);
                 std::memcpy(open_->buffer.data() + at + i * sizeof id, &id, sizeof id);
@@ -116,8 +106,8 @@ void ShardWriter::flush() {
 
 void ShardWriter::close_shard() {
     flush();
-    auto header = shard_header(options_.format, open_->tokens);
-    if (::pwrite(open_->file, header.data(), shard_header_bytes, 0) != static_cast<ssize_t>(shard_header_bytes) ||
+    auto header = token_file_header(options_.format, open_->tokens);
+    if (::pwrite(open_->file, header.data(), kTokenHeaderBytes, 0) != static_cast<ssize_t>(kTokenHeaderBytes) ||
         ::fsync(open_->file) != 0 || ::rename(open_->temporary.c_str(), open_->path.c_str()) != 0) {
         write_failed(open_->path);
     }

@@ -8,6 +8,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/io/hash.h"
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian and read as they lie in memory");
 
@@ -42,6 +43,15 @@ std::size_t widen(std::span<const Raw> raw, std::span<std::int32_t> ids, std::in
 }
 
 }   // namespace
+
+std::array<std::int32_t, 256> token_file_header(TokenFormat format, std::uint64_t count) {
+    auto row = std::find_if(kFormats.begin(), kFormats.end(), [&](const FormatRow& r) { return r.format == format; });
+    std::array<std::int32_t, 256> header{};
+    header[0] = row->magic;
+    header[1] = row->version;
+    header[2] = static_cast<std::int32_t>(count);
+    return header;
+}
 
 TokenFile::TokenFile(const FileSystem& files, const std::string& path) : file_(files.open(path)) {
     const std::uint64_t size = file_->size();
@@ -101,17 +111,26 @@ void TokenFile::check_ids(std::int64_t vocab_size) const {
     }
 }
 
+std::uint64_t hash_of_tokens(const FileSystem& files, const std::string& path) {
+    const auto file = files.open(path);
+    Hash64 hash;
+    std::vector<std::byte> block;
+    for (std::uint64_t at = kTokenHeaderBytes; at < file->size(); at += block.size()) {
+        block.resize(std::min<std::uint64_t>(1 << 20, file->size() - at));
+        file->read_at(at, block);
+        hash.update(block.data(), block.size());
+    }
+    return hash.digest();
+}
+
 void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
                       std::span<const std::uint32_t> ids) {
-    const FormatRow& row = kFormats[format == TokenFormat::gpt2 ? 0 : 1];
-    if (ids.empty() || ids.size() > 2147483647u) {
-        throw Error(ErrorKind::bad_data, text(path, ": ", ids.size(), " tokens, a token file holds 1 to 2147483647"),
+    if (ids.empty() || ids.size() > kMaxFileTokens) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": ", ids.size(), " tokens, a token file holds 1 to ", kMaxFileTokens),
                     "Write several smaller files.");
     }
-    std::array<std::int32_t, 256> header{};
-    header[0] = row.magic;
-    header[1] = row.version;
-    header[2] = static_cast<std::int32_t>(ids.size());
+    const auto header = token_file_header(format, ids.size());
     std::string content(kTokenHeaderBytes + ids.size() * bytes_per_token(format), '\0');
     std::memcpy(content.data(), header.data(), kTokenHeaderBytes);
     char* body = content.data() + kTokenHeaderBytes;

@@ -9,6 +9,7 @@
 // a file that cannot be opened or read is Error(io).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,7 +20,11 @@
 enum class TokenFormat { gpt2, llama3 };
 
 constexpr std::uint64_t kTokenHeaderBytes = 1024;
+constexpr std::uint64_t kMaxFileTokens = 0x7fffffff;   // the header counts them in an int32
 constexpr std::uint64_t bytes_per_token(TokenFormat format) { return format == TokenFormat::gpt2 ? 2 : 4; }
+
+// The header of a file of `count` tokens.
+std::array<std::int32_t, 256> token_file_header(TokenFormat format, std::uint64_t count);
 
 class TokenFile {
 public:
@@ -43,6 +48,10 @@ private:
     std::uint64_t count_ = 0;
 };
 
-// Writes a token file (all of it or none). Ids that the format cannot hold are Error(bad_data).
+// xxh3 of all bytes behind the header: the hash of a shard in its manifest.
+std::uint64_t hash_of_tokens(const FileSystem& files, const std::string& path);
+
+// Writes a small token file (all of it or none; shard_writer.h streams large ones). Ids that the format cannot hold are
+// Error(bad_data).
 void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
                       std::span<const std::uint32_t> ids);

@@ -81,7 +81,7 @@ private:
 // Sends tokens to the validation or the training shards.
 class Splits {
 public:
-    Splits(const CorpusOptions& options, ShardFormat format)
+    Splits(const CorpusOptions& options, TokenFormat format)
         : options_(options),
           val_({options.output, options.name, "val", format, options.shard_tokens}),
           train_({options.output, options.name, "train", format, options.shard_tokens}) {}
@@ -147,8 +147,8 @@ void make_output_folder(const CorpusOptions& options) {
     for (const fs::path& path : old) fs::remove(path);
 }
 
-ShardFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {
-    return tokenizer.vocab_size() <= 0x10000 && !options.wide ? ShardFormat::gpt2 : ShardFormat::llama3;
+TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {
+    return tokenizer.vocab_size() <= 0x10000 && !options.wide ? TokenFormat::gpt2 : TokenFormat::llama3;
 }
 
 void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) {
@@ -171,7 +171,7 @@ CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     std::vector<BatchEncoder> encoders;
     for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
     make_output_folder(options);
-    ShardFormat format = choose_format(tokenizer, options);
+    TokenFormat format = choose_format(tokenizer, options);
     Splits splits(options, format);
 
     auto take = [&](Work& work) {
@@ -193,7 +193,7 @@ CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     manifest.vocab_size = tokenizer.vocab_size();
     manifest.end_of_text = tokenizer.end_of_text();
     manifest.tokenizer_hash = tokenizer.hash();
-    manifest.token_bytes = static_cast<std::uint32_t>(token_bytes(format));
+    manifest.token_bytes = static_cast<std::uint32_t>(bytes_per_token(format));
     manifest.documents = reader.documents();
     manifest.source_bytes = reader.bytes_read();
     check_splits(manifest, options);

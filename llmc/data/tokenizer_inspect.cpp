@@ -32,17 +32,10 @@ void for_each_block(const std::string& path, std::int64_t vocab_size, Visit visi
 }
 
 void verify_hash(const std::string& path, const ShardInfo& shard) {
-    auto file = real_files().open(path);
-    Hash64 hash;
-    std::vector<std::byte> block;
-    for (std::uint64_t at = shard_header_bytes; at < file->size(); at += block.size()) {
-        block.resize(std::min<std::uint64_t>(1 << 20, file->size() - at));
-        file->read_at(at, block);
-        hash.update(block.data(), block.size());
-    }
-    if (hash.digest() != shard.hash) {
-        differs(path, text("the tokens from offset ", shard_header_bytes, " on have the hash ",
-                           hash_to_text(hash.digest()), ", the manifest says ", hash_to_text(shard.hash)));
+    const std::uint64_t hash = hash_of_tokens(real_files(), path);
+    if (hash != shard.hash) {
+        differs(path, text("the tokens from offset ", kTokenHeaderBytes, " on have the hash ", hash_to_text(hash),
+                           ", the manifest says ", hash_to_text(shard.hash)));
     }
 }
 
@@ -62,7 +55,7 @@ void verify_shard(const std::string& path, const ShardInfo& shard, const CorpusM
 }   // namespace
 
 CorpusManifest verify_corpus(const std::string& folder) {
-    CorpusManifest manifest = read_manifest(folder);
+    CorpusManifest manifest = read_manifest(real_files(), folder);
     Tokenizer tokenizer = Tokenizer::load(folder);
     if (tokenizer.hash() != manifest.tokenizer_hash || tokenizer.vocab_size() != manifest.vocab_size) {
         differs(folder, text("the tokenizer here has the hash ", hash_to_text(tokenizer.hash()), ", the manifest says ",
@@ -79,7 +72,7 @@ CorpusManifest verify_corpus(const std::string& folder) {
 std::vector<std::string> shards_of(const std::string& path, const std::string& split) {
     if (!fs::is_directory(path)) return {path};
     std::vector<std::string> files;
-    for (const ShardInfo& shard : read_manifest(path).shards) {
+    for (const ShardInfo& shard : read_manifest(real_files(), path).shards) {
         if (split.empty() || shard.split == split) files.push_back((fs::path(path) / shard.file).string());
     }
     return files;

@@ -1,11 +1,8 @@
 #include "llmc/data/tokenizer_manifest.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "llmc/base/error.h"
 #include "llmc/io/hash.h"
@@ -21,7 +18,9 @@ std::string manifest_path(const std::string& folder) { return (fs::path(folder) 
 
 CorpusManifest parse(const Json& json) {
     if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
-        throw std::invalid_argument(text("format token shards, version ", manifest_version));
+        throw std::invalid_argument(text("found format ", json.at("format").dump(), ", version ",
+                                         json.at("version").dump(), ", expected \"token shards\", version ",
+                                         manifest_version));
     }
     CorpusManifest manifest;
     const Json& tokenizer = json.at("tokenizer");
@@ -49,18 +48,21 @@ std::uint64_t CorpusManifest::tokens(const std::string& split) const {
     return sum;
 }
 
-bool has_manifest(const std::string& folder) { return fs::exists(manifest_path(folder)); }
-
-CorpusManifest read_manifest(const std::string& folder) {
-    std::string path = manifest_path(folder);
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw Error(ErrorKind::io, text("cannot open ", path, ": ", std::strerror(errno)));
+CorpusManifest parse_manifest(std::string_view content, const std::string& name) {
+    const char* const hint = "Prepare the data again with the tokenize tool.";
     try {
-        return parse(Json::parse(file));
-    } catch (const std::exception& problem) {   // of the JSON library, or of a hash
-        throw Error(ErrorKind::bad_data, text(path, " is not a manifest of token shards: ", problem.what()),
-                    "Prepare the data again with `tokenize`.");
+        return parse(Json::parse(content));
+    } catch (const Json::parse_error& problem) {
+        throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
+    } catch (const Json::exception& problem) {
+        throw Error(ErrorKind::bad_data, text(name, ": not a manifest of token shards: ", problem.what()), hint);
+    } catch (const std::invalid_argument& problem) {   // a version or a hash
+        throw Error(ErrorKind::bad_data, text(name, ": not a manifest of token shards: ", problem.what()), hint);
     }
+}
+
+CorpusManifest read_manifest(const FileSystem& files, const std::string& folder) {
+    return parse_manifest(read_whole(files, manifest_path(folder)), manifest_path(folder));
 }
 
 void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
@@ -81,11 +83,5 @@ void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
                                   {"tokens", shard.tokens},
                                   {"hash", hash_to_text(shard.hash)}});
     }
-    std::string path = manifest_path(folder), temporary = path + ".part";
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file << json.dump(1) << "\n";
-    file.close();
-    if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-        throw Error(ErrorKind::io, text("cannot write ", path, ": ", std::strerror(errno)));
-    }
+    write_whole(real_files(), manifest_path(folder), json.dump(1) + "\n");
 }

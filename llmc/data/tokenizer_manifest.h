@@ -9,7 +9,7 @@
 //   }
 //
 // Hashes are xxh3 (64 bits, hexadecimal): a shard's over the bytes of its tokens, the tokenizer's as in tokenizer.h.
-// The trainer compares the tokenizer's hash with that of its checkpoint and refuses data of another vocabulary.
+// The trainer refuses data whose manifest does not fit it, its tokenizer or the model (corpus_check.h).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "llmc/data/shard_writer.h"
+#include "llmc/io/file.h"
 
 struct CorpusManifest {
     std::string tokenizer_name;
@@ -33,8 +34,7 @@ struct CorpusManifest {
 
 inline constexpr const char* manifest_file_name = "manifest.json";
 
-// The manifest of a folder, or of the folder a shard lies in. Throws Error: io when unreadable, bad_data (file, field)
-// when it is not a manifest of this version.
-CorpusManifest read_manifest(const std::string& folder);
-bool has_manifest(const std::string& folder);
+// Throws Error: io when unreadable, bad_data (file, and byte or field) when it is not a manifest of this version.
+CorpusManifest read_manifest(const FileSystem& files, const std::string& folder);
+CorpusManifest parse_manifest(std::string_view content, const std::string& name);
 void write_manifest(const CorpusManifest& manifest, const std::string& folder);   // atomically

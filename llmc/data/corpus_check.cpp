@@ -1,0 +1,149 @@
+#include "llmc/data/corpus_check.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+
+#include "llmc/base/error.h"
+#include "llmc/data/token_file.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/data/tokenizer_files.h"
+#include "llmc/data/tokenizer_manifest.h"
+#include "llmc/io/hash.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const char* const prepare_again = "Prepare the data again with the tokenize tool, or pass other data.";
+
+// The shards of one folder, and the manifest beside them.
+struct Folder {
+    std::string flag, path;
+    CorpusManifest manifest;
+    std::vector<std::string> shards;
+
+    std::string manifest_path() const { return (fs::path(path) / manifest_file_name).string(); }
+    std::string tokenizer() const {
+        return text("tokenizer ", manifest.tokenizer_name, " (", manifest.vocab_size, " ids, hash ",
+                    hash_to_text(manifest.tokenizer_hash), ")");
+    }
+};
+
+std::vector<Folder> folders_of(const FileSystem& files, const std::vector<CorpusUse>& data) {
+    std::vector<Folder> folders;
+    for (const CorpusUse& use : data) {
+        std::map<std::string, std::vector<std::string>> shards;
+        for (const std::string& path : glob_files(use.pattern))
+            shards[fs::path(path).parent_path().string()].push_back(path);
+        for (auto& [path, paths] : shards) {
+            if (!files.exists((fs::path(path) / manifest_file_name).string())) continue;
+            folders.push_back({use.flag, path, read_manifest(files, path), std::move(paths)});
+        }
+    }
+    return folders;
+}
+
+// The hash of the vocabulary in a folder's tokenizer.bin; none where there is no such file, or where it cannot tell:
+// llm.c's format cuts tokens off after 255 bytes.
+std::optional<std::uint64_t> tokenizer_hash(const FileSystem& files, const std::string& folder) {
+    const std::string path = (fs::path(folder) / "tokenizer.bin").string();
+    if (!files.exists(path)) return std::nullopt;
+    const Tokenizer tokenizer(parse_llmc_tokenizer(read_whole(files, path), path));
+    auto may_be_cut = [](const std::string& bytes) { return bytes.size() == 255; };
+    if (std::ranges::any_of(tokenizer.data().tokens, may_be_cut)) return std::nullopt;
+    return tokenizer.hash();
+}
+
+void check_tokenizer_beside(const FileSystem& files, const Folder& folder) {
+    const auto hash = tokenizer_hash(files, folder.path);
+    if (!hash || *hash == folder.manifest.tokenizer_hash) return;
+    throw Error(
+        ErrorKind::bad_data,
+        text((fs::path(folder.path) / "tokenizer.bin").string(), ": this tokenizer has the hash ", hash_to_text(*hash),
+             ", but ", folder.manifest_path(), " says that the tokens beside it are of ", folder.tokenizer()),
+        prepare_again);
+}
+
+void check_vocabulary(const Folder& folder, const CorpusExpectation& expected) {
+    const std::int64_t found = folder.manifest.vocab_size;
+    if (found == expected.vocab_size || (expected.larger_is_meant && found < expected.vocab_size)) return;
+    std::string hint = "Pass data that was prepared with the tokenizer of the model.";
+    if (expected.larger_is_meant)
+        hint = text("Leave out --vocab-size, or set it to ", found, ".");
+    else if (found < expected.vocab_size) {
+        hint += text(" If ids above ", found - 1, " are unused on purpose, say so with --vocab-size ",
+                     expected.vocab_size, ".");
+    }
+    throw Error(ErrorKind::bad_data,
+                text(folder.manifest_path(), ": ", folder.flag, " was tokenized with a vocabulary of ", found,
+                     " ids, the model has ", expected.vocab_size),
+                hint);
+}
+
+void check_same_tokenizer(const Folder& first, const Folder& other) {
+    if (first.manifest.tokenizer_hash == other.manifest.tokenizer_hash) return;
+    throw Error(ErrorKind::bad_data,
+                text(other.manifest_path(), ": ", other.flag, " was tokenized with ", other.tokenizer(), ", but ",
+                     first.flag, " with ", first.tokenizer()),
+                "Prepare both with the same tokenizer.");
+}
+
+void check_model_folder(const FileSystem& files, const Folder& folder, const std::string& model) {
+    if (model.empty() || !fs::is_directory(model)) return;
+    const auto hash = tokenizer_hash(files, model);
+    if (!hash || *hash == folder.manifest.tokenizer_hash) return;
+    throw Error(ErrorKind::bad_data,
+                text(folder.manifest_path(), ": ", folder.flag, " was tokenized with ", folder.tokenizer(),
+                     ", but the model in ", model, " was trained with a tokenizer of hash ", hash_to_text(*hash)),
+                text("Prepare the data with the model's own: tokenize --tokenizer ", model, " ..."));
+}
+
+void check_shard(const FileSystem& files, const Folder& folder, const std::string& path, bool hashed) {
+    const std::string name = fs::path(path).filename().string();
+    auto listed = std::ranges::find(folder.manifest.shards, name, &ShardInfo::file);
+    if (listed == folder.manifest.shards.end()) {
+        throw Error(ErrorKind::bad_data, text(path, ": ", folder.manifest_path(), " does not list this file"),
+                    "It is left over from something else: remove it, or narrow the pattern.");
+    }
+    const TokenFile file(files, path);   // checks header and size
+    if (bytes_per_token(file.format()) != folder.manifest.token_bytes) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": byte 0: tokens of ", bytes_per_token(file.format()), " bytes, ",
+                         folder.manifest_path(), " says ", folder.manifest.token_bytes),
+                    prepare_again);
+    }
+    if (file.count() != listed->tokens) {
+        throw Error(
+            ErrorKind::bad_data,
+            text(path, ": byte 8: ", file.count(), " tokens, ", folder.manifest_path(), " says ", listed->tokens),
+            prepare_again);
+    }
+    if (!hashed) return;
+    const std::uint64_t hash = hash_of_tokens(files, path);
+    if (hash != listed->hash) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": byte ", kTokenHeaderBytes, ": the tokens from here on have the hash ",
+                         hash_to_text(hash), ", ", folder.manifest_path(), " says ", hash_to_text(listed->hash)),
+                    "The file was damaged or changed: copy or prepare it again.");
+    }
+}
+
+}   // namespace
+
+void check_corpora(const FileSystem& files, const CorpusExpectation& expected) {
+    const std::vector<Folder> folders = folders_of(files, expected.data);
+    std::uint64_t bytes = 0;
+    for (const Folder& folder : folders) {
+        check_tokenizer_beside(files, folder);
+        check_vocabulary(folder, expected);
+        check_same_tokenizer(folders.front(), folder);
+        for (const std::string& model : expected.model_folders) check_model_folder(files, folder, model);
+        for (const std::string& shard : folder.shards) bytes += TokenFile(files, shard).bytes();
+    }
+    for (const Folder& folder : folders) {
+        for (const std::string& shard : folder.shards)
+            check_shard(files, folder, shard, bytes <= expected.max_hashed_bytes);
+    }
+}

@@ -1,0 +1,33 @@
+// What a trainer demands of prepared data before it starts: that data, tokenizer and model belong together.
+//
+// The tokenize tool leaves a manifest beside its shards (tokenizer_manifest.h). Where a shard's folder has one, checked
+// are, in this order:
+//   - the tokenizer.bin beside the shards is the one the manifest names;
+//   - the manifest's vocabulary is as large as the model's;
+//   - training and validation data were made with the same tokenizer;
+//   - the tokenizer in the folder of every model that is continued (a checkpoint, --model DIR) is that one too;
+//   - every shard in use is listed, with as many tokens as the file has, and with the hash that its tokens have.
+// What is wrong is Error(bad_data) naming the file, what was found, what was expected and what to do. Data without a
+// manifest (made by llm.c's scripts, say) passes: nothing is known about it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/io/file.h"
+
+struct CorpusUse {
+    std::string flag;      // the option that named the data, for messages
+    std::string pattern;   // of its shards
+};
+
+struct CorpusExpectation {
+    std::vector<CorpusUse> data;
+    std::int64_t vocab_size = 0;                   // the model's
+    bool larger_is_meant = false;                  // --vocab-size was given: it may exceed the data's
+    std::vector<std::string> model_folders;        // of the weights to start from; empty names are passed over
+    std::uint64_t max_hashed_bytes = 4ull << 30;   // hashing more than this at the start would take minutes
+};
+
+void check_corpora(const FileSystem& files, const CorpusExpectation& expected);
