@@ -103,13 +103,13 @@ public:
     }
 
     // All sequences of the problem, options.B at a time, as micro-batches of one step.
-    Outcome run(const UnitHook& hook = {}) {
+    Outcome run() {
         Outcome outcome;
         const int sequences = problem_.B, tokens_at_once = options_.B * options_.T;
         const float dloss = 1.0f / static_cast<float>(sequences * options_.T);
         for (int first = 0; first < sequences; first += options_.B) {
             upload(first);
-            model_.forward_backward(gradients_, batch_.batch(), dloss, first > 0, hook);
+            model_.forward_backward(gradients_, batch_.batch(), dloss, first > 0);
             const std::vector<float> losses = download_losses(static_cast<std::size_t>(tokens_at_once));
             outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
         }
@@ -333,11 +333,35 @@ TEST_CASE("gpt: recomputing activations gives the same gradients") {
     }
 }
 
-TEST_CASE("gpt: every unit is reported once, when its gradients are complete, from the head down") {
-    const Problem problem = golden_problem(load_golden());
-    std::vector<int> order;
-    Runner<>(problem, test_options()).run([&](int slot) { order.push_back(slot); });
-    CHECK(order == std::vector<int>{3, 2, 1, 0});
+TEST_CASE("gpt: a watcher is told of every unit in the order of work") {
+    struct Recorder : UnitWatcher {
+        std::vector<std::vector<int>> uses;
+        std::size_t next = 0;
+        std::string story;
+        void add(const char* what, int slot) { story += text(" ", what, slot); }
+        void pass_begins(const std::vector<std::vector<int>>& given) override { uses = given, next = 0; }
+        void use_begins() override {
+            for (int slot : uses.at(next)) add("+", slot);
+        }
+        void use_ends() override {
+            for (int slot : uses.at(next)) add("-", slot);
+            next++;
+        }
+        void gradients_begin(int slot) override { add("write", slot); }
+        void gradients_ready(int slot) override { add("ready", slot); }
+    };
+    const Problem problem = golden_problem(load_golden());   // two layers
+    Runner<> runner(problem, test_options());
+    Recorder recorder;
+    runner.model().set_watcher(&recorder);
+    runner.run();
+    CHECK(recorder.story ==
+          " +0 -0 +1 -1 +2 -2 write0 write3 +0 +3 -0 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 ready0");
+    CHECK(recorder.next == recorder.uses.size());
+    recorder.story.clear();
+    runner.validation_losses();
+    CHECK(recorder.story == " +0 -0 +1 -1 +2 -2 +0 +3 -0 -3");
+    CHECK(recorder.next == recorder.uses.size());
 }
 
 #if defined(PRECISION_BF16)

@@ -68,8 +68,13 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
     classifier_rows_ = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(Vp_);
     classifier_rows_ = std::min(classifier_rows_, rows());
     max_rows_ = rows();
-    layout_ = std::make_unique<ModelLayout>(ParamTable(config));
+    layout_ =
+        std::make_unique<ModelLayout>(ParamTable(config), options.place, StageUnits{{0, config.layers}, true, true});
     parameters_ = ModelState<floatX>(arena, "parameters", *layout_, StateKind::parameters);
+    working_ = is_sharded(StateKind::parameters, options.place.zero_stage)
+                   ? ModelState<floatX>::rotating(arena, "gathered parameters", *layout_, 2)
+                   : parameters_;
+    list_uses();
     activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},
                                                  options.recompute);
     attention_ = std::make_unique<AttentionChoice<floatX>>(options.attention, attention_shape(), arena);
@@ -77,6 +82,15 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
 }
 
 Gpt::~Gpt() = default;
+
+// Units in the layout: embedding, layers, head. The head's piece reads the embedding's wte too.
+void Gpt::list_uses() {
+    const int layers = static_cast<int>(config_.layers), head = layers + 1;
+    for (int slot = 0; slot <= layers; slot++) forward_uses_.push_back({slot});
+    forward_uses_.push_back({0, head});
+    training_uses_ = forward_uses_;
+    for (int slot = layers; slot >= 1; slot--) training_uses_.push_back({slot});
+}
 
 void Gpt::set_batch_shape(int B, int T) {
     ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
@@ -94,8 +108,8 @@ void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
     EncoderForward<floatX> encoder{};
     encoder.out = activations.residual(0);
     encoder.tokens = batch.tokens;
-    encoder.wte = parameters_.tensor(Param::wte);
-    encoder.wpe = parameters_.tensor(Param::wpe);
+    encoder.wte = working_.tensor(Param::wte);
+    encoder.wpe = working_.tensor(Param::wpe);
     encoder.B = options_.B;
     encoder.T = options_.T;
     encoder.C = C_;
@@ -105,7 +119,7 @@ void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
 
 // Everything of a block that backward may need: all but its output.
 void Gpt::block_activations(int layer, Activations& activations) {
-    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockTensors<floatX> w = working_.block(layer);
     const BlockActivations& a = activations.block(layer);
     const floatX* input = activations.residual(layer);
     floatX* projected = workspace_->rows_c.data();
@@ -126,7 +140,7 @@ void Gpt::block_activations(int layer, Activations& activations) {
 
 void Gpt::block_forward(int layer, Activations& activations) {
     block_activations(layer, activations);
-    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockTensors<floatX> w = working_.block(layer);
     const BlockActivations& a = activations.block(layer);
     floatX* projected = workspace_->rows_c.data();
     matmul_.forward<floatX>(projected, a.fch_gelu, w.fcprojw, w.fcprojb, linear(C_, 4 * C_), stream_);
@@ -136,15 +150,14 @@ void Gpt::block_forward(int layer, Activations& activations) {
 
 void Gpt::final_layernorm(Activations& activations) {
     const floatX* input = activations.residual(static_cast<int>(config_.layers));
-    layernorm_forward(
-        LayerNormForward<floatX>{activations.lnf, activations.lnf_mean, activations.lnf_rstd, input,
-                                 parameters_.tensor(Param::lnfw), parameters_.tensor(Param::lnfb), rows(), C_},
-        stream_);
+    layernorm_forward(LayerNormForward<floatX>{activations.lnf, activations.lnf_mean, activations.lnf_rstd, input,
+                                               working_.tensor(Param::lnfw), working_.tensor(Param::lnfb), rows(), C_},
+                      stream_);
 }
 
 void Gpt::logits_forward(floatX* logits, const Activations& activations, int first_row, int count) {
     const floatX* in = activations.lnf + std::int64_t{first_row} * C_;
-    matmul_.forward<floatX>(logits, in, parameters_.tensor(Param::wte), nullptr, MatmulShape{count, Vp_, C_}, stream_);
+    matmul_.forward<floatX>(logits, in, working_.tensor(Param::wte), nullptr, MatmulShape{count, Vp_, C_}, stream_);
 }
 
 void Gpt::head_forward(const Batch& batch, Activations& activations) {
@@ -161,10 +174,17 @@ void Gpt::head_forward(const Batch& batch, Activations& activations) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward of a whole micro-batch
 
+void Gpt::layers_forward(const Batch& batch) {
+    use([&] { embedding_forward(batch, *activations_); });
+    for (int layer = 0; layer < static_cast<int>(config_.layers); layer++) {
+        use([&] { block_forward(layer, *activations_); });
+    }
+}
+
 void Gpt::forward_layers(const Batch& batch) {
-    embedding_forward(batch, *activations_);
-    for (int layer = 0; layer < static_cast<int>(config_.layers); layer++) block_forward(layer, *activations_);
-    final_layernorm(*activations_);
+    begin_pass(forward_uses_);
+    layers_forward(batch);
+    use([&] { final_layernorm(*activations_); });
 }
 
 void Gpt::logits_of_rows(floatX* logits, int first_row, int count) {
@@ -174,7 +194,7 @@ void Gpt::logits_of_rows(floatX* logits, int first_row, int count) {
 }
 
 void Gpt::forward_loss(const Batch& batch) {
-    embedding_forward(batch, *activations_);
-    for (int layer = 0; layer < static_cast<int>(config_.layers); layer++) block_forward(layer, *activations_);
-    head_forward(batch, *activations_);
+    begin_pass(forward_uses_);
+    layers_forward(batch);
+    use([&] { head_forward(batch, *activations_); });
 }

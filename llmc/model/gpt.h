@@ -17,7 +17,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -30,6 +29,7 @@
 #include "llmc/model/config.h"
 #include "llmc/model/layout.h"
 #include "llmc/model/precision.h"
+#include "llmc/model/unit_watcher.h"
 #include "llmc/model/weight_source.h"
 
 struct GptOptions {
@@ -39,6 +39,7 @@ struct GptOptions {
     Recompute recompute = Recompute::none;
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
     MatmulOptions matmul = {};
+    ShardPlace place = {};   // which part of the model this rank keeps; by default all of it
 };
 
 // One micro-batch on the device. Tokens and targets are (B, T).
@@ -61,10 +62,6 @@ private:
     DeviceBuffer<int> tokens_, targets_, groups_;
     Batch batch_;
 };
-
-// Called in backward as soon as the gradients of a unit (an index into layout().units()) are complete for this
-// micro-batch: the moment to start reducing them.
-using UnitHook = std::function<void(int unit_slot)>;
 
 // Draws the initial weights of whatever part of the model a state holds: a function of (seed, tensor, global element),
 // so bit-equal under every layout. Padding becomes zero.
@@ -102,7 +99,11 @@ public:
     // the model was made for.
     void set_batch_shape(int B, int T);
 
-    const ModelState<floatX>& parameters() const { return parameters_; }
+    const ModelState<floatX>& parameters() const { return parameters_; }   // what this rank keeps
+    // What it computes with: the same, or under ZeRO-3 whole units, there only while a watcher has fetched them.
+    const ModelState<floatX>& working_parameters() const { return working_; }
+    // Is told about every pass from now on; null: nobody. The caller keeps it alive.
+    void set_watcher(UnitWatcher* watcher) { watcher_ = watcher; }
     Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
 
     void initialize(std::uint64_t seed);   // initialize_parameters of its own
@@ -111,8 +112,7 @@ public:
 
     // Loss of every position into activations().losses, and all gradients.
     template <class G>
-    void forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
-                          const UnitHook& gradients_ready = {});
+    void forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate);
 
     // Loss of every position into activations().losses (validation).
     void forward_loss(const Batch& batch);
@@ -140,6 +140,25 @@ public:
                             Activations& activations);
 
 private:
+    void list_uses();
+    void layers_forward(const Batch& batch);   // the uses of a pass up to its layers' last
+    void begin_pass(const std::vector<std::vector<int>>& uses) {
+        if (watcher_) watcher_->pass_begins(uses);
+    }
+    // Work that reads the parameters of the next entry of the pass, and work that writes gradients of units.
+    template <class Work>
+    void use(Work&& work) {
+        if (watcher_) watcher_->use_begins();
+        work();
+        if (watcher_) watcher_->use_ends();
+    }
+    void gradients_begin(int slot) {
+        if (watcher_) watcher_->gradients_begin(slot);
+    }
+    void gradients_ready(int slot) {
+        if (watcher_) watcher_->gradients_ready(slot);
+    }
+
     void final_layernorm(Activations& activations);
     void logits_forward(floatX* logits, const Activations& activations, int first_row, int rows);
     void block_activations(int layer, Activations& activations);
@@ -175,7 +194,9 @@ private:
     int max_rows_;   // B x T that the activations have room for
     Matmul matmul_;
     std::unique_ptr<ModelLayout> layout_;
-    ModelState<floatX> parameters_;
+    ModelState<floatX> parameters_, working_;
+    UnitWatcher* watcher_ = nullptr;
+    std::vector<std::vector<int>> forward_uses_, training_uses_;
     std::unique_ptr<Activations> activations_;
     std::unique_ptr<AttentionChoice<floatX>> attention_;
     std::unique_ptr<Workspace> workspace_;

@@ -19,7 +19,7 @@ void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& bat
                                             dloss, ClassifierOutput::loss_and_gradient},
                          stream_);
         const floatX* dlogits = logits;
-        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, parameters_.tensor(Param::wte), shape, false, stream_);
+        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, working_.tensor(Param::wte), shape, false, stream_);
         matmul_.weight_gradient<floatX, G>(gradients.tensor(Param::wte), dlogits, activations.lnf + offset, shape,
                                            accumulate || row > 0, stream_);
     }
@@ -30,7 +30,7 @@ void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& bat
     norm.scratch = workspace_->layernorm.data();
     norm.dout = dlnf;
     norm.in = activations.residual(static_cast<int>(config_.layers));
-    norm.weight = parameters_.tensor(Param::lnfw);
+    norm.weight = working_.tensor(Param::lnfw);
     norm.mean = activations.lnf_mean;
     norm.rstd = activations.lnf_rstd;
     norm.rows = rows();
@@ -45,7 +45,7 @@ void Gpt::recompute_block(int layer, Activations& activations) {
     const Recompute level = activations.recompute();
     if (level == Recompute::block) return block_activations(layer, activations);
 
-    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockTensors<floatX> w = working_.block(layer);
     const BlockActivations& a = activations.block(layer);
     if (level >= Recompute::gelu) gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
     if (level >= Recompute::gelu_norm) {
@@ -108,7 +108,7 @@ void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G
 template <class G>
 void Gpt::block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations) {
     recompute_block(layer, activations);
-    const BlockTensors<floatX> w = parameters_.block(layer);
+    const BlockTensors<floatX> w = working_.block(layer);
     const BlockTensors<G> dw = gradients.block(layer);
     const BlockActivations& a = activations.block(layer);
     mlp_backward(w, dw, a, accumulate, activations.dresidual);
@@ -133,26 +133,25 @@ void Gpt::embedding_backward(const ModelState<G>& gradients, const Batch& batch,
 }
 
 template <class G>
-void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
-                           const UnitHook& gradients_ready) {
-    const int layers = static_cast<int>(config_.layers);
-    auto ready = [&](int slot) {
-        if (gradients_ready) gradients_ready(slot);
-    };
-    embedding_forward(batch, *activations_);
-    for (int layer = 0; layer < layers; layer++) block_forward(layer, *activations_);
+void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate) {
+    const int layers = static_cast<int>(config_.layers), head = layers + 1;
+    begin_pass(training_uses_);
+    layers_forward(batch);
 
-    head_forward_backward(gradients, batch, dloss, accumulate, *activations_);
-    ready(layers + 1);
+    gradients_begin(0);   // the classifier writes the embedding's
+    gradients_begin(head);
+    use([&] { head_forward_backward(gradients, batch, dloss, accumulate, *activations_); });
+    gradients_ready(head);
     for (int layer = layers - 1; layer >= 0; layer--) {
-        block_backward(layer, gradients, accumulate, *activations_);
-        ready(layer + 1);
+        gradients_begin(layer + 1);
+        use([&] { block_backward(layer, gradients, accumulate, *activations_); });
+        gradients_ready(layer + 1);
     }
     embedding_backward(gradients, batch, accumulate, *activations_);
-    ready(0);
+    gradients_ready(0);
 }
 
-template void Gpt::forward_backward(const ModelState<float>&, const Batch&, float, bool, const UnitHook&);
+template void Gpt::forward_backward(const ModelState<float>&, const Batch&, float, bool);
 #if defined(PRECISION_BF16)   // gradients are never narrower than what they are gradients of
-template void Gpt::forward_backward(const ModelState<bf16>&, const Batch&, float, bool, const UnitHook&);
+template void Gpt::forward_backward(const ModelState<bf16>&, const Batch&, float, bool);
 #endif

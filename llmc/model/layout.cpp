@@ -45,6 +45,11 @@ std::int64_t ModelLayout::tensor_offset(const TensorPlace& tensor, StateKind sta
     return tensor.offset / shards(state);
 }
 
+std::int64_t ModelLayout::owned_offset(const TensorPlace& tensor, StateKind state) const {
+    if (shards(StateKind::optimizer) == 1 || shards(state) > 1) return 0;
+    return zero_rank(place_.mesh, place_.at) * tensor_room(tensor, StateKind::optimizer);
+}
+
 std::int64_t ModelLayout::tensor_room(const TensorPlace& tensor, StateKind state) const {
     return tensor.room / shards(state);
 }

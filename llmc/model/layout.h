@@ -56,6 +56,8 @@ public:
     // Offset and elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t tensor_room(const TensorPlace& tensor, StateKind state) const;
+    // Where in a tensor of such a buffer the part begins that this rank's optimizer owns.
+    std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
 private:
     int shards(StateKind state) const;
@@ -88,6 +90,28 @@ public:
         }
     }
 
+    // Whole units in memory that they share in turns: layer l has set l % `layer_sets`, embedding and head have one of
+    // their own. For what exists only while the model computes with it (llmc/parallel/zero.h).
+    static ModelState rotating(Arena& arena, const std::string& group, const ModelLayout& layout, int layer_sets) {
+        ModelState result;
+        result.layout_ = &layout;
+        result.state_ = StateKind::working;
+        std::vector<DeviceBuffer<T>> sets(static_cast<std::size_t>(layer_sets));
+        for (const UnitPlace& unit : layout.units()) {
+            const auto count = static_cast<std::size_t>(layout.unit_elements(unit, StateKind::working));
+            const int set = layout.table().is_layer(unit.unit) ? (unit.unit - 1) % layer_sets : -1;
+            if (set < 0) {
+                result.buffers_.push_back(arena.allocate<T>(group + "/" + unit.name, count));
+                continue;
+            }
+            DeviceBuffer<T>& buffer = sets[static_cast<std::size_t>(set)];
+            if (buffer.size() == 0) buffer = arena.allocate<T>(text(group, "/layer set ", set), count);
+            ENSURE(buffer.size() == count, "layers of ", buffer.size(), " and ", count, " elements cannot take turns");
+            result.buffers_.push_back(buffer);
+        }
+        return result;
+    }
+
     const ModelLayout& layout() const { return *layout_; }
     StateKind state() const { return state_; }
     const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
@@ -98,6 +122,13 @@ public:
         return place ? unit(place->slot).data() + layout_->tensor_offset(*place, state_) : nullptr;
     }
     T* tensor(Param kind, int layer = -1) const { return tensor(layout_->table().index(kind, layer)); }
+
+    // The part of a tensor that this rank's optimizer owns: `tensor` itself where this state is sharded.
+    T* owned(int param) const {
+        const TensorPlace* place = layout_->find(param);
+        if (place == nullptr) return nullptr;
+        return tensor(param) + layout_->owned_offset(*place, state_);
+    }
 
     BlockTensors<T> block(int layer) const {
         auto at = [&](Param kind) { return tensor(kind, layer); };

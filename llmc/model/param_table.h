@@ -73,6 +73,7 @@ public:
     int embedding_unit() const { return 0; }
     int layer_unit(int layer) const { return 1 + layer; }
     int head_unit() const { return units() - 1; }
+    bool is_layer(int unit) const { return unit > embedding_unit() && unit < head_unit(); }
     std::string unit_name(int unit) const;   // "embedding", "h.3", "head"
 
     // Indices of the parameters of a unit. `tied_copy` (for the head of a last stage that is not also the first) puts

@@ -5,6 +5,8 @@
 #include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/init.cuh"
+#include "llmc/parallel/gather.h"
+#include "llmc/parallel/zero.h"
 
 namespace {
 
@@ -14,10 +16,15 @@ constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so master
 template <class G>
 class AdamOptimizer : public Optimizer {
 public:
-    AdamOptimizer(Gpt& model, const OptimizerOptions& options, Arena& arena)
+    AdamOptimizer(Gpt& model, const OptimizerOptions& options, Arena& arena, Communicator* group)
         : model_(model),
           options_(options),
+          group_(group),
+          arena_(arena),
           gradients_(arena, "gradients", model.layout(), StateKind::gradients),
+          working_gradients_(sharded(StateKind::gradients)
+                                 ? ModelState<G>::rotating(arena, "working gradients", model.layout(), 2)
+                                 : gradients_),
           m_(arena, "optimizer m", model.layout(), StateKind::optimizer),
           v_(arena, "optimizer v", model.layout(), StateKind::optimizer),
           loss_(arena.allocate<float>("step/loss", 1)),
@@ -29,19 +36,37 @@ public:
         }
         make_tables(arena);
         gradients_.zero(stream());   // padding too: it is never written
+        working_gradients_.zero(stream());
         m_.zero(stream());
         v_.zero(stream());
         if (has_masters_) copy_masters();
+        if (group != nullptr) {
+            const ZeroStates<floatX, G> states{model.parameters(), model.working_parameters(), gradients_,
+                                               working_gradients_};
+            zero_ = std::make_unique<ZeroRank<floatX, G>>(model.layout(), states, *group, arena, stream());
+            model.set_watcher(zero_.get());
+        }
+    }
+    ~AdamOptimizer() override {
+        if (zero_) model_.set_watcher(nullptr);
     }
 
-    void forward_backward(const Batch& batch, float token_share, bool first) override {
-        model_.forward_backward(gradients_, batch, token_share, !first);
+    void forward_backward(const Batch& batch, float token_share, bool first, bool last) override {
+        if (zero_) zero_->begin_micro_batch(first, last);
+        // what is reduced after every micro-batch is added where it arrives
+        const bool accumulate = !first && !sharded(StateKind::gradients);
+        model_.forward_backward(working_gradients_, batch, token_share, accumulate);
         const int tokens = model_.options().B * model_.options().T;
         sum_losses(loss_.data(), model_.activations().losses, tokens, token_share, !first, stream());
     }
 
     void finish_gradients() override {
+        if (zero_) {
+            zero_->sum(loss_.data(), 1);
+            zero_->finish_gradients();
+        }
         sum_of_squares(sum_of_squares_.data(), norm_table_, false, stream());
+        if (zero_ && sharded(StateKind::optimizer)) zero_->sum(sum_of_squares_.data(), 1);
         finish_global_norm(norm_.data(), sum_of_squares_.data(), options_.grad_clip, stream());
     }
 
@@ -55,6 +80,11 @@ public:
         adam.seed = options_.seed;
         adam.norm = norm_.data();
         adamw_update(adam_table_, adam, stream());
+        if (zero_) zero_->parameters_changed();
+    }
+
+    void settle_parameters() override {
+        if (zero_) zero_->settle_parameters();
     }
 
     StepResult result() const override { return {loss_.download(stream())[0], norm_.download(stream())[0].norm}; }
@@ -63,29 +93,35 @@ public:
     ModelState<float>& second_moments() override { return v_; }
     ModelState<float>* masters() override { return has_masters_ ? &masters_ : nullptr; }
 
-    std::vector<float> download_gradient(int param) const override {
-        return download_tensor(gradients_, param, stream());
+    std::vector<float> download_gradient(int param) override {
+        if (group_ == nullptr) return download_tensor(gradients_, param, stream());
+        return *gather_tensor(gradients_, param, *group_, everywhere, true, arena_, stream());
     }
 
 private:
     cudaStream_t stream() const { return model_.stream(); }
+    bool sharded(StateKind state) const { return is_sharded(state, model_.layout().place().zero_stage); }
 
+    // Ranges of the part this rank updates.
     void make_tables(Arena& arena) {
         std::vector<AdamRange<floatX, G>> adam;
         std::vector<NormRange<G>> norm;
         for (const TensorPlace& place : model_.layout().tensors()) {
             const ParamInfo& info = model_.table()[place.param];
-            AdamRange<floatX, G> range{};
-            range.parameter = model_.parameters().tensor(place.param);
-            range.master = has_masters_ ? masters_.tensor(place.param) : nullptr;
-            range.gradient = gradients_.tensor(place.param);
-            range.m = m_.tensor(place.param);
-            range.v = v_.tensor(place.param);
-            range.count = place.elements;
-            range.weight_decay = info.decays ? options_.weight_decay : 0.0f;
-            range.tensor_key = info.rng_tensor;
-            adam.push_back(range);
-            norm.push_back({range.gradient, range.count});
+            for (const OwnedRange& owned : owned_ranges(info.tensor, model_.layout().place(), StateKind::optimizer)) {
+                AdamRange<floatX, G> range{};
+                range.parameter = model_.parameters().owned(place.param) + owned.local_begin;
+                range.master = has_masters_ ? masters_.tensor(place.param) + owned.local_begin : nullptr;
+                range.gradient = gradients_.owned(place.param) + owned.local_begin;
+                range.m = m_.tensor(place.param) + owned.local_begin;
+                range.v = v_.tensor(place.param) + owned.local_begin;
+                range.count = owned.length;
+                range.weight_decay = info.decays ? options_.weight_decay : 0.0f;
+                range.tensor_key = info.rng_tensor;
+                range.span.first = owned.global_begin;
+                adam.push_back(range);
+                norm.push_back({range.gradient, range.count});
+            }
         }
         adam_table_ = make_adam_table(arena, "optimizer tables/adam", std::move(adam), stream());
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
@@ -93,18 +129,18 @@ private:
 
     void copy_masters() {
         if constexpr (kRoundedParameters) {
-            const int units = static_cast<int>(model_.layout().units().size());
-            for (int slot = 0; slot < units; slot++) {
-                const DeviceBuffer<float>& master = masters_.unit(slot);
-                const floatX* parameters = model_.parameters().unit(slot).data();
-                cast(master.data(), parameters, static_cast<std::int64_t>(master.size()), stream());
+            for (const TensorPlace& place : model_.layout().tensors()) {
+                cast(masters_.tensor(place.param), model_.parameters().owned(place.param),
+                     model_.layout().tensor_room(place, StateKind::optimizer), stream());
             }
         }
     }
 
     Gpt& model_;
     OptimizerOptions options_;
-    ModelState<G> gradients_;
+    Communicator* group_;
+    Arena& arena_;
+    ModelState<G> gradients_, working_gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
     DeviceBuffer<float> loss_;
@@ -112,16 +148,21 @@ private:
     DeviceBuffer<GradNorm> norm_;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;
+    std::unique_ptr<ZeroRank<floatX, G>> zero_;   // null: one rank
 };
 
 }   // namespace
 
-std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& options, Arena& arena) {
+std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& options, Arena& arena,
+                                           Communicator* group) {
+    ENSURE(group != nullptr || model.layout().place().mesh.size() == 1, "a mesh of ",
+           model.layout().place().mesh.size(), " ranks without a group to reduce over");
     if constexpr (kRoundedParameters) {
-        if (options.grad_dtype == DType::bf16) return std::make_unique<AdamOptimizer<bf16>>(model, options, arena);
+        if (options.grad_dtype == DType::bf16)
+            return std::make_unique<AdamOptimizer<bf16>>(model, options, arena, group);
     }
     if (options.grad_dtype != DType::fp32) {
         throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
     }
-    return std::make_unique<AdamOptimizer<float>>(model, options, arena);
+    return std::make_unique<AdamOptimizer<float>>(model, options, arena, group);
 }

@@ -12,6 +12,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/model/gpt.h"
+#include "llmc/parallel/comm.h"
 #include "llmc/train/options.h"
 
 struct OptimizerOptions {
@@ -31,19 +32,26 @@ struct StepResult {
 
 class Optimizer {
 public:
-    // Moments are zero and masters equal the parameters, which must be initialised before.
-    static std::unique_ptr<Optimizer> make(Gpt& model, const OptimizerOptions& options, Arena& arena);
+    // Moments are zero and masters equal the parameters, which must be initialised before. `group`: the ranks that
+    // train this part of the model together (dp x cp; llmc/parallel/zero.h); null: this one alone.
+    static std::unique_ptr<Optimizer> make(Gpt& model, const OptimizerOptions& options, Arena& arena,
+                                           Communicator* group = nullptr);
     virtual ~Optimizer() = default;
 
     // One micro-batch: gradients, overwritten by the first of a step and added to by later ones, and its share of the
-    // loss. `token_share` is 1 / the number of tokens of the whole step.
-    virtual void forward_backward(const Batch& batch, float token_share, bool first) = 0;
+    // loss. `token_share` is 1 / the number of tokens of the whole step, of all ranks. `first` and `last`: of this
+    // rank's micro-batches of the step, which are as many on every rank.
+    virtual void forward_backward(const Batch& batch, float token_share, bool first, bool last) = 0;
 
-    // After the last micro-batch: the norm of all gradients and the clip factor.
+    // After the last micro-batch: loss, norm of all gradients and the clip factor, the same on every rank.
     virtual void finish_gradients() = 0;
 
     // AdamW. Steps count from 1. Does nothing where the norm is not finite.
     virtual void update(int step, float learning_rate) = 0;
+
+    // What is queued on the model's stream from now on sees the parameters this rank keeps as the last update left them
+    // everywhere. Passes of the model need no such call.
+    virtual void settle_parameters() = 0;
 
     // Waits for the step's work.
     virtual StepResult result() const = 0;
@@ -53,6 +61,7 @@ public:
     virtual ModelState<float>& second_moments() = 0;
     virtual ModelState<float>* masters() = 0;
 
-    // A gradient of the step at hand, in the global shape, for tests.
-    virtual std::vector<float> download_gradient(int param) const = 0;
+    // The gradients of the step at hand, after finish_gradients, for tests: one in the global shape, on every rank
+    // (collective).
+    virtual std::vector<float> download_gradient(int param) = 0;
 };

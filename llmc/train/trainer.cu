@@ -120,7 +120,8 @@ void Trainer::train_step() {
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
     for (int micro_step = 0; micro_step < options_.micro_steps(); micro_step++) {
         read_micro_batch(micro_step);
-        parts_.optimizer.forward_backward(batch_.batch(), token_share, micro_step == 0);
+        parts_.optimizer.forward_backward(batch_.batch(), token_share, micro_step == 0,
+                                          micro_step + 1 == options_.micro_steps());
     }
     parts_.optimizer.finish_gradients();
     loader_.advance(static_cast<std::uint64_t>(sequences_));

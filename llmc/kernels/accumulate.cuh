@@ -1,0 +1,36 @@
+// Adding one buffer to another: sum[i] += x[i], in fp32, rounded to the sum's type once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "llmc/base/dtype.h"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/vec.cuh"
+
+// sum (n) += x (n).
+template <class Real>
+void accumulate(Real* sum, const Real* x, std::int64_t n, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class Real>
+__global__ void __launch_bounds__(kElementwiseThreads) accumulate_kernel(Real* sum, const Real* x, Extent extent) {
+    const std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    Vec8<Real> s = load8(sum, i, extent);
+    const Vec8<Real> more = load8(x, i, extent);
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) s[k] = static_cast<Real>(static_cast<float>(s[k]) + static_cast<float>(more[k]));
+    store8(sum, i, extent, s);
+}
+
+template <class Real>
+void accumulate(Real* sum, const Real* x, std::int64_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    Launch where = elementwise_launch(n, stream);
+    where.reads(x, n * sizeof(Real)).writes(sum, n * sizeof(Real));
+    launch(accumulate_kernel<Real>, where, sum, x, Extent{n, packets_fit(sum, x)});
+}

@@ -1,0 +1,285 @@
+// Data parallelism and ZeRO: ranks that hold the same part of the model and see other tokens stay one model.
+// Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
+//
+//   stage   each rank keeps its shard of            reduces                                 gathers
+//   0       nothing: all of everything              gradients, after the last micro-batch   nothing
+//   1       moments and masters                     likewise, to shards                     parameters, after the
+//   update 2       and gradients                           to shards, every micro-batch            parameters, after
+//   the update 3       and parameters                          to shards, every micro-batch            every unit
+//   before each use
+//
+// All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
+// events alone; the host waits for nothing. Gradients of a unit travel as soon as backward has completed them, while it
+// goes on below. Under stage 3 the parameters of the next piece of work are fetched while the one at hand runs; whole
+// units live in memory that layers take turns with (ModelState::rotating), so do whole gradients under stages 2 and 3.
+//
+// Bytes sent per rank and step, f = (N - 1) / N for N ranks, P parameters (each tensor padded to N shards of a multiple
+// of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
+//   stage 0: 2fPg    stage 1: fP(g + p)    stage 2: fP(mg + p)    stage 3: mfP(2p + g)
+// but for the head (2C parameters), which stage 3 fetches once a micro-batch: nothing comes between its forward and its
+// backward. Beside these, loss and norm: 2f(4 + 8) bytes a step. `zero_traffic` says it to the byte.
+//
+// What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
+// buffer, the stand-in adds bf16 in fp32 and rounds once), the loss in fp32, the sum of squares in fp64.
+#pragma once
+
+#include <vector>
+
+#include "llmc/base/stream.h"
+#include "llmc/kernels/accumulate.cuh"
+#include "llmc/model/layout.h"
+#include "llmc/model/unit_watcher.h"
+#include "llmc/parallel/comm.h"
+
+// The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; working ones are whole and,
+// where nothing is sharded, the same as the kept ones.
+template <class P, class G>
+struct ZeroStates {
+    ModelState<P> parameters, working_parameters;
+    ModelState<G> gradients, working_gradients;
+};
+
+// One rank's part in it. P: type of the parameters, G: of the gradients.
+template <class P, class G>
+class ZeroRank : public UnitWatcher {
+public:
+    // `group`: the ranks of dp x cp, in the order of zero_rank. Work of the model goes to `compute`.
+    ZeroRank(const ModelLayout& layout, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
+             cudaStream_t compute);
+
+    // The next pass is this micro-batch of a step.
+    void begin_micro_batch(bool first, bool last) { first_ = first, last_ = last; }
+    // After the last micro-batch: what is queued on the compute stream from now on sees reduced gradients.
+    void finish_gradients();
+    // data[i] = sum over all ranks, in order with the compute stream.
+    template <class T>
+    void sum(T* data, std::size_t count);
+    // The owned parts of the parameters have been updated by work on the compute stream.
+    void parameters_changed();
+    // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
+    void settle_parameters();
+
+    void pass_begins(const std::vector<std::vector<int>>& uses) override;
+    void use_begins() override;
+    void use_ends() override;
+    void gradients_begin(int slot) override;
+    void gradients_ready(int slot) override;
+
+private:
+    bool shards(StateKind state) const { return is_sharded(state, layout_.place().zero_stage); }
+    cudaStream_t traffic() const { return stream_.get(); }
+    std::size_t shard(const TensorPlace& tensor) const { return static_cast<std::size_t>(tensor.room / group_.size()); }
+    template <class PerTensor>
+    void for_tensors(int slot, PerTensor&& per_tensor) const;   // in one group of calls
+    void compute_before_traffic() {
+        computed_.record(compute_);
+        computed_.wait(traffic());
+    }
+    void fetch(std::size_t use);
+    void reduce(int slot);
+    void reduce_to_shards(int slot);
+
+    const ModelLayout& layout_;
+    ZeroStates<P, G> states_;
+    Communicator& group_;
+    cudaStream_t compute_;
+    OwnedStream stream_;
+    OwnedEvent computed_, travelled_;
+    DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
+    bool first_ = true, last_ = true;
+
+    // Per unit; those of units that share memory would do with one.
+    std::vector<OwnedEvent> fetched_, released_, reduced_;
+    std::vector<bool> fetching_;   // stages 1 and 2: gathered since the update, and not waited for yet
+    const std::vector<std::vector<int>>* uses_ = nullptr;
+    std::size_t next_use_ = 0, next_fetch_ = 0;
+};
+
+// Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them, but for loss and
+// norm. Padding is included.
+struct ZeroTraffic {
+    double reduce = 0, gather = 0;
+    double total() const { return reduce + gather; }
+};
+inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
+                                double gradient_bytes);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class P, class G>
+ZeroRank<P, G>::ZeroRank(const ModelLayout& layout, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
+                         cudaStream_t compute)
+    : layout_(layout), states_(states), group_(group), compute_(compute) {
+    const MeshShape& mesh = layout.place().mesh;
+    ENSURE(group.size() == mesh.zero_ranks() && group.rank() == zero_rank(mesh, layout.place().at), "rank ",
+           group.rank(), " of ", group.size(), " in group ", group.name(), ", which is not where the layout has it");
+    std::int64_t largest = 0;
+    for (const UnitPlace& unit : layout.units()) largest = std::max(largest, unit.room / group.size());
+    if (shards(StateKind::gradients)) {
+        arrived_ = arena.allocate<G>("reduced gradients/shard", static_cast<std::size_t>(largest));
+    }
+    const std::size_t units = layout.units().size();
+    fetched_ = std::vector<OwnedEvent>(units);
+    released_ = std::vector<OwnedEvent>(units);
+    reduced_ = std::vector<OwnedEvent>(units);
+    fetching_.assign(units, false);
+}
+
+template <class P, class G>
+template <class PerTensor>
+void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
+    Communicator::Group together;
+    for (int i : layout_.units()[static_cast<std::size_t>(slot)].tensors) {
+        per_tensor(layout_.tensors()[static_cast<std::size_t>(i)]);
+    }
+}
+
+// ---- parameters
+
+template <class P, class G>
+void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
+    uses_ = &uses;
+    next_use_ = next_fetch_ = 0;
+    if (!shards(StateKind::parameters)) return;
+    compute_before_traffic();   // all earlier uses, and the update
+    fetch(0);
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::use_begins() {
+    for (int slot : (*uses_)[next_use_]) {
+        const auto unit = static_cast<std::size_t>(slot);
+        if (shards(StateKind::parameters) || fetching_[unit]) fetched_[unit].wait(compute_);
+        fetching_[unit] = false;
+    }
+    if (shards(StateKind::parameters) && next_use_ + 1 < uses_->size()) fetch(next_use_ + 1);
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::use_ends() {
+    if (shards(StateKind::parameters)) {
+        for (int slot : (*uses_)[next_use_]) released_[static_cast<std::size_t>(slot)].record(compute_);
+    }
+    next_use_++;
+}
+
+// Stage 3: the units of an entry of the pass, into memory whose last use has ended.
+template <class P, class G>
+void ZeroRank<P, G>::fetch(std::size_t use) {
+    for (int slot : (*uses_)[use]) {
+        for (std::size_t other = 0; other < released_.size(); other++) {
+            const bool same_memory = states_.working_parameters.unit(static_cast<int>(other)).data() ==
+                                     states_.working_parameters.unit(slot).data();
+            if (same_memory) released_[other].wait(traffic());
+        }
+        for_tensors(slot, [&](const TensorPlace& tensor) {
+            group_.all_gather(states_.working_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
+                              shard(tensor), traffic());
+        });
+        fetched_[static_cast<std::size_t>(slot)].record(traffic());
+    }
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::parameters_changed() {
+    if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
+    compute_before_traffic();
+    for (int slot = 0; slot < static_cast<int>(layout_.units().size()); slot++) {
+        for_tensors(slot, [&](const TensorPlace& tensor) {
+            group_.all_gather(states_.parameters.tensor(tensor.param), states_.parameters.owned(tensor.param),
+                              shard(tensor), traffic());
+        });
+        fetched_[static_cast<std::size_t>(slot)].record(traffic());
+        fetching_[static_cast<std::size_t>(slot)] = true;
+    }
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::settle_parameters() {
+    for (std::size_t unit = 0; unit < fetching_.size(); unit++) {
+        if (fetching_[unit]) fetched_[unit].wait(compute_);
+        fetching_[unit] = false;
+    }
+}
+
+// ---- gradients
+
+template <class P, class G>
+void ZeroRank<P, G>::gradients_begin(int slot) {
+    if (!shards(StateKind::gradients)) return;
+    for (std::size_t other = 0; other < reduced_.size(); other++) {
+        const bool same_memory = states_.working_gradients.unit(static_cast<int>(other)).data() ==
+                                 states_.working_gradients.unit(slot).data();
+        if (same_memory) reduced_[other].wait(compute_);
+    }
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::gradients_ready(int slot) {
+    if (!last_ && !shards(StateKind::gradients)) return;   // more is added first
+    compute_before_traffic();
+    if (shards(StateKind::gradients)) {
+        reduce_to_shards(slot);
+    } else {
+        reduce(slot);
+    }
+    reduced_[static_cast<std::size_t>(slot)].record(traffic());
+}
+
+// Stages 0 and 1: in place.
+template <class P, class G>
+void ZeroRank<P, G>::reduce(int slot) {
+    const ModelState<G>& gradients = states_.gradients;
+    if (!shards(StateKind::optimizer)) {
+        group_.all_reduce(gradients.unit(slot).data(), gradients.unit(slot).size(), ReduceOp::sum, traffic());
+        return;
+    }
+    for_tensors(slot, [&](const TensorPlace& tensor) {
+        group_.reduce_scatter(gradients.owned(tensor.param), gradients.tensor(tensor.param), shard(tensor), traffic());
+    });
+}
+
+// Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it.
+template <class P, class G>
+void ZeroRank<P, G>::reduce_to_shards(int slot) {
+    const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(slot)];
+    const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
+    G* into = first_ ? kept.data() : arrived_.data();
+    for_tensors(slot, [&](const TensorPlace& tensor) {
+        group_.reduce_scatter(into + layout_.tensor_offset(tensor, StateKind::gradients),
+                              states_.working_gradients.tensor(tensor.param), shard(tensor), traffic());
+    });
+    if (!first_) accumulate(kept.data(), arrived_.data(), unit.room / group_.size(), traffic());
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::finish_gradients() {
+    travelled_.record(traffic());
+    travelled_.wait(compute_);
+}
+
+template <class P, class G>
+template <class T>
+void ZeroRank<P, G>::sum(T* data, std::size_t count) {
+    compute_before_traffic();
+    group_.all_reduce(data, count, ReduceOp::sum, traffic());
+    finish_gradients();
+}
+
+// ---- formulas
+
+inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
+                                double gradient_bytes) {
+    const int stage = layout.place().zero_stage, ranks = layout.place().mesh.zero_ranks();
+    const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
+    ZeroTraffic traffic;
+    for (const UnitPlace& unit : layout.units()) {
+        const double room = static_cast<double>(unit.room);
+        const bool head = unit.unit == layout.table().head_unit();
+        const double reductions = stage == 0 ? 2 : stage == 1 ? 1 : m;
+        const double gathers = stage == 0 ? 0 : stage == 3 ? m * (head ? 1 : 2) : 1;
+        traffic.reduce += f * room * gradient_bytes * reductions;
+        traffic.gather += f * room * parameter_bytes * gathers;
+    }
+    return traffic;
+}

@@ -1,0 +1,187 @@
+// The certificate: a small model trained under some layout must give the losses, norms and first-step gradients of one
+// process (DESIGN section 4). Shared by the tests of layouts.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/base/rng.h"
+#include "llmc/base/stream.h"
+#include "llmc/parallel/local_ranks.h"
+#include "llmc/train/optimizer.h"
+
+namespace certificate {
+
+// How far a layout may be from one process; relative, gradients by tensor norm.
+struct Tolerance {
+    double first_loss, losses, norm, gradients;
+};
+constexpr Tolerance tolerance =
+    sizeof(floatX) == 4 ? Tolerance{1e-6, 1e-5, 1e-6, 5e-6} : Tolerance{5e-4, 5e-4, 5e-3, 2e-2};
+
+struct Layout {
+    int dp = 1;
+    int zero = 0;
+    int micro_batches = 1;   // per rank and step
+    DType grad_dtype = DType::fp32;
+    bool master_weights = true;
+
+    std::string name() const {
+        return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
+                    grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters");
+    }
+};
+
+// The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
+inline ModelConfig model() { return custom_model_config(3, 3, 48, 24, 97); }
+constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
+constexpr std::uint64_t seed = 42;
+
+// The tokens of a sample and one more. Skewed and repetitive, so that there is something to learn.
+inline std::vector<int> sample(int index) {
+    std::vector<int> tokens;
+    for (int t = 0; t <= T; t++) {
+        const std::uint64_t bits =
+            mix64(static_cast<std::uint64_t>(index % 301) * 1000 + static_cast<std::uint64_t>(t / 2));
+        tokens.push_back(static_cast<int>((bits % 97) * (bits >> 40) % 97));
+    }
+    return tokens;
+}
+
+struct Result {
+    std::vector<float> losses, norms;
+    std::vector<std::vector<float>> gradients;   // of the first step, indexed as the table, global shapes
+    bool operator==(const Result&) const = default;
+};
+
+// One rank of a run: model and optimizer, made and stepped as the trainer does it.
+class Rank {
+public:
+    // `group` null: one process without communicators.
+    Rank(const Layout& layout, Communicator* group)
+        : layout_(layout), group_(group), model_(model(), options(layout, group), arena_, stream_.get()) {
+        model_.initialize(seed);
+        OptimizerOptions adam;
+        adam.weight_decay = 0.1f;
+        adam.grad_dtype = layout.grad_dtype;
+        adam.master_weights = layout.master_weights;
+        optimizer_ = Optimizer::make(model_, adam, arena_, group);
+        batch_.emplace(arena_, model_.options().B, T, model_.config().vocab_size);
+    }
+
+    // Everything of step number `step` (from 1) but the update.
+    void gradients(int step) {
+        const int B = model_.options().B, rank = group_ ? group_->rank() : 0;
+        const float share = 1.0f / static_cast<float>(sequences * T);
+        for (int i = 0; i < layout_.micro_batches; i++) {
+            const int first = (step - 1) * sequences + (i * layout_.dp + rank) * B;
+            std::vector<int> inputs, targets;
+            for (int b = 0; b < B; b++) {
+                const std::vector<int> tokens = sample(first + b);
+                inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
+                targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
+            }
+            batch_->upload(inputs, targets, stream_.get());
+            optimizer_->forward_backward(batch_->batch(), share, i == 0, i + 1 == layout_.micro_batches);
+        }
+        optimizer_->finish_gradients();
+    }
+
+    Result train(int steps) {
+        Result result;
+        for (int step = 1; step <= steps; step++) {
+            gradients(step);
+            if (step == 1) {
+                for (int param = 0; param < model_.table().size(); param++) {
+                    result.gradients.push_back(optimizer_->download_gradient(param));
+                }
+            }
+            optimizer_->update(step, 1e-3f);
+            const StepResult found = optimizer_->result();
+            result.losses.push_back(found.loss);
+            result.norms.push_back(found.grad_norm);
+        }
+        return result;
+    }
+
+    Gpt& gpt() { return model_; }
+    Optimizer& optimizer() { return *optimizer_; }
+    Arena& arena() { return arena_; }
+    cudaStream_t stream() const { return stream_.get(); }
+
+private:
+    static GptOptions options(const Layout& layout, const Communicator* group) {
+        GptOptions options;
+        options.B = sequences / layout.dp / layout.micro_batches;
+        options.T = T;
+        options.recompute = Recompute::gelu;
+        options.matmul.workspace_bytes = 1 << 16;
+        options.place.mesh.dp = layout.dp;
+        options.place.at.dp = group ? group->rank() : 0;
+        options.place.zero_stage = group ? layout.zero : 0;
+        return options;
+    }
+
+    Layout layout_;
+    Communicator* group_;
+    OwnedStream stream_;
+    Arena arena_;
+    Gpt model_;
+    std::unique_ptr<Optimizer> optimizer_;
+    std::optional<BatchBuffer> batch_;
+};
+
+// Where two runs differ by more than allowed, in words; empty: nowhere.
+inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {
+    std::string story;
+    auto check = [&](const std::string& what, double error, double limit) {
+        if (!(error <= limit)) story += text(what, " is off by ", error, ", allowed ", limit, "\n");
+    };
+    auto relative = [](float a, float b) {
+        return std::abs(static_cast<double>(a) - static_cast<double>(b)) / std::abs(static_cast<double>(b));
+    };
+    if (found.losses.size() != expected.losses.size()) return "another number of steps";
+    for (std::size_t i = 0; i < found.losses.size(); i++) {
+        const double limit = i == 0 ? tolerance.first_loss : tolerance.losses;
+        check(text("loss of step ", i + 1), relative(found.losses[i], expected.losses[i]), limit);
+    }
+    check("first gradient norm", relative(found.norms[0], expected.norms[0]), tolerance.norm);
+    for (int param = 0; param < table.size(); param++) {
+        const auto &a = found.gradients[static_cast<std::size_t>(param)],
+                   &b = expected.gradients[static_cast<std::size_t>(param)];
+        double error = 0, norm = 0;
+        for (std::size_t i = 0; i < b.size(); i++) {
+            const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+            error += (x - y) * (x - y);
+            norm += y * y;
+        }
+        check("gradient of " + table[param].name, std::sqrt(error / norm), tolerance.gradients);
+    }
+    return story;
+}
+
+// Trains under a layout, every rank a thread; `prepare` is called on each of them before the first step.
+// Throws Error(bug) where ranks do not agree to the bit.
+inline Result train(
+    const Layout& layout, int steps,
+    const std::function<void(Rank&, Communicator&)>& prepare = [](Rank&, Communicator&) {}) {
+    std::vector<Result> results(static_cast<std::size_t>(layout.dp));
+    run_local_ranks(layout.dp, [&](Communicator& world) {
+        Rank rank(layout, &world);
+        prepare(rank, world);
+        results[static_cast<std::size_t>(world.rank())] = rank.train(steps);
+    });
+    for (const Result& result : results) ENSURE(result == results[0], layout.name(), ": ranks do not agree");
+    return results[0];
+}
+
+// The same without communicators, in one process.
+inline Result train_alone(int micro_batches, int steps, bool master_weights = true) {
+    return Rank(Layout{1, 0, micro_batches, DType::fp32, master_weights}, nullptr).train(steps);
+}
+
+}   // namespace certificate
