@@ -8,12 +8,13 @@ PIP_NVIDIA := $(firstword $(wildcard $(addsuffix /nvidia,$(shell python3 -c 'imp
 first_with = $(firstword $(foreach d,$(2),$(if $(wildcard $(d)/$(1)),$(d))))
 CUDA_INCLUDE := $(call first_with,cuda_runtime.h,$(CUDA_HOME)/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cuda_runtime/include)
 CUDNN_INCLUDE := $(call first_with,cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu $(PIP_NVIDIA)/cudnn/include)
-CUDA_INCLUDES := $(addprefix -isystem ,$(sort $(CUDA_INCLUDE) $(CUDNN_INCLUDE)))
+NCCL_INCLUDE := $(call first_with,nccl.h,$(CUDA_HOME)/include /usr/include $(PIP_NVIDIA)/nccl/include)
+CUDA_INCLUDES := $(addprefix -isystem ,$(sort $(CUDA_INCLUDE) $(CUDNN_INCLUDE) $(NCCL_INCLUDE)))
 
-CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib)
+CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib $(PIP_NVIDIA)/nccl/lib)
 # pip's packages have only the versioned names, so the linker is given files
 find_library = $(firstword $(wildcard $(foreach d,$(CUDA_LIB_FOLDERS) /usr/lib/x86_64-linux-gnu,$(d)/lib$(1).so $(d)/lib$(1).so.[0-9]*)))
-CUDA_LIBRARIES = $(foreach l,cudart cublasLt,$(or $(call find_library,$(l)),-l$(l))) \
+CUDA_LIBRARIES = $(foreach l,cudart cublasLt nccl,$(or $(call find_library,$(l)),-l$(l))) \
     $(foreach d,$(CUDA_LIB_FOLDERS),-Wl,-rpath,$(d)) -ldl -lrt
 
 # One architecture for the GPU at hand; every supported one (and PTX for later ones) where there is none.
