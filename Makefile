@@ -5,7 +5,8 @@
 #   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
 #
 # Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model and
-# llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION; all else is compiled once per device.
+# llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is compiled
+# once per device.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -86,6 +87,7 @@ MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/host/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
     $(filter $(call common_object,llmc/kernels/launch_test.cu llmc/kernels/reduce_test.cu llmc/kernels/ptx_test.cu),$(COMMON_TESTS))
+BENCH_OBJECTS := $(call precision_object,$(wildcard dev/bench/*.cu dev/bench/*.cpp))
 TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
 
 $(COMMON)/obj/%.cu.o: %.cu ; @mkdir -p $(@D)
@@ -99,7 +101,7 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
-$(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
+$(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Programs: objects of their own, and of the libraries what they use
@@ -112,6 +114,8 @@ $(MODEL_LIBRARY): $(MODEL_OBJECTS) ; @rm -f $@
 	ar rcs $@ $^
 
 $(BUILD)/train_gpt: $(call precision_object,train_gpt.cu) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
+	$(LINK) $^ -o $@ $(LIBRARIES)
+$(BUILD)/bench: $(BENCH_OBJECTS) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(UNIT_MAIN) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
@@ -135,12 +139,19 @@ test_gpt: $(BUILD)/test_gpt
 	@ln -sfn $(BUILD)/test_gpt test_gpt
 
 # Missing packages are named before anything is compiled; `make deps` installs them.
-$(COMMON_OBJECTS) $(MODEL_OBJECTS) $(COMMON_TESTS) $(MODEL_TESTS): | build/.deps-$(DEVICE)
+$(COMMON_OBJECTS) $(MODEL_OBJECTS) $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS): | build/.deps-$(DEVICE)
 build/.deps-$(DEVICE): dev/tools/deps.sh
 	@dev/tools/deps.sh --check $(DEVICE) && mkdir -p build && touch $@
 .PHONY: deps
 deps: ## install the packages that building and testing need (root or sudo)
 	@dev/tools/deps.sh $(DEVICE) test
+
+BENCH ?= *#            which operations: a shell pattern, as in make bench BENCH='layernorm*'
+BENCH_FLAGS ?=#        --long for larger shapes and more samples, --list to see what there is
+.PHONY: bench
+bench: $(BUILD)/bench ## time every kernel, matmul, attention and the step beside the machine's own speed
+	@mkdir -p build/bench
+	$(BUILD)/bench --filter '$(BENCH)' --json build/bench/$(DEVICE)-$(PRECISION).json $(BENCH_FLAGS)
 
 .PHONY: quickstart
 quickstart: ## train a small model on this machine's C and C++ headers: install, build, train, picture, sample
@@ -157,7 +168,7 @@ test-long: ## every claim of the project in full (about an hour)
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
-	    build/cuda-bf16-all/train_gpt build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
+	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
 gpu-check: ## on a GPU: build, test, check with compute-sanitizer, measure
 	@dev/test/gpu_check.sh
 

@@ -1,6 +1,6 @@
 # The checks of `make test` (length=short) and `make test-long` (length=long), in order; read by run.sh.
 
-check "build, g++, bf16" gnu PRECISION=bf16 all unit_test test_gpt
+check "build, g++, bf16" gnu PRECISION=bf16 all unit_test test_gpt build/cpu-bf16/bench
 check "build, g++, fp32" gnu PRECISION=fp32 all unit_test test_gpt
 check "unit tests" build/cpu/unit_test
 check "unit tests of the model, bf16" build/cpu-bf16/unit_test

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything worth knowing from a GPU in one go, within ten minutes: `make gpu-check`.
-# Builds for the GPU at hand, runs the tests, then a few of them under compute-sanitizer, then a short training run.
+# Builds for the GPU at hand, runs the tests, then a few of them under compute-sanitizer, a short training run, benchmarks.
 # Not run on a GPU yet.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -39,6 +39,7 @@ else
     echo "SKIPPED compute-sanitizer: not on the PATH"
 fi
 step "training" env DEVICE=cuda timeout 120 dev/test/train_test.sh
+step "benchmarks bf16" timeout 180 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION=bf16 bench
 
 if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
 exit $((${#failures[@]} > 0))

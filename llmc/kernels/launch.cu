@@ -8,6 +8,7 @@
 #include <string>
 
 #include "llmc/base/check.h"
+#include "llmc/kernels/operation_timer.h"
 
 namespace {
 
@@ -114,6 +115,9 @@ void check_launch(const Launch& how, const void* kernel) {
 }
 
 void check_launched(cudaError_t status, const Launch& how, const void* kernel) {
-    if (status == cudaSuccess) return;
+    if (status == cudaSuccess) {
+        if (OperationTimer::watches(how.stream())) OperationTimer::note(how.stream(), name_of(kernel));
+        return;
+    }
     refuse(status, cudaGetErrorString(status), how, name_of(kernel));
 }

@@ -19,6 +19,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
+#include "llmc/kernels/operation_timer.h"
 
 class LibraryAttention {
 public:
@@ -49,9 +50,11 @@ template <class T, class O>
 void library_attention_forward(LibraryAttention& library, const AttentionForward<T, O>& arguments,
                                cudaStream_t stream) {
     library.forward(arguments, stream);
+    if (OperationTimer::watches(stream)) OperationTimer::note(stream, "library attention forward");
 }
 template <class T, class G>
 void library_attention_backward(LibraryAttention& library, const AttentionBackward<T, G>& arguments,
                                 cudaStream_t stream) {
     library.backward(arguments, stream);
+    if (OperationTimer::watches(stream)) OperationTimer::note(stream, "library attention backward");
 }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "llmc/kernels/bias_gradient.h"
+#include "llmc/kernels/operation_timer.h"
 
 namespace {
 
@@ -189,6 +190,7 @@ void Matmul::Impl::run(const MatmulRow* row, void* d, const Matrix& dm, const vo
     cublas_check(cublasLtMatmul(handle, p.desc, &alpha, a, p.a, b, p.b, &beta, d, p.d, d, p.d, &p.algorithm,
                                 workspace.data(), p.workspace_bytes, stream),
                  p.name);
+    if (OperationTimer::watches(stream)) OperationTimer::note(stream, text("matmul, ", row->use));
 }
 
 Matmul::Matmul(Arena& arena, MatmulOptions options) : impl_(std::make_unique<Impl>(arena, options)) {}

@@ -1,0 +1,83 @@
+// The optimiser's kernels: AdamW over many tensors, and the norm of all gradients.
+#include "llmc/kernels/adamw.cuh"
+
+#include "dev/bench/operand.cuh"
+#include "llmc/model/precision.h"
+
+namespace {
+
+// Tensors of unequal size that add up to n, as a model has them: the update of many in one launch.
+std::vector<std::int64_t> cuts(std::int64_t n) {
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t piece = n / 2; n > 0; piece = std::max<std::int64_t>(piece / 2, 768)) {
+        sizes.push_back(std::min(piece, n));
+        n -= sizes.back();
+    }
+    return sizes;
+}
+
+// Per parameter: gradient, both moments and the weight are read; moments, weight and (beside a master) the parameter
+// are written.
+void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
+    constexpr bool rounded = sizeof(floatX) < 4;
+    const double weight = masters ? 4 + 4 + sizeof(floatX) : 2 * sizeof(floatX);
+    const Work work{.bytes = static_cast<double>(n) * (4 + 16 + weight), .flops = 15 * static_cast<double>(n)};
+    if (masters && !rounded) return;   // fp32 parameters are their own masters
+    auto timing = bench.begin({name, text("N=", n), work});
+    if (!timing) return;
+    Operand<floatX> parameter(*timing, n, 0.02f);
+    Operand<float> master(*timing, masters ? n : 1, 0.02f), gradient(*timing, n, 1e-3f), m(*timing, n, 0.0f),
+        v(*timing, n, 0.0f);
+    std::vector<AdamTable<floatX, float>> tables;
+    for (int set = 0; set < timing->sets(); set++) {
+        std::vector<AdamRange<floatX, float>> ranges;
+        std::int64_t at = 0;
+        for (std::int64_t size : cuts(n)) {
+            AdamRange<floatX, float> range{};
+            range.parameter = parameter[set] + at;
+            range.master = masters ? master[set] + at : nullptr;
+            range.gradient = gradient[set] + at;
+            range.m = m[set] + at;
+            range.v = v[set] + at;
+            range.count = size;
+            ranges.push_back(range);
+            at += size;
+        }
+        tables.push_back(make_adam_table(timing->arena(), text("bench/adam", set), std::move(ranges), bench.stream()));
+    }
+    const AdamStep step{1e-4f, 0.9f, 0.95f, 1e-8f, 10};
+    timing->measure([&](int set) { adamw_update(tables[static_cast<std::size_t>(set)], step, bench.stream()); });
+}
+
+void norm(Bench& bench, std::int64_t n) {
+    const double elements = static_cast<double>(n);
+    auto timing = bench.begin({"global norm", text("N=", n), {.bytes = 4 * elements, .flops = 2 * elements}});
+    if (!timing) return;
+    Operand<float> gradient(*timing, n);
+    auto sum = timing->arena().allocate<double>("bench/sum", 1);
+    auto result = timing->arena().allocate<GradNorm>("bench/norm", 1);
+    std::vector<NormTable<float>> tables;
+    for (int set = 0; set < timing->sets(); set++) {
+        std::vector<NormRange<float>> ranges;
+        std::int64_t at = 0;
+        for (std::int64_t size : cuts(n)) {
+            ranges.push_back({gradient[set] + at, size});
+            at += size;
+        }
+        tables.push_back(make_norm_table(timing->arena(), text("bench/norm", set), std::move(ranges), bench.stream()));
+    }
+    timing->measure([&](int set) {
+        sum_of_squares(sum.data(), tables[static_cast<std::size_t>(set)], false, bench.stream());
+        finish_global_norm(result.data(), sum.data(), 1.0f, bench.stream());
+    });
+}
+
+void run(Bench& bench) {
+    const std::int64_t n = bench.choose(std::int64_t{124} << 20, std::int64_t{16} << 20);
+    adamw(bench, "adamw, fp32 masters", true, n);
+    adamw(bench, sizeof(floatX) < 4 ? "adamw, stochastic rounding" : "adamw", false, n);
+    norm(bench, n);
+}
+const Benchmark registered("adamw", run);
+
+}   // namespace

@@ -1,0 +1,91 @@
+// Causal self-attention, our own and the library's, forward and backward, on packed q, k, v.
+#include "llmc/kernels/attention.h"
+
+#include "dev/bench/operand.cuh"
+#include "llmc/kernels/library_attention.h"
+#include "llmc/model/precision.h"
+
+namespace {
+
+struct Sizes {
+    int B, NH, T, HS;
+};
+
+// Half of the T x T scores count. Forward multiplies twice with them (2 HS flops each), backward five times.
+Work work_of(const Sizes& s, bool backward) {
+    const double rows = double{1} * s.B * s.T, C = double{1} * s.NH * s.HS;
+    const double pairs = double{1} * s.B * s.NH * s.T * s.T / 2;
+    const double tensors = backward ? 8 : 4;           // q k v out, and dout dq dk dv
+    const double floats_per_head = backward ? 3 : 1;   // lse; and delta, written and read
+    return {.bytes = tensors * rows * C * sizeof(floatX) + 4 * floats_per_head * rows * s.NH,
+            .flops = (backward ? 10 : 4) * pairs * s.HS,
+            .tokens = rows};
+}
+
+void measure(Bench& bench, const Sizes& s, bool own) {
+    const AttentionShape shape = self_attention_shape(s.B, s.T, s.NH, s.HS);
+    const std::int64_t n = std::int64_t{s.B} * s.T * s.NH * s.HS, rows = std::int64_t{s.B} * s.T * s.NH;
+    const std::string where = text("B=", s.B, " NH=", s.NH, " T=", s.T, " HS=", s.HS);
+    const std::string whose = own ? "own attention " : "library attention ";
+    if (!own && !LibraryAttention::refusal<floatX>(shape).empty()) return;
+    auto part = [&](floatX* qkv, int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
+    auto heads = [&](floatX* tensor) { return contiguous_heads(tensor, s.T, s.NH, s.HS); };
+    for (bool backward : {false, true}) {
+        auto timing = bench.begin({whose + (backward ? "backward" : "forward"), where, work_of(s, backward)});
+        if (!timing) continue;
+        Operand<floatX> out(*timing, n), qkv(*timing, 3 * n), dout(*timing, backward ? n : 1),
+            dqkv(*timing, backward ? 3 * n : 1);
+        Operand<float> lse(*timing, rows), delta(*timing, rows);
+        LibraryAttention* library = nullptr;
+        std::unique_ptr<LibraryAttention> owner;
+        if (!own) library = (owner = std::make_unique<LibraryAttention>(timing->arena())).get();
+        auto forward = [&](int set) {
+            const AttentionForward<floatX> args{heads(out[set]),   lse[set],          part(qkv[set], 0),
+                                                part(qkv[set], 1), part(qkv[set], 2), shape};
+            if (own)
+                own_attention_forward(args, bench.stream());
+            else
+                library_attention_forward(*library, args, bench.stream());
+        };
+        if (!backward) {
+            timing->measure(forward);
+            continue;
+        }
+        for (int set = 0; set < timing->sets(); set++) forward(set);   // makes `out` and `lse` what backward expects
+        timing->measure([&](int set) {
+            const AttentionBackward<floatX> args{part(dqkv[set], 0),
+                                                 part(dqkv[set], 1),
+                                                 part(dqkv[set], 2),
+                                                 delta[set],
+                                                 heads(dout[set]),
+                                                 heads(out[set]),
+                                                 lse[set],
+                                                 part(qkv[set], 0),
+                                                 part(qkv[set], 1),
+                                                 part(qkv[set], 2),
+                                                 shape};
+            if (own)
+                own_attention_backward(args, bench.stream());
+            else
+                library_attention_backward(*library, args, bench.stream());
+        });
+    }
+}
+
+void run(Bench& bench) {
+    std::vector<Sizes> sizes;
+    if (bench.on_gpu()) {
+        sizes = {{16, 12, 1024, 64}, {16, 32, 1024, 80}, {16, 16, 1024, 96}, {16, 16, 1024, 128}, {4, 16, 4096, 128}};
+        if (bench.long_run()) sizes.push_back({1, 16, 16384, 128});
+    } else {
+        const int T = bench.long_run() ? 1024 : 256;
+        sizes = {{1, 4, T, 64}, {1, 4, T, 80}, {1, 4, T, 96}, {1, 4, T, 128}};
+    }
+    for (const Sizes& s : sizes) {
+        measure(bench, s, true);
+        measure(bench, s, false);
+    }
+}
+const Benchmark registered("attention", run);
+
+}   // namespace

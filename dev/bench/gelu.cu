@@ -1,0 +1,31 @@
+// GELU, forward and backward, as recomputation and fp32 backward run it by itself.
+#include "llmc/kernels/gelu.cuh"
+
+#include "dev/bench/operand.cuh"
+#include "llmc/model/precision.h"
+
+namespace {
+
+void run(Bench& bench) {
+    const int rows = bench.choose(32768, 4096), C = 4 * 768;
+    const std::int64_t n = std::int64_t{rows} * C;
+    const double elements = static_cast<double>(n);
+    const std::string shape = text("R=", rows, " C=", C);
+    if (auto timing = bench.begin(
+            {"gelu forward",
+             shape,
+             {.bytes = 2 * elements * sizeof(floatX), .flops = 8 * elements, .tokens = double{1} * rows}})) {
+        Operand<floatX> out(*timing, n), in(*timing, n);
+        timing->measure([&](int set) { gelu_forward<floatX>(out[set], in[set], n, bench.stream()); });
+    }
+    if (auto timing = bench.begin(
+            {"gelu backward",
+             shape,
+             {.bytes = 3 * elements * sizeof(floatX), .flops = 14 * elements, .tokens = double{1} * rows}})) {
+        Operand<floatX> din(*timing, n), dout(*timing, n), in(*timing, n);
+        timing->measure([&](int set) { gelu_backward<floatX>(din[set], dout[set], in[set], n, bench.stream()); });
+    }
+}
+const Benchmark registered("gelu", run);
+
+}   // namespace

@@ -1,0 +1,63 @@
+#include "llmc/kernels/operation_timer.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+thread_local OperationTimer* timer_of_thread = nullptr;
+
+// "void layernorm_forward_kernel<float, PacketExtent>(...)" -> "layernorm_forward_kernel"
+std::string plain_name(std::string name) {
+    const std::string unnamed = "(anonymous namespace)::";
+    if (name.starts_with("void ")) name = name.substr(5);
+    if (auto at = name.find(unnamed); at != std::string::npos) name = name.substr(at + unnamed.size());
+    return name.substr(0, name.find_first_of("<("));
+}
+
+}   // namespace
+
+OperationTimer::OperationTimer(cudaStream_t stream) : stream_(stream), outer_(timer_of_thread) {
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    mark("");
+    timer_of_thread = this;
+}
+
+OperationTimer::~OperationTimer() {
+    timer_of_thread = outer_;
+    for (const Mark& m : marks_) cudaEventDestroy(m.event);
+}
+
+void OperationTimer::mark(std::string name) {
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreate(&event));
+    marks_.push_back({std::move(name), event});
+    CUDA_CHECK(cudaEventRecord(event, stream_));
+}
+
+bool OperationTimer::watches(cudaStream_t stream) {
+    return timer_of_thread != nullptr && timer_of_thread->stream_ == stream;
+}
+
+void OperationTimer::note(cudaStream_t stream, const std::string& name) {
+    if (watches(stream)) timer_of_thread->mark(plain_name(name));
+}
+
+std::vector<OperationTimer::Total> OperationTimer::totals() {
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    std::map<std::string, Total> by_name;
+    for (std::size_t i = 1; i < marks_.size(); i++) {
+        float milliseconds = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, marks_[i - 1].event, marks_[i].event));
+        Total& total = by_name.try_emplace(marks_[i].name, Total{marks_[i].name, 0, 0}).first->second;
+        total.seconds += 1e-3 * static_cast<double>(milliseconds);
+        total.calls++;
+    }
+    std::vector<Total> totals;
+    for (auto& [name, total] : by_name) totals.push_back(std::move(total));
+    std::ranges::stable_sort(totals, std::greater<>(), &Total::seconds);
+    return totals;
+}

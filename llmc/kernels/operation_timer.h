@@ -1,0 +1,48 @@
+// Where a stream's time goes: the time of every operation that the program asks for, on a GPU and on a CPU alike.
+//
+// While an OperationTimer lives, launch(), Matmul and the library's attention record an event after each operation on
+// its stream. An operation's time is the time between its event and the one before: the times add up to the time from
+// the timer's beginning to the last operation's end, with nothing left out. (Copies and fills have no event of their
+// own, so they count towards the operation after them.) Events cost a few microseconds each on a GPU: compare with a
+// run without.
+//
+// Belongs to the thread that made it; operations asked for by other threads are not seen.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <vector>
+
+class OperationTimer {
+public:
+    struct Total {
+        std::string name;   // a kernel without its template arguments, or what the library was asked for
+        double seconds;
+        int calls;
+    };
+
+    explicit OperationTimer(cudaStream_t stream);
+    ~OperationTimer();
+    OperationTimer(const OperationTimer&) = delete;
+    OperationTimer& operator=(const OperationTimer&) = delete;
+
+    // Waits for the stream; operations of the same name together, the longest first.
+    std::vector<Total> totals();
+
+    // For launch() and the wrappers of libraries: whether a timer of this thread watches the stream, and to tell it of
+    // an operation that was just asked for.
+    static bool watches(cudaStream_t stream);
+    static void note(cudaStream_t stream, const std::string& name);
+
+private:
+    struct Mark {
+        std::string name;
+        cudaEvent_t event;
+    };
+    void mark(std::string name);
+
+    cudaStream_t stream_;
+    OperationTimer* outer_;   // the timer of this thread before this one
+    std::vector<Mark> marks_;
+};
