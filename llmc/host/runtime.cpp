@@ -8,6 +8,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/host/device.h"
+#include "llmc/host/ranks.h"
+#include "llmc/host/thread_pool.h"
 
 namespace host {
 namespace {
@@ -368,4 +370,23 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
     if (!first->record->finished() || !second->record->finished()) return cudaErrorNotReady;
     *milliseconds = std::chrono::duration<float, std::milli>(second->record->time - first->record->time).count();
     return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ranks. Here and not in a file of their own, because a library's file that only weak references name is not linked.
+
+void stand_in_shares_machine(int local_ranks, double stall_seconds) {
+    if (!std::getenv("TRAIN_GPT_THREADS")) {
+        host::set_thread_count(std::max(1, host::usable_cores() / std::max(1, local_ranks)));
+    }
+    host::Checks checks = host::checks();
+    checks.no_progress_seconds = std::max(checks.no_progress_seconds, stall_seconds);
+    host::set_checks(checks);
+}
+
+void stand_in_own_device(void (*body)(void*), void* argument) {
+    host::Device device;
+    host::BindDevice bind(device);
+    body(argument);
+    device.take_fault();   // told to the body already, and nobody else's
 }

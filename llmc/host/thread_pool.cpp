@@ -25,12 +25,7 @@ long environment_number(const char* name) {
 
 int initial_thread_count() {
     if (long wanted = environment_number("TRAIN_GPT_THREADS"); wanted > 0) return clamp_threads(wanted);
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    long available = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
-                                                                     : static_cast<long>(std::thread::hardware_concurrency());
-    long local_ranks = std::max<long>(1, environment_number("OMPI_COMM_WORLD_LOCAL_SIZE"));
-    return clamp_threads(available / local_ranks);
+    return clamp_threads(usable_cores());
 }
 
 thread_local int current_thread_number = 0;
@@ -151,6 +146,13 @@ ThreadPool& pool() {
 }
 
 }   // namespace
+
+int usable_cores() {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 int thread_count() { return pool().count(); }
 void set_thread_count(int count) { pool().resize(count); }

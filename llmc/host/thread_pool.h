@@ -12,8 +12,10 @@
 
 namespace host {
 
-// Threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else the cores this process may use
-// divided by the ranks mpirun started on this machine; at least one.
+// Cores this process may use, at least one.
+int usable_cores();
+
+// Threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else all usable cores.
 int thread_count();
 
 // Takes effect at the next parallel_for. Must not be called from inside one. At least 1, at most 1024.

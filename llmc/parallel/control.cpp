@@ -104,7 +104,7 @@ struct Control::Impl {
     // "b<progress> <words>": where this rank is.
     void send_beats() {
         std::string words = text("step ", step.load());
-        std::uint64_t progress = static_cast<std::uint64_t>(step.load());
+        std::uint64_t progress = static_cast<std::uint64_t>(step.load()) + ticks.load();
         std::lock_guard lock(mutex);
         for (const Communicator* c : watched) {
             const CommProgress p = c->progress();
@@ -221,6 +221,7 @@ struct Control::Impl {
     std::thread thread;
     std::atomic<bool> leaving = false, failing = false, is_aborted = false;
     std::atomic<std::int64_t> step = 0;
+    std::atomic<std::uint64_t> ticks = 0;
     mutable std::mutex mutex;   // guards what follows
     std::string reason;
     std::vector<const Communicator*> watched;
@@ -245,6 +246,7 @@ void Control::forget(const Communicator& communicator) {
 }
 
 void Control::set_step(std::int64_t step) { impl_->step = step; }
+void Control::tick() { impl_->ticks++; }
 
 void Control::fail(const std::string& why) {
     if (impl_->place.ranks == 1 || impl_->is_aborted) return;

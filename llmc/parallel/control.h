@@ -37,6 +37,7 @@ public:
     void watch(const Communicator& communicator);
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);
+    void tick();   // something was done that no communicator shows: this rank does not hang
 
     // Tells everyone that this rank cannot go on, and why: they end with 75.
     void fail(const std::string& why);

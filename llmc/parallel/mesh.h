@@ -47,6 +47,7 @@ inline int zero_rank(const MeshShape& shape, const MeshCoordinates& at) { return
 
 // A group is all ranks that differ only along the named axes. `zero` is dp x cp, the group of gradient reductions.
 enum class MeshAxis : std::uint8_t { pp, dp, cp, tp, zero };
+inline constexpr std::size_t kMeshAxes = 5;
 
 inline int group_size(const MeshShape& shape, MeshAxis axis) {
     switch (axis) {

@@ -1,0 +1,100 @@
+#include "llmc/parallel/world.h"
+
+#include "llmc/base/check.h"
+
+// Defined by the stand-in; null on a GPU.
+extern "C" __attribute__((weak)) void stand_in_shares_machine(int local_ranks, double stall_seconds);
+
+namespace {
+
+std::string to_text(const ncclUniqueId& id) { return {id.internal, sizeof id.internal}; }
+
+ncclUniqueId to_id(const std::string& bytes) {
+    ncclUniqueId id;
+    ENSURE(bytes.size() == sizeof id.internal, "an NCCL id of ", bytes.size(), " bytes");
+    bytes.copy(id.internal, sizeof id.internal);
+    return id;
+}
+
+}   // namespace
+
+int open_device(int local_rank) {
+    int devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    if (devices == 0) CUDA_CHECK(cudaErrorNoDevice);
+    const int device = local_rank % devices;
+    CUDA_CHECK(cudaSetDevice(device));
+    return device;
+}
+
+World::World() = default;
+
+World::World(const WorldOptions& options) {
+    Startup startup = start_up(options.startup);
+    place_ = startup.place;
+    meeting_ = std::move(startup.meeting);
+    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp);
+    at_ = coordinates_of(mesh_, place_.rank);
+    if (ranks() == 1) return;
+    if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.control.stall_seconds);
+    control_ = std::make_unique<Control>(*meeting_, place_, options.control);
+    guarded([&] {
+        open_device(place_.local_rank);
+        make_communicators(to_id(meeting_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
+    });
+    control_->watch(*all_);
+    for (const auto& group : groups_) {
+        if (group) control_->watch(*group);
+    }
+}
+
+World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
+    place_ = {rank, mesh.size(), rank, mesh.size(), ""};
+    make_communicators(id);
+}
+
+World::~World() {
+    if (control_ == nullptr) return;
+    for (const auto& group : groups_) {
+        if (group) control_->forget(*group);
+    }
+    if (all_) control_->forget(*all_);
+}
+
+void World::make_communicators(const ncclUniqueId& id) {
+    all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
+    // dp has none of its own: what replicas reduce is reduced over zero
+    for (const auto& [axis, name] : {std::pair{MeshAxis::pp, "pp"}, std::pair{MeshAxis::cp, "cp"},
+                                     std::pair{MeshAxis::tp, "tp"}, std::pair{MeshAxis::zero, "zero"}}) {
+        if (group_size(mesh_, axis) == 1) continue;
+        groups_[static_cast<std::size_t>(axis)] =
+            std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axis), group_rank(mesh_, at_, axis), name);
+    }
+}
+
+void World::set_step(std::int64_t step) {
+    if (control_) control_->set_step(step);
+}
+
+void World::tick() {
+    if (control_) control_->tick();
+}
+
+void World::synchronised() {
+    if (control_ == nullptr) return;
+    control_->throw_if_aborted();
+    all_->note_all_done();
+    for (const auto& group : groups_) {
+        if (group) group->note_all_done();
+    }
+}
+
+void World::fail(const std::string& why) {
+    if (control_ == nullptr) return;
+    control_->fail(why);
+    if (meeting_) static_cast<void>(meeting_.release());   // its end would wait for the others, who leave without it
+    for (const auto& group : groups_) {
+        if (group) group->abort();
+    }
+    if (all_) all_->abort();
+}

@@ -1,0 +1,84 @@
+// This process among the others: its place, the mesh, the communicators, the control plane. Made once by main and taken
+// by reference by whatever communicates.
+//
+// With one process nothing is started: there is no communicator, and every function here does nothing.
+//
+// What must hold: all ranks make their worlds with the same options; work that the control plane should see runs inside
+// `guarded`, so that a rank that fails tells the others, which then end with exit code 75 instead of waiting for it.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/control.h"
+#include "llmc/parallel/mesh.h"
+#include "llmc/parallel/startup.h"
+
+struct WorldOptions {
+    StartupOptions startup;
+    int pp = 1, cp = 1, tp = 1;
+    int dp = 0;   // 0: what the others leave
+    ControlOptions control;
+};
+
+class World {
+public:
+    World();   // alone
+    // Meets the other processes, opens this rank's device, makes the communicators and the control plane. Collective.
+    // Errors: those of start_up, make_mesh and Communicator.
+    explicit World(const WorldOptions& options);
+    // Ranks that know each other already, without a control plane: for tests, where ranks may be threads. Here even a
+    // single rank has a communicator.
+    World(const MeshShape& mesh, int rank, const ncclUniqueId& id);
+    ~World();
+    World(const World&) = delete;
+    World& operator=(const World&) = delete;
+
+    int rank() const { return place_.rank; }
+    int ranks() const { return place_.ranks; }
+    bool is_first() const { return place_.rank == 0; }   // the one that speaks and writes
+    const ProcessPlace& place() const { return place_; }
+    const MeshShape& mesh() const { return mesh_; }
+    const MeshCoordinates& at() const { return at_; }
+
+    Communicator* all() const { return all_.get(); }   // of all ranks; null when alone
+    // Of the ranks that differ from this one along `axis` only; null where that is this rank alone, and for dp, whose
+    // reductions go over zero.
+    Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)].get(); }
+
+    // ---- what the control plane tells of this rank
+    void set_step(std::int64_t step);   // completed steps
+    void tick();                        // something was done that needs no communication: this rank does not hang
+    // The host has waited for all queued work. Error(resumable) if a rank was lost.
+    void synchronised();
+
+    // body(), telling the other ranks if it throws. They end with 75; the error goes on from here.
+    template <class Body>
+    auto guarded(Body&& body) {
+        try {
+            return body();
+        } catch (const std::exception& error) {
+            fail(error.what());
+            throw;
+        }
+    }
+    // Tells the other ranks that this one cannot go on; frees operations that wait for them.
+    void fail(const std::string& why);
+
+private:
+    void make_communicators(const ncclUniqueId& id);
+
+    ProcessPlace place_;
+    MeshShape mesh_;
+    MeshCoordinates at_;
+    std::unique_ptr<Meeting> meeting_;
+    std::unique_ptr<Control> control_;   // goes after the communicators: losses in their last operations are still told
+    std::unique_ptr<Communicator> all_;
+    std::array<std::unique_ptr<Communicator>, kMeshAxes> groups_;
+};
+
+// The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which
+// NCCL refuses unless it was told that each is a host of its own (NCCL_HOSTID). Error(no_device) where there is none.
+int open_device(int local_rank);
