@@ -33,8 +33,11 @@ inline int __syncthreads_and(int predicate, HOST_SITE) {
 // ---- memory fences: the threads of a block take turns on one CPU thread, and blocks meet only through atomics.
 
 inline void __threadfence_block() { asm volatile("" ::: "memory"); }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    host::Block::current()->polled();
+}
+inline void __threadfence_system() { __threadfence(); }
 
 // ---- warp collectives
 
@@ -203,7 +206,7 @@ inline int __reduce_add_sync(unsigned mask, int value, HOST_SITE) {
     return static_cast<int>(__reduce_add_sync(mask, static_cast<unsigned>(value), site_file, site_line));
 }
 
-// ---- atomics. Relaxed, as CUDA's; each returns the old value.
+// ---- atomics. Relaxed, as CUDA's; each returns the old value. Threads may spin on them (Block::polled).
 
 namespace host {
 
@@ -216,6 +219,7 @@ template <class T, class Update>
 inline T atomic_update(T* address, Update update) {
     using Bits = AtomicBits<T>;
     static_assert(sizeof(T) == sizeof(Bits));
+    Block::current()->polled();
     Bits* place = reinterpret_cast<Bits*>(address);
     Bits seen = __atomic_load_n(place, __ATOMIC_RELAXED), wanted;
     T old;
@@ -232,6 +236,7 @@ inline T atomic_update(T* address, Update update) {
 template <class T>
 inline T atomicAdd(T* address, std::type_identity_t<T> value) {
     if constexpr (std::is_integral_v<T>) {
+        host::Block::current()->polled();
         return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
     } else {
         return host::atomic_update(address, [value](T old) -> T { return old + value; });
@@ -239,6 +244,7 @@ inline T atomicAdd(T* address, std::type_identity_t<T> value) {
 }
 template <class T>
 inline T atomicSub(T* address, std::type_identity_t<T> value) {
+    host::Block::current()->polled();
     return __atomic_fetch_sub(address, value, __ATOMIC_RELAXED);
 }
 template <class T>
@@ -255,14 +261,17 @@ inline T atomicMin(T* address, std::type_identity_t<T> value) {
 }
 template <class T>
 inline T atomicAnd(T* address, std::type_identity_t<T> value) {
+    host::Block::current()->polled();
     return __atomic_fetch_and(address, value, __ATOMIC_RELAXED);
 }
 template <class T>
 inline T atomicOr(T* address, std::type_identity_t<T> value) {
+    host::Block::current()->polled();
     return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
 }
 template <class T>
 inline T atomicXor(T* address, std::type_identity_t<T> value) {
+    host::Block::current()->polled();
     return __atomic_fetch_xor(address, value, __ATOMIC_RELAXED);
 }
 template <class T>
@@ -283,7 +292,11 @@ template <class T> inline T __ldca(const T* address) { return *address; }
 template <class T> inline T __ldcg(const T* address) { return *address; }
 template <class T> inline T __ldcs(const T* address) { return *address; }
 template <class T> inline T __ldlu(const T* address) { return *address; }
-template <class T> inline T __ldcv(const T* address) { return *static_cast<const volatile T*>(address); }
+template <class T>
+inline T __ldcv(const T* address) {   // always from memory: what a thread that waits for another reads
+    host::Block::current()->polled();
+    return *static_cast<const volatile T*>(address);
+}
 template <class T> inline void __stwb(T* address, std::type_identity_t<T> value) { *address = value; }
 template <class T> inline void __stcg(T* address, std::type_identity_t<T> value) { *address = value; }
 template <class T> inline void __stcs(T* address, std::type_identity_t<T> value) { *address = value; }
@@ -294,4 +307,4 @@ template <class T> inline void __stwt(T* address, std::type_identity_t<T> value)
 [[noreturn]] inline void __trap(HOST_SITE) {
     host::Block::current()->fail(host::FaultKind::trap, host::trap_text(site_file, site_line));
 }
-inline void __nanosleep(unsigned) {}
+inline void __nanosleep(unsigned) { host::Block::current()->polled(true); }

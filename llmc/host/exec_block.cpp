@@ -1,9 +1,12 @@
 #include "llmc/host/exec_block.h"
 
+#include <sched.h>
+
 #include <cstring>
 #include <memory>
 
 #include "llmc/base/error.h"
+#include "llmc/host/checks.h"
 
 __thread uint3 host::thread_index_storage;
 __thread uint3 host::block_index_storage;
@@ -102,7 +105,7 @@ HOST_NO_ADDRESS_SANITIZER void Block::fiber_main() {
 // Threads before the current one are done, those after it have not begun.
 void Block::leave_plain_loop() {
     plain_ = false;
-    failed_polls_ = 0;
+    something_happened();
     warp_count_ = (threads_ + warp_lanes - 1) / warp_lanes;
     alive_ = threads_ - current_;
     warps_ready_ = 0;
@@ -112,6 +115,7 @@ void Block::leave_plain_loop() {
         Warp& warp = warps_[w];
         warp.ready = warp.alive = exist & ~done;
         warp.arrived = warp.converging = 0;
+        warp.apart = false;
         if (warp.ready) warps_ready_ |= 1u << w;
     }
     std::memset(stack_pointer_, 0, sizeof(void*) * threads_);
@@ -157,7 +161,7 @@ void Block::switch_to(unsigned next) {
         int stack = stacks_.take();
         stack_of_[next] = static_cast<std::uint16_t>(stack);
         to = stacks_.start(stack, fiber_main);
-        failed_polls_ = 0;
+        something_happened();
     }
     set_current(next);
 #ifdef HOST_ADDRESS_SANITIZER
@@ -208,7 +212,7 @@ void Block::thread_left() {
     here.ready &= ~bit;
     here.alive &= ~bit;
     alive_--;
-    failed_polls_ = 0;
+    something_happened();
     if (barriers_[0].arrived) fail_barrier_left(barriers_[0], barriers_[0].first, current_);
     if (here.arrived) finish_after_exit(here);
 }
@@ -217,18 +221,22 @@ void Block::thread_left() {
 void Block::finish_after_exit(Warp& here) {
     for (std::uint32_t waiting = here.arrived; waiting; waiting &= waiting - 1) {
         unsigned first = static_cast<unsigned>(__builtin_ctz(waiting));
-        std::uint32_t participants = here.members[first] & here.alive;
-        if ((here.arrived & participants) != participants) continue;
+        std::uint32_t participants = here.members[first] & here.alive, together = 0;
+        for (std::uint32_t rest = here.arrived & participants; rest; rest &= rest - 1) {
+            unsigned other = static_cast<unsigned>(__builtin_ctz(rest));
+            if (same_collective(here, first, other)) together |= 1u << other;
+        }
+        if (together != participants) continue;
         here.finish[first](here, participants);
-        here.arrived &= ~participants;
-        here.ready |= participants;
-        return;
+        leave_collective(here, participants);
+        waiting = here.arrived & waiting;
+        if (!waiting) break;
     }
 }
 
 // ---- barriers
 
-unsigned Block::barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site) {
+std::uint64_t Block::barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site, BlockFinish finish) {
     if (plain_) leave_plain_loop();
     Barrier& barrier = barriers_[id];
     unsigned me = current_;
@@ -238,8 +246,9 @@ unsigned Block::barrier(unsigned id, unsigned expected, bool predicate, bool wai
         barrier.first = me;
         barrier.expected = expected;
         barrier.votes = 0;
+        barrier.finish = finish;
         std::memset(barrier.waiting, 0, sizeof barrier.waiting);
-    } else if (id == 0 && !(barrier.site == site)) {
+    } else if (id == 0 && (!(barrier.site == site) || barrier.finish != finish)) {
         fail(FaultKind::barrier, text("divergent barrier: this thread waits at ", site.file, ":", site.line, ", but thread ",
                                       thread_name(barrier.first), " waits at ", barrier.site.file, ":", barrier.site.line));
     } else if (barrier.expected != expected) {
@@ -260,16 +269,40 @@ unsigned Block::barrier(unsigned id, unsigned expected, bool predicate, bool wai
 }
 
 void Block::release(Barrier& barrier) {
-    barrier.result = barrier.votes;
+    barrier.result = barrier.finish ? barrier.finish(warps_, warp_count_) : barrier.votes;
     barrier.arrived = 0;
-    failed_polls_ = 0;
+    something_happened();
     for (unsigned w = 0; w < warp_count_; w++) {
         warps_[w].ready |= barrier.waiting[w];
         if (warps_[w].ready) warps_ready_ |= 1u << w;
     }
 }
 
+std::uint64_t Block::meet(Site site, BlockFinish finish) {
+    if (threads_ % warp_lanes != 0) {
+        fail(FaultKind::warp, text("block-wide operation at ", site.file, ":", site.line, ": a block of ", threads_,
+                                   " threads, which are not whole warps"));
+    }
+    return barrier(0, threads_, false, true, site, finish);
+}
+
 // ---- warps
+
+// The lanes that wait in the collective that `lane` has just reached, where not all do. Others may well wait elsewhere,
+// for lanes of their own; not so if they wait for this one while it waits for them.
+std::uint32_t Block::find_together(Warp& here, unsigned lane) {
+    std::uint32_t together = 0;
+    here.apart = true;
+    for (std::uint32_t rest = here.arrived; rest; rest &= rest - 1) {
+        unsigned other = static_cast<unsigned>(__builtin_ctz(rest));
+        if (same_collective(here, lane, other)) {
+            together |= 1u << other;
+        } else if ((here.members[lane] >> other & 1u) && (here.members[other] >> lane & 1u)) {
+            fail_collective(lane, other);
+        }
+    }
+    return together;
+}
 
 std::uint32_t Block::active_mask(Site site) {
     if (plain_) leave_plain_loop();
@@ -293,7 +326,7 @@ void Block::release_converged(Warp& here) {
     for (std::uint32_t lanes = together; lanes; lanes &= lanes - 1) here.out[__builtin_ctz(lanes)] = together;
     here.converging &= ~together;
     here.ready |= together;
-    failed_polls_ = 0;
+    something_happened();
 }
 
 // ---- waiting on memory
@@ -301,28 +334,47 @@ void Block::release_converged(Warp& here) {
 void Block::wait_until(bool (*ready)(void*), void* context, const char* what, Site site) {
     if (plain_) leave_plain_loop();
     while (!ready(context)) {
-        // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will.
-        if (++failed_polls_ > 2 * alive_) {
+        // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will (unless one
+        // of them spins on something that another block may change).
+        if (++failed_polls_ > 2 * alive_ && !spinning_) {
             fail(FaultKind::deadlock, text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
                                            ", which nothing will bring about", describe_waits()));
         }
-        // a fair turn: everybody else that can run comes before this thread again
-        Warp& here = warp();
-        std::uint32_t bit = 1u << lane();
-        here.ready &= ~bit;
-        unsigned w = current_ / warp_lanes;
-        bool later_in_warp = order_ == ThreadOrder::descending ? here.ready & (bit - 1u) : here.ready & ~(bit | (bit - 1u));
-        unsigned next;
-        if (later_in_warp || !(warps_ready_ & ~(1u << w))) {
-            next = here.ready ? w * warp_lanes + choose(here.ready, lane()) : current_;
-        } else {
-            unsigned v = choose(warps_ready_ & ~(1u << w), w);
-            next = v * warp_lanes + choose(warps_[v].ready, order_ == ThreadOrder::descending ? 32 : 31);
-        }
-        here.ready |= bit;
-        switch_to(next);
+        let_others_run();
     }
-    failed_polls_ = 0;
+    something_happened();
+}
+
+// A fair turn: everybody else that can run comes before this thread again.
+void Block::let_others_run() {
+    Warp& here = warp();
+    std::uint32_t bit = 1u << lane();
+    here.ready &= ~bit;
+    unsigned w = current_ / warp_lanes, next;
+    bool later_in_warp = order_ == ThreadOrder::descending ? here.ready & (bit - 1u) : here.ready & ~(bit | (bit - 1u));
+    if (later_in_warp || !(warps_ready_ & ~(1u << w))) {
+        next = here.ready ? w * warp_lanes + choose(here.ready, lane()) : current_;
+    } else {
+        unsigned v = choose(warps_ready_ & ~(1u << w), w);
+        next = v * warp_lanes + choose(warps_[v].ready, order_ == ThreadOrder::descending ? 32 : 31);
+    }
+    here.ready |= bit;
+    switch_to(next);
+}
+
+void Block::yield_poll() {
+    polls_ = 0;
+    if (plain_) leave_plain_loop();
+    auto now = std::chrono::steady_clock::now();
+    if (!spinning_) spinning_ = true, spinning_since_ = now;
+    if (now - spinning_since_ > std::chrono::duration<double>(checks().no_progress_seconds)) {
+        fail(FaultKind::deadlock, text("deadlock: spins on memory, and nothing else has happened in this block for ",
+                                       checks().no_progress_seconds, " s (blocks start in the order of their numbers: one "
+                                       "can wait for an earlier one only)", describe_waits()));
+    }
+    unsigned me = current_;
+    let_others_run();
+    if (current_ == me) sched_yield();   // it may be another block, on another core, that this thread waits for
 }
 
 }   // namespace host

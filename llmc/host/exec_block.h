@@ -7,10 +7,16 @@
 // Stricter than a GPU, on purpose, because there the same mistakes hang or are undefined:
 // - every thread of a block reaches every __syncthreads, and all of them the same one (file and line);
 // - lanes that meet in a warp collective name the same mask at the same line, themselves included, and read only from
-//   lanes that take part. Lanes that have left the kernel may be named in a mask, but not read from.
+//   lanes that take part. Lanes that have left the kernel may be named in a mask, but not read from. Lanes of one warp
+//   may wait in different collectives (independent thread scheduling), unless two of them wait for each other.
 // What breaks these rules, or leaves no thread able to run, ends the block with a BlockFault; it never aborts.
+//
+// A thread that waits for memory to change must do so through atomics, fences, __ldcv or __nanosleep: they let other
+// threads of the block run now and then. Blocks start in the order of their numbers, as on a GPU; one that waits for a
+// later block waits until the time limit makes that a fault.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -35,11 +41,14 @@ bool operator==(const Site& a, const Site& b);
 // Run by the last lane that arrives, for all `participants` (a mask) of the collective.
 struct Warp;
 using WarpFinish = void (*)(Warp& warp, std::uint32_t participants);
+// The same for a block: the last thread's call returns what all threads get.
+using BlockFinish = std::uint64_t (*)(const Warp* warps, unsigned warp_count);
 
 struct Warp {
     std::uint32_t ready;        // lanes that can run
     std::uint32_t alive;        // lanes still in the kernel
     std::uint32_t arrived;      // lanes waiting in a collective
+    bool apart;                 // the arrived lanes may be of several collectives
     std::uint32_t converging;   // lanes waiting in __activemask
     std::uint32_t members[warp_lanes];   // of an arrived lane: the mask it named
     WarpFinish finish[warp_lanes];
@@ -102,7 +111,11 @@ public:
     std::uint64_t serial() const { return serial_; }   // differs for every block this thread runs
 
     // Waits until `expected` threads have arrived at barrier `id`; the number of true predicates among them.
-    unsigned barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site);
+    std::uint64_t barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site, BlockFinish finish = nullptr);
+
+    // Waits for all threads of the block, each with a value of its own in warp().in[lane()]; the last one runs `finish`,
+    // whose result every thread gets. The block is made of whole warps.
+    std::uint64_t meet(Site site, BlockFinish finish);
 
     // Waits for the lanes of `mask`; the last of them runs `finish` before any returns.
     void rendezvous(std::uint32_t mask, Site site, WarpFinish finish) {
@@ -113,18 +126,18 @@ public:
         here.members[me] = mask;
         here.site[me] = site;
         here.finish[me] = finish;
-        std::uint32_t met = here.arrived & mask;
-        if (!(mask & bit) || (met && !same_collective(here, me, static_cast<unsigned>(__builtin_ctz(met))))) {
-            fail_collective(mask, met);
+        if (!(mask & bit)) fail_mask(mask);
+        std::uint32_t together = here.arrived;   // of this collective
+        if (together && (here.apart || !same_collective(here, me, static_cast<unsigned>(__builtin_ctz(together))))) {
+            together = find_together(here, me);
         }
-        std::uint32_t arrived = here.arrived | bit, participants = mask & here.alive;
-        if ((arrived & participants) == participants) {
+        together |= bit;
+        std::uint32_t participants = mask & here.alive;
+        if (together == participants) {
             finish(here, participants);
-            here.arrived = arrived & ~participants;
-            here.ready |= participants;
-            failed_polls_ = 0;
+            leave_collective(here, participants);
         } else {
-            here.arrived = arrived;
+            here.arrived |= bit;
             here.ready &= ~bit;
             suspend();
         }
@@ -134,6 +147,13 @@ public:
 
     // Lets other threads run until ready(context) is true: for models of instructions that wait on memory.
     void wait_until(bool (*ready)(void*), void* context, const char* what, Site site);
+
+    // The running thread has done what a thread that spins does. Every so often others get their turn; after a while in
+    // which nothing else happened in the block, the wait is a fault. `urgent`: now, not every so often.
+    void polled(bool urgent = false) {
+        if (poller_ != current_) poller_ = current_, polls_ = 0;
+        if (++polls_ >= polls_per_turn || urgent) yield_poll();
+    }
 
     // Ends the block: the fault is the running thread's unless one is given.
     [[noreturn]] void fail(FaultKind kind, std::string text) { fail(kind, current_, std::move(text)); }
@@ -161,16 +181,28 @@ public:
 
 private:
     struct Barrier {
-        unsigned arrived, expected, votes, result, first;
+        unsigned arrived, expected, votes, first;
+        std::uint64_t result;
+        BlockFinish finish;   // null: the result is the number of votes
         Site site;
         std::uint32_t waiting[most_block_warps];
     };
     static constexpr unsigned nobody = ~0u;
+    static constexpr unsigned polls_per_turn = 1024;   // so many that atomics that do not spin seldom cost a switch
 
     static bool same_collective(const Warp& warp, unsigned a, unsigned b) {
-        return warp.members[a] == warp.members[b] && warp.site[a].line == warp.site[b].line &&
+        return warp.members[a] == warp.members[b] && warp.finish[a] == warp.finish[b] &&
+               warp.site[a].line == warp.site[b].line &&
                (warp.site[a].file == warp.site[b].file || warp.site[a] == warp.site[b]);
     }
+    void something_happened() { failed_polls_ = 0, spinning_ = false; }
+    void leave_collective(Warp& warp, std::uint32_t participants) {
+        warp.arrived &= ~participants;
+        warp.ready |= participants;
+        if (warp.arrived == 0) warp.apart = false;
+        something_happened();
+    }
+    std::uint32_t find_together(Warp& warp, unsigned lane);
     void set_current(unsigned thread);
     void leave_plain_loop();
     bool next_thread_elsewhere();
@@ -178,6 +210,8 @@ private:
     unsigned pick();
     unsigned choose(std::uint32_t candidates, unsigned after);
     void suspend();
+    void let_others_run();
+    void yield_poll();
     void switch_to(unsigned thread);
     void leave_fiber_for(void* stack_pointer, StackBounds stack);
     [[noreturn]] void leave_for_main();
@@ -189,7 +223,8 @@ private:
     void describe_signal();
     std::string describe_waits() const;
     [[noreturn]] void fail_deadlock();
-    [[noreturn]] void fail_collective(std::uint32_t mask, std::uint32_t met);
+    [[noreturn]] void fail_mask(std::uint32_t mask);
+    [[noreturn]] void fail_collective(unsigned lane, unsigned other);
     [[noreturn]] void fail_barrier_left(const Barrier& barrier, unsigned waiting, unsigned left);
     static void fiber_main();
 
@@ -199,6 +234,10 @@ private:
     bool one_row_ = true;    // blockDim.y and .z are 1
     unsigned alive_ = 0;
     unsigned failed_polls_ = 0;
+    unsigned poller_ = nobody;      // who has polled last, and how often since others had a turn
+    unsigned polls_ = 0;
+    bool spinning_ = false;         // since spinning_since_ threads have polled, and nothing else has happened
+    std::chrono::steady_clock::time_point spinning_since_;
     std::uint32_t warps_ready_ = 0;
     unsigned warp_count_ = 0;
     ThreadOrder order_ = ThreadOrder::ascending;

@@ -49,19 +49,18 @@ void Block::fail_barrier_left(const Barrier& barrier, unsigned waiting, unsigned
               " never reached, having left the kernel"));
 }
 
-void Block::fail_collective(std::uint32_t mask, std::uint32_t met) {
+void Block::fail_mask(std::uint32_t mask) {
+    Site site = warp().site[lane()];
+    fail(FaultKind::warp, text("warp collective at ", site.file, ":", site.line, ": mask ", hex(mask),
+                               " does not name the calling lane ", lane()));
+}
+
+void Block::fail_collective(unsigned lane, unsigned other) {
     const Warp& here = warp();
-    unsigned me = lane();
-    Site site = here.site[me];
-    if (!(mask >> me & 1u)) {
-        fail(FaultKind::warp, text("warp collective at ", site.file, ":", site.line, ": mask ", hex(mask),
-                                   " does not name the calling lane ", me));
-    }
-    unsigned other = static_cast<unsigned>(__builtin_ctz(met));
-    Site there = here.site[other];
-    fail(FaultKind::warp, text("divergent warp collective: lane ", me, " is at ", site.file, ":", site.line, " with mask ",
-                               hex(mask), ", but lane ", other, " waits at ", there.file, ":", there.line, " with mask ",
-                               hex(here.members[other])));
+    Site site = here.site[lane], there = here.site[other];
+    fail(FaultKind::warp, text("divergent warp collective: lane ", lane, " is at ", site.file, ":", site.line, " with mask ",
+                               hex(here.members[lane]), ", but lane ", other, " waits at ", there.file, ":", there.line,
+                               " with mask ", hex(here.members[other])));
 }
 
 // One line per kind of wait, naming the first thread of each.

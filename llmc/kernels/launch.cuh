@@ -139,6 +139,25 @@ void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity
     check_launched(host::enqueue(how.stream(), std::move(operation)), how, address);
 }
 
+namespace host {
+
+// What every lane of a warp ends with when v_i = op(v_i, v_{i xor d}) for d = 16, 8, 4, 2, 1, op being commutative.
+template <class T, class Op>
+inline T butterfly_of(T (&v)[warp_lanes], Op op) {
+    for (unsigned distance = warp_lanes / 2; distance > 0; distance /= 2) {
+        for (unsigned i = 0; i < distance; i++) v[i] = op(v[i], v[i + distance]);
+    }
+    return v[0];
+}
+template <class T, class Op>
+inline T butterfly_of_slots(const std::uint64_t (&slots)[warp_lanes], Op op) {
+    T v[warp_lanes];
+    for (unsigned i = 0; i < warp_lanes; i++) v[i] = from_slot<T>(slots[i]);
+    return butterfly_of(v, op);
+}
+
+}   // namespace host
+
 // v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. One
 // rendezvous instead of five; the same bits, because op is commutative.
 template <class T, class Op>
@@ -150,14 +169,28 @@ inline T warp_butterfly(T value, Op, HOST_SITE) {
     warp.in[lane] = host::to_slot(value);
     block.rendezvous(0xffffffffu, {site_file, site_line}, [](host::Warp& all, std::uint32_t participants) {
         if (participants != 0xffffffffu) host::fail_partial_warp();
-        T v[host::warp_lanes];
-        for (unsigned i = 0; i < host::warp_lanes; i++) v[i] = host::from_slot<T>(all.in[i]);
-        for (unsigned distance = host::warp_lanes / 2; distance > 0; distance /= 2) {
-            for (unsigned i = 0; i < distance; i++) v[i] = Op()(v[i], v[i + distance]);
-        }
-        for (unsigned i = 0; i < host::warp_lanes; i++) all.out[i] = host::to_slot(v[0]);
+        std::uint64_t result = host::to_slot(host::butterfly_of_slots<T>(all.in, Op()));
+        for (unsigned i = 0; i < host::warp_lanes; i++) all.out[i] = result;
     });
     return host::from_slot<T>(warp.out[lane]);
+}
+
+// The result of a block in whole warps: every warp's butterfly, then one over the warps' results, with op's neutral
+// element for the warps up to 32 that do not exist. The last thread to arrive computes it for all, so each thread waits
+// once; the bits are those of the shuffles and barriers that a GPU needs (block_reduce_by_warps in reduce.cuh).
+constexpr bool block_butterfly_exists = true;
+template <class T, class Op>
+inline T block_butterfly(T value, Op, HOST_SITE) {
+    static_assert(std::is_empty_v<Op> && std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+    host::Block& block = *host::Block::current();
+    block.warp().in[block.lane()] = host::to_slot(value);
+    return host::from_slot<T>(block.meet({site_file, site_line}, [](const host::Warp* warps, unsigned count) {
+        T results[host::warp_lanes];
+        for (unsigned w = 0; w < host::warp_lanes; w++) {
+            results[w] = w < count ? host::butterfly_of_slots<T>(warps[w].in, Op()) : Op::template neutral<T>();
+        }
+        return host::to_slot(count == 1 ? results[0] : host::butterfly_of(results, Op()));
+    }));
 }
 
 #else
@@ -208,5 +241,7 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
     for (int distance = 16; distance > 0; distance /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, distance));
     return value;
 }
+
+constexpr bool block_butterfly_exists = false;
 
 #endif

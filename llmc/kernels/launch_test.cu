@@ -6,7 +6,6 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/kernels/launch.cuh"
-#include "llmc/kernels/reduce.cuh"
 
 namespace {
 
@@ -45,15 +44,6 @@ __global__ void reverse_block(int* data) {
     data[blockIdx.x * n + i] = shared[n - 1 - i];
 }
 
-__global__ void sums(float* out, const float* in) {
-    float value = in[blockIdx.x * blockDim.x + threadIdx.x];
-    float by_warp = warp_sum(value), by_block = block_sum(value), largest = block_max(value);
-    float* row = out + (blockIdx.x * blockDim.x + threadIdx.x) * 3;
-    row[0] = by_warp;
-    row[1] = by_block;
-    row[2] = largest;
-}
-
 }   // namespace
 
 TEST_CASE("launch: every thread of a 3-D grid runs once, at its position") {
@@ -81,40 +71,6 @@ TEST_CASE("launch: threads exchange values through dynamic shared memory") {
            data.data());
     std::vector<int> result = data.download(device.stream);
     for (int i = 0; i < 4000; i++) REQUIRE(result[i] == i / 1000 * 1000 + 999 - i % 1000);
-}
-
-TEST_CASE("launch: warp and block reductions give every thread the butterfly's result") {
-    Device device;
-    const int blocks = 3, threads = 256;
-    std::vector<float> values(blocks * threads);
-    for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(i * 7919 % 1013) * 0.37f;
-    DeviceBuffer<float> in = device.upload(values), out = device.filled<float>(values.size() * 3, 0);
-    launch(sums, Launch{blocks, threads, 0, device.stream}.reads(in.data(), in.bytes()).writes(out.data(), out.bytes()),
-           out.data(), in.data());
-    std::vector<float> result = out.download(device.stream);
-    auto butterfly = [](std::vector<float> v) {
-        for (int d = 16; d > 0; d /= 2) {
-            std::vector<float> next(32);
-            for (int i = 0; i < 32; i++) next[i] = v[i] + v[i ^ d];
-            v = next;
-        }
-        return v[0];
-    };
-    for (int b = 0; b < blocks; b++) {
-        std::vector<float> of_warps(32, 0.0f);
-        float largest = 0;
-        for (int w = 0; w < threads / 32; w++) {
-            const float* begin = values.data() + b * threads + w * 32;
-            of_warps[w] = butterfly({begin, begin + 32});
-            for (int i = 0; i < 32; i++) largest = std::max(largest, begin[i]);
-        }
-        for (int t = 0; t < threads; t++) {
-            const float* row = result.data() + (b * threads + t) * 3;
-            REQUIRE(row[0] == of_warps[t / 32]);
-            REQUIRE(row[1] == butterfly(of_warps));
-            REQUIRE(row[2] == largest);
-        }
-    }
 }
 
 TEST_CASE("launch: blocks and grids beyond the device's limits are refused with kernel, place and limit") {

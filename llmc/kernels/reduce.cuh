@@ -7,16 +7,25 @@
 
 #include <cuda_runtime.h>
 
+#include <limits>
+#include <type_traits>
+
 #include "llmc/kernels/launch.cuh"
 
+// `neutral` changes nothing: it stands for values that do not exist.
 struct ReduceSum {
     template <class T> __device__ T operator()(T a, T b) const { return a + b; }
+    template <class T> __device__ static T neutral() { return T(0); }
 };
 // As fmaxf: a number wins over NaN.
 struct ReduceMax {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
     __device__ double operator()(double a, double b) const { return fmax(a, b); }
     __device__ int operator()(int a, int b) const { return a > b ? a : b; }
+    template <class T> __device__ static T neutral() {
+        constexpr T lowest = std::is_integral_v<T> ? std::numeric_limits<T>::lowest() : -std::numeric_limits<T>::infinity();
+        return lowest;
+    }
 };
 
 // T: float, double or an integer. The order is that of the xor butterfly over distances 16, 8, 4, 2, 1.
@@ -28,9 +37,9 @@ __device__ inline unsigned block_thread() {
 }
 __device__ inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
-// Warps first, then the warps' results by one butterfly in every warp; `neutral` stands for warps that do not exist.
+// Warps first, then the warps' results by one butterfly in every warp.
 template <class T, class Op>
-__device__ inline T block_reduce(T value, Op op, T neutral) {
+__device__ inline T block_reduce_by_warps(T value, Op op) {
     __shared__ T of_warps[32];
     unsigned lane = block_thread() % 32, warp = block_thread() / 32, warps = block_threads() / 32;
     value = warp_butterfly(value, op);
@@ -38,8 +47,15 @@ __device__ inline T block_reduce(T value, Op op, T neutral) {
     __syncthreads();   // of_warps may still be read for the previous call
     if (lane == 0) of_warps[warp] = value;
     __syncthreads();
-    return warp_butterfly(lane < warps ? of_warps[lane] : neutral, op);
+    return warp_butterfly(lane < warps ? of_warps[lane] : Op::template neutral<T>(), op);
 }
 
-template <class T> __device__ inline T block_sum(T value) { return block_reduce(value, ReduceSum(), T(0)); }
-__device__ inline float block_max(float value) { return block_reduce(value, ReduceMax(), -INFINITY); }
+template <class T, class Op>
+__device__ inline T block_reduce(T value, Op op) {
+    if constexpr (block_butterfly_exists) return block_butterfly(value, op);   // a CPU's shorter way to the same bits
+    else return block_reduce_by_warps(value, op);
+}
+
+// T: float, double or an integer.
+template <class T> __device__ inline T block_sum(T value) { return block_reduce(value, ReduceSum()); }
+template <class T> __device__ inline T block_max(T value) { return block_reduce(value, ReduceMax()); }
