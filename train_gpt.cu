@@ -144,7 +144,8 @@ OptimizerOptions optimizer_options(const Options& o) {
     return result;
 }
 
-int train(const Options& options) {
+int train(Options options) {
+    fit_to_ranks(options, make_mesh(1, 1, 1, 1, options.dp).dp);
     const Log log;
     const cudaDeviceProp device = open_device();
     FileSystem& files = real_files();
@@ -207,7 +208,9 @@ int train(const Options& options) {
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());
 
     const RunEnd end = trainer.run();
-    if (!options.export_llmc.empty()) save_llmc_model(files, options.export_llmc, model);
+    if (!options.export_llmc.empty()) {
+        save_llmc_model(files, options.export_llmc, model, WholeTensors(nullptr, arena, stream.get()));
+    }
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }
 

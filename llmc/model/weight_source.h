@@ -34,6 +34,9 @@ std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::s
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
 
+// The table's indices in the order of llm.c's model files.
+std::vector<int> llmc_order(const ParamTable& table);
+
 // Writes an llm.c model file (type fp32 or bf16, rounded to nearest) of the tensors that `read` gives by table index.
 // The file is written in place: a caller that must not lose an older one gives a temporary name and renames.
 void write_llmc_model(FileSystem& files, const std::string& path, const ModelConfig& config, DType type,

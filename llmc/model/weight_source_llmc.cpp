@@ -124,6 +124,16 @@ std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std
     return std::make_unique<LlmcModel>(files, path);
 }
 
+std::vector<int> llmc_order(const ParamTable& table) {
+    std::vector<int> order;
+    for (int kind = 0; kind < param_kinds; kind++) {
+        for (int i = 0; i < table.size(); i++) {   // in this order, a kind's layers ascend
+            if (table[i].kind == static_cast<Param>(kind)) order.push_back(i);
+        }
+    }
+    return order;
+}
+
 void write_llmc_model(FileSystem& files, const std::string& path, const ModelConfig& config, DType type,
                       const std::function<std::vector<float>(int param)>& read) {
     ENSURE(type == DType::fp32 || type == DType::bf16, "llm.c model files hold fp32 or bf16, not ", name_of(type));
@@ -137,19 +147,16 @@ void write_llmc_model(FileSystem& files, const std::string& path, const ModelCon
 
     const std::unique_ptr<File> file = files.create(path);
     file->write(std::as_bytes(std::span(header)));
-    for (int kind = 0; kind < param_kinds; kind++) {
-        for (int i = 0; i < table.size(); i++) {   // in this order, a kind's layers ascend
-            if (table[i].kind != static_cast<Param>(kind)) continue;
-            const std::vector<float> values = read(i);
-            ENSURE(values.size() == static_cast<std::size_t>(table[i].tensor.elements()), table[i].name, " has ",
-                   values.size(), " values");
-            if (type == DType::fp32) {
-                file->write(std::as_bytes(std::span(values)));
-            } else {
-                std::vector<std::uint16_t> raw(values.size());
-                for (std::size_t k = 0; k < raw.size(); k++) raw[k] = narrow(values[k]);
-                file->write(std::as_bytes(std::span(raw)));
-            }
+    for (int i : llmc_order(table)) {
+        const std::vector<float> values = read(i);
+        ENSURE(values.size() == static_cast<std::size_t>(table[i].tensor.elements()), table[i].name, " has ",
+               values.size(), " values");
+        if (type == DType::fp32) {
+            file->write(std::as_bytes(std::span(values)));
+        } else {
+            std::vector<std::uint16_t> raw(values.size());
+            for (std::size_t k = 0; k < raw.size(); k++) raw[k] = narrow(values[k]);
+            file->write(std::as_bytes(std::span(raw)));
         }
     }
     file->sync();

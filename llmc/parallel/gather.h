@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/model/layout.h"
+#include "llmc/model/gpt.h"
 #include "llmc/parallel/comm.h"
 
 constexpr int everywhere = -1;
@@ -18,6 +18,28 @@ constexpr int everywhere = -1;
 template <class T>
 std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int param, Communicator& group, int root,
                                                 bool only_owned, Arena& arena, cudaStream_t stream);
+
+// Whole tensors on the one rank that writes, rank 0 of the group. All ranks read the same tensors in the same order.
+class WholeTensors {
+public:
+    // `group` null: one rank, which writes.
+    WholeTensors(Communicator* group, Arena& arena, cudaStream_t stream)
+        : group_(group), arena_(arena), stream_(stream) {}
+
+    bool writes() const { return group_ == nullptr || group_->rank() == 0; }
+
+    // The tensor in its global shape; empty on ranks that do not write.
+    template <class T>
+    std::vector<float> read(const ModelState<T>& state, int param) const {
+        if (group_ == nullptr) return download_tensor(state, param, stream_);
+        return gather_tensor(state, param, *group_, 0, false, arena_, stream_).value_or(std::vector<float>());
+    }
+
+private:
+    Communicator* group_;
+    Arena& arena_;
+    cudaStream_t stream_;
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 

@@ -27,10 +27,14 @@ std::vector<float> transposed(std::span<const float> values, std::size_t rows, s
 
 }   // namespace
 
-void save_llmc_model(FileSystem& files, const std::string& path, const Gpt& model) {
+void save_llmc_model(FileSystem& files, const std::string& path, const Gpt& model, const WholeTensors& whole) {
+    if (!whole.writes()) {
+        for (int param : llmc_order(model.table())) whole.read(model.parameters(), param);
+        return;
+    }
     const std::string temporary = path + ".tmp";
     write_llmc_model(files, temporary, model.config(), dtype_of<floatX>,
-                     [&](int param) { return download_tensor(model.parameters(), param, model.stream()); });
+                     [&](int param) { return whole.read(model.parameters(), param); });
     files.rename(temporary, path);
     files.sync_folder(std::filesystem::path(path).parent_path().string());
 }
@@ -57,7 +61,8 @@ std::string hugging_face_config(const ModelConfig& config) {
     return json.dump(2) + "\n";
 }
 
-void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model) {
+void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model,
+                               const WholeTensors& whole) {
     const ParamTable& table = model.table();
     std::vector<TensorEntry> entries;
     for (const ParamInfo& info : table.all()) {
@@ -70,17 +75,19 @@ void save_hugging_face_weights(FileSystem& files, const std::string& path, const
         }
         entries.push_back(entry);
     }
-    SafetensorsWriter writer(files, path, entries, {{"format", "pt"}});
+    std::optional<SafetensorsWriter> writer;
+    if (whole.writes()) writer.emplace(files, path, entries, TensorMetadata{{"format", "pt"}});
     for (int param = 0; param < table.size(); param++) {
         const ParamInfo& info = table[param];
-        std::vector<float> values = download_tensor(model.parameters(), param, model.stream());
+        std::vector<float> values = whole.read(model.parameters(), param);
+        if (!writer) continue;
         values.resize(static_cast<std::size_t>(info.exported_elements()));
         if (info.hf_transposed) {
             values = transposed(values, static_cast<std::size_t>(info.exported_rows),
                                 static_cast<std::size_t>(info.tensor.cols));
         }
         const std::vector<floatX> converted(values.begin(), values.end());   // exact: it was this type on the device
-        writer.write_values(std::span(converted));
+        writer->write_values(std::span(converted));
     }
-    writer.finish();
+    if (writer) writer->finish();
 }

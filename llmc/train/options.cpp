@@ -237,7 +237,7 @@ void add_parallel_options(CLI::App& app, Options& o) {
     OptionGroup parallel(app, "Many devices");
     parallel.number("--zero,-z", o.zero, 0, 3,
                     "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
-    parallel.later("--dp", "1", "ranks of data parallelism");
+    parallel.number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     parallel.later("--tp", "1", "ranks of tensor parallelism");
     parallel.later("--pp", "1", "ranks of pipeline parallelism");
     parallel.later("--cp", "1", "ranks of context parallelism");
@@ -260,8 +260,9 @@ void check_total_batch(const Options& o) {
     if (o.total_batch <= 0 || o.total_batch % unit == 0) return;
     const std::int64_t below = o.total_batch / unit * unit, above = below + unit;
     throw Error(ErrorKind::usage,
-                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len = ",
-                     o.micro_batch, " * ", o.seq_len, " = ", unit),
+                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len",
+                     o.data_ranks() > 1 ? " * data-parallel ranks" : "", " = ", o.micro_batch, " * ", o.seq_len,
+                     o.data_ranks() > 1 ? text(" * ", o.data_ranks()) : "", " = ", unit),
                 below > 0 ? text("The nearest values that work are ", below, " and ", above, ".")
                           : text("The smallest value that works is ", above, "; or lower --micro-batch."));
 }
@@ -325,6 +326,11 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
 const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
+
+void fit_to_ranks(Options& options, int dp) {
+    options.dp = dp;
+    check_total_batch(options);
+}
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
     static constexpr std::array<std::pair<const char*, const char*>, 13> kTable{{

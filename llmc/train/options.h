@@ -75,8 +75,11 @@ struct Options {
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
     int zero = 0;   // ZeRO stage
+    int dp = 0;     // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 
-    std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len; }
+    int data_ranks() const { return dp > 0 ? dp : 1; }
+    // of all ranks together
+    std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
     std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
     int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
 };
@@ -88,6 +91,9 @@ struct CommandLine {
 
 // `arguments` without the program's name.
 CommandLine parse_command_line(std::vector<std::string> arguments);
+
+// Once it is known how many ranks see different samples: sets `dp`. Error(usage) where they cannot share a step.
+void fit_to_ranks(Options& options, int dp);
 
 // llm.c's flags that are not one letter, in today's names.
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments);

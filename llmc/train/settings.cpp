@@ -30,7 +30,11 @@ void asked(Table& table, const Options& o) {
     table.row("output dir", or_none(o.output_dir));
     table.row("micro batch size B", o.micro_batch);
     table.row("sequence length T", o.seq_len);
-    table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T"));
+    const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
+    table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
+    table.row("data-parallel ranks", o.data_ranks());
+    table.row("ZeRO stage",
+              o.data_ranks() > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("LR schedule", name_of(o.schedule));
     table.row("learning rate (LR)", real(o.lr));
     table.row("warmup steps", o.warmup);

@@ -59,7 +59,7 @@ Trainer::Trainer(const TrainerParts& parts)
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
       batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
-      inputs_(static_cast<std::size_t>(options_.tokens_per_micro_step())),
+      inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
       val_loss_(parts.arena.allocate<float>("step/val_loss", 1)) {
     schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
@@ -101,7 +101,7 @@ RunEnd Trainer::run() {
 
 void Trainer::read_micro_batch(int micro_step) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const std::uint64_t first = static_cast<std::uint64_t>(micro_step) * B;
+    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * ranks() + rank()) * B;
     if (!options_.overfit_single_batch) {
         loader_.read(first, B, inputs_, targets_);
     } else {
@@ -170,8 +170,8 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.lr = lr;
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
     if (parts_.peak_flops_per_s > 0) {
-        record.mfu =
-            record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) / parts_.peak_flops_per_s;
+        record.mfu = record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) /
+                     (ranks() * parts_.peak_flops_per_s);
     }
     record.step_ms = 1e3 * seconds;
     record.memory_bytes = parts_.arena.high_water();
@@ -191,8 +191,8 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Between steps
 
-// The mean loss over the first --val-max-batches sequences, whatever the micro-batch: a last, partly filled one is
-// padded with positions that have no loss.
+// The mean loss over the first --val-max-batches sequences, whatever the micro-batch and the number of ranks: what is
+// missing from the last micro-batches is padded with positions that have no loss.
 float Trainer::validation_loss() {
     const TokenSet& tokens = *parts_.val_tokens;
     std::uint64_t sequences = tokens.windows();
@@ -201,7 +201,9 @@ float Trainer::validation_loss() {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
     const std::size_t T = static_cast<std::size_t>(options_.seq_len);
     const float token_share = 1.0f / (static_cast<float>(sequences) * static_cast<float>(T));
-    for (std::uint64_t first = 0; first < sequences; first += B) {
+    const std::uint64_t at_once = B * static_cast<std::uint64_t>(ranks());
+    for (std::uint64_t begin = 0; begin < sequences; begin += at_once) {
+        const std::uint64_t first = begin + B * static_cast<std::uint64_t>(rank());
         for (std::uint64_t b = 0; b < B; b++) {
             auto inputs = std::span(inputs_).subspan(b * T, T), targets = std::span(targets_).subspan(b * T, T);
             if (first + b < sequences) {
@@ -213,9 +215,10 @@ float Trainer::validation_loss() {
         }
         batch_.upload(inputs_, targets_, parts_.model.stream());
         parts_.model.forward_loss(batch_.batch());
-        sum_losses(val_loss_.data(), parts_.model.activations().losses, static_cast<int>(B * T), token_share, first > 0,
+        sum_losses(val_loss_.data(), parts_.model.activations().losses, static_cast<int>(B * T), token_share, begin > 0,
                    parts_.model.stream());
     }
+    if (parts_.group) parts_.group->all_reduce(val_loss_.data(), 1, ReduceOp::sum, parts_.model.stream());
     return val_loss_.download(parts_.model.stream())[0];
 }
 
@@ -239,9 +242,10 @@ void Trainer::save_checkpoint() {
     state.windows = parts_.train_tokens.windows();
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
-    save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer,
-                        parts_.tokenizer_file);
+    save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
+                        WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));
     saved_step_ = step_;
+    if (rank() > 0) return;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
     parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), checkpoint_name(step_).c_str());
 }

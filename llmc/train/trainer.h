@@ -1,9 +1,10 @@
 // The training loop: steps of accumulated micro-batches, validation, sampling, records, and stopping.
 //
 // Steps count from 1. A step takes the next total_batch / T samples of the loader, in order: micro-batch i of B
-// sequences takes samples [i B, (i + 1) B) of them. Loss and gradients are means over all tokens of the step.
-// Validation number N and sample number N are made with the weights after step N; both also before the first step's
-// (validation) and after the last one, never twice for one step.
+// sequences takes samples [i B, (i + 1) B) of them; of several data-parallel ranks, rank r of N takes samples [(i N +
+// r) B, (i N + r + 1) B), so that a step is made of the same samples under every layout. Loss and gradients are means
+// over all tokens of the step, of all ranks. Validation number N and sample number N are made with the weights after
+// step N; both also before the first step's (validation) and after the last one, never twice for one step.
 #pragma once
 
 #include <optional>
@@ -29,11 +30,12 @@ struct TrainerParts {
     const TokenSet* val_tokens;   // null: no validation
     FileSystem& files;
     Metrics& metrics;
-    Sampler* sampler;             // null: no sampling
-    Evaluation* evaluation;       // null: none
-    std::string tokenizer_file;   // goes into checkpoints; empty: none
-    int max_steps;                // of the whole run
-    double peak_flops_per_s;      // 0: not known
+    Sampler* sampler;                // null: no sampling
+    Evaluation* evaluation;          // null: none
+    std::string tokenizer_file;      // goes into checkpoints; empty: none
+    int max_steps;                   // of the whole run
+    double peak_flops_per_s;         // of one device; 0: not known
+    Communicator* group = nullptr;   // the data-parallel ranks; null: this one alone
 };
 
 enum class RunEnd {
@@ -63,6 +65,8 @@ private:
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
     float validation_loss();
+    int rank() const { return parts_.group ? parts_.group->rank() : 0; }
+    int ranks() const { return parts_.group ? parts_.group->size() : 1; }
     void validate();
     void save_checkpoint();
     void write_sample();
@@ -77,7 +81,7 @@ private:
     int saved_step_ = 0;   // the last one that is in a checkpoint
     Loader loader_;
     BatchBuffer batch_;
-    std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host
+    std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's
     DeviceBuffer<float> val_loss_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step

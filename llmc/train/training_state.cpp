@@ -30,7 +30,8 @@ std::vector<std::int64_t> stored_shape(const ParamInfo& info) {
     return {info.exported_rows, info.tensor.cols};
 }
 
-void save_optimizer(FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer) {
+void save_optimizer(FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer,
+                    const WholeTensors& whole) {
     const std::vector<NamedState> states = optimizer_states(optimizer);
     std::vector<TensorEntry> entries;
     for (const NamedState& named : states) {
@@ -42,15 +43,17 @@ void save_optimizer(FileSystem& files, const std::string& path, Gpt& model, Opti
             entries.push_back(entry);
         }
     }
-    SafetensorsWriter writer(files, path, entries, {});
+    std::optional<SafetensorsWriter> writer;
+    if (whole.writes()) writer.emplace(files, path, entries, TensorMetadata{});
     for (const NamedState& named : states) {
         for (int param = 0; param < model.table().size(); param++) {
-            const std::vector<float> values = download_tensor(*named.state, param, model.stream());
+            const std::vector<float> values = whole.read(*named.state, param);
+            if (!writer) continue;
             const std::size_t count = static_cast<std::size_t>(model.table()[param].exported_elements());
-            writer.write_values(std::span(values).first(count));
+            writer->write_values(std::span(values).first(count));
         }
     }
-    writer.finish();
+    if (writer) writer->finish();
 }
 
 void load_optimizer(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer) {
@@ -136,11 +139,17 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 }   // namespace
 
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
-                         Optimizer& optimizer, const std::string& tokenizer_file) {
+                         Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole) {
+    optimizer.settle_parameters();
+    if (!whole.writes()) {   // the same tensors in the same order
+        save_hugging_face_weights(files, "", model, whole);
+        save_optimizer(files, "", model, optimizer, whole);
+        return;
+    }
     CheckpointWriter writer(files, folder, state.step);
     writer.write("config.json", hugging_face_config(model.config()));
-    save_hugging_face_weights(writer.files(), writer.path("model.safetensors"), model);
-    save_optimizer(writer.files(), writer.path("optimizer.safetensors"), model, optimizer);
+    save_hugging_face_weights(writer.files(), writer.path("model.safetensors"), model, whole);
+    save_optimizer(writer.files(), writer.path("optimizer.safetensors"), model, optimizer, whole);
     if (!tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, tokenizer_file));
     writer.write("run.json", to_text(state));
     writer.finish();

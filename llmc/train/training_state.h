@@ -15,6 +15,7 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/parallel/gather.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/optimizer.h"
 
@@ -26,10 +27,12 @@ struct RunState {
     OutlierDetector::State loss_outliers, norm_outliers;
 };
 
-// Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty.
+// Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty. Collective over the
+// ranks that share the state: tensors are gathered one at a time to the one that writes, so the files do not depend on
+// how the state is cut.
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
-                         Optimizer& optimizer, const std::string& tokenizer_file);
+                         Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole);
 
-// Restores parameters and optimizer, and returns the rest. Error(bad_data) where the checkpoint is of another model,
-// precision or choice of master weights.
+// Restores what this rank keeps of parameters and optimizer, and returns the rest. Error(bad_data) where the checkpoint
+// is of another model, precision or choice of master weights.
 RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer);
