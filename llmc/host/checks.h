@@ -39,5 +39,4 @@ Checks parse_checks(const std::string& list, Checks base = {});
 extern "C" {
 void turn_on_device_checks();      // all of them, unless TRAIN_GPT_CHECKS says otherwise
 const char* take_device_fault();   // the message of this thread's device's fault, which is forgotten; null if none
-void on_own_device(void (*body)(void*), void* context);   // body(context) with a device of its own for this thread
 }

@@ -386,10 +386,3 @@ const char* take_device_fault() {
     message = host::take_fault();
     return message.empty() ? nullptr : message.c_str();
 }
-
-void on_own_device(void (*body)(void*), void* context) {
-    host::Device device;
-    host::BindDevice bind(device);
-    body(context);
-    if (const std::string fault = device.take_fault(); !fault.empty()) throw Error(ErrorKind::bug, fault);
-}

@@ -72,7 +72,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
         std::make_unique<ModelLayout>(ParamTable(config), options.place, StageUnits{{0, config.layers}, true, true});
     parameters_ = ModelState<floatX>(arena, "parameters", *layout_, StateKind::parameters);
     working_ = is_sharded(StateKind::parameters, options.place.zero_stage)
-                   ? ModelState<floatX>::rotating(arena, "gathered parameters", *layout_, 2)
+                   ? ModelState<floatX>::rotating(arena, "gathered parameters", *layout_, zero_layer_sets)
                    : parameters_;
     list_uses();
     activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},

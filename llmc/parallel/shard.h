@@ -71,6 +71,8 @@ ZeroCut zero_cut(std::int64_t slab_elements, int zero_ranks);
 // What is kept per parameter. Each ZeRO stage shards one more: 1 the optimizer's, 2 gradients, 3 parameters. `working`
 // is what the model computes with while it does: always whole.
 enum class StateKind : std::uint8_t { optimizer, gradients, parameters, working };
+// Layers whose working copies exist at once under ZeRO: one that is computed with, one that travels.
+constexpr int zero_layer_sets = 2;
 constexpr bool is_sharded(StateKind state, int zero_stage) { return zero_stage > static_cast<int>(state); }
 
 // ---------------------------------------------------------------------------------------------------------------------

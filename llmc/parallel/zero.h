@@ -95,6 +95,17 @@ private:
     std::size_t next_use_ = 0, next_fetch_ = 0;
 };
 
+// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): what it keeps,
+// of which ZeRO divides more with each stage, and what it works with.
+struct ZeroMemory {
+    double parameters = 0, gradients = 0, optimizer = 0;    // kept
+    double working_parameters = 0, working_gradients = 0;   // whole units in turns, and a shard that arrives
+    double total() const { return parameters + gradients + optimizer + working_parameters + working_gradients; }
+};
+// `optimizer_bytes` per parameter: 8 for the moments, 4 more with masters.
+inline ZeroMemory zero_memory(const ModelLayout& layout, double parameter_bytes, double gradient_bytes,
+                              double optimizer_bytes);
+
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them, but for loss and
 // norm. Padding is included.
 struct ZeroTraffic {
@@ -267,6 +278,29 @@ void ZeroRank<P, G>::sum(T* data, std::size_t count) {
 }
 
 // ---- formulas
+
+inline ZeroMemory zero_memory(const ModelLayout& layout, double parameter_bytes, double gradient_bytes,
+                              double optimizer_bytes) {
+    const int stage = layout.place().zero_stage, ranks = layout.place().mesh.zero_ranks();
+    double whole = 0, working = 0, largest_unit = 0;
+    int layers = 0;
+    for (const UnitPlace& unit : layout.units()) {
+        const double room = static_cast<double>(unit.room);
+        whole += room;
+        largest_unit = std::max(largest_unit, room);
+        if (!layout.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) working += room;
+    }
+    auto kept = [&](StateKind state) { return is_sharded(state, stage) ? whole / ranks : whole; };
+    ZeroMemory memory;
+    memory.parameters = kept(StateKind::parameters) * parameter_bytes;
+    memory.gradients = kept(StateKind::gradients) * gradient_bytes;
+    memory.optimizer = kept(StateKind::optimizer) * optimizer_bytes;
+    if (is_sharded(StateKind::parameters, stage)) memory.working_parameters = working * parameter_bytes;
+    if (is_sharded(StateKind::gradients, stage)) {
+        memory.working_gradients = (working + largest_unit / ranks) * gradient_bytes;
+    }
+    return memory;
+}
 
 inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
                                 double gradient_bytes) {

@@ -1,28 +1,118 @@
-// The certificate over numbers of data-parallel ranks, ZeRO stages and micro-batches (certificate.h).
-#include "llmc/train/certificate.h"
+// The certificate over numbers of data-parallel ranks, ZeRO stages and micro-batches (certificate_test.h), and what the
+// formulas say of traffic and memory.
+#include "llmc/train/certificate_test.h"
 
-#include <doctest/doctest.h>
+#include "llmc/parallel/zero.h"
 
 using namespace certificate;
 
 namespace {
 
-void certify(const Layout& layout, const Result& expected, int steps) {
-    INFO(layout.name());
-    if (layout.dp > most_local_ranks()) {
-        MESSAGE("SKIPPED ", layout.name(), ": not that many GPUs");
-        return;
-    }
-    CHECK(difference(train(layout, steps), expected, ParamTable(model())) == "");
+void certify(const Layout& layout, const Result& expected) {
+    const ParamTable table(model());
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(static_cast<int>(expected.losses.size()));
+        require_same_everywhere(found, me);
+        const std::string story = difference(found, expected, table);
+        me.require(story.empty(), story);
+    });
 }
 
 }   // namespace
 
 TEST_CASE("certificate: a sample of ranks x ZeRO x micro-batches") {
-    const int steps = 20;
-    const Result expected = train_alone(1, steps);
+    const Result expected = train_alone(1, 4);
     CHECK(expected.losses.back() < expected.losses.front());
-    for (const Layout& layout : {Layout{2, 0, 1}, Layout{3, 1, 4}, Layout{4, 2, 4}, Layout{2, 3, 4}}) {
-        certify(layout, expected, steps);
+    // every two values of (2 or 3 ranks, stage, micro-batches) together, and the extremes
+    for (const Layout& layout : {Layout{2, 0, 1}, Layout{2, 1, 4}, Layout{2, 2, 4}, Layout{2, 3, 1}, Layout{3, 0, 4},
+                                 Layout{3, 1, 1}, Layout{3, 2, 1}, Layout{3, 3, 4}, Layout{1, 3, 4}, Layout{8, 2, 1}}) {
+        certify(layout, expected);
+    }
+}
+
+TEST_CASE("certificate: all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3 x 1 and 4 micro-batches, twice to the bit" *
+          doctest::skip()) {
+    const ParamTable table(model());
+    const Result expected = train_alone(1, 20);
+    int layouts = 0;
+    for (int dp : {1, 2, 3, 4, 6, 8}) {
+        for (int zero : {0, 1, 2, 3}) {
+            for (int micro_batches : {1, 4}) {
+                on_layout({dp, zero, micro_batches}, [&](Rank& rank, TestRank& me) {
+                    const Result found = rank.train(20);
+                    require_same_everywhere(found, me);
+                    const std::string story = difference(found, expected, table);
+                    me.require(story.empty(), story);
+                    Communicator* group = me.world.group(MeshAxis::zero);
+                    Rank again({dp, zero, micro_batches}, group ? group : me.world.all());
+                    me.require(again.train(20) == found, "a second run differs");
+                });
+                layouts++;
+            }
+        }
+    }
+    CHECK(layouts == 48);
+    MESSAGE(layouts, " layouts");
+}
+
+TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
+    for (int dp : {1, 2, 3}) {
+        for (int zero : {0, 1, 2, 3}) {
+            for (int micro_batches : {1, 4}) {
+                const Layout layout{dp, zero, micro_batches};
+                on_layout(layout, [&](Rank& rank, TestRank& me) {
+                    Communicator& group = rank.group();
+                    group.reset_traffic();
+                    rank.gradients(1);
+                    rank.optimizer().update(1, 1e-3f);
+                    const Traffic sent = group.traffic();
+                    const double p = sizeof(floatX), g = sizeof(float), f = static_cast<double>(dp - 1) / dp,
+                                 m = micro_batches;
+                    const ZeroTraffic formula = zero_traffic(rank.gpt().layout(), micro_batches, p, g);
+                    const double scalars = 2 * f * (sizeof(float) + (zero > 0 ? sizeof(double) : 0));
+                    auto same = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); };
+                    me.require(same(sent.all_reduce, (zero == 0 ? formula.reduce : 0) + scalars), sent.all_reduce);
+                    me.require(same(sent.reduce_scatter, zero == 0 ? 0 : formula.reduce), sent.reduce_scatter);
+                    me.require(same(sent.all_gather, formula.gather), sent.all_gather, " ", formula.gather);
+                    me.require(sent.broadcast == 0 && sent.point_to_point == 0, "other traffic");
+
+                    // DESIGN section 5, of padded parameters; the head is fetched once a micro-batch, not twice
+                    double P = 0, head = 0;
+                    for (const UnitPlace& unit : rank.gpt().layout().units())
+                        P += head = static_cast<double>(unit.room);
+                    const double design[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
+                                             m * f * (P * (2 * p + g) - head * p)};
+                    me.require(same(formula.total(), design[zero]), formula.total(), " ", design[zero]);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all of it named") {
+    for (int dp : {1, 2, 3, 8}) {
+        for (int zero : {0, 1, 2, 3}) {
+            on_layout({dp, zero, 1}, [&](Rank& rank, TestRank& me) {
+                double held[5] = {};
+                const char* groups[] = {"parameters/", "gradients/", "optimizer ", "gathered parameters/",
+                                        "working gradients/"};
+                for (const Allocation& allocation : rank.arena().allocations()) {
+                    const std::string name = allocation.name.starts_with("master weights/")      ? "optimizer masters"
+                                             : allocation.name.starts_with("reduced gradients/") ? "working gradients/"
+                                                                                                 : allocation.name;
+                    if (name.starts_with("optimizer tables/")) continue;
+                    for (int i = 0; i < 5; i++) {
+                        if (name.starts_with(groups[i])) held[i] += static_cast<double>(allocation.bytes);
+                    }
+                }
+                const double masters = sizeof(floatX) == 2 ? 4 : 0;
+                const ZeroMemory formula = zero_memory(rank.gpt().layout(), sizeof(floatX), sizeof(float), 8 + masters);
+                me.require(held[0] == formula.parameters, "parameters ", held[0], " ", formula.parameters);
+                me.require(held[1] == formula.gradients, "gradients ", held[1], " ", formula.gradients);
+                me.require(held[2] == formula.optimizer, "optimizer ", held[2], " ", formula.optimizer);
+                me.require(held[3] == formula.working_parameters, "gathered ", held[3]);
+                me.require(held[4] == formula.working_gradients, "working ", held[4]);
+            });
+        }
     }
 }

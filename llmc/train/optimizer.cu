@@ -23,7 +23,7 @@ public:
           arena_(arena),
           gradients_(arena, "gradients", model.layout(), StateKind::gradients),
           working_gradients_(sharded(StateKind::gradients)
-                                 ? ModelState<G>::rotating(arena, "working gradients", model.layout(), 2)
+                                 ? ModelState<G>::rotating(arena, "working gradients", model.layout(), zero_layer_sets)
                                  : gradients_),
           m_(arena, "optimizer m", model.layout(), StateKind::optimizer),
           v_(arena, "optimizer v", model.layout(), StateKind::optimizer),

@@ -4,14 +4,14 @@
 
 #include <cmath>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
-#include "llmc/parallel/local_ranks.h"
+#include "llmc/io/hash.h"
+#include "llmc/parallel/on_ranks.h"
 #include "llmc/train/optimizer.h"
 
 namespace certificate {
@@ -109,6 +109,7 @@ public:
     }
 
     Gpt& gpt() { return model_; }
+    Communicator& group() { return *group_; }
     Optimizer& optimizer() { return *optimizer_; }
     Arena& arena() { return arena_; }
     cudaStream_t stream() const { return stream_.get(); }
@@ -164,22 +165,31 @@ inline std::string difference(const Result& found, const Result& expected, const
     return story;
 }
 
-// Trains under a layout, every rank a thread; `prepare` is called on each of them before the first step.
-// Throws Error(bug) where ranks do not agree to the bit.
-inline Result train(
-    const Layout& layout, int steps,
-    const std::function<void(Rank&, Communicator&)>& prepare = [](Rank&, Communicator&) {}) {
-    std::vector<Result> results(static_cast<std::size_t>(layout.dp));
-    run_local_ranks(layout.dp, [&](Communicator& world) {
-        Rank rank(layout, &world);
-        prepare(rank, world);
-        results[static_cast<std::size_t>(world.rank())] = rank.train(steps);
+// Runs `body` on every rank of a layout.
+inline void on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
+    INFO(layout.name());
+    on_ranks(layout.dp, [&](TestRank& me) {
+        Communicator* group = me.world.group(MeshAxis::zero);
+        Rank rank(layout, group ? group : me.world.all());
+        body(rank, me);
     });
-    for (const Result& result : results) ENSURE(result == results[0], layout.name(), ": ranks do not agree");
-    return results[0];
 }
 
-// The same without communicators, in one process.
+// Fails where another rank has another result, to the bit.
+inline void require_same_everywhere(const Result& result, TestRank& me) {
+    Hash64 hash;
+    auto add = [&](const std::vector<float>& values) { hash.update(values.data(), values.size() * sizeof(float)); };
+    add(result.losses);
+    add(result.norms);
+    for (const std::vector<float>& gradient : result.gradients) add(gradient);
+    const DeviceBuffer<std::uint64_t> own = me.on_device(std::vector<std::uint64_t>{hash.digest()});
+    const DeviceBuffer<std::uint64_t> all =
+        me.arena.allocate<std::uint64_t>("test/hashes", static_cast<std::size_t>(me.ranks()));
+    me.all.all_gather(all.data(), own.data(), 1, me.stream);
+    for (std::uint64_t other : all.download(me.stream)) me.require(other == hash.digest(), "ranks do not agree");
+}
+
+// What one process alone, without communicators, makes of the same batches.
 inline Result train_alone(int micro_batches, int steps, bool master_weights = true) {
     return Rank(Layout{1, 0, micro_batches, DType::fp32, master_weights}, nullptr).train(steps);
 }
