@@ -22,6 +22,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/gpt.h"
 #include "llmc/model/weight_source.h"
+#include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/trainer.h"
@@ -105,6 +106,9 @@ std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log
                     text("--output-dir ", options.output_dir, " holds checkpoints of a run, up to step ", saved.back()),
                     "Continue it with --resume, or give another folder.");
     }
+    for (const std::string& name : remove_unfinished_checkpoints(real_files(), options.output_dir)) {
+        log.line("removed %s/%s, which a killed run left unfinished", options.output_dir.c_str(), name.c_str());
+    }
     std::vector<std::string> skipped;
     std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), options.output_dir, skipped);
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
@@ -144,7 +148,7 @@ OptimizerOptions optimizer_options(const Options& o) {
     return result;
 }
 
-int train(Options options) {
+int train(Options options, const StopSignals& signals) {
     fit_to_ranks(options, make_mesh(1, 1, 1, 1, options.dp).dp);
     const Log log;
     const cudaDeviceProp device = open_device();
@@ -159,6 +163,7 @@ int train(Options options) {
     const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
     check_data(options, config, checkpoint ? checkpoint->path : "");
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
+        signals.leave_if_received();   // every id is looked at, which can take a while
         return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);
     };
     std::optional<TokenSet> val_tokens;
@@ -176,6 +181,7 @@ int train(Options options) {
     } else {
         model.initialize(options.seed);
     }
+    signals.leave_if_received();
     auto optimizer = Optimizer::make(model, optimizer_options(options), arena);
     std::optional<Sampler> sampler;
     if (options.sample_every > 0) {
@@ -191,23 +197,30 @@ int train(Options options) {
     if (checkpoint) {
         state = load_training_state(files, checkpoint->path, model, *optimizer);
         check_same_run(*state, options, train_tokens);
+        const std::string why_not =
+            restore_matmul_choices(files, checkpoint->path + "/" + kMatmulChoicesFile, model.matmul());
+        if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     }
+    signals.leave_if_received();
     Metrics metrics(files, options.output_dir, state ? state->step : 0);
     const TokenSet* validation = val_tokens ? &*val_tokens : nullptr;
-    Trainer trainer({options, log, arena, model, *optimizer, train_tokens, validation, files, metrics,
+    Trainer trainer({options, log, arena, model, *optimizer, train_tokens, validation, files, metrics, signals,
                      sampler ? &*sampler : nullptr, evaluation ? &*evaluation : nullptr, tokenizer_file, max_steps,
                      peak.per_second});
     if (state) trainer.restore(*state);
 
     const std::string origin = checkpoint ? checkpoint->path : weights ? weights->description() : "random";
-    log.block(settings_table(options,
-                             {device.name, precision_name, peak, origin, config, train_tokens, validation, max_steps}));
+    log.block(settings_table(options, {device.name, precision_name, peak, model.attention(), origin, config,
+                                       train_tokens, validation, max_steps}));
     log.line("device memory:");
     log.block(arena.table());
-    log.line("  the device reports %.2f MiB", static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20));
+    auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
+    log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());
 
     const RunEnd end = trainer.run();
+    log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
+             static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (!options.export_llmc.empty()) {
         save_llmc_model(files, options.export_llmc, model, WholeTensors(nullptr, arena, stream.get()));
     }
@@ -217,16 +230,18 @@ int train(Options options) {
 }   // namespace
 
 int main(int argc, char** argv) {
+    const StopSignals signals;   // from the start, so that none finds the program unprepared
     try {
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
         if (!command_line.print_and_exit.empty()) {
             std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;
         }
-        return train(command_line.options);
+        return train(command_line.options, signals);
     } catch (const Error& error) {
         std::fflush(stdout);
-        std::fprintf(stderr, "train_gpt: error: %s\n", error.what());
+        const char* what = error.kind() == ErrorKind::resumable ? "" : "error: ";
+        std::fprintf(stderr, "train_gpt: %s%s\n", what, error.what());
         return error.exit_code();
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "train_gpt: error: this machine has too little memory for what was asked\n");

@@ -84,6 +84,10 @@ expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/
 expect 0 "the gradient norm's z-score" "${data[@]}" "${tiny[@]}" --max-steps 140 --val-every 0 --skip-norm-z 0.01
 expect 0 "step   80/80 | loss 0." "${data[@]}" "${tiny[@]}" --max-steps 80 --lr 0.01 --val-every 0 --overfit-single-batch
 
+# ---- which attention runs
+expect 0 "| attention             | own                " "${data[@]}" "${tiny[@]}" --attention own
+expect 0 "| attention             | library (asked for: auto)" "${data[@]}" "${tiny[@]}"
+
 # ---- wrong values: 64
 expect 64 "--lr high: expected a number from 0 to 10" --lr high
 expect 64 "--lr nan: expected a number" --lr nan
@@ -153,14 +157,33 @@ pid=$!
 for _ in $(seq 100); do grep -q "^step    2/" "$work/out" && break || sleep 0.1; done
 kill -USR1 "$pid"
 wait "$pid"
-status=$?
-if [ "$status" -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/out"; then
-    passed=$((passed + 1))
-else
-    failed=$((failed + 1))
-    echo "FAILED: SIGUSR1 gave exit code $status, expected 75"
-    tail -n 3 "$work/out"
-fi
+[ $? -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/out"
+verdict $? "SIGUSR1 during training: $(tail -n 3 "$work/out")"
+
+# ---- and during start-up: 75 at once, and the run can still be resumed. The program waits for its options from a pipe.
+mkfifo "$work/pipe"
+cp "$work/a/metrics.jsonl" "$work/before"
+for signal in INT TERM USR1; do
+    (exec "$train_gpt" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --max-steps 4 --config "$work/pipe" >"$work/out" 2>&1) &
+    pid=$!
+    exec 3>"$work/pipe"   # goes on once the program has opened its end
+    kill -$signal "$pid"
+    echo "lr=0.001" >&3
+    exec 3>&-
+    wait "$pid"
+    [ $? -eq 75 ] && grep -q "SIG$signal received during start-up" "$work/out" && ! grep -q "^step" "$work/out" &&
+        cmp "$work/before" "$work/a/metrics.jsonl" && [ "$(cd "$work/a" && echo step_*)" = step_00000002 ]
+    verdict $? "SIG$signal during start-up: $(tail -n 3 "$work/out")"
+done
+expect 0 "step    4/4" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --max-steps 4
+
+# ---- what a killed run left unfinished is removed, and nothing else
+mkdir "$work/a/step_00000003.tmp" "$work/a/step_3.tmp" "$work/a/notes.tmp" "$work/a/step_00000009.tmp.old"
+echo x | tee "$work/a/step_00000003.tmp/model.safetensors" >"$work/a/step_00000005.tmp"
+ls "$work/a" | grep -v '^step_00000003.tmp$' >"$work/kept"
+expect 0 "removed $work/a/step_00000003.tmp, which a killed run left unfinished" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --max-steps 4
+cmp "$work/kept" <(ls "$work/a")
+verdict $? "only unfinished checkpoints are removed"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

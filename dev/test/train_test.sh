@@ -52,5 +52,27 @@ for precision in bf16 fp32; do
     verdict $? "$precision: the first loss with another micro-batch"
 done
 
+# The table of device memory is what the device reports, within 2%, before the first step and after the last one.
+memory() {   # PRECISION ARGUMENTS...
+    local out=$work/memory
+    rm -rf "$out"
+    run "$1" "$out" --layers 3 --channels 128 --micro-batch 8 --max-steps 2 --warmup 0 --val-every 1 --sample-every 1 "${@:2}" &&
+        awk '/^  sum / { table[1] = $2 } /^  the device reports/ { device[1] = $4 }
+            /^device memory at the end/ { table[2] = $8; device[2] = $13 }
+            END {
+                for (i = 1; i <= 2; i++) {
+                    ratio = table[i] > 0 ? device[i] / table[i] : 0
+                    printf "%s %s MiB, %s MiB reported\n", i == 1 ? "start:" : "end:", table[i], device[i]
+                    if (ratio < 0.98 || ratio > 1.02) bad = 1
+                }
+                exit bad
+            }' "$out.log"
+}
+for settings in "bf16 --attention own" "bf16 --attention library --recompute block" "bf16 --recompute none -w 0" \
+    "bf16 --grad-dtype bf16 --recompute gelu+norm" "fp32 --attention own --recompute block" "fp32 --recompute none"; do
+    memory $settings
+    verdict $? "$settings: the memory table is not what the device reports"
+done
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

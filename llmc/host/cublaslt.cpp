@@ -154,8 +154,13 @@ host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, cons
     return g;
 }
 
-// 1 + the row's index: what an algorithm of the stand-in says, so that one chosen for another row is refused.
+// An algorithm of the stand-in says 1 + the row's index, so that one chosen for another row is refused; and its own
+// number among those offered. All compute the same: there are several so that which was chosen can be told.
+constexpr std::uint64_t algorithms_per_row = 4;
 std::uint64_t algorithm_of(const MatmulRow& row) { return static_cast<std::uint64_t>(&row - matmul_rows) + 1; }
+bool serves(const cublasLtMatmulAlgo_t& algorithm, const MatmulRow& row) {
+    return algorithm.data[0] == algorithm_of(row) && algorithm.data[1] < algorithms_per_row;
+}
 
 }   // namespace
 
@@ -267,12 +272,30 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     const MatmulRow* row = find_row(*desc, *a, *b, *c, *d);
     if (row == nullptr || !is_consistent(*desc, *row, *a, *b, *c, *d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    results[0] = {};
-    results[0].algo.data[0] = algorithm_of(*row);
-    results[0].workspaceSize = std::min<std::size_t>(nominal_workspace_bytes, preference->max_workspace_bytes);
-    results[0].state = CUBLAS_STATUS_SUCCESS;
-    results[0].wavesCount = 1.0f;
-    *returned = 1;
+    *returned = std::min<int>(requested, algorithms_per_row);
+    for (int i = 0; i < *returned; i++) {
+        results[i] = {};
+        results[i].algo.data[0] = algorithm_of(*row);
+        results[i].algo.data[1] = static_cast<std::uint64_t>(i);
+        results[i].workspaceSize = std::min<std::size_t>(nominal_workspace_bytes, preference->max_workspace_bytes);
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        results[i].wavesCount = 1.0f;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!desc || !a || !b || !c || !d || !algorithm || !result) return CUBLAS_STATUS_INVALID_VALUE;
+    const MatmulRow* row = find_row(*desc, *a, *b, *c, *d);
+    if (row == nullptr || !is_consistent(*desc, *row, *a, *b, *c, *d)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!serves(*algorithm, *row)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    *result = {};
+    result->algo = *algorithm;
+    result->workspaceSize = nominal_workspace_bytes;
+    result->wavesCount = 1.0f;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -288,7 +311,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const MatmulRow* row = find_row(*desc, *al, *bl, *cl, *dl);
     if (row == nullptr) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!is_consistent(*desc, *row, *al, *bl, *cl, *dl)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (algorithm && algorithm->data[0] != algorithm_of(*row)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algorithm && !serves(*algorithm, *row)) return CUBLAS_STATUS_INVALID_VALUE;
     float alpha_value = *static_cast<const float*>(alpha), beta_value = *static_cast<const float*>(beta);
     bool accumulate = beta_value == 1.0f;
     if (alpha_value != 1.0f || (beta_value != 0.0f && !accumulate)) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -309,7 +332,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     if (workspace_bytes > 0) operation.accesses.push_back({workspace, workspace_bytes, true});
     const host::Gemm gemm = row_major(*desc, *row, a, *al, b, *bl, d, *dl, accumulate);
-    operation.work.flops = 2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K);
+    operation.work.flops =
+        2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K);
     operation.step = [g = gemm] {
         host::gemm(g);
         return true;

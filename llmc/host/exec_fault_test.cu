@@ -157,7 +157,7 @@ __global__ void write_at(int* data, long index) {
     if (threadIdx.x == 3 && threadIdx.y == 1 && blockIdx.y == 2) data[index] = 1;
 }
 __global__ void read_at(int* out, const int* data, long index) { out[threadIdx.x] = data[index]; }
-// what is planted here is the processor's to find, not a sanitizer's
+// What is planted in some kernels is the processor's to find, not a sanitizer's.
 __attribute__((no_sanitize("alignment"))) __global__ void read_misaligned(float4* out, const float* data) {
     *reinterpret_cast<volatile int*>(out) = static_cast<int>(data[0]);
 #ifdef __SSE2__
@@ -175,7 +175,7 @@ __global__ void recurse(int* data, int depth) {
     if (depth > 0) recurse(data, depth - 1);
     data[threadIdx.x] = frame[index];
 }
-__global__ void divide(int* data, int by) { data[threadIdx.x] = data[threadIdx.x] / by; }
+__attribute__((no_sanitize("integer-divide-by-zero"))) __global__ void divide(int* data, int by) { data[threadIdx.x] = data[threadIdx.x] / by; }
 __global__ void trap(int* data) {
     if (data[threadIdx.x] == 0 && threadIdx.x == 2) __trap();
 }

@@ -202,13 +202,18 @@ std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const 
 // ---------------------------------------------------------------------------------------------------------------------
 // Removing
 
-void remove_unfinished_checkpoints(FileSystem& files, const std::string& folder) {
-    if (!files.exists(folder)) return;
+std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder) {
+    std::vector<std::string> removed;
+    if (!files.exists(folder)) return removed;
     for (const std::string& name : files.list(folder)) {
         if (!name.ends_with(temporary_suffix)) continue;
-        if (step_of(name.substr(0, name.size() - std::string(temporary_suffix).size())))
-            files.remove_all(folder + "/" + name);
+        if (!step_of(name.substr(0, name.size() - std::string(temporary_suffix).size()))) continue;
+        const std::string path = folder + "/" + name;
+        if (!files.exists(path + "/.")) continue;   // a file: not ours
+        files.remove_all(path);
+        removed.push_back(name);
     }
+    return removed;
 }
 
 void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, int major_every) {

@@ -64,8 +64,8 @@ struct FoundCheckpoint {
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
                                                  std::vector<std::string>& skipped);
 
-// Removes what unfinished writes left behind.
-void remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
+// Removes the folders that unfinished writes left behind, and nothing else; returns their names.
+std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
 
 // Keeps the newest `keep` checkpoints and all whose step is a multiple of `major_every`, and removes the others.
 // 0: keeps all; 0: none are major.

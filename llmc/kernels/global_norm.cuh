@@ -1,11 +1,12 @@
 // The norm of all gradients, and from it the factor that clips them: all on the device, no host round trip.
 //
-// Two stages, each in a fixed order: blocks sum squares of fixed pieces of the tensors, one block adds the pieces in double.
-// In between, ranks that hold different pieces may sum `sum` over each other (one double).
+// Two stages, each in a fixed order: blocks sum squares of fixed pieces of the tensors, one block adds the pieces in
+// double. In between, ranks that hold different pieces may sum `sum` over each other (one double).
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cfloat>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@
 struct GradNorm {
     float norm;    // sqrt of the sum of squares
     float scale;   // what gradients are multiplied with: min(1, max_norm / norm), or 1 when max_norm <= 0
-    int skip;      // 1 when the norm is not finite: the update must not happen
+    int skip;      // 1 when the norm or the loss is not finite: the update must not happen
 };
 
 template <class Grad>
@@ -49,8 +50,9 @@ NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vect
 template <class Grad>
 void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream);
 
-// result[0] from sum[0], the sum of squares over all ranks.
-inline void finish_global_norm(GradNorm* result, const double* sum, float max_norm, cudaStream_t stream);
+// result[0] from sum[0], the sum of squares, and loss[0], both over all ranks; `loss` may be null.
+inline void finish_global_norm(GradNorm* result, const double* sum, const float* loss, float max_norm,
+                               cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -59,7 +61,8 @@ constexpr int kNormTurns = 16;   // pieces of eight elements per thread, for one
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
 template <class Grad>
-__global__ void __launch_bounds__(kNormThreads) sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
+__global__ void __launch_bounds__(kNormThreads)
+    sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
     const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
     const std::int64_t begin = (blockIdx.x - range.first_block) * kNormBlock + piece_of_warp(kNormTurns);
     const Extent extent{range.count, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
@@ -111,14 +114,16 @@ void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, 
 }
 
 template <class Sum>
-__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, float max_norm) {
+__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const float* loss, float max_norm) {
     const float norm = static_cast<float>(sqrt(*sum));
-    const bool finite = norm <= 3.4e38f;   // false for NaN
+    const bool finite = norm <= FLT_MAX && (loss == nullptr || fabsf(*loss) <= FLT_MAX);   // false for NaN
     *result = {norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f, finite ? 0 : 1};
 }
 
-inline void finish_global_norm(GradNorm* result, const double* sum, float max_norm, cudaStream_t stream) {
+inline void finish_global_norm(GradNorm* result, const double* sum, const float* loss, float max_norm,
+                               cudaStream_t stream) {
     Launch where{dim3(1), dim3(1), 0, stream};
     where.reads(sum, sizeof(double)).writes(result, sizeof(GradNorm));
-    launch(finish_global_norm_kernel<double>, where, result, sum, max_norm);
+    if (loss) where.reads(loss, sizeof(float));
+    launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm);
 }

@@ -12,7 +12,8 @@ struct Norm {
 
 // The norm of tensors with the given numbers of elements, one of them misaligned.
 template <class Grad>
-double norm_of(const std::vector<std::size_t>& counts, double scale, double max_norm, GradNorm& result, double* sum_bits) {
+double norm_of(const std::vector<std::size_t>& counts, double scale, double max_norm, GradNorm& result,
+               double* sum_bits) {
     KernelTest test;
     std::vector<TestTensor<Grad>> tensors;
     std::vector<NormRange<Grad>> ranges;
@@ -31,7 +32,7 @@ double norm_of(const std::vector<std::size_t>& counts, double scale, double max_
     sum_of_squares(sum.data(), table, true, test.stream);   // a second time: twice the sum
     CHECK(sum.download(test.stream)[0] == 2 * *sum_bits);
     sum.upload(std::vector<double>{*sum_bits}, test.stream);
-    finish_global_norm(norm.data(), sum.data(), static_cast<float>(max_norm), test.stream);
+    finish_global_norm(norm.data(), sum.data(), nullptr, static_cast<float>(max_norm), test.stream);
     result = norm.download(test.stream)[0];
     return std::sqrt(expected);
 }
@@ -44,8 +45,8 @@ TEST_CASE_TEMPLATE("norm: of many tensors matches the double loop", Grad, float,
         GradNorm result;
         double sum, again;
         double expected = norm_of<Grad>(counts, 0.01, 1.0, result, &sum);
-        // squares of 128 elements are added in eight sums per thread, 256 threads in a tree: about 30 roundings, half of them
-        // in the norm, which is the root
+        // squares of 128 elements are added in eight sums per thread, 256 threads in a tree: about 30 roundings, half
+        // of them in the norm, which is the root
         CHECK(std::abs(result.norm - expected) <= 16 * unit<float> * expected);
         CHECK(result.skip == 0);
         norm_of<Grad>(counts, 0.01, 1.0, result, &again);
@@ -65,7 +66,8 @@ TEST_CASE("norm: gradients are scaled down to the largest norm, never up") {
 }
 
 TEST_CASE("norm: one element that is not finite asks to skip the update") {
-    for (double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 3e38}) {   // the square of the last overflows
+    for (double bad :
+         {static_cast<double>(NAN), static_cast<double>(INFINITY), 3e38}) {   // the square of the last overflows
         KernelTest test;
         Doubles values = random_values<float>(5000, 1.0, 1);
         values[4321] = bad;
@@ -74,7 +76,23 @@ TEST_CASE("norm: one element that is not finite asks to skip the update") {
         DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
         DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
         sum_of_squares(sum.data(), table, false, test.stream);
-        finish_global_norm(norm.data(), sum.data(), 1.0f, test.stream);
+        finish_global_norm(norm.data(), sum.data(), nullptr, 1.0f, test.stream);
         CHECK(norm.download(test.stream)[0].skip == 1);
+    }
+}
+
+TEST_CASE("norm: a loss that is not finite asks to skip the update, whatever the norm") {
+    for (float loss : {NAN, INFINITY, -INFINITY, 3.4e38f, 0.0f}) {
+        KernelTest test;
+        DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
+        DeviceBuffer<float> mean_loss = test.arena.allocate<float>("test/loss", 1);
+        DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
+        sum.upload(std::vector<double>{4.0}, test.stream);
+        mean_loss.upload(std::vector<float>{loss}, test.stream);
+        finish_global_norm(norm.data(), sum.data(), mean_loss.data(), 1.0f, test.stream);
+        const GradNorm result = norm.download(test.stream)[0];
+        CHECK(result.skip == (std::isfinite(loss) ? 0 : 1));
+        CHECK(result.norm == 2.0f);
+        CHECK(result.scale == 0.5f);
     }
 }

@@ -96,6 +96,7 @@ struct Matmul::Impl {
     DeviceBuffer<std::uint8_t> workspace;
     std::map<Problem, Plan> plans;
     std::map<std::string, MatmulAlgorithm> given;   // by name of the problem
+    std::vector<std::string> refused;               // of those: why they could not be used
 
     Impl(Arena& arena, MatmulOptions o)
         : options(o), workspace(arena.allocate<std::uint8_t>("workspace/matmul", o.workspace_bytes)) {
@@ -108,6 +109,7 @@ struct Matmul::Impl {
 
     Plan& plan(const Problem& problem, const void* bias, const void* aux);
     void choose_algorithm(Plan& plan, const Problem& problem);
+    bool take_given_algorithm(Plan& plan);
     void run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am, const void* b,
              const Matrix& bm, const void* bias, const void* aux, bool accumulate, cudaStream_t stream);
 };
@@ -144,16 +146,26 @@ Plan& Matmul::Impl::plan(const Problem& problem, const void* bias, const void* a
     return plan;
 }
 
+// True when there is one and it serves.
+bool Matmul::Impl::take_given_algorithm(Plan& plan) {
+    auto found = given.find(plan.name);
+    if (found == given.end()) return false;
+    std::ranges::copy(found->second.words, plan.algorithm.data);
+    cublasLtMatmulHeuristicResult_t result{};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, &plan.algorithm, &result);
+    plan.workspace_bytes = std::max<std::size_t>(result.workspaceSize, found->second.workspace_bytes);
+    if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= workspace.bytes()) return true;
+    refused.push_back(status == CUBLAS_STATUS_SUCCESS ? text(plan.name, ": it needs ", plan.workspace_bytes,
+                                                             " bytes of workspace, there are ", workspace.bytes())
+                                                      : text(plan.name, ": ", cublasLtGetStatusName(status)));
+    given.erase(found);
+    return false;
+}
+
 // Takes the algorithm given for this problem, else the first of cuBLASLt's heuristic.
 void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
-    if (auto found = given.find(plan.name); found != given.end()) {
-        const MatmulAlgorithm& algorithm = found->second;
-        ENSURE(algorithm.workspace_bytes <= workspace.bytes(), "the algorithm given for ", plan.name, " needs ",
-               algorithm.workspace_bytes, " bytes of workspace, there are ", workspace.bytes());
-        std::ranges::copy(algorithm.words, plan.algorithm.data);
-        plan.workspace_bytes = algorithm.workspace_bytes;
-        return;
-    }
+    if (take_given_algorithm(plan)) return;
     cublasLtMatmulPreference_t preference = nullptr;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), "preference of " + plan.name);
     std::shared_ptr<void> owner(
@@ -268,6 +280,8 @@ void Matmul::use_algorithms(std::span<const MatmulAlgorithm> algorithms) {
     for (const MatmulAlgorithm& algorithm : algorithms) impl_->given[algorithm.problem] = algorithm;
     impl_->plans.clear();   // made again, with the given algorithms, when next met
 }
+
+const std::vector<std::string>& Matmul::refused_algorithms() const { return impl_->refused; }
 
 #define INSTANTIATE(T)                                                                                             \
     template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);             \

@@ -96,6 +96,7 @@ struct MatmulAlgorithm {
     std::string problem;
     std::array<std::uint64_t, 8> words;
     std::uint64_t workspace_bytes;
+    bool operator==(const MatmulAlgorithm&) const = default;
 };
 
 // T: element type of activations and weights. G: of gradients of parameters; float, or bf16 where T is bf16.
@@ -137,9 +138,12 @@ public:
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
 
     // The algorithms of all problems met so far, ordered by name; and the same given back, for example from rank 0 or a
-    // checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic.
+    // checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic. So does one whose
+    // given algorithm cuBLASLt refuses here, or that needs more workspace than there is: `refused_algorithms` says
+    // which and why, one sentence each, as they are met.
     std::vector<MatmulAlgorithm> algorithms() const;
     void use_algorithms(std::span<const MatmulAlgorithm> algorithms);
+    const std::vector<std::string>& refused_algorithms() const;
 
 private:
     struct Impl;

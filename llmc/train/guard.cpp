@@ -4,6 +4,8 @@
 #include <csignal>
 #include <limits>
 
+#include "llmc/base/error.h"
+
 namespace {
 
 // A handler can reach nothing else: the one place where the program needs a variable of its own.
@@ -52,5 +54,12 @@ std::string StopSignals::received() const {
         case SIGTERM: return "SIGTERM";
         case SIGUSR1: return "SIGUSR1";
         default: return "";
+    }
+}
+
+void StopSignals::leave_if_received() const {
+    if (const std::string signal = received(); !signal.empty()) {
+        throw Error(ErrorKind::resumable,
+                    text(signal, " received during start-up: stopped before the first step, nothing was changed"));
     }
 }

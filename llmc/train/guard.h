@@ -28,8 +28,8 @@ private:
 };
 
 // Requests to stop: SIGINT, SIGTERM and SIGUSR1 (what batch systems send before the time is up) are remembered while
-// this object lives, and the training loop stops after the step at hand. The second one of the same kind ends the
-// process at once, as without us.
+// this object lives: the training loop stops after the step at hand, the start-up after what it is doing. The second
+// one of the same kind ends the process at once, as without us.
 class StopSignals {
 public:
     StopSignals();
@@ -39,4 +39,7 @@ public:
 
     // The name of the signal received, or an empty string.
     std::string received() const;
+
+    // For the start-up, when there is nothing to save: Error(resumable) where a signal has been received.
+    void leave_if_received() const;
 };

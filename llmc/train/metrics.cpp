@@ -66,6 +66,7 @@ Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step) {
     }
     metrics_ = files.append(metrics);
     main_log_ = files.append(main_log);
+    files.sync_folder(folder);
 }
 
 void Metrics::step(const StepRecord& r) {
@@ -81,4 +82,10 @@ void Metrics::validation(int step, float loss) {
 void Metrics::evaluation(int step, double accuracy) {
     write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
     write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+}
+
+void Metrics::sync() {
+    for (File* file : {metrics_.get(), main_log_.get()}) {
+        if (file != nullptr) file->sync();
+    }
 }

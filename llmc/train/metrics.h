@@ -37,6 +37,9 @@ public:
     void validation(int step, float loss);
     void evaluation(int step, double accuracy);
 
+    // Returns once all lines are on the disk: before a checkpoint of their steps is, or a resumed run could miss some.
+    void sync();
+
 private:
     std::unique_ptr<File> metrics_, main_log_;
 };

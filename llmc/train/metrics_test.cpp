@@ -73,8 +73,8 @@ TEST_CASE("metrics: no folder, no files; a full disk is an error that names the 
     nowhere.step(record(1));
 
     TemporaryFolder folder;
-    FaultyFiles faulty(real_files(), 5);
-    Metrics metrics(faulty, folder.path());   // make, create, create, append, append
+    FaultyFiles faulty(real_files(), 6);
+    Metrics metrics(faulty, folder.path());   // make, create, create, append, append, sync
     try {
         metrics.step(record(1));
         FAIL("no error");

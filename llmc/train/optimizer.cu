@@ -67,7 +67,7 @@ public:
         }
         sum_of_squares(sum_of_squares_.data(), norm_table_, false, stream());
         if (zero_ && sharded(StateKind::optimizer)) zero_->sum(sum_of_squares_.data(), 1);
-        finish_global_norm(norm_.data(), sum_of_squares_.data(), options_.grad_clip, stream());
+        finish_global_norm(norm_.data(), sum_of_squares_.data(), loss_.data(), options_.grad_clip, stream());
     }
 
     void update(int step, float learning_rate) override {

@@ -5,7 +5,7 @@
 // parameters' values. Without them bf16 parameters are rounded stochastically.
 //
 // Everything is asynchronous on the model's stream: the norm, the clip factor derived from it and the decision to skip
-// an update whose norm is not finite stay on the device.
+// an update whose norm or loss is not finite stay on the device.
 #pragma once
 
 #include <memory>
@@ -46,7 +46,7 @@ public:
     // After the last micro-batch: loss, norm of all gradients and the clip factor, the same on every rank.
     virtual void finish_gradients() = 0;
 
-    // AdamW. Steps count from 1. Does nothing where the norm is not finite.
+    // AdamW. Steps count from 1. Does nothing where the norm or the loss is not finite.
     virtual void update(int step, float learning_rate) = 0;
 
     // What is queued on the model's stream from now on sees the parameters this rank keeps as the last update left them

@@ -49,16 +49,18 @@ void asked(Table& table, const Options& o) {
     table.row("master weights", o.master_weights ? "enabled" : "disabled");
     table.row("gradient type", name_of(o.grad_dtype));
     table.row("recompute", name_of(o.recompute));
-    table.row("attention", name_of(o.attention));
     table.row("seed", o.seed);
 }
 
-void found(Table& table, const RunFacts& f) {
+void found(Table& table, const Options& o, const RunFacts& f) {
     table.row("device", f.device_name);
     table.row("peak TFLOP/s", f.peak.per_second > 0 ? formatted("%.2f (%s)", f.peak.per_second * 1e-12,
                                                                 f.peak.measured ? "measured" : "data sheet")
                                                     : std::string("unknown"));
     table.row("precision", f.precision);
+    table.row("attention", f.attention == o.attention
+                               ? name_of(f.attention)
+                               : text(name_of(f.attention), " (asked for: ", name_of(o.attention), ")"));
     table.rule();
     table.row("weights", f.weights);
     table.row("max_sequence_length T", f.model.max_seq_len);
@@ -86,7 +88,7 @@ std::string settings_table(const Options& options, const RunFacts& facts) {
     table.rule();
     asked(table, options);
     table.rule();
-    found(table, facts);
+    found(table, options, facts);
     return table.lines();
 }
 

@@ -12,7 +12,8 @@ struct RunFacts {
     std::string device_name;
     std::string precision;
     PeakFlops peak;
-    std::string weights;   // where they come from
+    AttentionKind attention;   // that runs
+    std::string weights;       // where they come from
     const ModelConfig& model;
     const TokenSet& train_tokens;
     const TokenSet* val_tokens;   // or null

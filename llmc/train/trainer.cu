@@ -73,19 +73,16 @@ void Trainer::restore(const RunState& state) {
 }
 
 RunEnd Trainer::run() {
-    StopSignals signals;
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    if (stop_at_signal()) return RunEnd::signal;
     if (step_ == 0 && options_.val_every > 0) validate();
     while (step_ < end) {
+        if (stop_at_signal()) return RunEnd::signal;
         train_step();
+        warn_of_refused_algorithms();
         if (due(options_.val_every)) validate();
         if (due(options_.sample_every)) write_sample();
         if (due(options_.checkpoint_every)) save_checkpoint();
-        if (std::string signal = signals.received(); !signal.empty() && step_ < end) {
-            save_checkpoint();
-            parts_.log.line("%s received: stopped after step %d of %d", signal.c_str(), step_, max_steps_);
-            return RunEnd::signal;
-        }
     }
     if (step_ < max_steps_) {
         save_checkpoint();
@@ -94,6 +91,23 @@ RunEnd Trainer::run() {
     }
     parts_.log.line("total average iteration time: %f ms", 1e3 * timing_.mean_s());
     return RunEnd::finished;
+}
+
+// True when the run must end here, with all that it has done saved.
+bool Trainer::stop_at_signal() {
+    const std::string signal = parts_.signals.received();
+    if (signal.empty()) return false;
+    save_checkpoint();
+    parts_.log.line("%s received: stopped after step %d of %d", signal.c_str(), step_, max_steps_);
+    return true;
+}
+
+void Trainer::warn_of_refused_algorithms() {
+    const std::vector<std::string>& refused = parts_.model.matmul().refused_algorithms();
+    for (; refused_algorithms_ < refused.size(); refused_algorithms_++) {
+        parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
+                           refused[refused_algorithms_].c_str());
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -242,6 +256,7 @@ void Trainer::save_checkpoint() {
     state.windows = parts_.train_tokens.windows();
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
+    parts_.metrics.sync();
     save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
                         WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));
     saved_step_ = step_;

@@ -30,6 +30,7 @@ struct TrainerParts {
     const TokenSet* val_tokens;   // null: no validation
     FileSystem& files;
     Metrics& metrics;
+    const StopSignals& signals;
     Sampler* sampler;                // null: no sampling
     Evaluation* evaluation;          // null: none
     std::string tokenizer_file;      // goes into checkpoints; empty: none
@@ -60,7 +61,9 @@ private:
         double mean_s() const { return steps > 0 ? total_s / steps : 0; }
     };
 
+    bool stop_at_signal();
     void train_step();
+    void warn_of_refused_algorithms();
     void read_micro_batch(int micro_step);
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
@@ -76,9 +79,10 @@ private:
     TrainerParts parts_;
     Schedule schedule_;
     int max_steps_;
-    int sequences_;        // of a step
-    int step_ = 0;         // completed steps
-    int saved_step_ = 0;   // the last one that is in a checkpoint
+    int sequences_;                        // of a step
+    int step_ = 0;                         // completed steps
+    int saved_step_ = 0;                   // the last one that is in a checkpoint
+    std::size_t refused_algorithms_ = 0;   // that have been told of
     Loader loader_;
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's

@@ -5,6 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/weight_source.h"
+#include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 
 using Json = nlohmann::ordered_json;
@@ -152,6 +153,7 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
     save_optimizer(writer.files(), writer.path("optimizer.safetensors"), model, optimizer, whole);
     if (!tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, tokenizer_file));
     writer.write("run.json", to_text(state));
+    writer.write(kMatmulChoicesFile, matmul_choices_text(model.matmul()));
     writer.finish();
 }
 

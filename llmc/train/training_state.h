@@ -7,6 +7,7 @@
 //   optimizer.safetensors            fp32, without padding, stored [out, in]: "m.<name>", "v.<name>", and
 //                                    "master.<name>" where parameters are rounded ones
 //   run.json                         everything else: RunState
+//   matmul.json                      which algorithms multiply matrices (matmul_choices.h)
 // All random numbers are functions of the seed and of counters that follow from the step, so none has a state.
 #pragma once
 
@@ -33,6 +34,6 @@ struct RunState {
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
                          Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole);
 
-// Restores what this rank keeps of parameters and optimizer, and returns the rest. Error(bad_data) where the checkpoint
-// is of another model, precision or choice of master weights.
+// Restores what this rank keeps of parameters and optimizer, and returns the rest; restore_matmul_choices is the caller's
+// to call. Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
 RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer);

@@ -1,0 +1,64 @@
+#include "llmc/train/matmul_choices.h"
+
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/error.h"
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+struct Machine {
+    std::string device;
+    std::uint64_t cublaslt = 0;
+    bool operator==(const Machine&) const = default;
+};
+
+Machine this_machine() {
+    int device = 0;
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return {properties.name, cublasLtGetVersion()};
+}
+
+std::string describe(const Machine& machine) { return text(machine.device, ", cuBLASLt ", machine.cublaslt); }
+
+MatmulAlgorithm algorithm_from(const Json& json) {
+    MatmulAlgorithm algorithm;
+    algorithm.problem = json.at("problem").get<std::string>();
+    algorithm.words = json.at("words").get<decltype(algorithm.words)>();
+    algorithm.workspace_bytes = json.at("workspace_bytes").get<std::uint64_t>();
+    return algorithm;
+}
+
+}   // namespace
+
+std::string matmul_choices_text(const Matmul& matmul) {
+    const Machine machine = this_machine();
+    Json json{{"device", machine.device}, {"cublaslt", machine.cublaslt}, {"algorithms", Json::array()}};
+    for (const MatmulAlgorithm& algorithm : matmul.algorithms()) {
+        json["algorithms"].push_back({{"problem", algorithm.problem},
+                                      {"workspace_bytes", algorithm.workspace_bytes},
+                                      {"words", algorithm.words}});
+    }
+    return json.dump(1) + "\n";
+}
+
+std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul) {
+    if (!files.exists(path)) return text(path, ": missing");
+    try {
+        const Json json = Json::parse(read_whole(files, path));
+        const Machine found{json.at("device").get<std::string>(), json.at("cublaslt").get<std::uint64_t>()};
+        if (const Machine here = this_machine(); found != here) {
+            return text(path, " is of another machine (", describe(found), "), this one is ", describe(here));
+        }
+        std::vector<MatmulAlgorithm> algorithms;
+        for (const Json& entry : json.at("algorithms")) algorithms.push_back(algorithm_from(entry));
+        matmul.use_algorithms(algorithms);
+        return "";
+    } catch (const Json::exception& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
+    }
+}

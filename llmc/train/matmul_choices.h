@@ -1,0 +1,23 @@
+// The matmul algorithms of a run, kept in its checkpoints: which one cuBLASLt's heuristic, or a search, chose can
+// differ from one process to the next, and with it the last bits of every result. A resumed run uses those of the run
+// it continues.
+//
+// matmul.json: {"device": "...", "cublaslt": 130000, "algorithms": [{"problem": "...", "workspace_bytes": 256,
+//               "words": [8 integers, the cublasLtMatmulAlgo_t as it is]}, ...]}
+// Algorithms mean something only to the same library on the same type of device.
+#pragma once
+
+#include <string>
+
+#include "llmc/io/file.h"
+#include "llmc/kernels/matmul.h"
+
+inline constexpr const char* kMatmulChoicesFile = "matmul.json";
+
+// The file's content for the algorithms in use.
+std::string matmul_choices_text(const Matmul& matmul);
+
+// Gives `matmul` the algorithms of the file. Returns an empty string, or why they are left unused (another device or
+// library, no such file in an older checkpoint): then they are chosen anew. Error(bad_data) for a file that is not what
+// it should be.
+std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul);

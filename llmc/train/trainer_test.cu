@@ -1,0 +1,291 @@
+// The training loop on a tiny model in one process: what must be decided on the device, in which order things reach the
+// disk, what a checkpoint brings back, and that the memory table tells the truth. Whole runs are in dev/test.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <set>
+
+#include "llmc/io/temporary_folder.h"
+#include "llmc/train/matmul_choices.h"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+class TestStream {
+public:
+    TestStream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    ~TestStream() { cudaStreamDestroy(stream_); }
+    TestStream(const TestStream&) = delete;
+    TestStream& operator=(const TestStream&) = delete;
+    operator cudaStream_t() const { return stream_; }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+constexpr int kVocab = 61;
+
+Options tiny_options(const std::string& folder) {
+    Options options;
+    options.layers = 2, options.heads = 2, options.channels = 32;
+    options.seq_len = 16, options.micro_batch = 2, options.total_batch = 64, options.max_steps = 6;
+    options.lr = 1e-2f;
+    options.val_every = 3, options.val_max_batches = 2, options.sample_every = 0;
+    options.output_dir = folder;
+    return options;
+}
+
+std::string write_tokens(const std::string& path) {
+    std::vector<std::uint32_t> ids;
+    for (std::uint32_t i = 0; i < 2000; i++) ids.push_back(i * i % kVocab);
+    write_token_file(real_files(), path, TokenFormat::gpt2, ids);
+    return path;
+}
+
+GptOptions shape_of(const Options& o) {
+    GptOptions result;
+    result.B = o.micro_batch;
+    result.T = o.seq_len;
+    result.attention = o.attention;
+    result.recompute = o.recompute;
+    return result;
+}
+
+// A run as main makes it, on data of its own.
+struct TestRun {
+    TemporaryFolder data;
+    TemporaryFolder output;
+    Options options = tiny_options(output.path());
+    TestStream stream;
+    Arena arena;
+    Gpt model{custom_model_config(options.layers, options.heads, options.channels, options.seq_len, kVocab),
+              shape_of(options), arena, stream};
+    std::unique_ptr<Optimizer> optimizer;
+    TokenSet tokens{real_files(), "--train-data", write_tokens(data / "tokens.bin"), options.seq_len, kVocab};
+    StopSignals signals;
+    std::FILE* nowhere = std::fopen("/dev/null", "w");
+    Log log{true, nowhere, nowhere};
+
+    TestRun() {
+        model.initialize(options.seed);
+        optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
+    }
+    ~TestRun() { std::fclose(nowhere); }
+
+    // Continues from `folder`, unless empty.
+    RunEnd train(FileSystem& files, const std::string& folder = "") {
+        RunState state;
+        if (!folder.empty()) {
+            state = load_training_state(files, folder, model, *optimizer);
+            CHECK(restore_matmul_choices(files, folder + "/" + kMatmulChoicesFile, model.matmul()) == "");
+        }
+        Metrics metrics(files, options.output_dir, state.step);
+        Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, files, metrics, signals, nullptr,
+                         nullptr, "", options.max_steps, 0.0});
+        if (!folder.empty()) trainer.restore(state);
+        return trainer.run();
+    }
+
+    std::vector<std::vector<float>> weights() const {
+        std::vector<std::vector<float>> result;
+        for (int i = 0; i < model.table().size(); i++) {
+            result.push_back(download_tensor(model.parameters(), i, model.stream()));
+        }
+        return result;
+    }
+};
+
+// Remembers what was done to files, in order: "write NAME", "sync NAME", "rename NAME".
+class RecordingFiles : public ForwardingFiles {
+public:
+    using ForwardingFiles::ForwardingFiles;
+    mutable std::vector<std::string> calls;
+
+    std::unique_ptr<File> create(const std::string& path) override { return record(inner_.create(path)); }
+    std::unique_ptr<File> append(const std::string& path) override { return record(inner_.append(path)); }
+    void rename(const std::string& from, const std::string& to) override {
+        calls.push_back("rename " + name_of(to));
+        inner_.rename(from, to);
+    }
+    void sync_folder(const std::string& path) override {
+        calls.push_back("sync " + name_of(path));
+        inner_.sync_folder(path);
+    }
+    static std::string name_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+private:
+    class RecordingFile : public File {
+    public:
+        RecordingFile(std::unique_ptr<File> inner, std::vector<std::string>& calls)
+            : inner_(std::move(inner)), calls_(calls) {}
+        const std::string& path() const override { return inner_->path(); }
+        std::uint64_t size() const override { return inner_->size(); }
+        void read_at(std::uint64_t offset, std::span<std::byte> into) const override { inner_->read_at(offset, into); }
+        void write(std::span<const std::byte> bytes) override {
+            calls_.push_back("write " + name_of(path()));
+            inner_->write(bytes);
+        }
+        void sync() override {
+            calls_.push_back("sync " + name_of(path()));
+            inner_->sync();
+        }
+
+    private:
+        std::unique_ptr<File> inner_;
+        std::vector<std::string>& calls_;
+    };
+    std::unique_ptr<File> record(std::unique_ptr<File> file) {
+        return std::make_unique<RecordingFile>(std::move(file), calls);
+    }
+};
+
+// What the device says is taken, by whomever.
+double device_bytes_taken() {
+    std::size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return static_cast<double>(total_bytes - free_bytes);
+}
+
+}   // namespace
+
+TEST_CASE("trainer: a loss that is not finite stops the update on the device, even where the norm is finite") {
+    TestRun run;
+    const std::size_t count = static_cast<std::size_t>(run.options.tokens_per_micro_step());
+    BatchBuffer batch(run.arena, run.options.micro_batch, run.options.seq_len, kVocab);
+    const std::vector<int> ids(count, 7);
+    batch.upload(ids, ids, run.stream);
+    // written over the loss between backward and the decision, as no kernel can be made to do with a finite norm
+    void* loss = nullptr;
+    for (const Allocation& held : run.arena.allocations()) {
+        if (held.name == "step/loss") loss = const_cast<void*>(held.address);
+    }
+    REQUIRE(loss != nullptr);
+    const auto before = run.weights();
+    for (float planted : {NAN, INFINITY, -INFINITY, 1.0f}) {
+        INFO("loss ", planted);
+        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count), true);
+        CUDA_CHECK(cudaMemcpyAsync(loss, &planted, sizeof planted, cudaMemcpyHostToDevice, run.stream));
+        run.optimizer->finish_gradients();
+        run.optimizer->update(1, 1e-2f);
+        CHECK(std::isfinite(run.optimizer->result().grad_norm));
+        const bool unchanged = run.weights() == before;
+        CHECK(unchanged == !std::isfinite(planted));
+    }
+}
+
+TEST_CASE("trainer: records are on the disk before the checkpoint of their steps gets its name") {
+    TestRun run;
+    run.options.checkpoint_every = 2;
+    RecordingFiles files(real_files());
+    CHECK(run.train(files) == RunEnd::finished);
+    int checkpoints = 0;
+    std::set<std::string> unsynced;
+    for (const std::string& call : files.calls) {
+        const std::string what = call.substr(0, call.find(' ')), name = call.substr(call.find(' ') + 1);
+        if (what == "write") unsynced.insert(name);
+        if (what == "sync") unsynced.erase(name);
+        if (what != "rename" || !name.starts_with("step_")) continue;
+        checkpoints++;
+        INFO(name);
+        CHECK(unsynced.empty());   // neither a record nor a file of the checkpoint
+    }
+    CHECK(checkpoints == 3);
+    CHECK(std::count(files.calls.begin(), files.calls.end(), "write metrics.jsonl") == 6 + 3);
+}
+
+TEST_CASE("trainer: a signal before the first step ends the run at once, with nothing written but empty records") {
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+        TestRun run;
+        const auto before = run.weights();
+        std::raise(signal);
+        CHECK_THROWS_WITH_AS(run.signals.leave_if_received(), doctest::Contains("received during start-up"), Error);
+        CHECK(run.train(real_files()) == RunEnd::signal);
+        CHECK(run.weights() == before);
+        CHECK(list_checkpoints(real_files(), run.output.path()).empty());
+        CHECK(read_whole(real_files(), run.output / "metrics.jsonl").empty());
+    }
+}
+
+// The algorithms of a run, as if a search had found the second of those offered for every problem.
+std::vector<MatmulAlgorithm> other_algorithms() {
+    TestRun run;
+    run.options.stop_after = 1;
+    run.train(real_files());
+    std::vector<MatmulAlgorithm> algorithms = run.model.matmul().algorithms();
+    REQUIRE(algorithms.size() > 10);
+    for (MatmulAlgorithm& algorithm : algorithms) algorithm.words[1] = 1;
+    return algorithms;
+}
+
+TEST_CASE("trainer: a resumed run multiplies with the algorithms of the run it continues") {
+    const std::vector<MatmulAlgorithm> chosen = other_algorithms();
+    TestRun first, second;
+    first.model.matmul().use_algorithms(chosen);
+    first.options.stop_after = 2;
+    CHECK(first.train(real_files()) == RunEnd::stop_requested);
+    CHECK(second.train(real_files(), first.output / "step_00000002") == RunEnd::finished);
+    CHECK(second.model.matmul().algorithms() == chosen);
+    CHECK(second.model.matmul().refused_algorithms().empty());
+}
+
+TEST_CASE("trainer: algorithms that do not fit are chosen anew, and it is said why") {
+    std::vector<MatmulAlgorithm> chosen = other_algorithms();
+    chosen[0].words[0] = 99;                              // unknown to the library
+    chosen[1].workspace_bytes = std::uint64_t{1} << 40;   // more than there is
+    TestRun run;
+    run.options.stop_after = 1;
+    run.model.matmul().use_algorithms(chosen);
+    CHECK(run.train(real_files()) == RunEnd::stop_requested);
+    const std::vector<std::string> refused = run.model.matmul().refused_algorithms();
+    REQUIRE(refused.size() == 2);
+    for (const std::string& why : refused) {
+        const bool unknown = why.starts_with(chosen[0].problem);
+        CHECK(why.find(unknown ? "CUBLAS_STATUS_NOT_SUPPORTED" : "1099511627776 bytes of workspace") !=
+              std::string::npos);
+    }
+    const std::vector<MatmulAlgorithm> used = run.model.matmul().algorithms();
+    CHECK(used[0].words[1] == 0);   // the heuristic's first
+    CHECK(used[1].words[1] == 0);
+    CHECK(used[2] == chosen[2]);
+
+    const std::string file = run.output / "step_00000001/matmul.json";
+    std::string content = read_whole(real_files(), file);
+    CHECK(restore_matmul_choices(real_files(), file, run.model.matmul()) == "");
+    content.replace(content.find("\"cublaslt\": "), 12, "\"cublaslt\": 9");
+    write_whole(real_files(), file, content);
+    CHECK(restore_matmul_choices(real_files(), file, run.model.matmul()).find("of another machine") !=
+          std::string::npos);
+    write_whole(real_files(), file, content.substr(0, content.size() / 2));
+    CHECK_THROWS_WITH_AS(restore_matmul_choices(real_files(), file, run.model.matmul()),
+                         doctest::Contains("matmul.json"), Error);
+}
+
+TEST_CASE("trainer: the memory table is what the device reports, within 2%, and a hidden allocation is not in it") {
+    for (Recompute recompute : {Recompute::none, Recompute::block}) {
+        for (AttentionKind attention : {AttentionKind::own, AttentionKind::auto_}) {
+            const double before = device_bytes_taken();
+            Arena arena;
+            TestStream stream;
+            GptOptions shape;
+            shape.B = 8, shape.T = 64, shape.recompute = recompute, shape.attention = attention;
+            Gpt model(custom_model_config(3, 2, 128, 64, 1000), shape, arena, stream);
+            model.initialize(1);
+            auto optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
+            BatchBuffer batch(arena, shape.B, shape.T, 1000);
+            batch.upload(std::vector<int>(512, 3), std::vector<int>(512, 4), stream);
+            optimizer->forward_backward(batch.batch(), 1.0f / 512, true);   // what is allocated late counts too
+            optimizer->finish_gradients();
+            optimizer->update(1, 1e-3f);
+            optimizer->result();
+            auto ratio = [&] { return (device_bytes_taken() - before) / static_cast<double>(arena.bytes()); };
+            CHECK(ratio() > 0.98);
+            CHECK(ratio() < 1.02);
+            void* hidden = nullptr;
+            CUDA_CHECK(cudaMalloc(&hidden, arena.bytes() / 40));
+            CHECK(ratio() > 1.02);
+            CUDA_CHECK(cudaFree(hidden));
+        }
+    }
+}
