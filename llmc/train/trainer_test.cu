@@ -165,7 +165,7 @@ TEST_CASE("trainer: a loss that is not finite stops the update on the device, ev
     const auto before = run.weights();
     for (float planted : {NAN, INFINITY, -INFINITY, 1.0f}) {
         INFO("loss ", planted);
-        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count), true);
+        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count), true, true);
         CUDA_CHECK(cudaMemcpyAsync(loss, &planted, sizeof planted, cudaMemcpyHostToDevice, run.stream));
         run.optimizer->finish_gradients();
         run.optimizer->update(1, 1e-2f);
@@ -275,7 +275,7 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
             auto optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
             BatchBuffer batch(arena, shape.B, shape.T, 1000);
             batch.upload(std::vector<int>(512, 3), std::vector<int>(512, 4), stream);
-            optimizer->forward_backward(batch.batch(), 1.0f / 512, true);   // what is allocated late counts too
+            optimizer->forward_backward(batch.batch(), 1.0f / 512, true, true);   // what is allocated late counts too
             optimizer->finish_gradients();
             optimizer->update(1, 1e-3f);
             optimizer->result();
