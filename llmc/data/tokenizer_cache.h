@@ -108,7 +108,7 @@ public:
     }
 
 private:
-    static constexpr int short_bits = 15, long_bits = 14;   // 2 MiB each
+    static constexpr int short_bits = 17, long_bits = 14;   // 8 and 2 MiB: beyond a core's own cache, but fetched ahead
     static constexpr std::size_t short_pairs = std::size_t{1} << short_bits, long_slots = std::size_t{1} << long_bits;
     struct alignas(64) Pair {
         Short entries[2];
