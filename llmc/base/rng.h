@@ -5,10 +5,13 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
-struct Random4 { std::uint32_t x, y, z, w; };
+struct Random4 {
+    std::uint32_t x, y, z, w;
+};
 
 // Mixes 64 bits well (the finaliser of splitmix64); makes keys from seeds and names.
 __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
@@ -18,7 +21,8 @@ __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
     return x ^ (x >> 31);
 }
 
-__host__ __device__ inline Random4 philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high = 0) {
+__host__ __device__ inline Random4 philox(std::uint64_t key, std::uint64_t counter_low,
+                                          std::uint64_t counter_high = 0) {
     std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
     Random4 c{static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
               static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
@@ -37,9 +41,54 @@ __host__ __device__ inline float uniform(std::uint32_t bits) {
     return (static_cast<float>(bits >> 8) + 1.0f) * (1.0f / 16777216.0f);
 }
 
-// Standard normal number of one element: Box-Muller on the first two words of its own counter.
+// ---------------------------------------------------------------------------------------------------------------------
+// Normal numbers, the same bits on every machine: initial weights are made of them. The logarithms and cosines of C
+// libraries and GPUs differ in the last bits, so these are our own: only operations that IEEE 754 rounds in one way,
+// with fmaf wherever a product meets a sum, so that no compiler has the choice of fusing them (and never compiled with
+// fast-math options). Polynomials are those of Cephes (Moshier, logf.c and sinf.c).
+
+// ln x of a normal number above zero, within 2 units in the last place.
+__host__ __device__ inline float exact_log(float x) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+    // x = m 2^e with m in [sqrt(1/2), sqrt(2)): 0x3f3504f3 is sqrt(1/2), subtracted so that the exponent counts from
+    // there
+    const std::uint32_t shifted = bits - 0x3f3504f3u;
+    const float e = static_cast<float>(static_cast<std::int32_t>(shifted) >> 23);
+    const float f = std::bit_cast<float>((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+    const float square = f * f;
+    float p = fmaf(7.0376836292e-2f, f, -1.1514610310e-1f);
+    p = fmaf(p, f, 1.1676998740e-1f);
+    p = fmaf(p, f, -1.2420140846e-1f);
+    p = fmaf(p, f, 1.4249322787e-1f);
+    p = fmaf(p, f, -1.6668057665e-1f);
+    p = fmaf(p, f, 2.0000714765e-1f);
+    p = fmaf(p, f, -2.4999993993e-1f);
+    p = fmaf(p, f, 3.3333331174e-1f);
+    float rest = fmaf(e, -2.12194440e-4f, p * (f * square));   // ln 2 in two parts, the small one first
+    rest = fmaf(-0.5f, square, rest);
+    return fmaf(e, 0.693359375f, f + rest);
+}
+
+// cos(2 pi turns / 2^24) for turns in [0, 2^24].
+__host__ __device__ inline float exact_cos_of_turns(std::uint32_t turns) {
+    const std::uint32_t quadrant = (turns + (1u << 21)) >> 22;   // the nearest quarter turn; what is left is exact
+    const float left = static_cast<float>(static_cast<std::int32_t>(turns - (quadrant << 22)));
+    const float x = left * 3.7450704e-7f;   // 2 pi / 2^24; within pi / 4
+    const float square = x * x;
+    float sine = fmaf(-1.9515295891e-4f, square, 8.3321608736e-3f);
+    sine = fmaf(sine, square, -1.6666654611e-1f);
+    sine = fmaf(sine, square * x, x);
+    float cosine = fmaf(2.443315711809948e-5f, square, -1.388731625493765e-3f);
+    cosine = fmaf(cosine, square, 4.166664568298827e-2f);
+    cosine = fmaf(cosine, square * square, fmaf(-0.5f, square, 1.0f));
+    const float value = quadrant % 2 == 0 ? cosine : sine;
+    return quadrant % 4 == 1 || quadrant % 4 == 2 ? -value : value;
+}
+
+// Standard normal number of one element: Box-Muller on the first two words of its own counter. (Box and Muller, "A note
+// on the generation of random normal deviates", 1958.)
 __host__ __device__ inline float normal(std::uint64_t key, std::uint64_t element) {
-    Random4 r = philox(key, element);
-    float radius = sqrtf(-2.0f * logf(uniform(r.x)));
-    return radius * cosf(6.283185307179586f * uniform(r.y));
+    const Random4 r = philox(key, element);
+    const float radius = sqrtf(-2.0f * exact_log(uniform(r.x)));
+    return radius * exact_cos_of_turns((r.y >> 8) + 1);
 }
