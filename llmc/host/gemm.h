@@ -2,9 +2,9 @@
 //
 // The result is cut into tiles that stay in a core's cache together with their operands; the tiles are shared out to
 // the thread pool, and each is computed by oneDNN called single-threaded (so that no second pool of threads, OpenMP's,
-// ever wakes up; measured, the tiles lose nothing against oneDNN's own threading). bf16 operands are widened to fp32
-// tile by tile, or given to oneDNN as they are where the processor has AMX: without it, oneDNN's bf16 runs at half the
-// speed of fp32.
+// ever wakes up; measured, the tiles lose nothing against oneDNN's own threading). bf16 operands are given to oneDNN as
+// they are where the processor multiplies them (AMX, or vdpbf16ps of AVX-512), else widened to fp32 tile by tile: without
+// such instructions, oneDNN's bf16 runs at half the speed of fp32.
 //
 // A tile's arithmetic depends on the shape and the number of threads, never on which thread computes it.
 #pragma once
