@@ -1,9 +1,11 @@
 // train_gpt: pretrains GPT models. `train_gpt --help` lists every option, the README shows how to begin.
 //
-// An index of the program: options -> device -> data and model -> training loop -> exit code. The parts are in
+// An index of the program: options -> processes and devices -> data and model -> training loop -> exit code. The parts
+// are in
 //   llmc/train/options.h   the command line          llmc/data/loader.h   token files and the sample order
 //   llmc/train/trainer.h   the training loop         llmc/model/gpt.h     forward and backward
 //   llmc/train/training_state.h, llmc/io/checkpoint.h   saving and resuming
+//   llmc/parallel/world.h  this process among the others
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
 #include <cuda_runtime.h>
@@ -16,6 +18,7 @@
 #include <optional>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/exit_code.h"
 #include "llmc/base/log.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/data/tokenizer.h"
@@ -29,14 +32,11 @@
 
 namespace {
 
-// The device this process computes on. Error(no_device) where there is none.
-cudaDeviceProp open_device() {
-    int devices = 0;
-    CUDA_CHECK(cudaGetDeviceCount(&devices));
-    if (devices == 0) CUDA_CHECK(cudaErrorNoDevice);
-    CUDA_CHECK(cudaSetDevice(0));
+cudaDeviceProp properties_of_device() {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
     cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     return properties;
 }
 
@@ -125,8 +125,19 @@ std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log
     return found;
 }
 
-GptOptions model_options(const Options& options) {
+WorldOptions world_options(const Options& options) {
+    WorldOptions result;
+    result.startup = options.startup;
+    result.dp = options.dp;
+    result.control.silence_seconds = options.peer_timeout_s;
+    result.control.stall_seconds = options.stall_timeout_s;
+    return result;
+}
+
+GptOptions model_options(const Options& options, const World& world) {
     GptOptions result;
+    const bool shares = world.mesh().zero_ranks() > 1;   // one rank alone keeps everything
+    result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
     result.B = options.micro_batch;
     result.T = options.seq_len;
     result.attention = options.attention;
@@ -148,10 +159,12 @@ OptimizerOptions optimizer_options(const Options& o) {
     return result;
 }
 
-int train(Options options, const StopSignals& signals) {
-    fit_to_ranks(options, make_mesh(1, 1, 1, 1, options.dp).dp);
-    const Log log;
-    const cudaDeviceProp device = open_device();
+int train(Options options, World& world, const StopSignals& signals) {
+    fit_to_ranks(options, world.mesh().dp);
+    const Log log(world.is_first());
+    open_device(world.place().local_rank);
+    const cudaDeviceProp device = properties_of_device();
+    Communicator* group = world.group(MeshAxis::zero);
     FileSystem& files = real_files();
 
     const std::string tokenizer_file = find_tokenizer_file(options);
@@ -161,6 +174,7 @@ int train(Options options, const StopSignals& signals) {
     if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(files, options.model);
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
     const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
+    world.require_same("the checkpoint to resume from", checkpoint ? checkpoint->path : "none");
     check_data(options, config, checkpoint ? checkpoint->path : "");
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while
@@ -175,14 +189,14 @@ int train(Options options, const StopSignals& signals) {
     Stream stream;
     const std::size_t taken_before = device_bytes_taken();
     Arena arena;
-    Gpt model(config, model_options(options), arena, stream.get());
+    Gpt model(config, model_options(options, world), arena, stream.get());
     if (weights) {
         load_parameters(model.parameters(), *weights, stream.get());
     } else {
         model.initialize(options.seed);
     }
     signals.leave_if_received();
-    auto optimizer = Optimizer::make(model, optimizer_options(options), arena);
+    auto optimizer = Optimizer::make(model, optimizer_options(options), arena, group);
     std::optional<Sampler> sampler;
     if (options.sample_every > 0) {
         sampler.emplace(model, arena, tokenizer,
@@ -202,11 +216,11 @@ int train(Options options, const StopSignals& signals) {
         if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     }
     signals.leave_if_received();
-    Metrics metrics(files, options.output_dir, state ? state->step : 0);
+    Metrics metrics(files, world.is_first() ? options.output_dir : "", state ? state->step : 0);
     const TokenSet* validation = val_tokens ? &*val_tokens : nullptr;
     Trainer trainer({options, log, arena, model, *optimizer, train_tokens, validation, files, metrics, signals,
                      sampler ? &*sampler : nullptr, evaluation ? &*evaluation : nullptr, tokenizer_file, max_steps,
-                     peak.per_second});
+                     peak.per_second, group, &world});
     if (state) trainer.restore(*state);
 
     const std::string origin = checkpoint ? checkpoint->path : weights ? weights->description() : "random";
@@ -222,32 +236,41 @@ int train(Options options, const StopSignals& signals) {
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (!options.export_llmc.empty()) {
-        save_llmc_model(files, options.export_llmc, model, WholeTensors(nullptr, arena, stream.get()));
+        save_llmc_model(files, options.export_llmc, model, WholeTensors(group, arena, stream.get()));
     }
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
+}
+
+// Among several processes errors say whose they are; what all of them find alike, before they have met, only one says.
+std::string whose(const StartupOptions& startup) {
+    const int ranks = startup.ranks > 0 ? startup.ranks : read_launch_environment().ranks;
+    return ranks > 1 ? text("rank ", own_rank(startup), ": ") : "";
 }
 
 }   // namespace
 
 int main(int argc, char** argv) {
     const StopSignals signals;   // from the start, so that none finds the program unprepared
+    std::string who;
     try {
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
+        const Options& options = command_line.options;
         if (!command_line.print_and_exit.empty()) {
-            std::fputs(command_line.print_and_exit.c_str(), stdout);
+            if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;
         }
-        return train(command_line.options, signals);
-    } catch (const Error& error) {
-        std::fflush(stdout);
-        const char* what = error.kind() == ErrorKind::resumable ? "" : "error: ";
-        std::fprintf(stderr, "train_gpt: %s%s\n", what, error.what());
-        return error.exit_code();
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "train_gpt: error: this machine has too little memory for what was asked\n");
-        return static_cast<int>(ErrorKind::no_device);
+        who = whose(options.startup);
+        World world(world_options(options));
+        return world.guarded([&] {
+            world.require_same("the command line", command_line.shared);
+            return train(options, world, signals);
+        });
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "train_gpt: error: %s\n", error.what());
-        return static_cast<int>(ErrorKind::bug);
+        const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+        std::fflush(stdout);
+        std::fprintf(stderr, "train_gpt: %s%s%s\n", who.c_str(),
+                     exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ",
+                     no_memory ? "this machine has too little memory for what was asked" : error.what());
+        return exit_code_of(error);
     }
 }

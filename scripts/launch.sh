@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Starts N processes of a program on this machine, without MPI: scripts/launch.sh -n N [-p PORT] PROGRAM ARGUMENTS...
+# Starts N processes of a program on this machine, without MPI: scripts/launch.sh -n N [-p PORT] [-g SECONDS] PROGRAM ARGUMENTS...
 #
 # Every process learns its place from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-# Waits for all of them. Returns 0 if all ended well, 75 (stopped, but resumable) if one was lost or stopped early, else
-# the first other exit code. Signals INT, TERM and USR1 are passed on to all processes.
+# Waits for all of them; once one has ended badly, the others get SECONDS (default 60) to follow, then they are killed,
+# stopped ones too. Returns 0 if all ended well, else the first code that is neither 0 nor 75 (a mistake or a bug, which
+# starting again would not cure), else 75 (stopped or lost, but resumable). Signals INT, TERM and USR1 are passed on.
 set -u
 
 usage() {
@@ -13,17 +14,19 @@ usage() {
 
 ranks=
 port=
-while getopts n:p: option; do
+patience=60
+while getopts n:p:g: option; do
     case $option in
         n) ranks=$OPTARG ;;
         p) port=$OPTARG ;;
+        g) patience=$OPTARG ;;
         *) usage ;;
     esac
 done
 shift $((OPTIND - 1))
-[[ $ranks =~ ^[1-9][0-9]*$ && $# -gt 0 ]] || usage
-# an unprivileged port that differs between runs on one machine
-[ -n "$port" ] || port=$((20000 + ($$ * 7 + RANDOM) % 40000))
+[[ $ranks =~ ^[1-9][0-9]*$ && $patience =~ ^[0-9]+$ && $# -gt 0 ]] || usage
+# an unprivileged port below the range that outgoing connections use, different between runs on one machine
+[ -n "$port" ] || port=$((10000 + ($$ * 7 + RANDOM) % 20000))
 
 pids=()
 pass_on() {
@@ -37,22 +40,34 @@ for ((rank = 0; rank < ranks; rank++)); do
     pids+=($!)
 done
 
+# A process that ends badly starts a timer, whose end is what else `wait -n` may return for.
+timer=
 result=0
-for ((rank = 0; rank < ranks; rank++)); do
-    # wait returns early when a signal arrives; ask again until the process has ended
-    while :; do
-        wait "${pids[rank]}"
-        code=$?
-        kill -0 "${pids[rank]}" 2>/dev/null || break
-    done
+left=$ranks
+while [ "$left" -gt 0 ]; do
+    ended=
+    wait -n -p ended "${pids[@]}" $timer
+    code=$?
+    [ -n "$ended" ] || continue   # a signal arrived: it has been passed on
+    if [ "$ended" = "$timer" ]; then
+        echo "launch.sh: killing what has not ended $patience s after the first loss" >&2
+        pass_on KILL
+        timer=
+        continue
+    fi
+    for rank in "${!pids[@]}"; do [ "${pids[rank]}" = "$ended" ] && break; done
+    unset "pids[rank]"
+    left=$((left - 1))
     if [ $code -gt 128 ]; then
         echo "launch.sh: rank $rank was killed by signal $((code - 128))" >&2
         code=75
     fi
-    if [ $code -eq 75 ]; then
-        result=75
-    elif [ $code -ne 0 ] && [ $result -eq 0 ]; then
-        result=$code
+    [ $code -ne 0 ] || continue
+    if [ $result -eq 0 ] || { [ $result -eq 75 ] && [ $code -ne 75 ]; }; then result=$code; fi
+    if [ -z "$timer" ] && [ "$left" -gt 0 ]; then
+        sleep "$patience" &
+        timer=$!
     fi
 done
+[ -z "$timer" ] || kill "$timer" 2>/dev/null
 exit $result

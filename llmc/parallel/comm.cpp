@@ -1,12 +1,16 @@
 #include "llmc/parallel/comm.h"
 
+#include <chrono>
+
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
     if (status == ncclSuccess) return;
-    std::string message = text(file, ":", line, ": ", call, " failed: ", ncclGetErrorString(status), ": ",
-                               ncclGetLastError(nullptr));
-    if (status == ncclRemoteError) throw Error(ErrorKind::resumable, message, "A rank was lost; start again to resume.");
+    std::string message =
+        text(file, ":", line, ": ", call, " failed: ", ncclGetErrorString(status), ": ", ncclGetLastError(nullptr));
+    if (status == ncclRemoteError)
+        throw Error(ErrorKind::resumable, message, "A rank was lost; start again to resume.");
     if (status == ncclSystemError) {
-        throw Error(ErrorKind::no_device, message, "Check that every rank was started and that the hosts reach each other.");
+        throw Error(ErrorKind::no_device, message,
+                    "Check that every rank was started and that the hosts reach each other.");
     }
     throw Error(ErrorKind::bug, message);
 }
@@ -57,15 +61,16 @@ void Communicator::check_alive() const {
     ncclResult_t state = ncclSuccess;
     if (comm_ != nullptr) NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
     if (state == ncclSuccess || state == ncclInProgress) return;
-    throw Error(ErrorKind::resumable,
-                text("group ", name_, ": ", ncclGetErrorString(state), " at ", operation_.load(), " number ",
-                     issued_.load()),
-                "A rank was lost; start again to resume.");
+    throw Error(
+        ErrorKind::resumable,
+        text("group ", name_, ": ", ncclGetErrorString(state), " at ", operation_.load(), " number ", issued_.load()),
+        "A rank was lost; start again to resume.");
 }
 
 void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
     ENSURE(comm_ != nullptr, operation, " on group ", name_, ", which this rank does not belong to");
     operation_ = operation;
+    issued_at_ = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     issued_++;
     traffic_.*kind += bytes;
 }
@@ -78,7 +83,8 @@ void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t 
 
 template <class T>
 void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream_t stream) {
-    count("reduce-scatter", &Traffic::reduce_scatter, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
+    count("reduce-scatter", &Traffic::reduce_scatter,
+          static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
     NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream));
 }
 
@@ -118,13 +124,13 @@ void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t s
     traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // the piece for oneself does not travel
 }
 
-#define INSTANTIATE(T)                                                                            \
-    template void Communicator::all_reduce<T>(T*, std::size_t, ReduceOp, cudaStream_t);            \
-    template void Communicator::reduce_scatter<T>(T*, const T*, std::size_t, cudaStream_t);        \
-    template void Communicator::all_gather<T>(T*, const T*, std::size_t, cudaStream_t);            \
-    template void Communicator::broadcast<T>(T*, std::size_t, int, cudaStream_t);                  \
-    template void Communicator::send<T>(const T*, std::size_t, int, cudaStream_t);                 \
-    template void Communicator::receive<T>(T*, std::size_t, int, cudaStream_t);                    \
+#define INSTANTIATE(T)                                                                      \
+    template void Communicator::all_reduce<T>(T*, std::size_t, ReduceOp, cudaStream_t);     \
+    template void Communicator::reduce_scatter<T>(T*, const T*, std::size_t, cudaStream_t); \
+    template void Communicator::all_gather<T>(T*, const T*, std::size_t, cudaStream_t);     \
+    template void Communicator::broadcast<T>(T*, std::size_t, int, cudaStream_t);           \
+    template void Communicator::send<T>(const T*, std::size_t, int, cudaStream_t);          \
+    template void Communicator::receive<T>(T*, std::size_t, int, cudaStream_t);             \
     template void Communicator::all_to_all<T>(T*, const T*, std::size_t, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -3,8 +3,8 @@
 // A Communicator is one rank's end of one group (the world, or the dp, tp, ... group of the mesh). All calls are queued
 // on a stream, in the order in which the host makes them, which must be the same on every rank of the group.
 //
-// Element types are those of the buffers; a sum is made in that type by NCCL, so what must be exact is sent as fp32. The
-// stand-in adds bf16 in fp32 and rounds once. Every call says by its buffer type in which type it reduces.
+// Element types are those of the buffers; a sum is made in that type by NCCL, so what must be exact is sent as fp32.
+// The stand-in adds bf16 in fp32 and rounds once. Every call says by its buffer type in which type it reduces.
 //
 // Traffic is counted logically, where the call is made, as bytes that a rank must send in the best algorithm with
 // n ranks and f = (n - 1) / n: all-reduce 2fB, reduce-scatter and all-gather fB (B: bytes of the whole buffer),
@@ -25,13 +25,32 @@
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
 #define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)
 
-template <class T> struct NcclType;
-template <> struct NcclType<float> { static constexpr ncclDataType_t value = ncclFloat32; };
-template <> struct NcclType<bf16> { static constexpr ncclDataType_t value = ncclBfloat16; };
-template <> struct NcclType<std::int32_t> { static constexpr ncclDataType_t value = ncclInt32; };
-template <> struct NcclType<std::int64_t> { static constexpr ncclDataType_t value = ncclInt64; };
-template <> struct NcclType<std::uint64_t> { static constexpr ncclDataType_t value = ncclUint64; };
-template <> struct NcclType<double> { static constexpr ncclDataType_t value = ncclFloat64; };
+template <class T>
+struct NcclType;
+template <>
+struct NcclType<float> {
+    static constexpr ncclDataType_t value = ncclFloat32;
+};
+template <>
+struct NcclType<bf16> {
+    static constexpr ncclDataType_t value = ncclBfloat16;
+};
+template <>
+struct NcclType<std::int32_t> {
+    static constexpr ncclDataType_t value = ncclInt32;
+};
+template <>
+struct NcclType<std::int64_t> {
+    static constexpr ncclDataType_t value = ncclInt64;
+};
+template <>
+struct NcclType<std::uint64_t> {
+    static constexpr ncclDataType_t value = ncclUint64;
+};
+template <>
+struct NcclType<double> {
+    static constexpr ncclDataType_t value = ncclFloat64;
+};
 
 enum class ReduceOp : std::uint8_t { sum, max };
 
@@ -43,9 +62,10 @@ struct Traffic {
 
 // What the control plane tells about a rank: the last operation it asked for, and its number in this communicator.
 struct CommProgress {
-    std::uint64_t issued = 0;     // operations asked for
-    std::uint64_t done = 0;       // of these, how many the host knows to be finished
-    const char* operation = "";   // the last one asked for; a literal
+    std::uint64_t issued = 0;      // operations asked for
+    std::uint64_t done = 0;        // of these, how many the host knows to be finished
+    const char* operation = "";    // the last one asked for; a literal
+    std::uint64_t issued_at = 0;   // when, in nanoseconds of a steady clock
 };
 
 class Communicator {
@@ -66,7 +86,7 @@ public:
     const std::string& name() const { return name_; }
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
-    CommProgress progress() const { return {issued_, done_, operation_}; }   // from any thread
+    CommProgress progress() const { return {issued_, done_, operation_, issued_at_}; }   // from any thread
     void note_all_done() { done_ = issued_.load(); }   // the host has waited for all of them
 
     // data[i] = over all ranks; counts are elements.
@@ -110,6 +130,6 @@ private:
     int rank_ = 0, size_ = 0;
     std::string name_;
     Traffic traffic_;
-    std::atomic<std::uint64_t> issued_ = 0, done_ = 0;
+    std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
     std::atomic<const char*> operation_ = "";
 };

@@ -7,76 +7,114 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <random>
 #include <thread>
 
+#include "llmc/base/exit_code.h"
 #include "llmc/parallel/sockets.h"
 
 namespace {
 
-// What rank 0 knows of a rank.
+// What is known of a rank at the other end of a connection.
 struct Peer {
     Socket socket;
     std::string host;
-    std::string last_words = "before its first heartbeat";   // where it was, in words
-    std::uint64_t progress = 0;   // grows with everything it does
-    double heard = 0;             // steady_seconds of its last message
-    bool gone = false;            // it said goodbye
+    std::string last_words = "start-up";   // where it was, in words
+    std::uint64_t progress = 0;            // grows with everything it does
+    double heard = 0;                      // steady_seconds of its last message
+    bool gone = false;                     // it said goodbye
 };
 
+// The first letter of a message.
 constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a';
+
+void print_and_exit(int rank, int exit_code, const std::string& why) {
+    std::fflush(stdout);
+    const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
+    std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", why.c_str());
+    std::fflush(nullptr);
+    _exit(exit_code);
+}
+
+constexpr const char* kHint = "Start again with --resume to go on from the last checkpoint.";
 
 }   // namespace
 
 struct Control::Impl {
-    Impl(Meeting& meeting, const ProcessPlace& own_place, const ControlOptions& chosen) : place(own_place), options(chosen) {
+    Impl(Meeting& meeting, const ProcessPlace& own_place, const ControlOptions& chosen)
+        : place(own_place), options(chosen) {
         if (place.ranks == 1) return;
         connect(meeting);
-        thread = std::thread([this] { run(); });
+        last_advance = steady_seconds();
     }
 
-    ~Impl() {
-        leaving = true;
-        if (thread.joinable()) thread.join();
-    }
+    // ---- connecting
 
+    // Rank 0 says where it listens, and a word by which it knows its own ranks from strangers.
     void connect(Meeting& meeting) {
-        constexpr double patience = 60;
         std::unique_ptr<ListeningSocket> listener;
-        if (place.rank == 0) listener = std::make_unique<ListeningSocket>(0);
-        const std::string at = meeting.from_rank_0(listener ? text(place.host, ":", listener->port()) : "");
+        std::string at;
+        if (place.rank == 0) {
+            listener = std::make_unique<ListeningSocket>(0);
+            at = text(place.host, ":", listener->port(), " ", std::random_device{}(), std::random_device{}());
+        }
+        at = meeting.from_rank_0(at);
         const std::vector<std::string> hosts = meeting.all_gather(place.host);
-        if (place.rank != 0) {
-            const std::size_t colon = at.rfind(':');
-            const std::string host = at.substr(0, colon) == place.host ? "127.0.0.1" : at.substr(0, colon);
-            std::optional<Socket> socket = connect_to_host(host, std::atoi(at.c_str() + colon + 1), patience);
-            if (!socket || !socket->send(std::to_string(place.rank))) {
-                throw Error(ErrorKind::no_device, text("rank ", place.rank, " cannot reach the control plane at ", at),
-                            "Check that the hosts reach each other.");
-            }
-            peers.resize(1);
-            peers[0].socket = std::move(*socket);
-            peers[0].host = hosts[0];
-            peers[0].heard = steady_seconds();
-            return;
+        if (place.rank == 0) {
+            accept_all(*listener, at.substr(at.find(' ') + 1), hosts);
+        } else {
+            join_rank_0(at, hosts[0]);
         }
+    }
+
+    void join_rank_0(const std::string& at, const std::string& host) {
+        const std::size_t colon = at.find(':'), space = at.find(' ');
+        const std::string reach = host == place.host ? "127.0.0.1" : at.substr(0, colon);
+        std::optional<Socket> socket =
+            connect_to_host(reach, std::atoi(at.c_str() + colon + 1), options.connect_seconds);
+        if (!socket || !socket->send(text(place.rank, at.substr(space)))) {
+            throw Error(ErrorKind::no_device,
+                        text("rank ", place.rank, " cannot reach the control plane at ", at.substr(0, space)),
+                        "Check that the hosts reach each other, on any port.");
+        }
+        add_peer(0, std::move(*socket), host);
+    }
+
+    void accept_all(ListeningSocket& listener, const std::string& word, const std::vector<std::string>& hosts) {
         peers.resize(static_cast<std::size_t>(place.ranks));
-        const double deadline = steady_seconds() + patience;
-        for (int missing = place.ranks - 1; missing > 0; missing--) {
-            std::optional<Socket> socket = listener->accept(deadline - steady_seconds());
-            std::optional<std::string> hello = socket ? socket->receive(10) : std::nullopt;
+        const double deadline = steady_seconds() + options.connect_seconds;
+        for (int missing = place.ranks - 1; missing > 0;) {
+            std::optional<Socket> socket = listener.accept(deadline - steady_seconds());
+            if (steady_seconds() > deadline) throw_missing();
+            std::optional<std::string> hello = socket ? socket->receive(5) : std::nullopt;
             const int rank = hello ? std::atoi(hello->c_str()) : 0;
-            if (rank <= 0 || rank >= place.ranks) {
-                throw Error(ErrorKind::no_device, text(missing, " ranks did not join the control plane"),
-                            "Look at their own output for the reason.");
-            }
-            Peer& peer = peers[static_cast<std::size_t>(rank)];
-            peer.socket = std::move(*socket);
-            peer.host = hosts[static_cast<std::size_t>(rank)];
-            peer.heard = steady_seconds();
+            if (rank <= 0 || rank >= place.ranks || *hello != text(rank, " ", word)) continue;   // a stranger
+            add_peer(rank, std::move(*socket), hosts[static_cast<std::size_t>(rank)]);
+            missing--;
         }
+    }
+
+    void add_peer(int rank, Socket socket, const std::string& host) {
+        peers.resize(std::max(peers.size(), static_cast<std::size_t>(rank) + 1));
+        Peer& peer = peers[static_cast<std::size_t>(rank)];
+        peer.socket = std::move(socket);
+        peer.host = host;
+        peer.heard = steady_seconds();
+    }
+
+    [[noreturn]] void throw_missing() const {
+        std::string missing;
+        for (std::size_t r = 1; r < peers.size(); r++) {
+            if (!peers[r].socket.is_open()) missing += text(missing.empty() ? "" : ", ", r);
+        }
+        throw Error(
+            ErrorKind::no_device,
+            text("these ranks have not joined the control plane within ", options.connect_seconds, " s: ", missing),
+            "Look at their own output for the reason.");
     }
 
     // ---- the thread
+
     void run() {
         double next_beat = 0;
         while (!leaving && !is_aborted) {
@@ -88,30 +126,39 @@ struct Control::Impl {
             look_for_silence();
             if (place.rank == 0) look_for_stall();
         }
-        if (is_aborted) leave_by_force();
-        if (!failing) send_to_all(std::string(1, goodbye));
-        await_goodbyes();
+        if (!is_aborted) {
+            send_to_all(std::string(1, goodbye));
+            await_goodbyes();
+        }
+        if (is_aborted) leave_after_grace();
     }
 
     bool is_connected(const Peer& peer) const { return peer.socket.is_open() && !peer.gone; }
 
     void send_to_all(const std::string& message) {
+        std::lock_guard lock(sending);
         for (Peer& peer : peers) {
             if (is_connected(peer)) peer.socket.send(message);   // a failure shows itself when listening
         }
     }
 
-    // "b<progress> <words>": where this rank is.
+    // "b<progress> <words>": where this rank is, the latest operation first.
     void send_beats() {
-        std::string words = text("step ", step.load());
         std::uint64_t progress = static_cast<std::uint64_t>(step.load()) + ticks.load();
-        std::lock_guard lock(mutex);
-        for (const Communicator* c : watched) {
-            const CommProgress p = c->progress();
-            progress += p.issued;
-            if (p.issued == 0) continue;
-            words += text(", group ", c->name(), ": ", p.operation, " number ", p.issued, p.issued > p.done ? " under way" : "");
+        std::vector<std::pair<std::uint64_t, std::string>> groups;
+        {
+            std::lock_guard lock(mutex);
+            for (const Communicator* c : watched) {
+                const CommProgress p = c->progress();
+                progress += p.issued;
+                if (p.issued == 0) continue;
+                groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
+                                                      p.issued > p.done ? " (under way)" : " (done)"));
+            }
         }
+        std::sort(groups.rbegin(), groups.rend());
+        std::string words = text("step ", step.load());
+        for (const auto& [when, what] : groups) words += ", " + what;
         own_progress = progress;
         send_to_all(text(beat, progress, " ", words));
     }
@@ -142,30 +189,36 @@ struct Control::Impl {
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
-                std::size_t space = rest.find(' ');
                 const std::uint64_t progress = std::strtoull(rest.c_str(), nullptr, 10);
                 if (progress != peer.progress) last_advance = peer.heard;
                 peer.progress = progress;
-                peer.last_words = rest.substr(std::min(space, rest.size() - 1) + 1);
+                peer.last_words = rest.substr(rest.find(' ') + 1);
                 break;
             }
-            case goodbye: peer.gone = true; break;
+            case goodbye: {
+                std::lock_guard lock(sending);
+                peer.gone = true;
+                break;
+            }
             case failure: start_abort(text(name_of(rank), " failed: ", rest)); break;
             case abort_all: start_abort(rest); break;
             default: break;
         }
     }
 
-    std::string name_of(int rank) const { return text("rank ", rank, " on ", peers[static_cast<std::size_t>(rank)].host); }
+    std::string name_of(int rank) const {
+        return text("rank ", rank, " on ", peers[static_cast<std::size_t>(rank)].host);
+    }
 
-    void declare_lost(int rank, const char* how) {
-        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].last_words));
+    void declare_lost(int rank, const std::string& how) {
+        const std::string& words = peers[static_cast<std::size_t>(rank)].last_words;
+        start_abort(text(name_of(rank), " ", how, ", last heard at ", words));
     }
 
     void look_for_silence() {
         for (std::size_t r = 0; r < peers.size() && !is_aborted; r++) {
             if (is_connected(peers[r]) && steady_seconds() - peers[r].heard > options.silence_seconds) {
-                declare_lost(static_cast<int>(r), text("has been silent for ", options.silence_seconds, " s").c_str());
+                declare_lost(static_cast<int>(r), text("has been silent for ", options.silence_seconds, " s"));
             }
         }
     }
@@ -176,10 +229,10 @@ struct Control::Impl {
             seen_own_progress = own_progress;
             last_advance = steady_seconds();
         }
-        if (steady_seconds() - last_advance < options.stall_seconds) return;
+        if (options.stall_seconds <= 0 || steady_seconds() - last_advance < options.stall_seconds) return;
         std::uint64_t least = own_progress;
         for (std::size_t r = 1; r < peers.size(); r++) least = std::min(least, peers[r].progress);
-        std::string behind = own_progress == least ? "rank 0" : "";
+        std::string behind = own_progress == least ? text("rank 0 on ", place.host) : "";
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (peers[r].progress != least) continue;
             behind += text(behind.empty() ? "" : "; ", name_of(static_cast<int>(r)), " at ", peers[r].last_words);
@@ -188,6 +241,7 @@ struct Control::Impl {
     }
 
     // ---- the end
+
     void start_abort(const std::string& why) {
         {
             std::lock_guard lock(mutex);
@@ -198,18 +252,30 @@ struct Control::Impl {
         if (place.rank == 0) send_to_all(abort_all + why);
     }
 
-    [[noreturn]] void leave_by_force() {
-        std::fprintf(stderr, "train_gpt: rank %d stops: %s\n", place.rank, reason.c_str());
+    std::string abort_reason() const {
+        std::lock_guard lock(mutex);
+        return reason;
+    }
+
+    void leave_after_grace() {
         const double end = steady_seconds() + options.grace_seconds;
         while (!leaving && steady_seconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        std::fflush(nullptr);
-        _exit(static_cast<int>(ErrorKind::resumable));
+        if (leaving) return;   // the main thread has come to its end
+        end_process(static_cast<int>(ErrorKind::resumable), text(abort_reason(), "\n  ", kHint));
+    }
+
+    void end_process(int exit_code, const std::string& why) const {
+        if (options.leave) {
+            options.leave(exit_code, why);
+        } else {
+            print_and_exit(place.rank, exit_code, why);
+        }
     }
 
     // Rank 0 stays until all have said goodbye, so that a loss among the last ones is still told.
     void await_goodbyes() {
-        constexpr double patience = 10;
-        for (const double end = steady_seconds() + patience; place.rank == 0 && steady_seconds() < end && !is_aborted;) {
+        for (const double end = steady_seconds() + options.silence_seconds;
+             place.rank == 0 && steady_seconds() < end && !is_aborted;) {
             if (std::none_of(peers.begin(), peers.end(), [this](const Peer& p) { return is_connected(p); })) return;
             listen(0.05);
         }
@@ -219,21 +285,27 @@ struct Control::Impl {
     ControlOptions options;
     std::vector<Peer> peers;   // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
-    std::atomic<bool> leaving = false, failing = false, is_aborted = false;
+    std::atomic<bool> leaving = false, is_aborted = false;
     std::atomic<std::int64_t> step = 0;
     std::atomic<std::uint64_t> ticks = 0;
-    mutable std::mutex mutex;   // guards what follows
+    std::mutex sending;         // one message at a time
+    mutable std::mutex mutex;   // guards the next two
     std::string reason;
     std::vector<const Communicator*> watched;
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
-    double last_advance = steady_seconds();
+    double last_advance = 0;
 };
 
 Control::Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options)
-    : impl_(std::make_unique<Impl>(meeting, place, options)) {}
+    : impl_(std::make_shared<Impl>(meeting, place, options)) {
+    if (place.ranks > 1) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
 
-Control::~Control() = default;
+Control::~Control() {
+    impl_->leaving = true;
+    if (impl_->thread.joinable()) impl_->thread.join();
+}
 
 void Control::watch(const Communicator& communicator) {
     std::lock_guard lock(impl_->mutex);
@@ -248,25 +320,32 @@ void Control::forget(const Communicator& communicator) {
 void Control::set_step(std::int64_t step) { impl_->step = step; }
 void Control::tick() { impl_->ticks++; }
 
-void Control::fail(const std::string& why) {
-    if (impl_->place.ranks == 1 || impl_->is_aborted) return;
-    impl_->failing = true;
-    impl_->leaving = true;
-    impl_->thread.join();
+void Control::leave(const std::exception& error) {
+    const int exit_code = exit_code_of(error);
+    if (exit_code == static_cast<int>(ErrorKind::resumable)) {
+        // most likely a consequence of another rank's loss, which the control plane is about to name
+        const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
+        while (!impl_->is_aborted && steady_seconds() < patience) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+    if (impl_->is_aborted) {
+        impl_->end_process(exit_code, text(abort_reason(), "\n  ", kHint));
+        return;
+    }
+    const std::string why = error.what();
     if (impl_->place.rank == 0) {
         impl_->send_to_all(abort_all + text("rank 0 on ", impl_->place.host, " failed: ", why));
     } else {
         impl_->send_to_all(failure + why);
     }
+    impl_->end_process(exit_code, why);
 }
 
 bool Control::aborted() const { return impl_->is_aborted; }
 
-std::string Control::abort_reason() const {
-    std::lock_guard lock(impl_->mutex);
-    return impl_->reason;
-}
+std::string Control::abort_reason() const { return impl_->abort_reason(); }
 
 void Control::throw_if_aborted() const {
-    if (aborted()) throw Error(ErrorKind::resumable, abort_reason(), "Start again with --resume to go on from the last checkpoint.");
+    if (aborted()) throw Error(ErrorKind::resumable, abort_reason(), kHint);
 }

@@ -1,15 +1,17 @@
 // The control plane: one connection per rank to rank 0, apart from NCCL, by which a lost rank is noticed and named.
 //
 // A rank that dies closes its connection; a rank that hangs stops sending heartbeats; ranks that wait for each other
-// keep sending them, but nothing advances. Each is recognised here, named with its group, operation and number, and told
-// to all; every rank then ends with exit code 75 (resumable), even if its main thread is stuck in a collective that will
-// never finish, which is why a thread does this and leaves the process if it must.
+// keep sending them, but nothing advances. Each is recognised here, named with its group, operation and number, and
+// told to all; every rank then ends with exit code 75 (resumable), even if its main thread is stuck in a collective
+// that will never finish, which is why a thread does this and leaves the process if it must.
 //
 // Decisions that every rank must take alike (stop after this step, skip this update) do not pass here: they travel with
 // the step's own all-reduce.
 #pragma once
 
 #include <atomic>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,16 +21,20 @@
 
 struct ControlOptions {
     double heartbeat_seconds = 0.25;
-    double silence_seconds = 30;   // a rank not heard for so long counts as hung
+    double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
     double stall_seconds = 600;    // nothing advanced on any rank for so long: whoever is behind counts as hung
-    double grace_seconds = 1;      // after an abort, for the main thread to leave by itself
+    double grace_seconds = 1;      // after a loss, for the main thread to end by itself
+    double connect_seconds = 60;   // for everyone to reach rank 0
+    // How the process ends when a rank is lost; empty: prints `why` and calls _exit. Tests record it instead.
+    std::function<void(int exit_code, const std::string& why)> leave;
 };
 
 class Control {
 public:
     // Connects to rank 0 (collective over the meeting). With one rank nothing is started.
+    // Error(no_device) naming the ranks that do not come.
     Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options);
-    // The orderly end: the others do not take it for a loss.
+    // The orderly end: the others do not take it for a loss. Rank 0 waits for theirs.
     ~Control();
     Control(const Control&) = delete;
     Control& operator=(const Control&) = delete;
@@ -39,15 +45,17 @@ public:
     void set_step(std::int64_t step);
     void tick();   // something was done that no communicator shows: this rank does not hang
 
-    // Tells everyone that this rank cannot go on, and why: they end with 75.
-    void fail(const std::string& why);
+    // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error (or
+    // the loss of a rank that caused it) and leaves with its exit code. No destructor runs: those of device memory
+    // could wait for ever for work that needs the others.
+    void leave(const std::exception& error);
 
-    // True once some rank is lost. The main thread should leave; after the grace period the process does.
+    // True once some rank is lost. After the grace period the process leaves.
     bool aborted() const;
     std::string abort_reason() const;
     void throw_if_aborted() const;   // Error(resumable)
 
 private:
     struct Impl;
-    std::unique_ptr<Impl> impl_;
+    std::shared_ptr<Impl> impl_;
 };

@@ -17,7 +17,7 @@
 #include "llmc/parallel/world.h"
 
 // Defined by the stand-in; null on a GPU.
-extern "C" __attribute__((weak)) void stand_in_own_device(void (*body)(void*), void* argument);
+extern "C" __attribute__((weak)) void stand_in_own_device(void (*body)(void*), void* context);
 
 // What the body of a test works with on one rank. Failed requirements are thrown, and end up in the test's own thread.
 struct TestRank {
@@ -80,8 +80,8 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
     std::vector<std::thread> threads;
     for (Place& place : places) {
         threads.emplace_back([&place] {
-            auto live = [](void* argument) {
-                Place& here = *static_cast<Place*>(argument);
+            auto live = [](void* context) {
+                Place& here = *static_cast<Place*>(context);
                 try {
                     World world(here.mesh, here.rank, here.id);
                     here.error = run(world, here.body);
@@ -89,7 +89,11 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
                     here.error = error.what();
                 }
             };
-            stand_in_own_device(live, &place);
+            try {
+                stand_in_own_device(live, &place);
+            } catch (const std::exception& error) {   // a fault that the body has not met
+                if (place.error.empty()) place.error = error.what();
+            }
         });
     }
     for (std::thread& t : threads) t.join();

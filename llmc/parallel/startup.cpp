@@ -4,13 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
+#include <random>
+#include <sstream>
 #include <thread>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 #include "llmc/io/file.h"
 #include "llmc/parallel/sockets.h"
 
@@ -90,9 +93,11 @@ private:
             }
             std::optional<std::string> hello = connection->receive(5);
             if (!hello) continue;   // a stranger, or a rank that died while it introduced itself
-            int rank = std::atoi(hello->c_str());
-            if (rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
-                connection->send(text("no: rank 0 expects ranks 1 to ", ranks() - 1, ", each once"));
+            int rank = 0, of = 0;
+            if (std::sscanf(hello->c_str(), "train_gpt rank %d of %d", &rank, &of) != 2) continue;
+            if (of != ranks() || rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
+                connection->send(text("no to rank ", rank, " of ", of, ": it expects ranks 1 to ", ranks() - 1, " of ",
+                                      ranks(), ", each once"));
                 continue;
             }
             peer(rank) = std::move(*connection);
@@ -116,10 +121,10 @@ private:
                         "Check that rank 0 was started there and that no firewall stands between.");
         }
         to_rank_0_ = std::move(*connection);
-        to_rank_0_.send(std::to_string(rank()));
+        to_rank_0_.send(text("train_gpt rank ", rank(), " of ", ranks()));
         std::string answer = receive(to_rank_0_, 0);
         if (answer != "yes") {
-            throw Error(ErrorKind::no_device, text("rank 0 says ", answer),
+            throw Error(ErrorKind::no_device, text("rank ", rank(), " at ", host, ":", port, ": rank 0 says ", answer),
                         "Check that every rank was started once, with the same number of ranks.");
         }
     }
@@ -139,45 +144,117 @@ private:
     Socket to_rank_0_;
 };
 
-// Everyone leaves files in a folder, complete under their final name, and waits for everyone else's. The folder must be
-// empty of an earlier run's files, so it is named after the run (launchers give a job's id) and cleaned by rank 0.
+// A word that no other process and no earlier run has.
+std::string fresh_word() {
+    std::random_device random;
+    return formatted("%08x%08x%08x", random(), random(), random());
+}
+
+// Everyone leaves files in a folder, complete under their final name, and waits for everyone else's.
+//
+// Files of an earlier run may lie there, so nothing is believed by its name alone. Rank r writes a word of its own to
+// hello.r; rank 0 answers all of them in `welcome`, with a word of its own, again and again as hellos appear or change;
+// whoever finds its word there believes the rest of it, and says so in a file `<rank 0's word>.ready.r`. Everything
+// else carries rank 0's word in its name.
 class FolderMeeting : public Meeting {
 public:
     FolderMeeting(int rank, int ranks, std::string folder, double timeout)
         : Meeting(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
         real_files().make_folders(folder_);
+        if (rank == 0) {
+            welcome_all();
+        } else {
+            say_hello();
+        }
     }
+
     ~FolderMeeting() override {
-        std::error_code ignored;
-        for (int round = 0; round < rounds_; round++) std::filesystem::remove(path(round, rank()), ignored);
+        for (int round = 0; round < rounds_; round++) remove(run_file(round, rank()));
+        if (rank() == 0) remove(file("welcome"));
+        if (rank() != 0) remove(file(text("hello.", rank())));
+        remove(ready_file(rank()));
     }
 
     std::vector<std::string> all_gather(const std::string& own) override {
-        write_whole(real_files(), path(rounds_, rank()), own);
+        write_whole(real_files(), run_file(rounds_, rank()), own);
         std::vector<std::string> all;
-        const double deadline = steady_seconds() + timeout_;
+        const double deadline = steady_seconds() + timeout_ + 5;   // rank 0's limit comes first
         for (int r = 0; r < ranks(); r++) {
-            while (!real_files().exists(path(rounds_, r))) {
+            while (!real_files().exists(run_file(rounds_, r))) {
                 if (steady_seconds() > deadline) peers_missing(absent(), ranks(), timeout_);
-                std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                pause();
             }
-            all.push_back(read_whole(real_files(), path(rounds_, r)));
+            all.push_back(read_whole(real_files(), run_file(rounds_, r)));
         }
         rounds_++;
         return all;
     }
 
 private:
-    std::string path(int round, int rank) const { return text(folder_, "/round", round, ".rank", rank); }
+    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
+    static void remove(const std::string& path) {
+        std::error_code ignored;
+        std::filesystem::remove(path, ignored);
+    }
+    std::string file(const std::string& name) const { return folder_ + "/" + name; }
+    std::string ready_file(int r) const { return file(text(word_, ".ready.", r)); }
+    std::string run_file(int round, int r) const { return file(text(word_, ".round", round, ".rank", r)); }
+
+    // The content, or "" where there is no such file (yet, or any more).
+    static std::string content(const std::string& path) {
+        try {
+            return real_files().exists(path) ? read_whole(real_files(), path) : std::string();
+        } catch (const Error&) {
+            return "";
+        }
+    }
+
+    void welcome_all() {
+        word_ = fresh_word();
+        const double deadline = steady_seconds() + timeout_;
+        std::string written;
+        for (;;) {
+            std::string welcome = word_;
+            std::vector<int> missing;
+            for (int r = 1; r < ranks(); r++) {
+                const std::string word = content(file(text("hello.", r)));
+                welcome += " " + (word.empty() ? "-" : word);
+                if (!real_files().exists(ready_file(r))) missing.push_back(r);
+            }
+            if (welcome != written) write_whole(real_files(), file("welcome"), welcome);
+            written = welcome;
+            if (missing.empty()) return;
+            if (steady_seconds() > deadline) peers_missing(missing, ranks(), timeout_);
+            pause();
+        }
+    }
+
+    void say_hello() {
+        const std::string own = fresh_word();
+        write_whole(real_files(), file(text("hello.", rank())), own);
+        for (const double deadline = steady_seconds() + timeout_; steady_seconds() < deadline; pause()) {
+            std::istringstream welcome(content(file("welcome")));
+            std::string of_rank_0, word;
+            welcome >> of_rank_0;
+            for (int r = 0; r < rank(); r++) welcome >> word;
+            if (word != own) continue;
+            word_ = of_rank_0;
+            write_whole(real_files(), ready_file(rank()), "");
+            return;
+        }
+        peers_missing({0}, ranks(), timeout_);
+    }
+
     std::vector<int> absent() const {
         std::vector<int> result;
         for (int r = 0; r < ranks(); r++) {
-            if (!real_files().exists(path(rounds_, r))) result.push_back(r);
+            if (!real_files().exists(run_file(rounds_, r))) result.push_back(r);
         }
         return result;
     }
 
     std::string folder_;
+    std::string word_;   // rank 0's, of this run
     double timeout_;
     int rounds_ = 0;
 };
@@ -187,28 +264,36 @@ struct HostPort {
     int port;
 };
 
-HostPort parse_address(std::string address) {
+HostPort parse_address(const std::string& given) {
+    std::string address = given;
     if (address.empty()) {
-        const char* host = std::getenv("MASTER_ADDR");
-        const char* port = std::getenv("MASTER_PORT");
-        if (host == nullptr || port == nullptr) {
+        const char *host = std::getenv("MASTER_ADDR"), *port = std::getenv("MASTER_PORT");
+        if (host == nullptr) {
             throw Error(ErrorKind::usage, "--init tcp needs the address of rank 0",
                         "Pass --init-address HOST:PORT, or set MASTER_ADDR and MASTER_PORT.");
         }
-        address = text(host, ":", port);
+        address = port == nullptr ? std::string(host) : text(host, ":", port);
     }
-    std::size_t colon = address.rfind(':');
-    int port = colon == std::string::npos ? 0 : std::atoi(address.c_str() + colon + 1);
-    if (port <= 0 || port > 65535) {
-        throw Error(ErrorKind::usage, text("the address of rank 0 is ", address), "Expected HOST:PORT, for example node1:29500.");
+    const std::size_t colon = address.find(':');
+    if (colon == std::string::npos) return {address, kDefaultPort};
+    char* end = nullptr;
+    const long port = std::strtol(address.c_str() + colon + 1, &end, 10);
+    if (colon == 0 || *end != '\0' || port <= 0 || port > 65535) {
+        throw Error(ErrorKind::usage, text("the address of rank 0 is ", address),
+                    "Expected HOST:PORT, for example node1:29500.");
     }
-    return {address.substr(0, colon), port};
+    return {address.substr(0, colon), static_cast<int>(port)};
 }
 
 // Local ranks, where the launcher did not give them, are the ranks on the same host, in order.
-ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment) {
-    ProcessPlace place{meeting.rank(), meeting.ranks(), environment.local_rank, environment.local_ranks, own_host_name()};
+ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment, int gpus_per_node) {
+    ProcessPlace place{meeting.rank(), meeting.ranks(), environment.local_rank, environment.local_ranks,
+                       own_host_name()};
     const std::vector<std::string> hosts = meeting.all_gather(place.host);
+    if (gpus_per_node > 0) {
+        place.local_rank = place.rank % gpus_per_node;
+        place.local_ranks = std::min(gpus_per_node, place.ranks);
+    }
     if (place.local_rank >= 0 && place.local_ranks > 0) return place;
     place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, place.host));
     place.local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), place.host));
@@ -241,7 +326,8 @@ LaunchEnvironment read_launch_environment() {
     };
     static constexpr Names known[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE"},
         {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
         {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
     };
@@ -255,12 +341,18 @@ LaunchEnvironment read_launch_environment() {
     return {};
 }
 
+int own_rank(const StartupOptions& options) {
+    return options.rank >= 0 ? options.rank : std::max(read_launch_environment().rank, 0);
+}
+
 Startup start_up(const StartupOptions& options) {
     const LaunchEnvironment environment = read_launch_environment();
-    const int rank = options.rank >= 0 ? options.rank : std::max(environment.rank, 0);
+    const int rank = own_rank(options);
     const int ranks = options.ranks > 0 ? options.ranks : std::max(environment.ranks, 1);
     if (rank >= ranks) {
-        throw Error(ErrorKind::usage, text("rank ", rank, " of ", ranks, " ranks"), text("Ranks count from 0 to ", ranks - 1, "."));
+        throw Error(ErrorKind::usage, text("--process-rank ", rank, " of --processes ", ranks),
+                    ranks == 1 ? "Give both, or start with mpirun, srun or scripts/launch.sh."
+                               : text("Ranks count from 0 to ", ranks - 1, "."));
     }
     InitMethod method = options.method;
     if (method == InitMethod::automatic && ranks > 1) {
@@ -269,6 +361,6 @@ Startup start_up(const StartupOptions& options) {
     }
     Startup result;
     result.meeting = meet(method, rank, ranks, options);
-    result.place = find_place(*result.meeting, environment);
+    result.place = find_place(*result.meeting, environment, options.gpus_per_node);
     return result;
 }

@@ -2,7 +2,7 @@
 //
 //   mpi   mpirun started them: MPI exchanges a few hundred bytes and is not used for anything else
 //   tcp   rank 0 listens at one address that all know; no MPI needed
-//   fs    a folder that all see; no MPI needed
+//   fs    a folder that all see; no MPI needed. Of one run at a time; what an earlier run left there does no harm
 //   auto  one process alone, or mpi / tcp by what the environment says
 //
 // Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
@@ -18,11 +18,14 @@ enum class InitMethod { automatic, mpi, tcp, fs };
 
 struct StartupOptions {
     InitMethod method = InitMethod::automatic;
-    int rank = -1, ranks = -1;     // -1: ask the environment
-    std::string address;           // tcp: HOST:PORT of rank 0; empty: MASTER_ADDR and MASTER_PORT
-    std::string folder;            // fs: a folder that all ranks see
-    double timeout_seconds = 120;  // how long to wait for peers
+    int rank = -1, ranks = -1;      // -1: ask the environment
+    int gpus_per_node = 0;          // local rank = rank modulo this; 0: by the environment, else by host name
+    std::string address;            // tcp: HOST[:PORT] of rank 0; empty: MASTER_ADDR and MASTER_PORT
+    std::string folder;             // fs: a folder that all ranks see
+    double timeout_seconds = 120;   // how long to wait for peers
 };
+
+inline constexpr int kDefaultPort = 29500;   // of --init tcp, where the address has none
 
 struct ProcessPlace {
     int rank = 0, ranks = 1;
@@ -58,6 +61,9 @@ struct Startup {
 // Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
 // Error(no_device) naming who did not come.
 Startup start_up(const StartupOptions& options);
+
+// This process's rank, before it has met anyone: for messages.
+int own_rank(const StartupOptions& options);
 
 // What the environment says: (rank, ranks, local rank, local ranks), -1 where it says nothing. For tests and messages.
 struct LaunchEnvironment {

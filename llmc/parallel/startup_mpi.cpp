@@ -1,5 +1,5 @@
-// Start-up by MPI, where mpi.h was found at build time (USE_MPI). MPI only introduces the ranks to one another; training
-// talks over NCCL alone.
+// Start-up by MPI, where mpi.h was found at build time (USE_MPI). MPI only introduces the ranks to one another;
+// training talks over NCCL alone.
 #include "llmc/base/error.h"
 #include "llmc/parallel/startup.h"
 
@@ -24,7 +24,8 @@ public:
             sum += lengths[r];
         }
         std::string joined(static_cast<std::size_t>(sum), '\0');
-        MPI_Allgatherv(own.data(), length, MPI_CHAR, joined.data(), lengths.data(), offsets.data(), MPI_CHAR, MPI_COMM_WORLD);
+        MPI_Allgatherv(own.data(), length, MPI_CHAR, joined.data(), lengths.data(), offsets.data(), MPI_CHAR,
+                       MPI_COMM_WORLD);
         std::vector<std::string> all;
         for (std::size_t r = 0; r < n; r++) {
             all.push_back(joined.substr(static_cast<std::size_t>(offsets[r]), static_cast<std::size_t>(lengths[r])));

@@ -1,5 +1,7 @@
 #include "llmc/parallel/world.h"
 
+#include <sstream>
+
 #include "llmc/base/check.h"
 
 // Defined by the stand-in; null on a GPU.
@@ -89,12 +91,26 @@ void World::synchronised() {
     }
 }
 
-void World::fail(const std::string& why) {
-    if (control_ == nullptr) return;
-    control_->fail(why);
-    if (meeting_) static_cast<void>(meeting_.release());   // its end would wait for the others, who leave without it
-    for (const auto& group : groups_) {
-        if (group) group->abort();
+void World::require_same(const std::string& what, const std::string& value) {
+    if (meeting_ == nullptr || ranks() == 1) return;
+    const std::vector<std::string> all = meeting_->all_gather(value);
+    for (std::size_t r = 1; r < all.size(); r++) {
+        if (all[r] == all[0]) continue;
+        std::istringstream first(all[0]), other(all[r]);
+        std::string ours, theirs;
+        bool more = true;
+        while (more && ours == theirs) {
+            const bool our_line = static_cast<bool>(std::getline(first, ours));
+            const bool their_line = static_cast<bool>(std::getline(other, theirs));
+            if (!our_line) ours = "nothing";
+            if (!their_line) theirs = "nothing";
+            more = our_line || their_line;
+        }
+        throw Error(ErrorKind::usage, text(what, " differs: rank 0 has ", ours, ", rank ", r, " has ", theirs),
+                    "Start all processes alike, with the same files in view.");
     }
-    if (all_) all_->abort();
+}
+
+void World::leave(const std::exception& error) {
+    if (control_) control_->leave(error);
 }

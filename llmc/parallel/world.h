@@ -48,26 +48,29 @@ public:
     // reductions go over zero.
     Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)].get(); }
 
+    // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
+    // that differs from rank 0's.
+    void require_same(const std::string& what, const std::string& value);
+
     // ---- what the control plane tells of this rank
     void set_step(std::int64_t step);   // completed steps
     void tick();                        // something was done that needs no communication: this rank does not hang
     // The host has waited for all queued work. Error(resumable) if a rank was lost.
     void synchronised();
 
-    // body(), telling the other ranks if it throws. They end with 75; the error goes on from here.
+    // body(). If it throws while there are other ranks, they are told, and this process ends (Control::leave).
     template <class Body>
     auto guarded(Body&& body) {
         try {
             return body();
         } catch (const std::exception& error) {
-            fail(error.what());
-            throw;
+            leave(error);
+            throw;   // alone
         }
     }
-    // Tells the other ranks that this one cannot go on; frees operations that wait for them.
-    void fail(const std::string& why);
 
 private:
+    void leave(const std::exception& error);
     void make_communicators(const ncclUniqueId& id);
 
     ProcessPlace place_;

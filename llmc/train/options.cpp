@@ -31,6 +31,8 @@ const Names<Recompute> kRecomputes{
     {"none", Recompute::none},   {"gelu", Recompute::gelu}, {"gelu+norm", Recompute::gelu_norm},
     {"block", Recompute::block}, {"0", Recompute::none},    {"1", Recompute::gelu},
     {"2", Recompute::gelu_norm}, {"3", Recompute::block}};
+const Names<InitMethod> kInits{
+    {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -244,12 +246,22 @@ void add_parallel_options(CLI::App& app, Options& o) {
     for (const char* name : {"--pp-schedule", "--pp-chunks", "--cp-mode", "--cp-ulysses", "--sequence-parallel"}) {
         parallel.later(name, "", "of the layouts above");
     }
-    parallel.later("--init", "mpi", "how processes find each other, llm.c's -pi: mpi|tcp|fs");
-    parallel.later("--init-folder", "", "shared folder of --init fs, llm.c's -pf");
-    parallel.later("--init-address", "", "address of --init tcp, llm.c's -ps");
-    parallel.later("--processes", "1", "llm.c's -pn");
-    parallel.later("--process-rank", "0", "llm.c's -pr");
-    parallel.later("--gpus-per-node", "8", "llm.c's -pg");
+    StartupOptions& start = o.startup;
+    parallel.choice("--init", start.method, kInits,
+                    "how processes find each other, llm.c's -pi; auto: as they were started");
+    parallel.string("--init-address", start.address,
+                    "HOST:PORT of rank 0 for --init tcp, llm.c's -ps; empty: MASTER_ADDR and MASTER_PORT");
+    parallel.string("--init-folder", start.folder, "a folder that all processes see, for --init fs, llm.c's -pf");
+    parallel.number("--init-timeout", start.timeout_seconds, 1.0, 1e6, "seconds to wait for the other processes");
+    parallel.number("--processes", start.ranks, -1, 1 << 24, "how many there are, llm.c's -pn; -1: ask the launcher");
+    parallel.number("--process-rank", start.rank, -1, 1 << 24, "which this one is, llm.c's -pr; -1: ask the launcher")
+        ->configurable(false);
+    parallel.number("--gpus-per-node", start.gpus_per_node, 0, 1 << 16,
+                    "process r of a node drives GPU r modulo this, llm.c's -pg; 0: ask the launcher");
+    parallel.number("--peer-timeout", o.peer_timeout_s, 0.1, 1e6,
+                    "seconds after which a silent process counts as lost; all others end with exit code 75");
+    parallel.number("--stall-timeout", o.stall_timeout_s, 0.0, 1e6,
+                    "the same for the one furthest behind when none advances; 0: never");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -326,6 +338,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
 const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
+const char* name_of(InitMethod method) { return name_in(kInits, method); }
 
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
@@ -416,6 +429,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.val_max_batches = llmc_val_batches < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, kMost));
     }
     check_together(o);
+    result.shared = app.config_to_str(true, false);
     if (print_config) result.print_and_exit = app.config_to_str(true, true);
     return result;
 }

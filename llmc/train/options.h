@@ -20,6 +20,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/activations.h"
+#include "llmc/parallel/startup.h"
 #include "llmc/train/schedule.h"
 
 struct Options {
@@ -77,6 +78,11 @@ struct Options {
     int zero = 0;   // ZeRO stage
     int dp = 0;     // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 
+    // many processes
+    StartupOptions startup;
+    double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
+    double stall_timeout_s = 600;   // and so does the one furthest behind when nothing advances; 0: never
+
     int data_ranks() const { return dp > 0 ? dp : 1; }
     // of all ranks together
     std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
@@ -87,6 +93,7 @@ struct Options {
 struct CommandLine {
     Options options;
     std::string print_and_exit;   // the help or the configuration, where that was asked for
+    std::string shared;           // the configuration as it must be on every rank
 };
 
 // `arguments` without the program's name.
@@ -101,3 +108,4 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
 const char* name_of(Recompute recompute);
+const char* name_of(InitMethod method);

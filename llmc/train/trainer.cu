@@ -61,7 +61,8 @@ Trainer::Trainer(const TrainerParts& parts)
       batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
       inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
-      val_loss_(parts.arena.allocate<float>("step/val_loss", 1)) {
+      val_loss_(parts.arena.allocate<float>("step/val_loss", 1)),
+      stop_(parts.arena.allocate<std::int32_t>("step/stop", 1)) {
     schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
 }
 
@@ -93,13 +94,26 @@ RunEnd Trainer::run() {
     return RunEnd::finished;
 }
 
-// True when the run must end here, with all that it has done saved.
+// True when the run must end here, with all that it has done saved: a rank has received a signal. All ranks learn that
+// after the same step.
 bool Trainer::stop_at_signal() {
-    const std::string signal = parts_.signals.received();
-    if (signal.empty()) return false;
+    const int rank_asked = stop_asked();
+    if (rank_asked < 0) return false;
     save_checkpoint();
-    parts_.log.line("%s received: stopped after step %d of %d", signal.c_str(), step_, max_steps_);
+    const std::string what = rank_asked == rank() ? parts_.signals.received() : text("a signal to rank ", rank_asked);
+    parts_.log.line("%s received: stopped after step %d of %d", what.c_str(), step_, max_steps_);
     return true;
+}
+
+// The rank that has received a signal to stop, the same on all ranks; -1: none.
+int Trainer::stop_asked() {
+    const std::int32_t own = parts_.signals.received().empty() ? -1 : parts_.world ? parts_.world->rank() : 0;
+    if (parts_.world == nullptr || parts_.world->all() == nullptr) return own;
+    stop_.upload(std::vector<std::int32_t>{own}, parts_.model.stream());
+    parts_.world->all()->all_reduce(stop_.data(), 1, ReduceOp::max, parts_.model.stream());
+    const std::int32_t asked = stop_.download(parts_.model.stream())[0];
+    parts_.world->synchronised();
+    return asked;
 }
 
 void Trainer::warn_of_refused_algorithms() {
@@ -140,6 +154,7 @@ void Trainer::train_step() {
     parts_.optimizer.finish_gradients();
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
+    if (parts_.world) parts_.world->set_step(step_);
 
     const float lr = learning_rate(schedule_, step_);
     if (options_.skip_loss_z > 0 || options_.skip_norm_z > 0) {

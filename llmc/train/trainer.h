@@ -11,6 +11,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/data/loader.h"
+#include "llmc/parallel/world.h"
 #include "llmc/train/evaluate.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/metrics.h"
@@ -37,6 +38,7 @@ struct TrainerParts {
     int max_steps;                   // of the whole run
     double peak_flops_per_s;         // of one device; 0: not known
     Communicator* group = nullptr;   // the data-parallel ranks; null: this one alone
+    World* world = nullptr;          // all ranks and their control plane; null: this one alone
 };
 
 enum class RunEnd {
@@ -73,6 +75,7 @@ private:
     void validate();
     void save_checkpoint();
     void write_sample();
+    int stop_asked();
     bool due(int every) const { return every > 0 && (step_ % every == 0 || step_ == max_steps_); }
 
     const Options& options_;
@@ -87,6 +90,7 @@ private:
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's
     DeviceBuffer<float> val_loss_;
+    DeviceBuffer<std::int32_t> stop_;   // used among several ranks only
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step
     Timing timing_;
