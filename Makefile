@@ -101,6 +101,7 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
+$(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # ---------------------------------------------------------------------------------------------------------------------

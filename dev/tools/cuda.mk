@@ -22,5 +22,7 @@ CUDA_CAPABILITY := $(if $(filter cuda,$(DEVICE)),$(shell nvidia-smi --query-gpu=
 CUDA_ARCHS ?= $(or $(patsubst 100,100a,$(CUDA_CAPABILITY:90=90a)),80 90a 100a)
 PTX := -gencode arch=compute_80,code=compute_80
 CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(if $(word 2,$(CUDA_ARCHS)),$(PTX))
-NVCC_FLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 -Werror all-warnings \
-    -Xcompiler -Wall,-Wextra,-Wshadow,-pthread $(addprefix -Xcompiler ,$(EXTRA_FLAGS))
+# A kernel that keeps more than registers hold is an error: it would run, slower, and nobody would see why.
+NO_SPILLS = -Xptxas --warn-on-spills,--warning-as-error
+NVCC_FLAGS = -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 -Werror all-warnings \
+    -Xcompiler -Wall,-Wextra,-Wshadow,-pthread $(addprefix -Xcompiler ,$(EXTRA_FLAGS)) $(NO_SPILLS)

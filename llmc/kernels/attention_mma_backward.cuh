@@ -176,8 +176,8 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
         const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
         const float* delta = lse + Tile::queries;
         float scores[M][N][4], dscores[M][N][4];
-        multiply_transposed<D>(scores, k_rows, q_tile);
-        multiply_transposed<D>(dscores, k_rows + Tile::key_bytes, dout_tile);
+        multiply_transposed<D, 2>(scores, k_rows, q_tile);   // more spills on sm_100
+        multiply_transposed<D, 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
         // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
         if (warp_key + 16 * M - 1 > first_query + diagonal) {
             mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);

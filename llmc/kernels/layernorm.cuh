@@ -1,7 +1,7 @@
 // Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight + bias
 // with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
 //
-// Rows stay in registers (rows.cuh): forward and backward read each tensor once. Backward sums dweight and dbias per block
+// Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and dbias per block
 // in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a fixed order.
 #pragma once
 
@@ -102,7 +102,8 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
 }
 
 template <class Real, class AnyExtent>
-__global__ void __launch_bounds__(kRowThreads, 2) layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
+    layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     Vec8<Real> x[kRowParts];
 #pragma unroll
@@ -145,6 +146,16 @@ struct ParameterSums {
     float bias[kRowParts][8] = {};
 };
 
+// Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are smaller,
+// and such rows can be no longer than this many threads hold.
+template <class AnyExtent> constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
+constexpr int kOddRowMaxColumns = kBackwardThreads<Extent> * kRowParts * 8;
+
+// Whether a thread's share of a row stays in its registers until the row's sums are known. Where they are too few, in
+// fp32, it is read again, from a cache.
+template <class Real, class AnyExtent>
+constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent>;
+
 // The gradient of one row: with n = (in - mean) rstd and g = dout weight,
 //   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
 template <class Real, class Grad, class AnyExtent>
@@ -178,6 +189,10 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
 #pragma unroll
     for (int j = 0; j < kRowParts; j++) {
         if (!row.has(j)) continue;
+        if constexpr (!kKeepsRow<Real, AnyExtent>) {
+            dout[j] = row.load(args.dout, j);
+            in[j] = row.load(args.in, j);
+        }
         Vec8<Real> w = row.load_shared_by_rows(args.weight, j), din;
         if (args.accumulate_input) din = row.load(args.din, j);
         VECTOR_LOOP
@@ -215,7 +230,7 @@ __device__ __forceinline__ void store_parameter_sums(float* partials, float* sha
 }
 
 template <class Real, class Grad, class AnyExtent>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
     DYNAMIC_SHARED(float, shared);
     ParameterSums sums;
@@ -253,6 +268,12 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
 template <class Real, class Grad>
 void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t stream) {
     ENSURE(args.rows > 0, "layernorm backward of no rows");
+    if (!row_extent(args.C, args.din, args.dout, args.in, args.weight).packets && args.C > kOddRowMaxColumns) {
+        throw Error(ErrorKind::usage,
+                    text("rows of C=", args.C, " channels: beyond ", kOddRowMaxColumns,
+                         " layer normalisation's gradient needs a multiple of 8"),
+                    "Choose --channels that are a multiple of 8.");
+    }
     const std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
     const std::size_t scratch_bytes = layernorm_backward_scratch(args.rows, args.C) * sizeof(float);
     const int blocks = layernorm_backward_blocks(args.rows, args.C);

@@ -183,6 +183,17 @@ TEST_CASE("layernorm: backward matches the double loop") {
     }
 }
 
+// The longest rows of the way that does not read packets, which has smaller blocks.
+TEST_CASE("layernorm: backward of long rows that are not whole packets") {
+    check_backward<float, float>(3, kOddRowMaxColumns - 1, true, 0);
+    check_backward<bf16, float>(3, kOddRowMaxColumns, false, 1);
+    KernelTest test;
+    LayerNormBackward<float, float> args{};
+    args.rows = 1;
+    args.C = kOddRowMaxColumns + 1;
+    CHECK_THROWS_WITH_AS(layernorm_backward(args, test.stream), doctest::Contains("multiple of 8"), Error);
+}
+
 TEST_CASE("layernorm: backward with more rows than its blocks take at once") {
     check_backward<bf16, float>(264 * 8 + 37, 24, true, 0);
 }

@@ -54,7 +54,7 @@ void residual_forward(Real* out, const Real* a, const Real* b, std::int64_t n, c
 }
 
 template <class Real, class AnyExtent>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     Vec8<Real> sum[kRowParts];

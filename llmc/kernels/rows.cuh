@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "llmc/base/error.h"
 #include "llmc/kernels/elementwise.cuh"
@@ -43,6 +44,10 @@ void with_row_extent(int C, LaunchWith launch_with, const T*... pointers) {
     if (extent.packets) launch_with(PacketExtent{C});
     else launch_with(extent);
 }
+
+// Blocks of kRowThreads that a multiprocessor can hold at once, for __launch_bounds__: two where rows are packets. The way
+// for all other rows needs more registers than two such blocks leave.
+template <class AnyExtent> constexpr int kRowBlocks = std::is_same_v<AnyExtent, PacketExtent> ? 2 : 1;
 
 // The row of this thread when each block handles blockDim.y consecutive rows.
 __device__ __forceinline__ int first_row() { return static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y); }
