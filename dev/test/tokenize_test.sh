@@ -61,5 +61,101 @@ expect 65 "learned/val_000001.bin: learned/manifest.json does not list this file
 rm learned/val_000001.bin
 set +f
 
+# ---- validation files of one's own
+echo "validation only" >val.txt
+expect 0 "17 validation tokens of 2 documents" "$tokenize" -q --tokenizer bytes --output own --val-files val.txt -- text.txt
+expect 0 "validation only" "$tokenize" --decode own/val_000000.bin
+expect 64 "--val-files together with" "$tokenize" -q --output own --val-files val.txt --val-tokens 5 -- text.txt
+expect 74 "no file or folder missing.txt" "$tokenize" -q --output own --val-files missing.txt -- text.txt
+
+# ---- questions, compared byte for byte with a construction from the format's description
+cat >hellaswag.jsonl <<'END'
+{"ind": 4, "activity_label": "Baking", "ctx": "A w\u00f6man bakes. She", "endings": ["eats it.", "sells it.", "flies off.", "sings."], "label": 1}
+
+{"ctx": "The dog", "endings": ["barks", "is \"fine\""], "label": "0"}
+END
+printf '%s\r\n' '"What is 1+1, really?",1,2,3,"4, or ""four""",B' 'Next,a,b,c,d,D' >mmlu.csv
+expect 0 "hellaswag.bin: 2 questions" "$tokenize" --questions hellaswag --tokenizer bytes --output hellaswag.bin hellaswag.jsonl
+expect 0 "made/mmlu.bin: 2 questions" "$tokenize" --questions mmlu --tokenizer bytes --output made/mmlu.bin mmlu.csv
+if command -v python3 >/dev/null; then
+    python3 - <<'END'
+import csv, json, struct, sys
+def check(path, questions):
+    body, longest = b"", 0
+    for index, (context, completions, label) in enumerate(questions):
+        texts = [context] + [" " + c for c in completions]
+        words = [label, len(completions)]
+        for t in texts:
+            words += [len(t.encode())] + list(t.encode())
+        size = 2 * (len(words) + 3)
+        longest = max(longest, size)
+        body += struct.pack(f"<{len(words) + 3}H", 65535, size, index, *words)
+    header = struct.pack("<256i", 20240522, 1, len(questions), longest, *[0] * 252)
+    if open(path, "rb").read() != header + body:
+        sys.exit(path + " differs")
+lines = [json.loads(line) for line in open("hellaswag.jsonl") if line.strip()]
+check("hellaswag.bin", [(q["ctx"], q["endings"], int(q["label"])) for q in lines])
+rows = list(csv.reader(open("mmlu.csv", newline="")))
+check("made/mmlu.bin", [(f"Question: {r[0]}\n\nAnswer:", r[1:5], "ABCD".index(r[5])) for r in rows])
+END
+    verdict $? "question files equal an independent construction"
+else
+    echo "SKIPPED comparison of question files: no python3"
+fi
+set -f
+expect 0 "HellaSwag: " $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data hellaswag.bin
+set +f
+
+# ---- truncated, damaged and wrong-version input of each kind: exit code 65, the file and the place
+bad() {   # FILE MESSAGE COMMAND...
+    local file=$1 message=$2
+    shift 2
+    expect 65 "$file: $message" "$@"
+}
+encode=("$tokenize" -q --output out1 text.txt --tokenizer)
+printf '%s\n' '{"text": "fine"}' '{"text": "cut' >bad.jsonl
+bad bad.jsonl "offset 30: this line is not JSON" "$tokenize" -q --output out1 bad.jsonl
+printf '%s\n' '{"txt": "fine"}' >bad.jsonl
+bad bad.jsonl "offset 0: this line has no string field" "$tokenize" -q --output out1 bad.jsonl
+printf 'caf\xc3\xa9 \xff' >bad.txt
+bad bad.txt "offset 0: byte 6 of the text is not UTF-8" "$tokenize" -q --output out1 --invalid-utf8 refuse bad.txt
+echo "no version" >vocab.bpe
+bad vocab.bpe "offset 0: the first line" "${encode[@]}" vocab.bpe
+printf '#version: 0.2\na b\nab\n' >vocab.bpe
+bad vocab.bpe "offset 18: 'ab' is not a merge" "${encode[@]}" vocab.bpe
+printf '#version: 0.2\na b\nab xyz\n' >vocab.bpe
+bad vocab.bpe "offset 18: a merge of a token" "${encode[@]}" vocab.bpe
+printf '#version: 0.2\na b\n' >vocab.bpe
+echo '{"a": 1, ' >encoder.json
+bad encoder.json "offset 11: not JSON" "${encode[@]}" vocab.bpe
+printf 'IQ== 0\nIg== one\n' >ranks.tiktoken
+bad ranks.tiktoken "offset 7: 'Ig== one'" "${encode[@]}" ranks.tiktoken
+printf 'IQ== 0\nIg== 5\n' >ranks.tiktoken
+bad ranks.tiktoken "offset 14: 2 ranks, the highest 5" "${encode[@]}" ranks.tiktoken
+head -c 500 learned/tokenizer.json >cut.json
+bad cut.json "offset 501: not JSON" "${encode[@]}" cut.json
+sed 's/"type": "BPE"/"type": "Unigram"/' learned/tokenizer.json >wrong.json
+bad wrong.json "/model/type: only BPE" "${encode[@]}" wrong.json
+head -c 1500 learned/tokenizer.bin >cut.bin
+bad cut.bin "offset 1500: the file ends inside token" "$tokenize" --decode learned/val_000000.bin --tokenizer cut.bin
+{ head -c 4 learned/tokenizer.bin && printf '\3' && tail -c +6 learned/tokenizer.bin; } >version.bin
+bad version.bin "offset 4: version 3, expected 2" "$tokenize" --decode learned/val_000000.bin --tokenizer version.bin
+cp -r bytes broken && head -c 2000 bytes/train_000000.bin >broken/train_000000.bin
+bad broken/train_000000.bin "byte 8: token count" "$tokenize" --verify broken
+cp bytes/train_000000.bin broken && printf '\7' | dd of=broken/train_000000.bin bs=1 seek=4 conv=notrunc 2>/dev/null
+bad broken/train_000000.bin "byte 4: version 7, expected 1" "$tokenize" --verify broken
+cp bytes/train_000000.bin broken && head -c 100 bytes/manifest.json >broken/manifest.json
+bad broken/manifest.json "byte 101: not JSON" "$tokenize" --verify broken
+sed 's/"version": 1/"version": 2/' bytes/manifest.json >broken/manifest.json
+bad broken/manifest.json "not a manifest" "$tokenize" --verify broken
+printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 2}' >bad.jsonl
+bad bad.jsonl "offset 0: the right answer is number 2 of 2" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
+echo 'q,1,2,3,4' >bad.csv
+bad bad.csv "offset 0: a record of 5 fields" "$tokenize" --questions mmlu --output q.bin bad.csv
+head -c 1100 hellaswag.bin >cut.bin
+set -f
+bad cut.bin "byte 1100: the file ends where" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
+set +f
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -3,6 +3,7 @@
 //   tokenize --train 8192 --output data/mine notes.txt source/                             learn a vocabulary
 //   tokenize --tokenizer data/mine --output data/mine --val-fraction 0.05 notes.txt source/   prepare a corpus
 //   tokenize --verify --stats data/mine
+//   tokenize --questions hellaswag --tokenizer gpt2/vocab.bpe --output data/hellaswag/hellaswag_val.bin val.jsonl
 //
 // The work is done by llmc/data/; here are the command line and the progress line.
 
@@ -22,6 +23,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/bpe_train.h"
+#include "llmc/data/multiple_choice.h"
+#include "llmc/data/questions.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokenizer_corpus.h"
 #include "llmc/data/tokenizer_files.h"
@@ -35,7 +38,7 @@ namespace {
 
 struct Options {
     CorpusOptions corpus;
-    std::vector<std::string> inputs;
+    std::vector<std::string> inputs, val_inputs;
     std::string tokenizer = "bytes";
     std::string files_from;
     bool shuffle_files = false;
@@ -44,6 +47,8 @@ struct Options {
     BpeTrainOptions train;
     bool train_wanted = false, split_wanted = false;
     bool tokenizer_given = false;
+    bool questions_wanted = false;
+    QuestionSource questions = QuestionSource::hellaswag;
     bool decode = false, stats = false, verify = false;
 };
 
@@ -120,6 +125,18 @@ std::vector<std::string> list_files(const Options& options) {
     return files;
 }
 
+// Validation files come first; CorpusOptions::val_files says how many they are.
+void choose_inputs(Options& options) {
+    std::vector<std::string>& files = options.corpus.input.files;
+    for (const std::string& input : options.val_inputs) add_input(input, files);
+    options.corpus.val_files = files.size();
+    if (!files.empty() && (options.corpus.val_tokens > 0 || options.corpus.val_fraction > 0)) {
+        throw Error(ErrorKind::usage, "--val-files together with --val-tokens or --val-fraction", "Give one of them.");
+    }
+    const std::vector<std::string> others = list_files(options);
+    files.insert(files.end(), others.begin(), others.end());
+}
+
 // "\n", "\t" and "\\" as one would write them in a shell's quotes.
 std::string unescape(const std::string& spelled) {
     std::string out;
@@ -193,6 +210,8 @@ void add_output_options(CLI::App& app, Options& options) {
         ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
     app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
+    app.add_option("--val-files", options.val_inputs, "files and folders that are validation data, besides the inputs")
+        ->expected(1, 1 << 20);
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
         ->check(CLI::Range(0.0, 1.0).description(""));
     app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation");
@@ -204,10 +223,17 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_option("--train", options.train.vocab_size, "learn a vocabulary of this size, into --output")
         ->each([&](const std::string&) { options.train_wanted = true; });
     app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
+    const Names<QuestionSource> sources = {{"hellaswag", QuestionSource::hellaswag}, {"mmlu", QuestionSource::mmlu}};
+    app.add_option(
+           "--questions", options.questions,
+           "hellaswag or mmlu: write such questions (JSONL, MMLU also CSV) to --output FILE for --hellaswag-data")
+        ->transform(one_of(sources))
+        ->each([&](const std::string&) { options.questions_wanted = true; });
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
     app.add_flag("--stats", options.stats, "count what is in shards or prepared folders");
     app.add_flag("--verify", options.verify, "check prepared folders against their manifests, every token and hash");
-    app.add_flag("--measure", options.measure, "only encode, from memory on one thread, and print MB per second of processor time and tokens");
+    app.add_flag("--measure", options.measure,
+                 "only encode, from memory on one thread, and print MB per second of processor time and tokens");
 }
 
 void add_options(CLI::App& app, Options& options) {
@@ -340,6 +366,23 @@ void verify(const Options& options) {
     }
 }
 
+void write_questions(const Options& options) {
+    const std::string& output = options.corpus.output;
+    if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give the file for the questions.");
+    const Tokenizer tokenizer = load_tokenizer(options);
+    std::vector<QuestionText> questions;
+    for (const std::string& path : options.corpus.input.files) {
+        const auto more = parse_questions(options.questions, read_whole(real_files(), path), path);
+        questions.insert(questions.end(), more.begin(), more.end());
+    }
+    const std::string content = to_question_file(tokenizer, questions);
+    parse_question_file(content, output, tokenizer.vocab_size());   // what is written can be read
+    const fs::path folder = fs::path(output).parent_path();
+    if (!folder.empty()) real_files().make_folders(folder.string());
+    write_whole(real_files(), output, content);
+    std::cout << output << ": " << questions.size() << " questions, tokenizer " << tokenizer.name() << "\n";
+}
+
 void run(Options& options) {
     bool inspects = options.decode || options.stats || options.verify;
     if (inspects) {
@@ -349,8 +392,10 @@ void run(Options& options) {
         if (options.decode) decode(options);
         return;
     }
-    options.corpus.input.files = list_files(options);
-    if (options.train_wanted) {
+    choose_inputs(options);
+    if (options.questions_wanted) {
+        write_questions(options);
+    } else if (options.train_wanted) {
         train(options);
     } else if (options.measure) {
         measure(options);

@@ -12,15 +12,15 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 
 namespace {
 
-constexpr std::int32_t magic = 20240522, version = 1;
+constexpr std::int32_t magic = question_file_magic, version = question_file_version;
 constexpr std::size_t header_bytes = 1024;
 constexpr std::uint16_t start_mark = 65535;
 
 // Walks over the words of a file, and knows where it stands for messages.
 class Words {
 public:
-    Words(const FileSystem& files, const std::string& path, std::int64_t vocab_size)
-        : path_(path), vocab_size_(vocab_size), content_(read_whole(files, path)) {
+    Words(std::string_view content, const std::string& name, std::int64_t vocab_size)
+        : path_(name), vocab_size_(vocab_size), content_(content) {
         if (content_.size() < header_bytes) bad(content_.size(), "ends inside its header of 1024 bytes");
     }
 
@@ -59,9 +59,9 @@ public:
     }
 
 private:
-    std::string path_;
+    const std::string& path_;
     std::int64_t vocab_size_;
-    std::string content_;
+    std::string_view content_;
     std::size_t at_ = header_bytes;
 };
 
@@ -97,7 +97,11 @@ std::size_t Question::longest() const {
 }
 
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size) {
-    Words words(files, path, vocab_size);
+    return parse_question_file(read_whole(files, path), path, vocab_size);
+}
+
+std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size) {
+    Words words(content, name, vocab_size);
     if (words.header(0) != magic) words.bad(0, text("magic number ", words.header(0), ", expected ", magic));
     if (words.header(1) != version) words.bad(4, text("version ", words.header(1), ", expected ", version));
     const int count = words.header(2);

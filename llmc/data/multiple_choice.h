@@ -11,10 +11,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/io/file.h"
+
+inline constexpr std::int32_t question_file_magic = 20240522, question_file_version = 1;
 
 struct Question {
     int label = 0;   // index of the right completion
@@ -24,6 +28,8 @@ struct Question {
     std::size_t longest() const;   // tokens of context and longest completion
 };
 
+// `content` is the whole file, `name` what it is called in messages.
+std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size);
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size);
 
 // One completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a token of

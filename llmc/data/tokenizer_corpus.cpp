@@ -27,6 +27,7 @@ struct Work {
     struct DocumentStart {
         std::size_t at;   // in ids
         std::uint64_t document;
+        std::uint32_t file;
     };
     std::vector<DocumentStart> starts;
 };
@@ -42,7 +43,7 @@ public:
         work.starts.clear();
         for (const InputPart& part : work.input.parts) {
             if (part.starts_document) {
-                work.starts.push_back({work.ids.size(), part.document});
+                work.starts.push_back({work.ids.size(), part.document, part.file});
                 work.ids.push_back(end_of_text_);
             }
             std::string_view bytes = std::string_view(work.input.bytes).substr(part.begin, part.end - part.begin);
@@ -91,7 +92,7 @@ public:
         for (const Work::DocumentStart& start : work.starts) {
             append(work.ids.data() + at, start.at - at);
             at = start.at;
-            document_is_val_ = document_draw(start.document) < options_.val_fraction;
+            document_is_val_ = start.file < options_.val_files || document_draw(start.document) < options_.val_fraction;
         }
         append(work.ids.data() + at, work.ids.size() - at);
     }
@@ -152,7 +153,7 @@ TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& optio
 }
 
 void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) {
-    bool wants_val = options.val_fraction > 0 || options.val_tokens > 0;
+    bool wants_val = options.val_files > 0 || options.val_fraction > 0 || options.val_tokens > 0;
     if (manifest.tokens("train") == 0) {
         throw Error(ErrorKind::bad_data, "no training tokens: the input is empty or all of it became validation data");
     }

@@ -21,8 +21,9 @@ struct CorpusOptions {
     std::string name;     // prefix of the shards' names
     std::uint64_t shard_tokens = 100'000'000;
     bool wide = false;   // uint32 tokens (Llama-3's format) even where uint16 would do
-    // Validation data: each document with this probability (drawn by its index, not by a running generator), or the
-    // first so many tokens of the corpus.
+    // Validation data: the first so many files of the input; each document with this probability (drawn by its index,
+    // not by a running generator); or the first so many tokens of the corpus.
+    std::size_t val_files = 0;
     double val_fraction = 0;
     std::uint64_t val_tokens = 0;
 };

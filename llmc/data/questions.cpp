@@ -1,0 +1,203 @@
+#include "llmc/data/questions.h"
+
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/data/multiple_choice.h"
+
+using Json = nlohmann::json;
+
+namespace {
+
+[[noreturn]] void bad(const std::string& name, std::size_t offset, const std::string& what) {
+    throw Error(ErrorKind::bad_data, text(name, ": offset ", offset, ": ", what),
+                "Take the file from where it was published, or see `tokenize --help` for --questions.");
+}
+
+QuestionText mmlu_question(const std::string& question, const std::vector<std::string>& choices, std::size_t label) {
+    QuestionText result{text("Question: ", question, "\n\nAnswer:"), {}, label};
+    for (const std::string& choice : choices) result.completions.push_back(text(" ", choice));
+    return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// JSONL
+
+QuestionText from_json(QuestionSource source, const Json& json) {
+    if (source == QuestionSource::mmlu) {
+        return mmlu_question(json.at("question").get<std::string>(), json.at("choices").get<std::vector<std::string>>(),
+                             json.at("answer").get<std::size_t>());
+    }
+    QuestionText result{json.at("ctx").get<std::string>(), {}, 0};
+    for (const Json& ending : json.at("endings")) result.completions.push_back(text(" ", ending.get<std::string>()));
+    const Json& label = json.at("label");   // a number, in some copies spelled as a string
+    result.label =
+        label.is_string() ? Json::parse(label.get<std::string>()).get<std::size_t>() : label.get<std::size_t>();
+    return result;
+}
+
+std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view content, const std::string& name) {
+    std::vector<QuestionText> questions;
+    for (std::size_t at = 0, next; at < content.size(); at = next) {
+        const std::size_t end = std::min(content.find('\n', at), content.size());
+        next = end + 1;
+        const std::string_view line = content.substr(at, end - at);
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        try {
+            questions.push_back(from_json(source, Json::parse(line)));
+        } catch (const Json::parse_error& problem) {
+            bad(name, at + problem.byte, text("not JSON: ", problem.what()));
+        } catch (const Json::exception& problem) {
+            bad(name, at, text("this line is no such question: ", problem.what()));
+        }
+        const QuestionText& question = questions.back();
+        if (question.completions.size() < 2 || question.label >= question.completions.size()) {
+            bad(name, at, text("the right answer is number ", question.label, " of ", question.completions.size()));
+        }
+    }
+    return questions;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// CSV
+
+class CsvReader {
+public:
+    CsvReader(std::string_view content, const std::string& name) : content_(content), name_(name) {}
+
+    std::size_t offset() const { return at_; }
+
+    // The next record's fields; false at the end. Empty lines are passed over.
+    bool next(std::vector<std::string>& fields) {
+        while (at_ < content_.size() && (content_[at_] == '\n' || content_[at_] == '\r')) at_++;
+        if (at_ >= content_.size()) return false;
+        fields.clear();
+        do {
+            fields.push_back(field());
+        } while (take(','));
+        take('\r');
+        if (at_ < content_.size() && !take('\n')) bad(name_, at_, "text behind a closing quote");
+        return true;
+    }
+
+private:
+    bool take(char c) {
+        if (at_ >= content_.size() || content_[at_] != c) return false;
+        at_++;
+        return true;
+    }
+    std::string field() {
+        const std::size_t begin = at_;
+        if (!take('"')) {
+            at_ = std::min(content_.find_first_of(",\r\n", at_), content_.size());
+            return std::string(content_.substr(begin, at_ - begin));
+        }
+        std::string value;
+        while (true) {
+            const std::size_t quote = content_.find('"', at_);
+            if (quote == std::string_view::npos) bad(name_, begin, "the file ends inside this quoted field");
+            value += content_.substr(at_, quote - at_);
+            at_ = quote + 1;
+            if (!take('"')) return value;
+            value += '"';   // two quotes stand for one
+        }
+    }
+
+    std::string_view content_;
+    const std::string& name_;
+    std::size_t at_ = 0;
+};
+
+std::vector<QuestionText> parse_mmlu_csv(std::string_view content, const std::string& name) {
+    std::vector<QuestionText> questions;
+    CsvReader reader(content, name);
+    std::vector<std::string> fields;
+    for (std::size_t begin = 0; reader.next(fields); begin = reader.offset()) {
+        if (fields.size() != 6) bad(name, begin, text("a record of ", fields.size(), " fields, expected 6"));
+        const std::string letter = fields.back();
+        if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D') {
+            bad(name, begin, text("the answer is '", letter.substr(0, 20), "', expected A, B, C or D"));
+        }
+        questions.push_back(mmlu_question(fields[0], {fields.begin() + 1, fields.end() - 1},
+                                          static_cast<std::size_t>(letter[0] - 'A')));
+    }
+    return questions;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Words of the file
+
+class WordWriter {
+public:
+    explicit WordWriter(const Tokenizer& tokenizer) : encoder_(tokenizer) {}
+
+    void word(std::size_t value, const char* what) {
+        if (value > 65535) {
+            throw Error(ErrorKind::bad_data, text("question ", index_, ": ", what, " of ", value, ", at most 65535"),
+                        "Leave this question out.");
+        }
+        words_.push_back(static_cast<std::uint16_t>(value));
+    }
+    void tokens(const std::string& content, const char* what) {
+        ids_.clear();
+        encoder_.encode(content, ids_);
+        if (ids_.empty()) throw Error(ErrorKind::bad_data, text("question ", index_, ": ", what, " is empty"));
+        word(ids_.size(), what);
+        for (std::uint32_t id : ids_) word(id, "a token id");
+    }
+    void question(const QuestionText& q) {
+        const std::size_t begin = words_.size();
+        for (std::size_t value : {std::size_t{65535}, std::size_t{0}})
+            words_.push_back(static_cast<std::uint16_t>(value));
+        word(index_, "an index");
+        word(q.label, "a label");
+        word(q.completions.size(), "a number of completions");
+        tokens(q.context, "the context");
+        for (const std::string& completion : q.completions) tokens(completion, "a completion");
+        const std::size_t bytes = 2 * (words_.size() - begin);
+        if (bytes > 65535) {
+            throw Error(ErrorKind::bad_data,
+                        text("question ", index_, " takes ", bytes, " bytes, the format holds 65535"),
+                        "Leave this question out.");
+        }
+        words_[begin + 1] = static_cast<std::uint16_t>(bytes);
+        longest_ = std::max(longest_, bytes);
+        index_++;
+    }
+    std::string file() const {
+        std::array<std::int32_t, 256> header{question_file_magic, question_file_version,
+                                             static_cast<std::int32_t>(index_), static_cast<std::int32_t>(longest_)};
+        std::string content(sizeof header + 2 * words_.size(), '\0');
+        std::memcpy(content.data(), header.data(), sizeof header);
+        std::memcpy(content.data() + sizeof header, words_.data(), 2 * words_.size());
+        return content;
+    }
+
+private:
+    Encoder encoder_;
+    std::vector<std::uint16_t> words_;
+    std::vector<std::uint32_t> ids_;
+    std::size_t index_ = 0, longest_ = 0;
+};
+
+}   // namespace
+
+std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name) {
+    const bool csv = name.ends_with(".csv");
+    if (csv && source != QuestionSource::mmlu) bad(name, 0, "HellaSwag comes as JSONL, not as CSV");
+    std::vector<QuestionText> questions = csv ? parse_mmlu_csv(content, name) : parse_jsonl(source, content, name);
+    if (questions.empty()) bad(name, content.size(), "no question in this file");
+    return questions;
+}
+
+std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions) {
+    if (tokenizer.vocab_size() > 65535) {
+        throw Error(ErrorKind::usage, text("tokenizer ", tokenizer.name(), " has ", tokenizer.vocab_size(),
+                                           " ids, the format of multiple-choice questions holds ids below 65535"));
+    }
+    WordWriter writer(tokenizer);
+    for (const QuestionText& question : questions) writer.question(question);
+    return writer.file();
+}

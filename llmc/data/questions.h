@@ -1,0 +1,31 @@
+// Multiple-choice questions as they are published, turned into the file that multiple_choice.h reads.
+//
+//   HellaSwag   JSONL: {"ctx": "A man is", "endings": ["...", "...", "...", "..."], "label": 2, ...}
+//               context: ctx; completions: " " + ending
+//   MMLU        CSV without a header, RFC 4180 quoting: question,A,B,C,D,answer with the answer a letter; or JSONL:
+//               {"question": "...", "choices": ["...", ...], "answer": 2, ...}
+//               context: "Question: " + question + "\n\nAnswer:"; completions: " " + choice
+//
+// These are llm.c's contexts and completions, so results compare with its. What is wrong with a file is Error(bad_data)
+// with file and offset.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/data/tokenizer.h"
+
+enum class QuestionSource { hellaswag, mmlu };
+
+struct QuestionText {
+    std::string context;
+    std::vector<std::string> completions;
+    std::size_t label = 0;   // index of the right completion
+};
+
+// `name` goes into messages; a name that ends in .csv is CSV, anything else JSONL.
+std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name);
+
+// The file's bytes, all checked to fit its uint16 words.
+std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions);

@@ -1,0 +1,78 @@
+#include "llmc/data/questions.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "llmc/base/error.h"
+#include "llmc/data/multiple_choice.h"
+
+namespace {
+
+std::string complaint(QuestionSource source, const std::string& content, const std::string& name) {
+    try {
+        parse_questions(source, content, name);
+        return "";
+    } catch (const Error& problem) {
+        CHECK(problem.kind() == ErrorKind::bad_data);
+        return problem.message();
+    }
+}
+
+std::string text_of(const std::vector<std::int32_t>& ids) { return Tokenizer::bytes().decode(ids.data(), ids.size()); }
+
+}   // namespace
+
+TEST_CASE("questions: HellaSwag, as our reader sees it") {
+    const std::string lines = R"({"ind": 1, "ctx": "A man is", "endings": ["up", "d\u00e4wn"], "label": 1, "x": {}}
+)"
+                              "\n"
+                              R"({"ctx": "She", "endings": ["a", "b", "c", "d"], "label": "0"})";
+    const auto questions = parse_questions(QuestionSource::hellaswag, lines, "h.jsonl");
+    const std::string file = to_question_file(Tokenizer::bytes(), questions);
+    const auto read = parse_question_file(file, "h.bin", 257);
+    REQUIRE(read.size() == 2);
+    CHECK(text_of(read[0].context) == "A man is");
+    CHECK(read[0].label == 1);
+    CHECK(text_of(read[0].completions[1]) == " d\u00e4wn");
+    CHECK(read[1].completions.size() == 4);
+    std::int32_t longest = 0;
+    std::memcpy(&longest, file.data() + 12, 4);
+    CHECK(longest == 2 * (5 + 1 + 8 + 1 + 3 + 1 + 6));
+}
+
+TEST_CASE("questions: MMLU, CSV and JSONL alike") {
+    const std::string csv = "What, then?,one,\"two, or \"\"2\"\"\",\"three\nlines\",four,B\r\n\r\nNext,1,2,3,4,D";
+    const std::string jsonl = R"({"question": "What", "choices": ["1", "2"], "answer": 1})";
+    const auto questions = parse_questions(QuestionSource::mmlu, "\"What, then?\"" + csv.substr(11), "m.csv");
+    REQUIRE(questions.size() == 2);
+    CHECK(questions[0].context == "Question: What, then?\n\nAnswer:");
+    CHECK(questions[0].completions[1] == " two, or \"2\"");
+    CHECK(questions[0].completions[2] == " three\nlines");
+    CHECK(questions[0].label == 1);
+    CHECK(questions[1].label == 3);
+    const auto other = parse_questions(QuestionSource::mmlu, jsonl, "m.jsonl");
+    CHECK(other[0].context == "Question: What\n\nAnswer:");
+    CHECK(other[0].label == 1);
+}
+
+TEST_CASE("questions: what is wrong, and where") {
+    auto says = [](QuestionSource source, const char* content, const char* name, const char* what) {
+        const std::string message = complaint(source, content, name);
+        CHECK_MESSAGE(message.find(what) != std::string::npos, message);
+    };
+    const auto hellaswag = QuestionSource::hellaswag, mmlu = QuestionSource::mmlu;
+    says(hellaswag, "\n{\"ctx\": \"a\", ", "h.jsonl", "h.jsonl: offset 15: not JSON");
+    says(hellaswag, "{\"ctx\": \"a\"}", "h.jsonl", "h.jsonl: offset 0: this line is no such question");
+    says(hellaswag, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "h.jsonl", "number 2 of 2");
+    says(hellaswag, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"x\"}", "h.jsonl", "h.jsonl: offset");
+    says(hellaswag, "", "h.jsonl", "no question");
+    says(hellaswag, "a,b", "h.csv", "JSONL");
+    says(mmlu, "q,1,2,3,4,A\nq,1,2,3,4\n", "m.csv", "m.csv: offset 12: a record of 5 fields");
+    says(mmlu, "q,1,2,3,4,E\n", "m.csv", "the answer is 'E'");
+    says(mmlu, "q,1,\"2,3,4,A\n", "m.csv", "m.csv: offset 4: the file ends inside");
+    says(mmlu, "q,1,\"2\"x,3,4,A\n", "m.csv", "m.csv: offset 7: text behind");
+    CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{"", {" a", " b"}, 0}}), Error);
+    CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(70000, 'x'), {" a", " b"}, 0}}), Error);
+    CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(40000, 'x'), {" a", " b"}, 0}}), Error);
+}
