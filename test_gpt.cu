@@ -316,19 +316,36 @@ TEST_CASE("gpt: the classifier in chunks of rows gives the same losses and gradi
     }
 }
 
+TEST_CASE("gpt: GELU inside the matmuls or as kernels of its own: the same gradients, up to rounding") {
+    const GoldenGpt golden = load_golden();
+    const Problem problem = golden_problem(golden);
+    const Outcome fused = Runner<>(problem, test_options()).run();
+    for (int fusion : {0, 1}) {
+        INFO("fusion ", fusion);
+        GptOptions options = test_options();
+        options.gelu_fusion = fusion;
+        const Outcome outcome = Runner<>(problem, options).run();
+        check_gradients(outcome, problem.reference.table, fused, same_up_to_order);
+        check_gradients(outcome, problem.reference.table, golden.gradients, parity);
+    }
+}
+
 TEST_CASE("gpt: recomputing activations gives the same gradients") {
     const Problem problem = odd_problem();
-    const Outcome kept = Runner<>(problem, test_options()).run();
-    for (Recompute level : {Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
-        INFO("recompute ", static_cast<int>(level));
+    for (int fusion : {0, 2}) {
         GptOptions options = test_options();
-        options.recompute = level;
-        const Outcome recomputed = Runner<>(problem, options).run();
-        CHECK(recomputed.losses == kept.losses);
-        if (level == Recompute::block) {
-            CHECK(recomputed.gradients == kept.gradients);   // the same calls on the same inputs
-        } else {
-            check_gradients(recomputed, problem.reference.table, kept, same_up_to_order);
+        options.gelu_fusion = fusion;
+        const Outcome kept = Runner<>(problem, options).run();
+        for (Recompute level : {Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+            INFO("recompute ", static_cast<int>(level), ", fusion ", fusion);
+            options.recompute = level;
+            const Outcome recomputed = Runner<>(problem, options).run();
+            CHECK(recomputed.losses == kept.losses);
+            if (level == Recompute::block || fusion == 0) {
+                CHECK(recomputed.gradients == kept.gradients);   // the same calls on the same inputs
+            } else {   // a matmul's GELU sees its sum before rounding, the kernel after it
+                check_gradients(recomputed, problem.reference.table, kept, same_up_to_order);
+            }
         }
     }
 }

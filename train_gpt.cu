@@ -142,6 +142,7 @@ GptOptions model_options(const Options& options, const World& world) {
     result.T = options.seq_len;
     result.attention = options.attention;
     result.recompute = options.recompute;
+    result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
     return result;
 }

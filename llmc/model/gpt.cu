@@ -135,7 +135,12 @@ void Gpt::block_activations(int layer, Activations& activations) {
     residual_layernorm_forward(ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, input,
                                                                 projected, w.ln2w, w.ln2b, rows(), C_},
                                stream_);
-    matmul_.forward_gelu<floatX>(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, linear(4 * C_, C_), stream_);
+    if (options_.gelu_fusion >= 1) {
+        matmul_.forward_gelu<floatX>(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, linear(4 * C_, C_), stream_);
+    } else {
+        matmul_.forward<floatX>(a.fch, a.ln2, w.fcw, w.fcb, linear(4 * C_, C_), stream_);
+        gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
+    }
 }
 
 void Gpt::block_forward(int layer, Activations& activations) {

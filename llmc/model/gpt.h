@@ -37,6 +37,7 @@ struct GptOptions {
     int T = 1024;   // tokens of a sequence, at most max_seq_len
     AttentionKind attention = AttentionKind::auto_;
     Recompute recompute = Recompute::none;
+    int gelu_fusion = 2;       // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
     MatmulOptions matmul = {};
     ShardPlace place = {};   // which part of the model this rank keeps; by default all of it

@@ -66,7 +66,12 @@ void Gpt::mlp_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw,
 
     matmul_.bias_gradient<floatX, G>(dw.fcprojb, dresidual, down, accumulate, stream_);
     matmul_.weight_gradient<floatX, G>(dw.fcprojw, dresidual, a.fch_gelu, down, accumulate, stream_);
-    matmul_.input_gradient_gelu<floatX>(dfch, dresidual, w.fcprojw, a.fch, down, stream_);
+    if (options_.gelu_fusion >= 2) {
+        matmul_.input_gradient_gelu<floatX>(dfch, dresidual, w.fcprojw, a.fch, down, stream_);
+    } else {
+        matmul_.input_gradient<floatX>(dfch, dresidual, w.fcprojw, down, false, stream_);
+        gelu_backward<floatX>(dfch, dfch, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
+    }
 
     matmul_.bias_gradient<floatX, G>(dw.fcb, dfch, up, accumulate, stream_);
     matmul_.weight_gradient<floatX, G>(dw.fcw, dfch, a.ln2, up, accumulate, stream_);

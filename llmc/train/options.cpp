@@ -230,7 +230,8 @@ void add_numerics_options(CLI::App& app, Options& o) {
     numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32");
     numerics.on_off("--master-weights,-w", o.master_weights,
                     "keep fp32 copies of bf16 weights; 0: stochastic rounding");
-    numerics.later("--gelu-fusion", "0", "fuse GELU into matmuls, llm.c's -ge");
+    numerics.number("--gelu-fusion", o.gelu_fusion, 0, 2,
+                    "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too");
     numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
         ->type_name("none|gelu|gelu+norm|block");
 }

@@ -8,6 +8,7 @@
 // llm.c's, except:
 //   --model            d12 (llm.c: gpt2_124M_bf16.bin, a file one would have to download first)
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
+//   --gelu-fusion      2 (llm.c: 0, and 2 on an H100)
 //   --val-max-batches  80 sequences, which is llm.c's 20 batches of 4, the same for every micro-batch size and layout
 // What later versions bring is listed by name and refused until then, never ignored.
 #pragma once
@@ -75,8 +76,9 @@ struct Options {
     bool tf32 = false;
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
-    int zero = 0;   // ZeRO stage
-    int dp = 0;     // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
+    int gelu_fusion = 2;   // 0: none, 1: in forward, 2: in backward too
+    int zero = 0;          // ZeRO stage
+    int dp = 0;            // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 
     // many processes
     StartupOptions startup;

@@ -46,7 +46,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
                        "-d",  "512",    "-x",  "100",    "-k",  "wsd", "-l",  "0.0006", "-u",  "7",  "-q", "0.0",
                        "-c",  "0.1",    "-sl", "4.5",    "-sg", "6",   "-v",  "250",    "-m",  "10", "-s", "200",
                        "-g",  "144",    "-h",  "1",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
-                       "-ge", "0",      "-z",  "1",      "-n",  "5",   "-nk", "3",      "-nm", "20", "-y", "1",
+                       "-ge", "1",      "-z",  "1",      "-n",  "5",   "-nk", "3",      "-nm", "20", "-y", "1",
                        "-lg", "-1",     "-pn", "1",      "-pr", "0",   "-pg", "8",      "-pi", "mpi"});
     CHECK(o.train_data == "t*.bin");
     CHECK(o.val_data == "v*.bin");
@@ -70,6 +70,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     CHECK(o.tf32);
     CHECK(!o.master_weights);
     CHECK(o.recompute == Recompute::gelu_norm);
+    CHECK(o.gelu_fusion == 1);
     CHECK(o.checkpoint_every == 5);
     CHECK(o.keep_checkpoints == 3);
     CHECK(o.major_checkpoint_every == 20);
@@ -131,6 +132,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-x", "-2"}, "--max-steps -2: expected"},
         {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
         {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
+        {{"-ge", "3"}, "--gelu-fusion 3: expected an integer from 0 to 2"},
         {{"-r", "4"}, "--recompute 4: expected one of none|gelu|gelu+norm|block"},
         {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
         {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},

@@ -49,6 +49,7 @@ void asked(Table& table, const Options& o) {
     table.row("master weights", o.master_weights ? "enabled" : "disabled");
     table.row("gradient type", name_of(o.grad_dtype));
     table.row("recompute", name_of(o.recompute));
+    table.row("GELU fusion", o.gelu_fusion);
     table.row("seed", o.seed);
 }
 
