@@ -106,8 +106,9 @@ std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log
                     text("--output-dir ", options.output_dir, " holds checkpoints of a run, up to step ", saved.back()),
                     "Continue it with --resume, or give another folder.");
     }
-    for (const std::string& name : remove_unfinished_checkpoints(real_files(), options.output_dir)) {
-        log.line("removed %s/%s, which a killed run left unfinished", options.output_dir.c_str(), name.c_str());
+    if (log.speaks()) {   // the first rank
+        for (const std::string& name : remove_unfinished_checkpoints(real_files(), options.output_dir))
+            log.line("removed %s/%s, which a killed run left unfinished", options.output_dir.c_str(), name.c_str());
     }
     std::vector<std::string> skipped;
     std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), options.output_dir, skipped);

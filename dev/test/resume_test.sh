@@ -22,7 +22,7 @@ train() {   # PRECISION FOLDER ARGUMENTS...
     shift 2
     ${run_as:-} "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
         --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 256 --max-steps 20 --lr 1e-2 \
-        --warmup 3 --final-lr-frac 0 --weight-decay 0.1 --val-every 5 --val-max-batches 4 --sample-every 0 \
+        --warmup 3 --final-lr-frac 0 --weight-decay 0.1 --val-every 5 --val-max-batches 4 --sample-every 0 --sample-tokens 4 \
         --output-dir "$out" "$@" >>"$out.log" 2>&1
 }
 
@@ -42,6 +42,8 @@ for precision in bf16 fp32; do
 done
 cut "stochastic rounding" bf16 --master-weights 0
 cut "bf16 gradients" bf16 --grad-dtype bf16 --recompute gelu+norm
+cut "all at once" bf16 --master-weights 0 --grad-dtype bf16 --recompute block --attention own --sample-every 3 --seed 7
+cut "all at once" fp32 --recompute block --attention own --sample-every 3 --seed 7
 
 # retention: the newest two, and every tenth step
 train fp32 "$work/kept" --checkpoint-every 2 --keep-checkpoints 2 --major-checkpoint-every 10

@@ -52,6 +52,17 @@ for precision in bf16 fp32; do
     verdict $? "$precision: the first loss with another micro-batch"
 done
 
+# Every check of the stand-in on, and its streams in random orders: nothing is reported, and nothing changes.
+if [ "$device" = cpu ]; then
+    short=(--max-steps 6 --val-every 3 --sample-every 3 --recompute block)
+    run bf16 "$work/unchecked" "${short[@]}"
+    for checks in memory,poison,races,order:1 order:2 order:3; do
+        TRAIN_GPT_CHECKS=$checks run bf16 "$work/checked" "${short[@]}" &&
+            cmp <(without_times "$work/checked/metrics.jsonl") <(without_times "$work/unchecked/metrics.jsonl")
+        verdict $? "TRAIN_GPT_CHECKS=$checks changes the run: $(tail -n 2 "$work/checked.log")"
+    done
+fi
+
 # The table of device memory is what the device reports, within 2%, before the first step and after the last one.
 memory() {   # PRECISION ARGUMENTS...
     local out=$work/memory

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "llmc/base/check.h"
 #include "llmc/host/host_test.h"
 #include "llmc/kernels/launch.cuh"
 
@@ -60,6 +61,44 @@ TEST_CASE("races: kernels declare at their launch; with the event wait they run,
             CHECK_THROWS_WITH(launch_scale(a, b, 100, two), doctest::Contains("race: "));
             CHECK(contains(host::last_fault(), "scale"));
             CHECK(contains(host::last_fault(), "an event wait or a synchronisation is missing"));
+        }
+    }
+}
+
+// A training loop's two streams: batches are uploaded into one of two buffers while the step before is computed.
+// Each buffer needs two waits: the step for its upload, the upload for the step that read the buffer last.
+TEST_CASE("races: a loop that uploads batches ahead needs both of its waits; without one both sides are named") {
+    enum class Missing { nothing, upload_done, buffer_free };
+    for (Missing missing : {Missing::nothing, Missing::upload_done, Missing::buffer_free}) {
+        TestDevice device;
+        cudaStream_t copies = device.stream(), compute = device.stream();
+        cudaEvent_t uploaded[2], computed[2];
+        float* batches[2];
+        for (int i = 0; i < 2; i++) {
+            cudaEventCreate(&uploaded[i]);
+            cudaEventCreate(&computed[i]);
+            batches[i] = device.allocate<float>(100);
+        }
+        float* result = device.allocate<float>(100);
+        auto train = [&] {
+            for (int step = 0; step < 6; step++) {
+                const int i = step % 2;
+                const std::vector<float> batch(100, static_cast<float>(step));
+                if (missing != Missing::buffer_free) cudaStreamWaitEvent(copies, computed[i]);
+                CUDA_CHECK(cudaMemcpyAsync(batches[i], batch.data(), 400, cudaMemcpyHostToDevice, copies));
+                cudaEventRecord(uploaded[i], copies);
+                if (missing != Missing::upload_done) cudaStreamWaitEvent(compute, uploaded[i]);
+                launch_scale(result, batches[i], 100, compute);
+                cudaEventRecord(computed[i], compute);
+            }
+            CUDA_CHECK(cudaStreamSynchronize(compute));
+        };
+        if (missing == Missing::nothing) {
+            CHECK_NOTHROW(train());
+        } else {
+            CHECK_THROWS_WITH(train(), doctest::Contains("race: "));
+            CHECK(contains(host::last_fault(), "scale"));
+            CHECK(contains(host::last_fault(), "cudaMemcpyAsync"));
         }
     }
 }

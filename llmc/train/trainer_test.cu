@@ -208,6 +208,49 @@ TEST_CASE("trainer: a signal before the first step ends the run at once, with no
     }
 }
 
+bool operator==(const OutlierDetector::State& a, const OutlierDetector::State& b) {
+    return a.values == b.values && a.count == b.count && a.next == b.next && a.sum == b.sum &&
+           a.sum_of_squares == b.sum_of_squares;
+}
+
+TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, masters and the run's state") {
+    TestRun saved, loaded;
+    saved.options.stop_after = 4;
+    CHECK(saved.train(real_files()) == RunEnd::stop_requested);
+    RunState state;
+    state.step = 99;
+    state.seed = 0xfedcba9876543210u;
+    state.loader = {3, (std::uint64_t{1} << 60) + 1};
+    state.windows = (std::uint64_t{1} << 61) + 1;
+    OutlierDetector losses, norms;
+    for (int i = 0; i < 200; i++) losses.update(std::sin(i)), norms.update(1.0 / (i + 3));
+    state.loss_outliers = losses.state();
+    state.norm_outliers = norms.state();
+    save_training_state(real_files(), saved.output.path(), state, saved.model, *saved.optimizer, "",
+                        WholeTensors(nullptr, saved.arena, saved.stream));
+    const RunState found =
+        load_training_state(real_files(), saved.output / "step_00000099", loaded.model, *loaded.optimizer);
+    CHECK(found.step == state.step);
+    CHECK(found.seed == state.seed);
+    CHECK(found.loader.epoch == state.loader.epoch);
+    CHECK(found.loader.index == state.loader.index);
+    CHECK(found.windows == state.windows);
+    CHECK(found.loss_outliers == state.loss_outliers);
+    CHECK(found.norm_outliers == state.norm_outliers);
+    CHECK(loaded.weights() == saved.weights());
+    auto same = [&](const ModelState<float>& a, const ModelState<float>& b) {
+        for (int i = 0; i < saved.model.table().size(); i++) {
+            const std::vector<float> values = download_tensor(a, i, saved.stream);
+            CHECK(values == download_tensor(b, i, loaded.stream));
+            if (i == 0) CHECK(std::any_of(values.begin(), values.end(), [](float x) { return x != 0; }));
+        }
+    };
+    same(saved.optimizer->first_moments(), loaded.optimizer->first_moments());
+    same(saved.optimizer->second_moments(), loaded.optimizer->second_moments());
+    REQUIRE((saved.optimizer->masters() == nullptr) == (loaded.optimizer->masters() == nullptr));
+    if (saved.optimizer->masters() != nullptr) same(*saved.optimizer->masters(), *loaded.optimizer->masters());
+}
+
 // The algorithms of a run, as if a search had found the second of those offered for every problem.
 std::vector<MatmulAlgorithm> other_algorithms() {
     TestRun run;
