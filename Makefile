@@ -3,6 +3,7 @@
 #   make                        build for the device at hand: build/<device>-<precision>/, linked as ./train_gpt
 #   make DEVICE=cpu             build for a machine without a GPU
 #   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
+#   make USE_MPI=0              without MPI though it is there (--init tcp and fs need none)
 #
 # Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model and
 # llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is compiled
@@ -69,6 +70,8 @@ endif
 PCRE2 := $(shell echo '\#include <pcre2.h>' | $(CXX) -DPCRE2_CODE_UNIT_WIDTH=8 -x c++ -E - >/dev/null 2>&1 && echo -lpcre2-8)
 LIBRARIES += $(PCRE2)
 
+include dev/tools/mpi.mk
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources to objects
 
@@ -103,6 +106,11 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
+
+$(MPI_OBJECT): override EXTRA_FLAGS += $(MPI_FLAGS)
+$(MPI_OBJECT): $(MPI_STAMP)
+$(MPI_STAMP):
+	@mkdir -p $(@D) && rm -f $(COMMON)/.mpi-* && touch $@
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Programs: objects of their own, and of the libraries what they use

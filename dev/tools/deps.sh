@@ -17,6 +17,9 @@ needed=(
 [ "$device" = cpu ] && needed+=("dnnl.h:libdnnl-dev")
 [ -n "$with_tests" ] && needed+=("doctest/doctest.h:doctest-dev" "pcre2.h:libpcre2-dev")
 
+# Optional: start-up by mpirun. Only named, never installed: --init tcp and fs need none.
+has_mpi() { command -v mpicc >/dev/null || echo "#include <mpi.h>" | g++ -x c++ -E -o /dev/null - 2>/dev/null; }
+
 packages=()
 command -v g++ >/dev/null || packages+=(g++)
 has_header() {
@@ -38,6 +41,7 @@ if [ "$device" = cuda ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cud
     exit 69
 fi
 
+has_mpi || echo "no MPI here: --init mpi will be refused (optional packages: libopenmpi-dev openmpi-bin)"
 if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
 install="apt-get install -y --no-install-recommends ${packages[*]}"
 echo "missing packages: ${packages[*]}"
