@@ -135,7 +135,7 @@ private:
         return *got;
     }
     [[noreturn]] void lost(int rank) {
-        throw Error(ErrorKind::no_device, text("lost the connection to rank ", rank, " while starting up"),
+        throw Error(ErrorKind::resumable, text("lost the connection to rank ", rank, " while starting up"),
                     "Look at that rank's own output for the reason.");
     }
 

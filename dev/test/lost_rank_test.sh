@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# A rank that is killed (SIGKILL) or stopped (SIGSTOP) while several train together: some other rank names it, and every
+# other one ends with exit code 75 within the limit. `lost_rank_test.sh long` tries 20 places, by default a few.
+#
+# Also: a signal to stop, sent to one rank, stops all of them after the same step; and what was lost can be resumed.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+device=${DEVICE:-cpu}
+train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+timeout_s=2   # --peer-timeout
+limit_s=10    # from the loss to the end of the last rank; beyond the timeout it allows for a busy machine
+
+# Runs one rank and leaves its process id and exit code in $run.
+cat >"$work/one_rank.sh" <<'RANK'
+"$@" &
+echo $! >"$RUN_FOLDER/pid.$RANK.new" && mv "$RUN_FOLDER/pid.$RANK.new" "$RUN_FOLDER/pid.$RANK"
+wait $!
+code=$?
+echo $code >"$RUN_FOLDER/code.$RANK"
+exit $code
+RANK
+
+start() {   # NAME RANKS ARGUMENTS...: in the background; sets run (its folder) and launcher (its process)
+    run=$work/$1
+    local ranks=$2
+    shift 2
+    mkdir "$run"
+    RUN_FOLDER=$run scripts/launch.sh -g 30 -n "$ranks" bash "$work/one_rank.sh" "$train_gpt" \
+        --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels 32 \
+        --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 100000 --val-every 3 --val-max-batches 12 \
+        --sample-every 0 --checkpoint-every 4 --keep-checkpoints 2 --output-dir "$run/out" --init-timeout 20 \
+        --peer-timeout "$timeout_s" "$@" >"$run/log" 2>&1 &
+    launcher=$!
+}
+
+await() {   # PATTERN: waits until the log has it, "" waits for the processes to be there
+    for _ in $(seq 2000); do
+        if [ -z "$1" ]; then compgen -G "$run/pid.$victim" >/dev/null && return; fi
+        if [ -n "$1" ]; then grep -q "$1" "$run/log" && return; fi
+        kill -0 "$launcher" 2>/dev/null || return
+        sleep 0.01
+    done
+}
+
+# lose SIGNAL RANK RANKS PLACE DELAY_MS ARGUMENTS...: loses the rank DELAY_MS after the log has shown PLACE
+count=0
+lose() {
+    local signal=$1 ranks=$3 place=$4 delay=$5 began code bad=
+    victim=$2
+    shift 5
+    count=$((count + 1))
+    local name="rank $victim of $ranks, SIG$signal $delay ms after '$place' ($*)"
+    start "run$count" "$ranks" "$@"
+    await "$place"
+    sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
+    kill -s "$signal" "$(cat "$run/pid.$victim")" 2>/dev/null || bad=" it had ended before;"
+    began=$(date +%s%N)
+    for ((r = 0; r < ranks; r++)); do
+        [ "$r" -eq "$victim" ] && continue
+        for _ in $(seq 3000); do [ -e "$run/code.$r" ] && break || sleep 0.01; done
+        code=$(cat "$run/code.$r" 2>/dev/null || echo none)
+        [ "$code" = 75 ] || bad="$bad rank $r ended with $code;"
+    done
+    local took=$((($(date +%s%N) - began) / 1000000))
+    [ "$took" -le $((limit_s * 1000)) ] || bad="$bad the last one took $took ms;"
+    grep -qE "rank $victim on .* (died|has been silent)|connection to rank $victim while starting" "$run/log" ||
+        bad="$bad the lost rank is not named;"
+    kill -KILL "$(cat "$run/pid.$victim")" 2>/dev/null
+    wait "$launcher"
+    [ $? -eq 75 ] || bad="$bad launch.sh did not return 75;"
+    [ -z "$bad" ]
+    verdict $? "$name:$bad $(grep -v '^step\|^|\|^+' "$run/log" | tail -n 12)"
+    echo "$name: $took ms; $(grep -hoE 'rank [0-9]+ on [^ ]+ (died|has been silent)[^(]*' "$run/log" | head -n 1)"
+}
+
+lose KILL 1 3 '^step    3/' 0 --zero 1                  # then validation
+lose STOP 2 3 '^step    4/' 0 --zero 3                  # then a checkpoint
+lose KILL 0 2 '^step    2/' 5
+if [ "${1:-}" = long ]; then
+    for delay in 100 250 400; do lose KILL 1 2 '' $delay; done   # start-up
+    lose KILL 0 2 '' 300
+    lose STOP 1 3 '' 400
+    for delay in 0 3 7 11 17; do lose KILL 2 3 '^step    5/' $delay --zero 2; done   # in and between collectives
+    lose KILL 0 3 '^step    4/' 0 --zero 3              # while it writes a checkpoint
+    lose STOP 0 3 '^step    4/' 1 --zero 3
+    lose KILL 1 3 '^step    4/' 2 --zero 2
+    lose STOP 1 2 '^step    3/' 0                       # validation
+    lose STOP 0 2 '^val loss' 0
+    lose KILL 3 4 '^checkpoint' 0 --zero 1
+    lose STOP 2 4 '^step    2/' 10 --zero 2
+fi
+
+# ---- a signal to stop, sent to one rank
+start signal 3 --zero 2
+await '^step    5/'
+kill -USR1 "$(cat "$run/pid.1")"
+wait "$launcher"
+status=$?
+[ $status -eq 75 ] && [ "$(cat "$run"/code.* | sort -u)" = 75 ] && grep -q "a signal to rank 1 received: stopped after step" "$run/log"
+verdict $? "SIGUSR1 to rank 1 stops all: $(tail -n 3 "$run/log")"
+last=$(ls -d "$run"/out/step_* | tail -n 1)
+steps=$(grep -c '"loss"' "$run/out/metrics.jsonl")
+[ "$((10#${last##*_}))" -eq "$steps" ]
+verdict $? "the checkpoint $last is of the last of $steps steps"
+out=$run/out
+start resumed 3 --zero 2 --output-dir "$out" --resume --max-steps $((steps + 2))
+wait "$launcher"
+verdict $? "what was stopped can be resumed: $(tail -n 3 "$run/log")"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Start-up by mpi, tcp and fs, from every launcher's environment variables: the same losses, character for character.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+device=${DEVICE:-cpu}
+train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels
+    32 --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 5 --val-every 5 --val-max-batches 4 --sample-every 0
+    --zero 2 --init-timeout 30)
+ranks=3
+port=$((10000 + $$ % 20000))
+
+# steps, losses and norms: all but times
+losses() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+same() {   # NAME STATUS: the run in $work/NAME ended with STATUS and has the losses of the first one
+    [ "$2" -eq 0 ] && [ "$(losses "$work/$1" | wc -l)" -eq 7 ] && cmp -s <(losses "$work/launch") <(losses "$work/$1")
+    verdict $? "$1 (exit $2): $(tail -n 3 "$work/$1.log")"
+}
+
+# each NAME COMMAND...: the ranks one by one in the background, "R" in the command standing for the rank
+each() {
+    local name=$1 status=0 pids=()
+    shift
+    for ((r = 0; r < ranks; r++)); do
+        "${@//@R/$r}" --output-dir "$work/$name" >>"$work/$name.log" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    same "$name" $status
+}
+
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/launch" >"$work/launch.log" 2>&1
+same launch $?
+[ "$(grep -c "^step " "$work/launch.log")" -eq 5 ]
+verdict $? "one rank speaks: $(grep -c "^step " "$work/launch.log") lines of 5 steps"
+
+# a folder with what an earlier run left there, as if it had been killed at different moments
+mkdir "$work/meeting"
+echo 0123456789abcdef >"$work/meeting/hello.1"
+echo "fedcba9876543210 0123456789abcdef 55555555" >"$work/meeting/welcome"
+touch "$work/meeting/fedcba9876543210.ready.1" "$work/meeting/fedcba9876543210.round0.rank2"
+each tcp "${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 1))" -pn $ranks -pr @R
+each fs "${run[@]}" -pi fs -pf "$work/meeting" -pn $ranks -pr @R -pg 8
+each fs-again "${run[@]}" --init fs --init-folder "$work/meeting" --processes $ranks --process-rank @R
+[ -z "$(find "$work/meeting" -name '*.rank*' ! -name 'fedcba*')" ]
+verdict $? "the folder is left clean: $(ls "$work/meeting")"
+each torchrun env MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 2)) WORLD_SIZE=$ranks RANK=@R LOCAL_RANK=@R "${run[@]}"
+each slurm env SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"
+each pmi env PMI_SIZE=$ranks PMI_RANK=@R "${run[@]}" --init fs --init-folder "$work/pmi-meeting"
+if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then
+    mpirun --allow-run-as-root --oversubscribe --bind-to none -np $ranks "${run[@]}" --output-dir "$work/mpi" >"$work/mpi.log" 2>&1
+    same mpi $?
+    mpirun --allow-run-as-root --oversubscribe --bind-to none -np $ranks "${run[@]}" -pi mpi --output-dir "$work/mpi-named" >"$work/mpi-named.log" 2>&1
+    same mpi-named $?
+elif ldd "$train_gpt" | grep -q libmpi; then
+    echo "SKIPPED start-up by mpi: there is no mpirun"
+else
+    message=$("${run[@]}" --init mpi 2>&1)
+    [ $? -eq 64 ] && grep -q libopenmpi-dev <<<"$message"
+    verdict $? "--init mpi without MPI names the package: $message"
+    echo "SKIPPED start-up by mpi: this build is without MPI (no mpi.h when it was made)"
+fi
+
+# ---- what goes wrong
+"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 0 --init-timeout 2 >"$work/absent.log" 2>&1 &
+first=$!
+"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 2 --init-timeout 2 >"$work/absent2.log" 2>&1
+[ $? -eq 69 ] && grep -q "missing: 1" "$work/absent2.log"
+verdict $? "rank 2 is told who is missing: $(tail -n 2 "$work/absent2.log")"
+wait $first
+[ $? -eq 69 ] && grep -q "of 3 ranks these have not come within 2 s: 1" "$work/absent.log"
+verdict $? "rank 0 says who is missing: $(tail -n 2 "$work/absent.log")"
+scripts/launch.sh -n 2 bash -c '"$@" --lr 0.00$((RANK + 1))' - "${run[@]}" >"$work/differ.log" 2>&1
+[ $? -eq 64 ] && grep -q "the command line differs: rank 0 has lr=.*, rank 1 has lr=" "$work/differ.log"
+verdict $? "ranks with other options are refused: $(tail -n 2 "$work/differ.log")"
+scripts/launch.sh -n 3 "${run[@]}" --train-data "$work/none*.bin" --vocab-size 257 >"$work/none.log" 2>&1
+[ $? -eq 74 ]
+verdict $? "an error that all ranks meet keeps its exit code: $(tail -n 2 "$work/none.log")"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
