@@ -25,6 +25,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/gpt.h"
 #include "llmc/model/weight_source.h"
+#include "llmc/train/attention_of_run.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/settings.h"
@@ -217,6 +218,9 @@ int train(Options options, World& world, const StopSignals& signals) {
             restore_matmul_choices(files, checkpoint->path + "/" + kMatmulChoicesFile, model.matmul());
         if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     }
+    const std::string another_attention =
+        settle_attention(model, options.attention, state ? state->attention : AttentionKind::auto_, world);
+    if (!another_attention.empty()) log.warning("another attention than before: %s", another_attention.c_str());
     signals.leave_if_received();
     Metrics metrics(files, world.is_first() ? options.output_dir : "", state ? state->step : 0);
     const TokenSet* validation = val_tokens ? &*val_tokens : nullptr;

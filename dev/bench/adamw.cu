@@ -68,7 +68,7 @@ void norm(Bench& bench, std::int64_t n) {
     }
     timing->measure([&](int set) {
         sum_of_squares(sum.data(), tables[static_cast<std::size_t>(set)], false, bench.stream());
-        finish_global_norm(result.data(), sum.data(), 1.0f, bench.stream());
+        finish_global_norm(result.data(), sum.data(), nullptr, 1.0f, bench.stream());
     });
 }
 

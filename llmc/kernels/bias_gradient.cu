@@ -9,7 +9,7 @@
 namespace {
 
 // Few rows per split keep many threads busy; few splits keep stage 2 short. Both are functions of M alone.
-constexpr int least_rows_per_split = 32, most_splits = 128;
+constexpr int least_rows_per_split = 32, most_splits = 256;
 
 int rows_per_split(int M) { return std::max(least_rows_per_split, (M + most_splits - 1) / most_splits); }
 int split_count(int M) { return (M + rows_per_split(M) - 1) / rows_per_split(M); }
@@ -21,7 +21,7 @@ __global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradien
     if (column >= shape.N) return;
     const int first = static_cast<int>(blockIdx.y) * rows, last = min(first + rows, shape.M);
     float sums[8] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int row = first; row < last; row++) {
         Vec8<T> v = load8(dout + row * shape.stride, column, Extent{shape.N, packets});
         for (int k = 0; k < 8; k++) sums[k] += static_cast<float>(v[k]);
@@ -32,13 +32,14 @@ __global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradien
     }
 }
 
-// A thread sums one column of the partials (neighbouring threads read neighbouring columns).
+// A thread sums one column of the partials (neighbouring threads read neighbouring columns). There are few threads: each
+// must have many loads under way, for it has little else to wait for.
 template <class G>
 __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits, int N, bool accumulate) {
     const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= N) return;
     float sum = accumulate ? static_cast<float>(dbias[column]) : 0.0f;
-#pragma unroll 8
+#pragma unroll 32
     for (int split = 0; split < splits; split++) sum += partial[std::int64_t{split} * N + column];
     dbias[column] = static_cast<G>(sum);
 }

@@ -28,6 +28,10 @@ public:
     template <class T, class G = T>
     static std::string refusal(const AttentionShape& shape, bool backward = true);
 
+    // Whether it is known, without measuring, that the library is faster than our own: on a CPU, where our own runs
+    // models of a GPU's instructions.
+    static bool surely_faster();
+
     explicit LibraryAttention(Arena& arena);
     ~LibraryAttention();
     LibraryAttention(const LibraryAttention&) = delete;

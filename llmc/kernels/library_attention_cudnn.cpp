@@ -173,6 +173,8 @@ void LibraryAttention::backward(const AttentionBackward<T, G>&, cudaStream_t) {
 
 #endif
 
+bool LibraryAttention::surely_faster() { return false; }
+
 #define INSTANTIATE(T, G)                                                                       \
     template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
     template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \

@@ -1,8 +1,8 @@
 // Which attention runs, own or the library's, as --attention asks.
 //
-// `auto_` is the library wherever it can serve, else our own: on a CPU it is the faster one; on a GPU that stays so
-// until our own is measured to be faster. Asked for by name, a library that cannot serve is Error(no_device) with its
-// reason.
+// `auto_` is the library wherever it can serve, else our own, until one of them is taken: on a GPU the faster one is
+// not known before it is measured (attention_of_run.h). Asked for by name, a library that cannot serve is
+// Error(no_device) with its reason.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,18 +16,32 @@
 template <class T>
 class AttentionChoice {
 public:
-    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena) {
-        if (kind == AttentionKind::own) return;
-        const std::string refusal = LibraryAttention::refusal<T>(shape);
-        if (refusal.empty()) {
-            library_ = std::make_unique<LibraryAttention>(arena);
-        } else if (kind == AttentionKind::library) {
-            throw Error(ErrorKind::no_device, text("no library attention: ", refusal),
-                        "Use --attention own, or auto to take the library only where it can serve.");
+    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena) : arena_(arena) {
+        if (kind != AttentionKind::auto_) {
+            take(kind, shape);
+        } else if (LibraryAttention::refusal<T>(shape).empty()) {
+            take(AttentionKind::library, shape);
+            open_ = !LibraryAttention::surely_faster();
         }
     }
 
     AttentionKind chosen() const { return library_ ? AttentionKind::library : AttentionKind::own; }
+
+    // Whether both can serve and nothing but their speed decides.
+    bool open() const { return open_; }
+
+    // From now on this one. No work of the other may still be under way.
+    void take(AttentionKind kind, const AttentionShape& shape) {
+        ENSURE(kind != AttentionKind::auto_, "a kind of attention is taken by name");
+        open_ = false;
+        if (kind == chosen()) return;
+        if (kind == AttentionKind::own) return library_.reset();
+        if (const std::string refusal = LibraryAttention::refusal<T>(shape); !refusal.empty()) {
+            throw Error(ErrorKind::no_device, text("no library attention: ", refusal),
+                        "Use --attention own, or auto to take the library only where it can serve.");
+        }
+        library_ = std::make_unique<LibraryAttention>(arena_);
+    }
 
     void forward(const AttentionForward<T>& arguments, cudaStream_t stream) const {
         if (library_) {
@@ -45,5 +59,7 @@ public:
     }
 
 private:
+    Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
+    bool open_ = false;
 };

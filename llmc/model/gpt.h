@@ -94,7 +94,12 @@ public:
     const ParamTable& table() const { return layout_->table(); }
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
+
     AttentionKind attention() const { return attention_->chosen(); }   // own or library
+    bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known
+    void use_attention(AttentionKind kind);                            // waits for the stream; Error(no_device)
+    // The faster of both for a micro-batch of this model, measured. Takes neither; overwrites activations.
+    AttentionKind faster_attention();
 
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the model was made for.

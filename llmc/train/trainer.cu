@@ -271,6 +271,7 @@ void Trainer::save_checkpoint() {
     state.windows = parts_.train_tokens.windows();
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
+    state.attention = parts_.model.attention();
     parts_.metrics.sync();
     save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
                         WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));

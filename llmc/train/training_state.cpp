@@ -109,6 +109,7 @@ std::string to_text(const RunState& s) {
         {"loader", {{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}}},
         {"loss_outliers", to_json(s.loss_outliers)},
         {"norm_outliers", to_json(s.norm_outliers)},
+        {"attention", name_of(s.attention)},
     };
     return json.dump(2) + "\n";
 }
@@ -131,6 +132,10 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         s.windows = json.at("loader").at("samples").get<std::uint64_t>();
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
+        const std::string attention = json.value("attention", name_of(AttentionKind::auto_));
+        for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
+            if (attention == name_of(kind)) s.attention = kind;
+        }
         return s;
     } catch (const Json::exception& error) {
         throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
