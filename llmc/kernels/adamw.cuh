@@ -170,11 +170,9 @@ __global__ void __launch_bounds__(kAdamThreads) adamw_kernel(const AdamRange<Rea
                                      reinterpret_cast<std::uintptr_t>(range.gradient) |
                                      reinterpret_cast<std::uintptr_t>(range.m) | reinterpret_cast<std::uintptr_t>(range.v);
     const Extent extent{range.count, addresses % 16 == 0};
-    const std::int64_t begin = (blockIdx.x - range.first_block) * kAdamBlock + piece_of_warp(kAdamTurns);
-    for (int turn = 0; turn < kAdamTurns; turn++) {
-        const std::int64_t i = begin + turn * kWarpPiece;
-        if (i < range.count) adam_piece(range, i, extent, grad_scale, factors);
-    }
+    const BlockSpan span = span_of_block(range, blockIdx.x, kAdamBlock);
+    const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
+    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) adam_piece(range, i, extent, grad_scale, factors);
 }
 
 template <class Real, class Grad>
@@ -192,7 +190,7 @@ template <class Real, class Grad>
 void adamw_update(const AdamTable<Real, Grad>& table, const AdamStep& step, cudaStream_t stream) {
     ENSURE(step.step >= 1, "AdamW steps count from 1, not from ", step.step);
     if (table.blocks == 0) return;
-    Launch where{dim3(blocks_for(table.blocks, 1)), dim3(kAdamThreads), 0, stream};
+    Launch where{dim3(blocks_for(table.blocks, 1)), loop_threads(kAdamThreads), 0, stream};
     where.reads(table.device_ranges.data(), table.device_ranges.bytes());
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
     for (const AdamRange<Real, Grad>& range : table.ranges) {

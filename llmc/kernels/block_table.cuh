@@ -34,9 +34,13 @@ __device__ __forceinline__ const Range& range_of_block(const Range* ranges, int 
     return ranges[low];   // an empty range shares its first block with the next, which is later and so wins
 }
 
-// A block's elements are dealt to its warps in contiguous parts, `turns` times 32 lanes of eight elements: wide accesses
-// on a GPU, and on a CPU, where one thread makes all its turns before the next begins, a part that stays in the cache.
-constexpr int kWarpPiece = 32 * 8;
-__device__ __forceinline__ int piece_of_warp(int turns) {
-    return static_cast<int>(threadIdx.x / 32 * turns * kWarpPiece + threadIdx.x % 32 * 8);
+// The elements of a range that a block handles, begin .. end-1. Its threads take eight at a time in turns:
+//     for (i = span.begin + threadIdx.x * 8; i < span.end; i += blockDim.x * 8)
+struct BlockSpan {
+    std::int64_t begin, end;
+};
+template <class Range>
+__device__ __forceinline__ BlockSpan span_of_block(const Range& range, std::int64_t block, std::int64_t elements_per_block) {
+    const std::int64_t begin = (block - range.first_block) * elements_per_block, end = begin + elements_per_block;
+    return {begin, end < range.count ? end : range.count};
 }

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Cl
 // Enough threads for a row, in whole warps.
 inline dim3 classifier_block(int Vp) {
     int threads = (Vp + 255) / 256 * 32;
-    return dim3(static_cast<unsigned>(threads < kClassifierThreads ? threads : kClassifierThreads));
+    return loop_threads(static_cast<unsigned>(threads < kClassifierThreads ? threads : kClassifierThreads));
 }
 
 template <class Real>

@@ -58,24 +58,34 @@ inline void finish_global_norm(GradNorm* result, const double* sum, const float*
 
 constexpr int kNormThreads = 256;
 constexpr int kNormTurns = 16;   // pieces of eight elements per thread, for one reduction
+constexpr int kNormInFlight = 4;
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
 template <class Grad>
 __global__ void __launch_bounds__(kNormThreads)
     sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
     const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
-    const std::int64_t begin = (blockIdx.x - range.first_block) * kNormBlock + piece_of_warp(kNormTurns);
+    const BlockSpan span = span_of_block(range, blockIdx.x, kNormBlock);
+    const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     const Extent extent{range.count, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
-    // eight independent sums: more precise than one, and vectors on a CPU
-    Vec8<float> sums = {};
-    for (int turn = 0; turn < kNormTurns; turn++) {
-        const std::int64_t i = begin + turn * kWarpPiece;
-        if (i >= range.count) break;
-        const Vec8<Grad> x = load8(range.data, i, extent);
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) sums[k] = fmaf(static_cast<float>(x[k]), static_cast<float>(x[k]), sums[k]);
+    // independent sums: more precise than one, several loads in flight on a GPU, vectors on a CPU
+    Vec8<float> sums[kNormInFlight] = {};
+    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += kNormInFlight * step) {
+        Vec8<Grad> x[kNormInFlight];
+#pragma unroll
+        for (int u = 0; u < kNormInFlight; u++) {
+            x[u] = i + u * step < span.end ? load8(range.data, i + u * step, extent) : Vec8<Grad>{};
+        }
+#pragma unroll
+        for (int u = 0; u < kNormInFlight; u++) {
+            VECTOR_LOOP
+            for (int k = 0; k < 8; k++) {
+                sums[u][k] = fmaf(static_cast<float>(x[u][k]), static_cast<float>(x[u][k]), sums[u][k]);
+            }
+        }
     }
-    const float sum = block_sum(sum8(sums));
+    static_assert(kNormInFlight == 4);
+    const float sum = block_sum((sum8(sums[0]) + sum8(sums[1])) + (sum8(sums[2]) + sum8(sums[3])));
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
@@ -101,7 +111,7 @@ NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vect
 template <class Grad>
 void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream) {
     if (table.blocks > 0) {
-        Launch squares{dim3(blocks_for(table.blocks, 1)), dim3(kNormThreads), 0, stream};
+        Launch squares{dim3(blocks_for(table.blocks, 1)), loop_threads(kNormThreads), 0, stream};
         for (const NormRange<Grad>& range : table.ranges) squares.reads(range.data, range.count * sizeof(Grad));
         squares.reads(table.device_ranges.data(), table.device_ranges.bytes());
         squares.writes(table.partials.data(), table.partials.bytes());

@@ -19,6 +19,7 @@
 
 #ifdef HOST_EXECUTION_MODEL   // defined by the stand-in <cuda_runtime.h>
 #define LAUNCH_ON_HOST 1
+#include "llmc/host/checks.h"
 #include "llmc/host/exec_grid.h"
 #include "llmc/host/queue.h"
 #endif
@@ -93,6 +94,14 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 // Stands before a loop over the few elements of one thread: unrolled on a GPU, vector instructions on a CPU. (g++ must be
 // kept from unrolling it too: that comes first, and its vectoriser seldom finds the vectors in what is left.)
 #define VECTOR_LOOP _Pragma("GCC unroll 1")
+
+// The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of blockDim:
+// `threads` on a GPU; on a CPU one, since a thread's loop over all of it is faster than many threads with a share each, above
+// all where they meet. While checks are on (as in tests) as many as on a GPU, so that what runs there is what is tested.
+inline unsigned loop_threads(unsigned threads) {
+    const host::Checks& on = host::checks();
+    return on.memory || on.poison || on.races ? threads : 1;
+}
 
 // Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave.
 #define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
@@ -197,6 +206,8 @@ inline T block_butterfly(T value, Op, HOST_SITE) {
 
 #define VECTOR_LOOP _Pragma("unroll")
 
+inline unsigned loop_threads(unsigned threads) { return threads; }
+
 // Declared 1,024-byte aligned: the bulk copies and their swizzles need it, and the base is that anyway.
 #define DYNAMIC_SHARED(type, name)                               \
     extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[]; \
@@ -233,12 +244,28 @@ void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity
     check_launched(cudaLaunchKernelExC(&config, address, pointers), how, address);
 }
 
+// The value of lane (own xor distance), for any type of 4 or 8 bytes.
+template <class T>
+__device__ __forceinline__ T shuffle_xor(const T& value, int distance) {
+    static_assert(std::is_trivially_copyable_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+    if constexpr (std::is_arithmetic_v<T>) {
+        return __shfl_xor_sync(0xffffffffu, value, distance);
+    } else {   // a pair of floats
+        T result;
+        const float* from = reinterpret_cast<const float*>(&value);
+        float* to = reinterpret_cast<float*>(&result);
+#pragma unroll
+        for (unsigned i = 0; i < sizeof(T) / 4; i++) to[i] = __shfl_xor_sync(0xffffffffu, from[i], distance);
+        return result;
+    }
+}
+
 // v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. op must be
 // commutative.
 template <class T, class Op>
 __device__ __forceinline__ T warp_butterfly(T value, Op op) {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    for (int distance = 16; distance > 0; distance /= 2) value = op(value, shuffle_xor(value, distance));
     return value;
 }
 

@@ -1,7 +1,7 @@
 // Sums and maxima over the lanes of a warp and the threads of a block, in a fixed order: the result depends on the
 // values alone, bit for bit, and every thread gets it.
 //
-// All lanes of a warp (threads of a block) must call these together. A block's size is a multiple of 32. A block
+// All lanes of a warp (threads of a block) must call these together. A block's size is 1 or a multiple of 32. A block
 // reduction begins and ends with a barrier, so calls may follow one another.
 #pragma once
 
@@ -52,6 +52,7 @@ __device__ inline T block_reduce_by_warps(T value, Op op) {
 
 template <class T, class Op>
 __device__ inline T block_reduce(T value, Op op) {
+    if (block_threads() == 1) return value;
     if constexpr (block_butterfly_exists) return block_butterfly(value, op);   // a CPU's shorter way to the same bits
     else return block_reduce_by_warps(value, op);
 }

@@ -88,8 +88,11 @@ struct RowOfThread {
 struct RowSums {
     float a, b;
 };
+struct AddRowSums {
+    __device__ RowSums operator()(RowSums x, RowSums y) const { return {x.a + y.a, x.b + y.b}; }
+};
 __device__ __forceinline__ RowSums row_sums(RowSums v) {
-    v = {warp_sum(v.a), warp_sum(v.b)};
+    v = warp_butterfly(v, AddRowSums());
     const int warps = static_cast<int>(blockDim.x / 32);
     if (warps == 1) return v;
     __shared__ RowSums of_warp[kRowThreads / 32];
