@@ -62,7 +62,9 @@ private:
 
 // The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
 std::string find_tokenizer_file(const Options& options) {
-    const std::filesystem::path file = std::filesystem::path(options.train_data).parent_path() / "tokenizer.bin";
+    const std::vector<std::string> shards = glob_files(options.train_data);
+    if (shards.empty()) return "";
+    const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
     return std::filesystem::exists(file) ? file.string() : std::string();
 }
 
@@ -85,7 +87,7 @@ ModelConfig choose_model(const Options& options, const WeightSource* weights,
 }
 
 // Refuses data that was not made for this model. `resumed` is a checkpoint's folder, or empty.
-void check_data(const Options& options, const ModelConfig& config, const std::string& resumed) {
+void check_data(const Options& options, const ModelConfig& config, const std::string& resumed, const Log& log) {
     CorpusExpectation expected;
     if (!options.overfit_single_batch) expected.data.push_back({"--train-data", options.train_data});
     if (options.val_every > 0 || options.overfit_single_batch) {
@@ -94,7 +96,13 @@ void check_data(const Options& options, const ModelConfig& config, const std::st
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
     expected.model_folders = {options.layers > 0 ? "" : options.model, resumed};
-    check_corpora(real_files(), expected);
+    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
+    if (!hashes) expected.max_hashed_bytes = 0;
+    const std::uint64_t not_hashed = check_corpora(real_files(), expected);
+    if (hashes && not_hashed > 0) {
+        log.line("%.1f GiB of shards were not hashed; `tokenize --verify FOLDER` does",
+                 static_cast<double>(not_hashed) / (1ull << 30));
+    }
 }
 
 // The checkpoint to continue from, where --resume asks for one and there is one. Error where going on, or starting
@@ -178,7 +186,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
     const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
     world.require_same("the checkpoint to resume from", checkpoint ? checkpoint->path : "none");
-    check_data(options, config, checkpoint ? checkpoint->path : "");
+    check_data(options, config, checkpoint ? checkpoint->path : "", log);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while
         return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);

@@ -205,8 +205,9 @@ void add_output_options(CLI::App& app, Options& options) {
     CorpusOptions& corpus = options.corpus;
     app.option_defaults()->group("Output");
     app.add_option("-o,--output", corpus.output, "folder for shards, tokenizer files and manifest");
-    app.add_option("--name", corpus.name, "prefix of the shards' names");
+    app.add_option("--name", corpus.name, "prefix of the shards' names")->take_last();
     app.add_option("--shard-tokens", corpus.shard_tokens, "tokens per shard")
+        ->take_last()
         ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
     app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
@@ -214,7 +215,7 @@ void add_output_options(CLI::App& app, Options& options) {
         ->expected(1, 1 << 20);
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
         ->check(CLI::Range(0.0, 1.0).description(""));
-    app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation");
+    app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation")->take_last();
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
 

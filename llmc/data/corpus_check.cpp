@@ -45,15 +45,23 @@ std::vector<Folder> folders_of(const FileSystem& files, const std::vector<Corpus
     return folders;
 }
 
-// The hash of the vocabulary in a folder's tokenizer.bin; none where there is no such file, or where it cannot tell:
-// llm.c's format cuts tokens off after 255 bytes.
+// The hash of the vocabulary in a folder's tokenizer.bin, or in its tokenizer.json. None where there is neither, or
+// where they cannot tell: llm.c's format cuts tokens off after 255 bytes, and other kinds of tokenizer are not ours.
 std::optional<std::uint64_t> tokenizer_hash(const FileSystem& files, const std::string& folder) {
     const std::string path = (fs::path(folder) / "tokenizer.bin").string();
-    if (!files.exists(path)) return std::nullopt;
-    const Tokenizer tokenizer(parse_llmc_tokenizer(read_whole(files, path), path));
-    auto may_be_cut = [](const std::string& bytes) { return bytes.size() == 255; };
-    if (std::ranges::any_of(tokenizer.data().tokens, may_be_cut)) return std::nullopt;
-    return tokenizer.hash();
+    if (files.exists(path)) {
+        const Tokenizer tokenizer(parse_llmc_tokenizer(read_whole(files, path), path));
+        auto may_be_cut = [](const std::string& bytes) { return bytes.size() == 255; };
+        if (std::ranges::none_of(tokenizer.data().tokens, may_be_cut)) return tokenizer.hash();
+    }
+    const std::string json = (fs::path(folder) / "tokenizer.json").string();
+    if (!files.exists(json)) return std::nullopt;
+    try {
+        return Tokenizer(parse_huggingface(read_whole(files, json), json)).hash();
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_data) throw;
+        return std::nullopt;
+    }
 }
 
 void check_tokenizer_beside(const FileSystem& files, const Folder& folder) {
@@ -132,18 +140,27 @@ void check_shard(const FileSystem& files, const Folder& folder, const std::strin
 
 }   // namespace
 
-void check_corpora(const FileSystem& files, const CorpusExpectation& expected) {
+std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& expected) {
     const std::vector<Folder> folders = folders_of(files, expected.data);
-    std::uint64_t bytes = 0;
+    std::vector<std::uint64_t> sizes;
     for (const Folder& folder : folders) {
         check_tokenizer_beside(files, folder);
         check_vocabulary(folder, expected);
         check_same_tokenizer(folders.front(), folder);
         for (const std::string& model : expected.model_folders) check_model_folder(files, folder, model);
-        for (const std::string& shard : folder.shards) bytes += TokenFile(files, shard).bytes();
+        for (const std::string& shard : folder.shards) sizes.push_back(TokenFile(files, shard).bytes());
+    }
+    std::ranges::sort(sizes);
+    std::uint64_t hashed = 0, largest_hashed = 0, not_hashed = 0;
+    for (std::uint64_t size : sizes) {
+        if (hashed + size <= expected.max_hashed_bytes) hashed += size, largest_hashed = size;
     }
     for (const Folder& folder : folders) {
-        for (const std::string& shard : folder.shards)
-            check_shard(files, folder, shard, bytes <= expected.max_hashed_bytes);
+        for (const std::string& shard : folder.shards) {
+            const std::uint64_t size = TokenFile(files, shard).bytes();
+            check_shard(files, folder, shard, size <= largest_hashed);
+            not_hashed += size <= largest_hashed ? 0 : size;
+        }
     }
+    return not_hashed;
 }

@@ -5,7 +5,8 @@
 //   - the tokenizer.bin beside the shards is the one the manifest names;
 //   - the manifest's vocabulary is as large as the model's;
 //   - training and validation data were made with the same tokenizer;
-//   - the tokenizer in the folder of every model that is continued (a checkpoint, --model DIR) is that one too;
+//   - the tokenizer in the folder of every model that is continued (a checkpoint, --model DIR; tokenizer.bin, or a
+//     tokenizer.json that we can read) is that one too;
 //   - every shard in use is listed, with as many tokens as the file has, and with the hash that its tokens have.
 // What is wrong is Error(bad_data) naming the file, what was found, what was expected and what to do. Data without a
 // manifest (made by llm.c's scripts, say) passes: nothing is known about it.
@@ -24,10 +25,13 @@ struct CorpusUse {
 
 struct CorpusExpectation {
     std::vector<CorpusUse> data;
-    std::int64_t vocab_size = 0;                   // the model's
-    bool larger_is_meant = false;                  // --vocab-size was given: it may exceed the data's
-    std::vector<std::string> model_folders;        // of the weights to start from; empty names are passed over
-    std::uint64_t max_hashed_bytes = 4ull << 30;   // hashing more than this at the start would take minutes
+    std::int64_t vocab_size = 0;              // the model's
+    bool larger_is_meant = false;             // --vocab-size was given: it may exceed the data's
+    std::vector<std::string> model_folders;   // of the weights to start from; empty names are passed over
+    // Hashing more than this at the start would take minutes: the smallest shards are hashed, up to so many bytes. 0
+    // for the ranks that rely on another's verdict.
+    std::uint64_t max_hashed_bytes = 4ull << 30;
 };
 
-void check_corpora(const FileSystem& files, const CorpusExpectation& expected);
+// Returns how many bytes of shards were not hashed, for the caller to tell.
+std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& expected);

@@ -99,8 +99,14 @@ TEST_CASE("corpus_check: training data, validation data and model of different t
     CHECK(complaint(expected) == "");   // nothing is known of that model
     bytes_and("<b>").save(folder / "model");
     says(expected, "was trained with a tokenizer of hash");
+    fs::remove(folder / "model/tokenizer.bin");   // as Hugging Face's folders are
+    says(expected, "was trained with a tokenizer of hash");
     bytes_and("<a>").save(folder / "model");
     CHECK(complaint(expected) == "");
+    fs::remove(folder / "model/tokenizer.bin");
+    CHECK(complaint(expected) == "");
+    write_whole(real_files(), folder / "model/tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
+    CHECK(complaint(expected) == "");   // of a kind that we do not know
 }
 
 TEST_CASE("corpus_check: another tokenizer beside the shards") {
@@ -148,4 +154,5 @@ TEST_CASE("corpus_check: shards that do not fit the manifest") {
     CorpusExpectation expected = expect(corpus, corpus, 257);
     expected.max_hashed_bytes = 1000;
     CHECK(complaint(expected) == "");
+    CHECK(check_corpora(real_files(), expected) == 3 * 1024 + 2 * 36 + 2 * 4 + 1024);
 }

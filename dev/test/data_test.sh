@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# The scripts in data/: without a network they say so and exit with 69; what was downloaded before, or brought by hand,
+# is prepared without one; a file of another hash is refused. Runs in a copy, on small inputs made here.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+tokenize=$(realpath "${TOKENIZE:-build/cpu/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/data" "$work/bin" && cp data/*.sh data/*.py "$work/data/" && cd "$work" || exit 70
+passed=0 failed=0
+
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+expect() {   # CODE MESSAGE COMMAND...
+    local code=$1 message=$2 status
+    shift 2
+    timeout 60 "$@" >out 2>&1 </dev/null
+    status=$?
+    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
+    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
+$(sed 's/^/  | /' out | tail -n 8)"
+}
+
+# a machine without a network, whatever this one has: curl fails as it does where no name resolves
+printf '#!/bin/sh\nexit 6\n' >bin/curl && chmod +x bin/curl
+export PATH=$work/bin:$PATH TOKENIZE=$tokenize VOCABULARY=bytes
+
+for script in tinyshakespeare tinystories hellaswag mmlu; do
+    expect 69 "$script.sh: no network" data/$script.sh
+    expect 0 "data/$script" data/$script.sh --help
+done
+(unset VOCABULARY && mkdir -p data/hellaswag/raw && echo x >data/hellaswag/raw/hellaswag_val.jsonl &&
+    expect 69 "no network: openaipublic" data/hellaswag.sh && echo "$passed $failed" >counts)
+read -r passed failed <counts
+rm -r data/hellaswag
+(TOKENIZE=./none && export TOKENIZE && expect 69 "run \`make tools\` first" data/mmlu.sh && echo "$passed $failed" >counts)
+read -r passed failed <counts
+
+# ---- what lies there already is used
+mkdir -p data/{tinyshakespeare,tinystories,hellaswag,mmlu}/raw
+for i in $(seq 1 9000); do printf 'Line %s of a play.\n\n' "$i"; done >data/tinyshakespeare/raw/tiny_shakespeare.txt
+expect 65 "expected 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed" data/tinyshakespeare.sh
+DATA_UNCHECKED=1 expect 0 "32768 validation tokens of 9000 documents" data/tinyshakespeare.sh -q
+expect 0 "good: 2 shards" "$tokenize" --verify data/tinyshakespeare
+[ -e data/tinyshakespeare/tiny_shakespeare_val_000000.bin ]
+verdict $? "llm.c's name of the shards"
+
+printf 'Once.\n<|endoftext|>\nTwice.\n' >data/tinystories/raw/TinyStories-train.txt
+printf 'Never.\n' >data/tinystories/raw/TinyStories-valid.txt
+expect 0 "16 training and 8 validation tokens of 3 documents" data/tinystories.sh -q
+echo more >>data/tinystories/raw/TinyStories-train.txt
+expect 65 "remove it and run this again" data/tinystories.sh -q
+
+echo '{"ctx": "A", "endings": ["b", "c"], "label": 1}' >data/hellaswag/raw/hellaswag_val.jsonl
+expect 0 "hellaswag_val.bin: 1 questions" data/hellaswag.sh
+mkdir -p mmlu/data/test && echo 'q,1,2,3,4,A' | tee mmlu/data/test/one.csv >mmlu/data/test/two.csv
+tar -C mmlu -cf data/mmlu/raw/mmlu.tar data/test
+expect 0 "mmlu_test.bin: 2 questions" data/mmlu.sh
+
+# ---- Parquet, where there is pyarrow
+python=${PYTHON:-python3}
+if "$python" -c 'import pyarrow.parquet' 2>/dev/null; then
+    export PYTHON=$python
+    raw=data/edu_fineweb10B/raw
+    mkdir -p $raw
+    "$python" -c "
+import pyarrow, pyarrow.parquet
+text = ['caf\u00e9 \"%d\"\n' % i for i in range(2500)] + [None]
+pyarrow.parquet.write_table(pyarrow.table({'id': range(2501), 'text': text}), '$raw/000.parquet')"
+    echo "$(sha256sum <$raw/000.parquet | cut -d' ' -f1) sample/10BT/000.parquet" >$raw/files.txt
+    expect 0 "2501 documents" data/fineweb.sh --edu -q --val-tokens 5000
+    "$tokenize" --decode data/edu_fineweb10B/edu_fineweb_val_000000.bin | head -n 2 | tail -n 1 | grep -qF 'café "1"'
+    verdict $? "text of a Parquet file"
+    head -c 3000 $raw/000.parquet >cut && mv cut $raw/000.parquet
+    expect 65 "has the SHA-256" data/fineweb.sh --edu -q
+    expect 1 "not a readable Parquet file" "$python" data/parquet_to_jsonl.py $raw/000.parquet
+    expect 69 "no network" data/fineweb.sh
+else
+    expect 69 "pip install pyarrow" data/fineweb.sh
+    echo "SKIPPED Parquet: $python has no pyarrow"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
