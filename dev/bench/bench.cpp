@@ -80,7 +80,6 @@ Sample sample_calls(const std::function<void(int count)>& calls, cudaStream_t st
 Bench::Bench(const BenchOptions& options, cudaStream_t stream) : options_(options), stream_(stream) {
     CUDA_CHECK(cudaGetDeviceProperties(&device_, 0));
     on_gpu_ = std::strncmp(device_.name, "CPU", 3) != 0;
-    if (!options_.list) ceilings_ = measure_ceilings(stream, on_gpu_);
 }
 
 std::unique_ptr<Timing> Bench::begin(const Case& what) {
@@ -93,6 +92,7 @@ std::unique_ptr<Timing> Bench::begin(const Case& what) {
         std::printf("%s\n", full.c_str());
         return nullptr;
     }
+    if (ceilings_.copy_bytes_per_s == 0) ceilings_ = measure_ceilings(stream_, on_gpu_, device_.l2CacheSize);
     return std::make_unique<Timing>(*this, what);
 }
 

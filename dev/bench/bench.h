@@ -127,7 +127,6 @@ public:
 
 private:
     Result timed(const std::function<void(int set)>& call);
-    double seconds_of(const std::function<void(int set)>& call, int calls);
 
     Bench& bench_;
     Case what_;
@@ -154,7 +153,7 @@ Sample sample_calls(const std::function<void(int count)>& calls, cudaStream_t st
                     bool on_gpu);
 
 // Best of copying and of multiplying (ceilings.cu).
-Ceilings measure_ceilings(cudaStream_t stream, bool on_gpu);
+Ceilings measure_ceilings(cudaStream_t stream, bool on_gpu, std::int64_t cache_bytes);
 
 // The results with their machine, as JSON.
 void write_json(const std::string& path, const Bench& bench);

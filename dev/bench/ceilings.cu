@@ -10,9 +10,11 @@
 namespace {
 
 // Bytes read and written per second by the better of the runtime's copy and an element-wise kernel.
-double copy_speed(cudaStream_t stream, bool on_gpu) {
+double copy_speed(cudaStream_t stream, bool on_gpu, std::int64_t cache_bytes) {
     Arena arena;
-    const std::int64_t n = on_gpu ? std::int64_t{1} << 29 : std::int64_t{1} << 26;   // bytes of each side
+    // bytes of each side: more than any cache keeps
+    const std::int64_t least = on_gpu ? std::int64_t{1} << 29 : std::int64_t{1} << 26;
+    const std::int64_t n = std::max(least, 4 * cache_bytes) / 64 * 64;
     const std::int64_t floats = n / 4;
     auto from = arena.allocate<float>("ceiling/from", static_cast<std::size_t>(floats));
     auto to = arena.allocate<float>("ceiling/to", static_cast<std::size_t>(floats));
@@ -58,6 +60,6 @@ double matmul_speed(cudaStream_t stream, bool on_gpu) {
 
 }   // namespace
 
-Ceilings measure_ceilings(cudaStream_t stream, bool on_gpu) {
-    return {copy_speed(stream, on_gpu), matmul_speed(stream, on_gpu)};
+Ceilings measure_ceilings(cudaStream_t stream, bool on_gpu, std::int64_t cache_bytes) {
+    return {copy_speed(stream, on_gpu, cache_bytes), matmul_speed(stream, on_gpu)};
 }

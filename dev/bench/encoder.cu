@@ -18,9 +18,12 @@ std::vector<int> zipf_tokens(int count, std::uint64_t key) {
     return tokens;
 }
 
+// The rows of wte that occur and T of wpe are read once, however often they are used.
 void forward(Bench& bench, int B, int T, int C) {
-    const double rows = double{1} * B * T;
-    const Work work{.bytes = rows * (3.0 * C * sizeof(floatX) + 4), .flops = rows * C, .tokens = rows};
+    const std::vector<int> ids = zipf_tokens(B * T, 1);
+    const double rows = double{1} * B * T, row_bytes = double{1} * C * sizeof(floatX);
+    const double distinct = group_tokens(ids, vocabulary).groups;
+    const Work work{.bytes = (rows + distinct + T) * row_bytes + 4 * rows, .flops = rows * C, .tokens = rows};
     auto timing = bench.begin({"encoder forward", text("B=", B, " T=", T, " C=", C), work});
     if (!timing) return;
     Operand<floatX> out(*timing, std::int64_t{B} * T * C);
@@ -29,7 +32,7 @@ void forward(Bench& bench, int B, int T, int C) {
     auto tokens = timing->arena().allocate<int>("bench/tokens", std::size_t(B) * T);
     wte.zero(bench.stream());
     wpe.zero(bench.stream());
-    tokens.upload(zipf_tokens(B * T, 1), bench.stream());
+    tokens.upload(ids, bench.stream());
     timing->measure([&](int set) {
         EncoderForward<floatX> args{};
         args.out = out[set];
@@ -44,15 +47,14 @@ void forward(Bench& bench, int B, int T, int C) {
     });
 }
 
-// dwte's rows that occur are read and written, dwpe is zeroed and then added to; dout is read for each of both.
+// dout is read once; the rows of dwte that occur are read and written; dwpe is written whole.
 void backward(Bench& bench, int B, int T, int C) {
     const std::vector<int> ids = zipf_tokens(B * T, 1);
     const TokenGroups groups = group_tokens(ids, vocabulary);
     const double rows = double{1} * B * T, row_bytes = double{1} * C * sizeof(floatX), row_gradient = double{4} * C;
-    const Work work{
-        .bytes = 2 * rows * row_bytes + 2 * groups.groups * row_gradient + (positions + 2.0 * T) * row_gradient,
-        .flops = 2 * rows * C,
-        .tokens = rows};
+    const Work work{.bytes = rows * row_bytes + 2 * groups.groups * row_gradient + positions * row_gradient,
+                    .flops = 2 * rows * C,
+                    .tokens = rows};
     auto timing = bench.begin({"encoder backward", text("B=", B, " T=", T, " C=", C), work});
     if (!timing) return;
     Operand<floatX> dout(*timing, std::int64_t{B} * T * C);

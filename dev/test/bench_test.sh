@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The benchmarks' program: what it lists, measures and writes. (Speeds are not judged: other work may share the machine.)
+# The benchmarks' program: what it lists, measures and writes; with `all`, every benchmark once (minutes). (Speeds are not
+# judged, only that they can be true: other work may share the machine.)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 bench=build/${DEVICE:-cpu}-bf16/bench
@@ -24,8 +25,9 @@ verdict $missing "--list has five layers of every model, each in three direction
 
 "$bench" --filter 'residual R=* C=768' --json "$work/residual.json" >"$work/table"
 verdict $? "one operation measured"
-# R=4096, C=768: two tensors of bf16 are read, one is written
-grep -q '"bytes": 18874368.0' "$work/residual.json" && [ "$(grep -c '"shape"' "$work/residual.json")" -eq 1 ]
+rows=$(sed -nE 's/^residual R=([0-9]+) C=768$/\1/p' "$work/list")
+# two tensors (R, C) of bf16 are read, one is written
+grep -q "\"bytes\": $((3 * rows * 768 * 2)).0" "$work/residual.json" && [ "$(grep -c '"shape"' "$work/residual.json")" -eq 1 ]
 verdict $? "the JSON holds that operation alone, with its bytes by formula"
 awk '$1 == "residual" { ok = $5 > 0 && $NF == 4608 } END { exit !ok }' FS=' +' "$work/table" && grep -q '^copy [0-9]' "$work/table"
 verdict $? "the table holds a speed, bytes per token and the machine's copy speed"
@@ -36,6 +38,25 @@ verdict $? "a filter that matches nothing is a usage error"
 "$bench" --filter 'residual R=* C=768' --json "$work/nowhere/x.json" >"$work/io" 2>&1
 [ $? -eq 74 ]
 verdict $? "a JSON file that cannot be written is an input/output error"
+
+# In the JSON a case's lines are sorted by name: "breakdown" (with its "seconds"), "bytes" ... "median_s", "name".
+value_of() { sed -nE "s/^ +\"$1\": \"?([^\",]+)\"?,?$/\1/p" "$2"; }
+if [ "${1:-}" = all ]; then
+    "$bench" --json "$work/all.json" >"$work/all" 2>&1
+    verdict $? "every benchmark runs"
+    [ "$(value_of median_s "$work/all.json" | wc -l)" -eq "$(wc -l <"$work/list")" ]
+    verdict $? "every listed case is in the JSON"
+    value_of median_s "$work/all.json" | awk '!($1 > 0 && $1 < 3600) { bad = 1 } END { exit bad || NR == 0 }'
+    verdict $? "every time is a time"
+    # a case moves no more than four times what a copy does: caches are kept out, reads may be faster than copies
+    copy=$(value_of copy_bytes_per_s "$work/all.json")
+    paste <(value_of bytes "$work/all.json") <(value_of best_s "$work/all.json") |
+        awk -v copy="$copy" '$1 / $2 > 4 * copy { bad = 1 } END { exit bad || NR == 0 || copy <= 0 }'
+    verdict $? "no case moves more bytes than memory can"
+    awk '$1 == "step" { step = $(NF - 6) } $1 == "sum" { if ($2 < 0.75 * step || $2 > 1.25 * step) bad = 1; n++ }
+         END { exit bad || n == 0 }' <(sed -E 's/ +/ /g; s/^ //' "$work/all")
+    verdict $? "the step's breakdown sums to the step"
+fi
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything worth knowing from a GPU in one go, within ten minutes: `make gpu-check`.
+# Everything worth knowing from a GPU in one go, within ten minutes besides building: `make gpu-check`.
 # Builds for the GPU at hand, runs the tests, then a few of them under compute-sanitizer, a short training run, benchmarks.
 # Not run on a GPU yet.
 set -uo pipefail
@@ -25,21 +25,21 @@ step() {
 }
 build() { make --no-print-directory -j"$(nproc)" DEVICE=cuda "$@"; }
 
-step "build bf16" build PRECISION=bf16 all unit_test test_gpt
+step "build bf16" build PRECISION=bf16 all unit_test test_gpt build/cuda-bf16/bench
 step "build fp32" build PRECISION=fp32 all unit_test test_gpt
-step "unit tests" timeout 120 build/cuda/unit_test
+step "unit tests" timeout 90 build/cuda/unit_test
 for precision in bf16 fp32; do
-    step "model tests $precision" timeout 60 build/cuda-$precision/unit_test
-    step "whole model $precision" timeout 60 build/cuda-$precision/test_gpt
+    step "model tests $precision" timeout 45 build/cuda-$precision/unit_test
+    step "whole model $precision" timeout 45 build/cuda-$precision/test_gpt
 done
 if command -v compute-sanitizer >/dev/null; then
-    step "memcheck, whole model bf16" timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 build/cuda-bf16/test_gpt -tc='*golden*'
-    step "racecheck, kernels" timeout 120 compute-sanitizer --tool racecheck --error-exitcode 1 build/cuda/unit_test -tc='layernorm*,classifier*'
+    step "memcheck, whole model bf16" timeout 75 compute-sanitizer --tool memcheck --error-exitcode 1 build/cuda-bf16/test_gpt -tc='*golden*'
+    step "racecheck, kernels" timeout 75 compute-sanitizer --tool racecheck --error-exitcode 1 build/cuda/unit_test -tc='layernorm*,classifier*'
 else
     echo "SKIPPED compute-sanitizer: not on the PATH"
 fi
-step "training" env DEVICE=cuda timeout 120 dev/test/train_test.sh
-step "benchmarks bf16" timeout 180 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION=bf16 bench
+step "training" env DEVICE=cuda timeout 60 dev/test/train_test.sh
+step "benchmarks bf16" timeout 120 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION=bf16 bench
 
 if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
 exit $((${#failures[@]} > 0))

@@ -1,6 +1,8 @@
 // The runtime calls on devices, errors, streams and events. Memory and copies are in copy.cpp.
 #include <cuda_runtime_api.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -93,7 +95,8 @@ cudaDeviceProp properties_of_device() {
     p.multiProcessorCount = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     p.unifiedAddressing = 1;
     p.memoryBusWidth = 128;
-    p.l2CacheSize = 32 << 20;
+    const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);   // 0 or -1 where it is not known
+    p.l2CacheSize = last_level > 0 ? static_cast<int>(std::min(last_level, 1L << 30)) : 32 << 20;
     p.maxThreadsPerMultiProcessor = 2048;
     p.streamPrioritiesSupported = 1;
     p.sharedMemPerMultiprocessor = 228 << 10;
