@@ -14,6 +14,7 @@ if [ "$length" = long ]; then
     check "certificate of all layouts, bf16" build/cpu-bf16/unit_test --no-skip -tc='certificate: all*'
     check "certificate of all layouts, fp32" build/cpu-fp32/unit_test --no-skip -tc='certificate: all*'
     check "every benchmark once" dev/test/bench_test.sh all
+    check "certificate, every reduction damaged, fp32" build/cpu-fp32/unit_test --no-skip -tc='certificate: each single*'
     check "build, address and undefined-behaviour sanitizers" sanitized unit_test test_gpt
     check "unit tests, sanitizers" build/cpu-sanitized/unit_test
     check "unit tests of the model, sanitizers" build/cpu-bf16-sanitized/unit_test

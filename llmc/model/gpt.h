@@ -108,7 +108,8 @@ public:
     const ModelState<floatX>& parameters() const { return parameters_; }   // what this rank keeps
     // What it computes with: the same, or under ZeRO-3 whole units, there only while a watcher has fetched them.
     const ModelState<floatX>& working_parameters() const { return working_; }
-    // Is told about every pass from now on; null: nobody. The caller keeps it alive.
+    // Who is told about every pass from now on; null: nobody. The caller keeps it alive.
+    UnitWatcher* watcher() const { return watcher_; }
     void set_watcher(UnitWatcher* watcher) { watcher_ = watcher; }
     Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
 

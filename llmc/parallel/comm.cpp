@@ -75,23 +75,34 @@ void Communicator::count(const char* operation, double Traffic::*kind, double by
     traffic_.*kind += bytes;
 }
 
+void Communicator::make(const CommCall& call, const std::function<void()>& make_it) const {
+    if (tap_) {
+        tap_(call, make_it);
+    } else {
+        make_it();
+    }
+}
+
 template <class T>
 void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t stream) {
     count("all-reduce", &Traffic::all_reduce, 2.0 * (size_ - 1) / size_ * static_cast<double>(n * sizeof(T)));
-    NCCL_CHECK(ncclAllReduce(data, data, n, NcclType<T>::value, nccl_op(op), comm_, stream));
+    make({"all-reduce", data, data, n, NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclAllReduce(data, data, n, NcclType<T>::value, nccl_op(op), comm_, stream)); });
 }
 
 template <class T>
 void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("reduce-scatter", &Traffic::reduce_scatter,
           static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
-    NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream));
+    make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream)); });
 }
 
 template <class T>
 void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("all-gather", &Traffic::all_gather, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
-    NCCL_CHECK(ncclAllGather(in, out, n, NcclType<T>::value, comm_, stream));
+    make({"all-gather", in, out, n, NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclAllGather(in, out, n, NcclType<T>::value, comm_, stream)); });
 }
 
 template <class T>

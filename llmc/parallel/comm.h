@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -68,6 +69,16 @@ struct CommProgress {
     std::uint64_t issued_at = 0;   // when, in nanoseconds of a steady clock
 };
 
+// One call of a collective, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`.
+struct CommCall {
+    const char* operation;
+    const void* in;
+    void* out;
+    std::size_t count;
+    ncclDataType_t type;
+    cudaStream_t stream;
+};
+
 class Communicator {
 public:
     // The first communicator of the program: all ranks, who agree on `id` (make_unique_id on one of them).
@@ -118,6 +129,11 @@ public:
         Group& operator=(const Group&) = delete;
     };
 
+    // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather, and
+    // makes the call itself, or does not.
+    using Tap = std::function<void(const CommCall& call, const std::function<void()>& make)>;
+    void set_tap(Tap tap) { tap_ = std::move(tap); }
+
     // Frees operations that wait for lost ranks. Nothing may be called afterwards.
     void abort();
     // Throws Error(resumable) naming this group if a rank of it was lost.
@@ -125,11 +141,13 @@ public:
 
 private:
     void count(const char* operation, double Traffic::*kind, double bytes);
+    void make(const CommCall& call, const std::function<void()>& make_it) const;
 
     ncclComm_t comm_ = nullptr;
     int rank_ = 0, size_ = 0;
     std::string name_;
     Traffic traffic_;
+    Tap tap_;
     std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
     std::atomic<const char*> operation_ = "";
 };

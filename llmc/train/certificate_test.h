@@ -11,6 +11,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
+#include "llmc/kernels/accumulate.cuh"
 #include "llmc/parallel/on_ranks.h"
 #include "llmc/train/optimizer.h"
 
@@ -91,9 +92,11 @@ public:
         optimizer_->finish_gradients();
     }
 
-    Result train(int steps) {
+    Result train(
+        int steps, const std::function<void()>& step_begins = [] {}) {
         Result result;
         for (int step = 1; step <= steps; step++) {
+            step_begins();
             gradients(step);
             if (step == 1) {
                 for (int param = 0; param < model_.table().size(); param++) {
