@@ -12,6 +12,7 @@
 #include "llmc/host/device.h"
 #include "llmc/host/ranks.h"
 #include "llmc/host/thread_pool.h"
+#include "llmc/host/trace.h"
 
 namespace host {
 namespace {
@@ -392,4 +393,13 @@ void stand_in_own_device(void (*body)(void*), void* argument) {
     host::BindDevice bind(device);
     body(argument);
     device.take_fault();   // told to the body already, and nobody else's
+}
+
+// Here because this file is part of every program.
+std::string stand_in_record(const std::function<void()>& program) { return host::to_text(host::record(program)); }
+
+std::string stand_in_trace(const std::vector<std::string>& recordings) {
+    std::vector<host::Recording> ranks;
+    for (const std::string& recording : recordings) ranks.push_back(host::recording_from(recording));
+    return host::chrome_trace(ranks, host::trace_machine());
 }

@@ -91,6 +91,11 @@ void World::synchronised() {
     }
 }
 
+std::vector<std::string> World::gather_text(const std::string& own) {
+    if (meeting_ == nullptr || ranks() == 1) return {own};
+    return meeting_->all_gather(own);
+}
+
 void World::require_same(const std::string& what, const std::string& value) {
     if (meeting_ == nullptr || ranks() == 1) return;
     const std::vector<std::string> all = meeting_->all_gather(value);

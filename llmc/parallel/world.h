@@ -10,6 +10,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/control.h"
@@ -51,6 +52,9 @@ public:
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
     void require_same(const std::string& what, const std::string& value);
+
+    // Every rank's text, by rank. Collective, apart from NCCL.
+    std::vector<std::string> gather_text(const std::string& own);
 
     // ---- what the control plane tells of this rank
     void set_step(std::int64_t step);   // completed steps

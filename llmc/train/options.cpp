@@ -220,7 +220,9 @@ void add_output_options(CLI::App& app, Options& o) {
     output.on_off("--resume,-y", o.resume, "continue from the newest checkpoint in --output-dir, if there is one");
     output.string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");
     output.later("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg");
-    output.later("--trace", "", "write a trace of the step");
+    output.string(
+        "--trace", o.trace,
+        "write the second step of the run to this file, as a Chrome trace on a virtual clock (build without a GPU)");
 }
 
 void add_numerics_options(CLI::App& app, Options& o) {

@@ -68,6 +68,7 @@ struct Options {
     int keep_checkpoints = 0;         // 0: all
     int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
+    std::string trace;         // Chrome trace of a step; empty: none
     std::string export_llmc;   // llm.c model file to write at the end; empty: none
 
     // numerics and memory

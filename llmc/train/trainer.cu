@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "llmc/kernels/classifier.cuh"
+#include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -63,6 +64,7 @@ Trainer::Trainer(const TrainerParts& parts)
       targets_(inputs_.size()),
       val_loss_(parts.arena.allocate<float>("step/val_loss", 1)),
       stop_(parts.arena.allocate<std::int32_t>("step/stop", 1)) {
+    check_can_trace(options_.trace);
     schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
 }
 
@@ -75,11 +77,17 @@ void Trainer::restore(const RunState& state) {
 
 RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
     if (stop_at_signal()) return RunEnd::signal;
     if (step_ == 0 && options_.val_every > 0) validate();
     while (step_ < end) {
         if (stop_at_signal()) return RunEnd::signal;
-        train_step();
+        if (!options_.trace.empty() && step_ == traced_step) {
+            trace_step(parts_.files, options_.trace, parts_.world, [&] { train_step(); });
+            parts_.log.line("trace of step %d: %s", step_, options_.trace.c_str());
+        } else {
+            train_step();
+        }
         warn_of_refused_algorithms();
         if (due(options_.val_every)) validate();
         if (due(options_.sample_every)) write_sample();

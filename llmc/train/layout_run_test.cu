@@ -1,0 +1,189 @@
+// The training loop over several ranks: the same samples, losses and decisions as one process, cut and resumed to the
+// bit, and checkpoints that do not show which layout wrote them.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <map>
+#include <regex>
+
+#include "llmc/data/token_file.h"
+#include "llmc/base/stream.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/parallel/on_ranks.h"
+#include "llmc/train/matmul_choices.h"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+constexpr int vocab = 61, sequences = 12, T = 16;
+constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // DESIGN section 4
+
+struct Layout {
+    int dp = 1, zero = 0;
+    bool master_weights = true;
+    std::string name() const { return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters"); }
+};
+
+// What all runs share: data, and a folder each.
+struct Workplace {
+    TemporaryFolder folder;
+    StopSignals signals;
+    Workplace() {
+        std::vector<std::uint32_t> ids;
+        for (std::uint32_t i = 0; i < 3000; i++) ids.push_back(i * i % vocab);
+        write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
+    }
+};
+
+Options options_of(const Layout& layout, const std::string& output) {
+    Options options;
+    options.layers = 2, options.heads = 2, options.channels = 32;
+    options.seq_len = T, options.micro_batch = 2, options.total_batch = sequences * T, options.max_steps = 4;
+    options.lr = 1e-3f;
+    options.weight_decay = 0.1f;
+    options.val_every = 2, options.val_max_batches = 5, options.sample_every = 0;
+    options.output_dir = output;
+    options.checkpoint_every = 4;
+    options.zero = layout.zero;
+    options.master_weights = layout.master_weights;
+    fit_to_ranks(options, layout.dp);
+    return options;
+}
+
+// One rank's model and optimizer.
+struct RankOfRun {
+    Options options;
+    Communicator* group;   // null: one process alone
+    Arena& arena;
+    Gpt model;
+    std::unique_ptr<Optimizer> optimizer;
+
+    RankOfRun(const Options& given, Communicator* its_group, const ShardPlace& place, Arena& its_arena,
+              cudaStream_t stream)
+        : options(given),
+          group(its_group),
+          arena(its_arena),
+          model(custom_model_config(2, 2, 32, T, vocab), gpt_options(given, place), arena, stream) {
+        model.initialize(options.seed);
+        OptimizerOptions adam;
+        adam.weight_decay = options.weight_decay;
+        adam.master_weights = options.master_weights;
+        optimizer = Optimizer::make(model, adam, arena, group);
+    }
+
+    void train(const Workplace& place, const std::string& resume_from) {
+        const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
+        const bool writes = group == nullptr || group->rank() == 0;
+        RunState state;
+        if (!resume_from.empty()) state = load_training_state(real_files(), resume_from, model, *optimizer);
+        const Log log(false);
+        Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
+        Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, real_files(), metrics, place.signals,
+                         nullptr, nullptr, "", options.max_steps, 0.0, group});
+        if (!resume_from.empty()) trainer.restore(state);
+        trainer.run();
+    }
+
+private:
+    static GptOptions gpt_options(const Options& o, const ShardPlace& place) {
+        GptOptions result;
+        result.B = o.micro_batch;
+        result.T = o.seq_len;
+        result.matmul.workspace_bytes = 1 << 16;
+        result.place = place;
+        return result;
+    }
+};
+
+// `work` on every rank of a layout; alone, without communicators, for dp 0.
+void on_layout(const Layout& layout, const Options& options, const std::function<void(RankOfRun&)>& work) {
+    if (layout.dp == 0) {
+        Arena arena;
+        OwnedStream stream;
+        RankOfRun alone(options, nullptr, ShardPlace{}, arena, stream.get());
+        return work(alone);
+    }
+    INFO(layout.name());
+    on_ranks(layout.dp, [&](TestRank& me) {
+        Communicator* group = me.world.group(MeshAxis::zero);
+        RankOfRun rank(options, group ? group : me.world.all(), {me.world.mesh(), me.world.at(), layout.zero}, me.arena,
+                       me.stream);
+        work(rank);
+    });
+}
+
+std::string without_times(const std::string& lines) {
+    return std::regex_replace(lines, std::regex("\"(tokens_per_s|mfu|step_ms|memory_bytes)\":[^,}]*,?"), "");
+}
+
+// Files of a checkpoint by name, without what is of the layout: the matmuls' algorithms, and the manifest that hashes
+// them too.
+std::map<std::string, std::string> files_of(const std::string& checkpoint) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+        const std::string name = entry.path().filename().string();
+        if (name == kMatmulChoicesFile || name == "manifest.json") continue;
+        files[name] = read_whole(real_files(), entry.path().string());
+    }
+    return files;
+}
+
+std::vector<double> losses_in(const std::string& metrics) {
+    std::vector<double> losses;
+    const std::regex pattern("loss\":([0-9.e+-]+)");
+    for (std::sregex_iterator match(metrics.begin(), metrics.end(), pattern), end; match != end; ++match) {
+        losses.push_back(std::stod((*match)[1]));
+    }
+    return losses;
+}
+
+}   // namespace
+
+TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
+    const Workplace place;
+    auto run = [&](const Layout& layout, const std::string& name, int stop_after, const std::string& resume_from) {
+        Options options =
+            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights}, place.folder / name);
+        options.stop_after = stop_after;
+        on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); });
+        return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
+    };
+    const std::vector<double> expected = losses_in(run({0, 0}, "alone", 0, ""));
+    CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
+
+    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 1}, Layout{2, 2}, Layout{2, 3}, Layout{3, 3},
+                                 Layout{3, 2, false}, Layout{6, 1}}) {
+        INFO(layout.name());
+        const std::string whole = "whole, " + layout.name(), cut = "cut, " + layout.name();
+        const std::string uncut = run(layout, whole, 0, "");
+        const std::vector<double> losses = losses_in(uncut);
+        REQUIRE(losses.size() == expected.size());
+        for (std::size_t i = 0; layout.master_weights && i < losses.size(); i++) {
+            CHECK(std::abs(losses[i] / expected[i] - 1) < loss_tolerance);
+        }
+        run(layout, cut, 2, "");
+        const std::string resumed = run(layout, cut, 0, place.folder / cut + "/" + checkpoint_name(2));
+        CHECK(without_times(resumed) == without_times(uncut));
+        const std::string last = "/" + checkpoint_name(4);
+        CHECK(files_of(place.folder / cut + last) == files_of(place.folder / whole + last));
+    }
+}
+
+TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout writes it") {
+    const Workplace place;
+    Options options = options_of({}, place.folder / "origin");
+    on_layout({0, 0}, options, [&](RankOfRun& rank) { rank.train(place, ""); });
+    const std::string origin = place.folder / "origin" + "/" + checkpoint_name(4);
+    const std::map<std::string, std::string> expected = files_of(origin);
+    CHECK(expected.size() >= 4);
+    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 1}, Layout{3, 2}, Layout{6, 3}}) {
+        INFO(layout.name());
+        const std::string copy = place.folder / layout.name();
+        on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
+            const RunState state = load_training_state(real_files(), origin, rank.model, *rank.optimizer);
+            save_training_state(real_files(), copy, state, rank.model, *rank.optimizer, "",
+                                WholeTensors(rank.group, rank.arena, rank.model.stream()));
+        });
+        CHECK(files_of(copy + "/" + checkpoint_name(4)) == expected);
+    }
+}
