@@ -32,7 +32,10 @@ inline int __syncthreads_and(int predicate, HOST_SITE) {
 
 // ---- memory fences: the threads of a block take turns on one CPU thread, and blocks meet only through atomics.
 
-inline void __threadfence_block() { asm volatile("" ::: "memory"); }
+inline void __threadfence_block() {
+    asm volatile("" ::: "memory");
+    host::Block::current()->polled();
+}
 inline void __threadfence() {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     host::Block::current()->polled();

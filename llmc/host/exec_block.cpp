@@ -219,18 +219,18 @@ void Block::thread_left() {
 
 // Lanes may have waited only for the one that has just left the kernel.
 void Block::finish_after_exit(Warp& here) {
-    for (std::uint32_t waiting = here.arrived; waiting; waiting &= waiting - 1) {
+    std::uint32_t waiting = here.arrived;   // and not looked at yet
+    while (waiting) {
         unsigned first = static_cast<unsigned>(__builtin_ctz(waiting));
         std::uint32_t participants = here.members[first] & here.alive, together = 0;
         for (std::uint32_t rest = here.arrived & participants; rest; rest &= rest - 1) {
             unsigned other = static_cast<unsigned>(__builtin_ctz(rest));
             if (same_collective(here, first, other)) together |= 1u << other;
         }
+        waiting &= ~together;   // `first` is one of them
         if (together != participants) continue;
         here.finish[first](here, participants);
         leave_collective(here, participants);
-        waiting = here.arrived & waiting;
-        if (!waiting) break;
     }
 }
 
@@ -334,19 +334,19 @@ void Block::release_converged(Warp& here) {
 void Block::wait_until(bool (*ready)(void*), void* context, const char* what, Site site) {
     if (plain_) leave_plain_loop();
     while (!ready(context)) {
-        // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will (unless one
-        // of them spins on something that another block may change).
-        if (++failed_polls_ > 2 * alive_ && !spinning_) {
+        // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will; unless one
+        // of them spins on something that another block may change, which is given time.
+        if (++failed_polls_ > 2 * alive_ && (!spinning_ || spun_too_long())) {
             fail(FaultKind::deadlock, text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
                                            ", which nothing will bring about", describe_waits()));
         }
-        let_others_run();
+        if (!let_others_run()) sched_yield();
     }
     something_happened();
 }
 
-// A fair turn: everybody else that can run comes before this thread again.
-void Block::let_others_run() {
+// A fair turn: everybody else that can run comes before this thread again. False if there is nobody else.
+bool Block::let_others_run() {
     Warp& here = warp();
     std::uint32_t bit = 1u << lane();
     here.ready &= ~bit;
@@ -359,22 +359,26 @@ void Block::let_others_run() {
         next = v * warp_lanes + choose(warps_[v].ready, order_ == ThreadOrder::descending ? 32 : 31);
     }
     here.ready |= bit;
+    if (next == current_) return false;
     switch_to(next);
+    return true;
+}
+
+bool Block::spun_too_long() const {
+    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - spinning_since_;
+    return seconds.count() > checks().no_progress_seconds;
 }
 
 void Block::yield_poll() {
     polls_ = 0;
     if (plain_) leave_plain_loop();
-    auto now = std::chrono::steady_clock::now();
-    if (!spinning_) spinning_ = true, spinning_since_ = now;
-    if (now - spinning_since_ > std::chrono::duration<double>(checks().no_progress_seconds)) {
+    if (!spinning_) spinning_ = true, spinning_since_ = std::chrono::steady_clock::now();
+    if (spun_too_long()) {
         fail(FaultKind::deadlock, text("deadlock: spins on memory, and nothing else has happened in this block for ",
                                        checks().no_progress_seconds, " s (blocks start in the order of their numbers: one "
                                        "can wait for an earlier one only)", describe_waits()));
     }
-    unsigned me = current_;
-    let_others_run();
-    if (current_ == me) sched_yield();   // it may be another block, on another core, that this thread waits for
+    if (!let_others_run()) sched_yield();   // it may be another block, on another core, that this thread waits for
 }
 
 }   // namespace host

@@ -210,7 +210,8 @@ private:
     unsigned pick();
     unsigned choose(std::uint32_t candidates, unsigned after);
     void suspend();
-    void let_others_run();
+    bool let_others_run();
+    bool spun_too_long() const;
     void yield_poll();
     void switch_to(unsigned thread);
     void leave_fiber_for(void* stack_pointer, StackBounds stack);

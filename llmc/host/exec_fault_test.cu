@@ -126,6 +126,20 @@ __global__ void shuffles_in_branches(int* data) {
         data[threadIdx.x] = __shfl_sync(0xffffffffu, data[threadIdx.x], 1);
     }
 }
+__global__ void sums_in_branches(float* data) {
+    if (threadIdx.x < 16) {
+        data[threadIdx.x] = warp_sum(data[threadIdx.x]);
+    } else {
+        data[threadIdx.x] = warp_sum(2 * data[threadIdx.x]);
+    }
+}
+__global__ void block_sums_in_branches(float* data) {
+    if (threadIdx.x < 32) {
+        data[threadIdx.x] = block_sum(data[threadIdx.x]);
+    } else {
+        data[threadIdx.x] = block_sum(2 * data[threadIdx.x]);
+    }
+}
 __global__ void sum_of_partial_warp(float* data) {
     if (threadIdx.x < 40) data[threadIdx.x] = warp_sum(data[threadIdx.x]);
 }
@@ -302,6 +316,14 @@ TEST_CASE("exec_fault: wrong warp collectives are reported with their lanes") {
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::shuffles_in_branches");
     CHECK_CONTAINS(message, "thread (9,0,0): divergent warp collective: lane 9 is at llmc/host/exec_fault_test.cu:");
     CHECK_CONTAINS(message, "but lane 0 waits at llmc/host/exec_fault_test.cu:");
+
+    launch(sums_in_branches, Launch{1, 32, 0, stream}, reinterpret_cast<float*>(data));
+    message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::sums_in_branches");
+    CHECK_CONTAINS(message, "thread (16,0,0): divergent warp collective: lane 16 is at llmc/host/exec_fault_test.cu:");
+
+    launch(block_sums_in_branches, Launch{1, 64, 0, stream}, reinterpret_cast<float*>(data));
+    message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::block_sums_in_branches");
+    CHECK_CONTAINS(message, "thread (32,0,0): divergent barrier: this thread waits at llmc/host/exec_fault_test.cu:");
 
     launch(sum_of_partial_warp, Launch{1, 40, 0, stream}, reinterpret_cast<float*>(data));
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::sum_of_partial_warp");

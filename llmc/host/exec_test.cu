@@ -277,6 +277,13 @@ __global__ void leaves_after_some(int* out) {
     out[lane] = static_cast<int>(__ballot_sync(full, 1));
 }
 
+// Two collectives that both wait for nobody but the lane that leaves.
+__global__ void leaves_two_waiting(int* out) {
+    const unsigned lane = threadIdx.x;
+    if (lane >= 3) return;
+    out[lane] = static_cast<int>(lane == 2 ? __ballot_sync(0b1100, 1) : __ballot_sync(0b1011, 1));
+}
+
 }   // namespace
 
 TEST_CASE("exec: lanes wait for a whole warp while others are in a collective of fewer lanes") {
@@ -309,6 +316,13 @@ TEST_CASE("exec: collectives of parts of a warp nest") {
     for (unsigned lane = 0; lane < 32; lane++) {
         REQUIRE(static_cast<unsigned>(result[lane]) == (lane >= 30 ? 0x80000000u : 0x3fffffffu));
     }
+}
+
+TEST_CASE("exec: a lane that leaves the kernel ends all collectives that waited for it alone") {
+    std::vector<int> result = run(leaves_two_waiting, 1, 32, 32);
+    CHECK(result[0] == 0b0011);
+    CHECK(result[1] == 0b0011);
+    CHECK(result[2] == 0b0100);
 }
 
 TEST_CASE("exec: lanes that wait for each other in a circle are a deadlock") {
@@ -453,6 +467,18 @@ __global__ void wait_for_next_block(int* data) {
     atomicAdd(&data[blockIdx.x], 1);
 }
 
+// A thread that has spun for a while waits at a barrier; another waits for what nothing will bring about.
+__global__ void spin_then_hang(int* data) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 3000; i++) atomicAdd(&data[0], 1);
+        __syncthreads();
+    } else {
+        int* flag = &data[1];
+        host::wait_until([flag] { return *flag != 0; }, "the flag");
+        __syncthreads();
+    }
+}
+
 }   // namespace
 
 TEST_CASE("exec: threads that spin on memory let others run") {
@@ -466,6 +492,12 @@ TEST_CASE("exec: threads that spin on memory let others run") {
     CHECK(result[0] == 0);
     CHECK(result[1] == 250);
     CHECK(run(chain, 300, 33, 3)[2] == 300 * 299 / 2);
+}
+
+TEST_CASE("exec: a wait that nothing ends is a fault, also after somebody has spun") {
+    const std::string message = fault(spin_then_hang, 1, 2);
+    CAPTURE(message);
+    CHECK(host::contains(message, "deadlock: waits for the flag at llmc/host/exec_test.cu:"));
 }
 
 TEST_CASE("exec: a wait for a later block ends with a fault that says so") {

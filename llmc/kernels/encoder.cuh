@@ -90,7 +90,12 @@ void encoder_forward(const EncoderForward<Real>& args, cudaStream_t stream) {
     if (rows == 0) return;
     Launch where = elementwise_launch(padded_elements(rows, args.C), stream);
     where.reads(args.tokens, rows * sizeof(int)).reads(args.wte, sizeof(Real) * args.V * args.C);
-    if (args.positions.list) where.reads(args.positions.list, args.T * sizeof(int));
+    if (args.positions.list) {
+        where.reads(args.positions.list, args.T * sizeof(int));   // and rows of wpe that only the device knows
+    } else if (args.wpe) {
+        const std::size_t row_bytes = sizeof(Real) * args.C;
+        where.reads(args.wpe + static_cast<std::int64_t>(args.positions.first) * args.C, args.T * row_bytes);
+    }
     where.writes(args.out, rows * args.C * sizeof(Real));
     launch(encoder_forward_kernel<Real>, where, args, row_extent(args.C, args.out, args.wte, args.wpe));
 }

@@ -95,6 +95,12 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 // kept from unrolling it too: that comes first, and its vectoriser seldom finds the vectors in what is left.)
 #define VECTOR_LOOP _Pragma("GCC unroll 1")
 
+// For device functions that contain a collective: CALLER as the last parameter of the declaration and CALLER_HERE as the last
+// argument of the collective inside make it count as called where the function is called, so that faults name the kernel's
+// line, and threads that call the function in different branches do not meet. Nothing on a GPU.
+#define CALLER , const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
+#define CALLER_HERE , site_file, site_line
+
 // The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of blockDim:
 // `threads` on a GPU; on a CPU one, since a thread's loop over all of it is faster than many threads with a share each, above
 // all where they meet. While checks are on (as in tests) as many as on a GPU, so that what runs there is what is tested.
@@ -205,6 +211,9 @@ inline T block_butterfly(T value, Op, HOST_SITE) {
 #else
 
 #define VECTOR_LOOP _Pragma("unroll")
+
+#define CALLER
+#define CALLER_HERE
 
 inline unsigned loop_threads(unsigned threads) { return threads; }
 

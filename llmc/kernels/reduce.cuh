@@ -29,8 +29,8 @@ struct ReduceMax {
 };
 
 // T: float, double or an integer. The order is that of the xor butterfly over distances 16, 8, 4, 2, 1.
-template <class T> __device__ inline T warp_sum(T value) { return warp_butterfly(value, ReduceSum()); }
-template <class T> __device__ inline T warp_max(T value) { return warp_butterfly(value, ReduceMax()); }
+template <class T> __device__ inline T warp_sum(T value CALLER) { return warp_butterfly(value, ReduceSum() CALLER_HERE); }
+template <class T> __device__ inline T warp_max(T value CALLER) { return warp_butterfly(value, ReduceMax() CALLER_HERE); }
 
 __device__ inline unsigned block_thread() {
     return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -51,12 +51,12 @@ __device__ inline T block_reduce_by_warps(T value, Op op) {
 }
 
 template <class T, class Op>
-__device__ inline T block_reduce(T value, Op op) {
+__device__ inline T block_reduce(T value, Op op CALLER) {
     if (block_threads() == 1) return value;
-    if constexpr (block_butterfly_exists) return block_butterfly(value, op);   // a CPU's shorter way to the same bits
+    if constexpr (block_butterfly_exists) return block_butterfly(value, op CALLER_HERE);   // a CPU's shorter way to the same bits
     else return block_reduce_by_warps(value, op);
 }
 
 // T: float, double or an integer.
-template <class T> __device__ inline T block_sum(T value) { return block_reduce(value, ReduceSum()); }
-template <class T> __device__ inline T block_max(T value) { return block_reduce(value, ReduceMax()); }
+template <class T> __device__ inline T block_sum(T value CALLER) { return block_reduce(value, ReduceSum() CALLER_HERE); }
+template <class T> __device__ inline T block_max(T value CALLER) { return block_reduce(value, ReduceMax() CALLER_HERE); }
