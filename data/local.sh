@@ -5,11 +5,11 @@
 #   data/local.sh [--output DIR] [--folder DIR] [--max-bytes SIZE] [--vocab N|bytes] [options of tokenize]
 #
 # The files are taken in an order that depends only on their names, until SIZE (24MB) is reached; 5% of them become
-# validation data. Run again, it replaces what it wrote before.
+# validation data. The vocabulary has N tokens (1024), or is that of single bytes. Run again, it replaces what it wrote before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-output=data/local folder=/usr/include max_bytes=24MB vocab=bytes
+output=data/local folder=/usr/include max_bytes=24MB vocab=1024
 rest=()
 while [ $# -gt 0 ]; do
     case "$1" in

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The main job on real input, on any machine, without a download: `dev/tools/quickstart.sh cpu|cuda bf16|fp32`.
 #
-# Installs missing packages, builds, tokenizes the C and C++ headers of this machine, trains a small model for about two
-# minutes, compares it with a bigram model of the same text, draws the loss curve, prints a sample.
+# Installs missing packages, builds, learns a vocabulary from the C and C++ headers of this machine and tokenizes them,
+# trains a small model for about two minutes, compares it with a bigram model of the same tokens, draws the loss curve,
+# prints a sample.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 device=$1
@@ -26,15 +27,19 @@ if ! make --no-print-directory -j"$(nproc)" DEVICE="$device" PRECISION="$precisi
 fi
 echo "./train_gpt, ./tokenize"
 
-say "Data: the C and C++ headers below /usr/include"
-data/local.sh
-
-# A model that learns something in two minutes on two cores; a GPU gets a larger one.
+# A model that learns something in two minutes on two cores (about 1.5 million tokens: so a small vocabulary, two layers
+# and many small steps); a GPU gets a larger one.
 if [ "$device" = cuda ]; then
+    vocabulary=2048
     shape=(--layers 8 --heads 8 --channels 512 --seq-len 512 --micro-batch 32 --total-batch 16384 --lr 1e-3)
 else
-    shape=(--layers 4 --heads 4 --channels 128 --seq-len 128 --micro-batch 6 --total-batch 768 --lr 3e-3)
+    vocabulary=512
+    shape=(--layers 2 --heads 4 --channels 128 --seq-len 64 --micro-batch 12 --total-batch 768 --lr 1.5e-3)
 fi
+
+say "Data: the C and C++ headers below /usr/include, with a vocabulary of $vocabulary tokens learned from them"
+data/local.sh --vocab "$vocabulary"
+
 train=(./train_gpt --train-data 'data/local/train*.bin' --val-data 'data/local/val*.bin' "${shape[@]}"
     --final-lr-frac 0.1 --weight-decay 0.1 --val-max-batches 1000)
 
@@ -48,14 +53,20 @@ rm -rf "$out" && mkdir -p "$out"
 step_ms=$(sed -nE 's/.*"step_ms":([0-9.]+).*/\1/p' "$out/timing/metrics.jsonl" | tail -n 5 | sort -g | sed -n 3p)
 steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); if (n < 60) n = 60; if (n > 4000) n = 4000; print n }')
 echo "a step takes $step_ms ms: training $steps steps"
-"${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 4) / 5)) --sample-every "$steps" --sample-tokens 128 \
+"${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 4) / 5)) --sample-every "$steps" --sample-tokens 256 \
     --temperature 0.7 --output-dir "$out"
 
 say "Result"
 val_loss=$(sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$out/metrics.jsonl" | tail -n 1)
 bigram=$(./bigram 'data/local/train*.bin' 'data/local/val*.bin')
 ./loss_curve "$out/metrics.jsonl" "$out/loss.svg" "bigram model=$bigram"
-echo "validation loss $val_loss; a bigram model counted on the same text: $bigram (nats per token, lower is better)"
+# of the validation text, to compare with models of other vocabularies
+bytes_per_token=$(./tokenize --stats data/local | sed -nE 's/.* val: .* ([0-9.]+) bytes per token.*/\1/p')
+awk -v v="$val_loss" -v g="$bigram" -v b="$bytes_per_token" 'BEGIN {
+    print "validation loss, lower is better   nats per token   nats per byte"
+    printf "  this model                       %14.4f  %14.4f\n", v, v / b
+    printf "  a bigram model of these tokens   %14.4f  %14.4f\n", g, g / b
+}'
 echo "loss curve: $out/loss.svg"
 awk -v v="$val_loss" -v b="$bigram" 'BEGIN { exit !(v < b) }' || {
     echo "The model did not beat the bigram model." >&2
