@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Times a GPT-2 training step in PyTorch, to measure train_gpt beside it: same sizes, same kind of step.
 
     python3 dev/bench/pytorch_step.py --batch 4 --seq-len 64 --precision bf16 --steps 8 [--compile] [--device cuda]
