@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The CUDA build refuses a kernel that spills registers, on every architecture, and accepts the same one with room.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || { echo "SKIPPED spills: no nvcc on this machine"; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+cat >"$work/kernel.cu" <<'CU'
+// 40 numbers wait in registers for a barrier: one block of 1,024 threads leaves 64 to each, two such blocks 32.
+__global__ void __launch_bounds__(1024, BLOCKS) planted(float* p) {
+    float kept[40];
+#pragma unroll
+    for (int i = 0; i < 40; i++) kept[i] = p[i * 1024 + threadIdx.x];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 40; i++) p[(39 - i) * 1024 + threadIdx.x] = kept[i] * kept[(i * 7) % 40];
+}
+CU
+# the build's own command for a kernel's file, with another source
+source=llmc/kernels/bias_gradient.cu
+for arch in 80 90a 100a; do
+    command=$(make -n DEVICE=cuda PRECISION=bf16 CUDA_ARCHS=$arch -W $source build/cuda/obj/$source.o 2>/dev/null | grep -m1 -E "nvcc .*-c $source")
+    for blocks in 1 2; do
+        ${command%% -MMD*} -DBLOCKS=$blocks -c "$work/kernel.cu" -o "$work/kernel.o" >"$work/log" 2>&1
+        status=$?
+        if [ $blocks -eq 1 ] && [ $status -eq 0 ]; then passed=$((passed + 1));
+        elif [ $blocks -eq 2 ] && [ $status -ne 0 ] && grep -q 'spilled' "$work/log"; then passed=$((passed + 1));
+        else failed=$((failed + 1)); echo "FAILED: sm_$arch, $blocks block(s): exit $status"; tail -n 3 "$work/log"; fi
+    done
+done
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
