@@ -141,6 +141,7 @@ WorldOptions world_options(const Options& options) {
     result.dp = options.dp;
     result.control.silence_seconds = options.peer_timeout_s;
     result.control.stall_seconds = options.stall_timeout_s;
+    result.check_collectives = options.check_collectives;
     return result;
 }
 

@@ -38,6 +38,7 @@ if command -v compute-sanitizer >/dev/null; then
 else
     echo "SKIPPED compute-sanitizer: not on the PATH"
 fi
+step "NCCL, 2 and 4 ranks on one card" timeout 120 dev/test/nccl_one_gpu.sh
 step "training" env DEVICE=cuda timeout 60 dev/test/train_test.sh
 step "benchmarks bf16" timeout 120 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION=bf16 bench
 

@@ -3,6 +3,7 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ struct ncclComm {
     std::uint64_t started = 0;   // of these, operations that have begun: they begin in the order they were asked for
     std::uint64_t collectives = 0, splits = 0;
     std::vector<std::uint64_t> sent, received;   // sends to and receives from each rank, counted when asked for
-    ncclResult_t async_error = ncclSuccess;
+    std::atomic<ncclResult_t> async_error = ncclSuccess;   // asked for from any thread
     bool aborted = false;
 
     int size() const { return static_cast<int>(members.size()); }

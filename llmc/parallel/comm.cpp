@@ -1,6 +1,7 @@
 #include "llmc/parallel/comm.h"
 
 #include <chrono>
+#include <cstdlib>
 
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
     if (status == ncclSuccess) return;
@@ -23,11 +24,27 @@ ncclConfig_t named(const std::string& name) {
     return config;
 }
 
+const char* name_of(ncclDataType_t type) {
+    switch (type) {
+        case ncclFloat32: return "fp32";
+        case ncclBfloat16: return "bf16";
+        case ncclFloat64: return "fp64";
+        case ncclInt32: return "int32";
+        case ncclInt64: return "int64";
+        case ncclUint64: return "uint64";
+        default: return "elements";
+    }
+}
+
+// Before NCCL reads its environment.
+void prefer_reproducible() { setenv("NCCL_NVLS_ENABLE", "0", 0); }
+
 ncclRedOp_t nccl_op(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : ncclMax; }
 
 }   // namespace
 
 ncclUniqueId Communicator::make_unique_id() {
+    prefer_reproducible();
     ncclUniqueId id;
     NCCL_CHECK(ncclGetUniqueId(&id));
     return id;
@@ -35,6 +52,7 @@ ncclUniqueId Communicator::make_unique_id() {
 
 Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name)
     : rank_(rank), size_(ranks), name_(std::move(name)) {
+    prefer_reproducible();
     ncclConfig_t config = named(name_);
     NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config));
 }
@@ -51,20 +69,19 @@ Communicator::~Communicator() {
     if (comm_ != nullptr) ncclCommDestroy(comm_);   // errors have shown themselves at an earlier call
 }
 
-void Communicator::abort() {
-    if (comm_ != nullptr) ncclCommAbort(comm_);
-    comm_ = nullptr;
-    size_ = 0;
+std::string Communicator::failure() const {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+    if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return "";
+    return text("group ", name_, ": ", ncclGetErrorString(asked == ncclSuccess ? state : asked), " at ",
+                operation_.load(), " number ", issued_.load());
 }
 
-void Communicator::check_alive() const {
-    ncclResult_t state = ncclSuccess;
-    if (comm_ != nullptr) NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
-    if (state == ncclSuccess || state == ncclInProgress) return;
-    throw Error(
-        ErrorKind::resumable,
-        text("group ", name_, ": ", ncclGetErrorString(state), " at ", operation_.load(), " number ", issued_.load()),
-        "A rank was lost; start again to resume.");
+void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& more) {
+    if (log_ == nullptr) return;
+    collectives_++;
+    log_->add({members_, text(operation_.load(), " of ", n, " ", name_of(type), more),
+               text("number ", collectives_, " of group ", name_)});
 }
 
 void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
@@ -86,6 +103,7 @@ void Communicator::make(const CommCall& call, const std::function<void()>& make_
 template <class T>
 void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t stream) {
     count("all-reduce", &Traffic::all_reduce, 2.0 * (size_ - 1) / size_ * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value, op == ReduceOp::sum ? ", sum" : ", max");
     make({"all-reduce", data, data, n, NcclType<T>::value, stream},
          [&] { NCCL_CHECK(ncclAllReduce(data, data, n, NcclType<T>::value, nccl_op(op), comm_, stream)); });
 }
@@ -94,6 +112,7 @@ template <class T>
 void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("reduce-scatter", &Traffic::reduce_scatter,
           static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value);
     make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), NcclType<T>::value, stream},
          [&] { NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream)); });
 }
@@ -101,6 +120,7 @@ void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream
 template <class T>
 void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("all-gather", &Traffic::all_gather, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value);
     make({"all-gather", in, out, n, NcclType<T>::value, stream},
          [&] { NCCL_CHECK(ncclAllGather(in, out, n, NcclType<T>::value, comm_, stream)); });
 }
@@ -109,6 +129,7 @@ template <class T>
 void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stream) {
     const bool sends = rank_ == root && size_ > 1;
     count("broadcast", &Traffic::broadcast, sends ? static_cast<double>(n * sizeof(T)) : 0.0);
+    log(n, NcclType<T>::value, text(" from rank ", root));
     NCCL_CHECK(ncclBroadcast(data, data, n, NcclType<T>::value, root, comm_, stream));
 }
 

@@ -6,6 +6,9 @@
 // Element types are those of the buffers; a sum is made in that type by NCCL, so what must be exact is sent as fp32.
 // The stand-in adds bf16 in fp32 and rounds once. Every call says by its buffer type in which type it reduces.
 //
+// Results are the same bits every time: in-switch reductions (NVLS), which NCCL does not promise that of, are turned
+// off unless the environment sets NCCL_NVLS_ENABLE (not run on a GPU).
+//
 // Traffic is counted logically, where the call is made, as bytes that a rank must send in the best algorithm with
 // n ranks and f = (n - 1) / n: all-reduce 2fB, reduce-scatter and all-gather fB (B: bytes of the whole buffer),
 // broadcast B from its root, sends their bytes. The stand-in or NCCL may move more.
@@ -16,12 +19,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
+#include "llmc/parallel/collective_order.h"
 
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
 #define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)
@@ -123,10 +129,16 @@ public:
     // Calls made while a Group lives are started together when it ends.
     class Group {
     public:
-        Group() { NCCL_CHECK(ncclGroupStart()); }
-        ~Group() noexcept(false) { NCCL_CHECK(ncclGroupEnd()); }
+        Group() : exceptions_(std::uncaught_exceptions()) { NCCL_CHECK(ncclGroupStart()); }
+        ~Group() noexcept(false) {
+            const ncclResult_t result = ncclGroupEnd();
+            if (std::uncaught_exceptions() == exceptions_) NCCL_CHECK(result);   // else another error is on its way
+        }
         Group(const Group&) = delete;
         Group& operator=(const Group&) = delete;
+
+    private:
+        int exceptions_;
     };
 
     // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather, and
@@ -134,13 +146,17 @@ public:
     using Tap = std::function<void(const CommCall& call, const std::function<void()>& make)>;
     void set_tap(Tap tap) { tap_ = std::move(tap); }
 
-    // Frees operations that wait for lost ranks. Nothing may be called afterwards.
-    void abort();
-    // Throws Error(resumable) naming this group if a rank of it was lost.
-    void check_alive() const;
+    // From any thread: "" or what has gone wrong in the background, in words (a lost rank, a broken network).
+    std::string failure() const;
+    // Every collective is logged from now on (collective_order.h). `members`: the world ranks of this group.
+    void log_into(CollectiveLog& log, std::vector<int> members) {
+        log_ = &log;
+        members_ = std::move(members);
+    }
 
 private:
     void count(const char* operation, double Traffic::*kind, double bytes);
+    void log(std::size_t count, ncclDataType_t type, const std::string& more = "");
     void make(const CommCall& call, const std::function<void()>& make_it) const;
 
     ncclComm_t comm_ = nullptr;
@@ -150,4 +166,7 @@ private:
     Tap tap_;
     std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
     std::atomic<const char*> operation_ = "";
+    CollectiveLog* log_ = nullptr;
+    std::vector<int> members_;
+    std::uint64_t collectives_ = 0;   // without sends and receives, which not all ranks make
 };

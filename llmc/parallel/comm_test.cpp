@@ -91,3 +91,98 @@ TEST_CASE("comm: every collective in every type, 1 to 5 ranks") {
         });
     }
 }
+
+TEST_CASE("comm: groups of a mesh, made by splitting, hold who they should, in order") {
+    const MeshShape mesh{2, 1, 1, 3};
+    on_ranks(mesh, [&](TestRank& me) {
+        for (MeshAxis axis : {MeshAxis::pp, MeshAxis::tp, MeshAxis::zero}) {
+            Communicator* group = me.world.group(axis);
+            const std::vector<int> members = group_members(mesh, me.world.at(), axis);
+            me.require((group == nullptr) == (members.size() == 1), "a group of more than one");
+            if (group == nullptr) continue;
+            me.require(group->size() == static_cast<int>(members.size()), "its size");
+            DeviceBuffer<std::int32_t> own = me.on_device(std::vector<std::int32_t>{me.rank()});
+            DeviceBuffer<std::int32_t> all = me.on_device(std::vector<std::int32_t>(members.size(), -1));
+            group->all_gather(all.data(), own.data(), 1, me.stream);
+            me.require(all.download(me.stream) == members, "its members");
+        }
+    });
+    on_ranks(3, [](TestRank& me) {   // all axes but one are single: no second communicator
+        me.require(me.world.group(MeshAxis::zero) == &me.all, "the world's own communicator");
+        me.require(me.world.group(MeshAxis::tp) == nullptr, "no group of one");
+        Communicator none(me.all, me.rank() == 0 ? -1 : 0, me.rank(), "others");
+        me.require(none.size() == (me.rank() == 0 ? 0 : 2), "color -1 belongs nowhere");
+    });
+}
+
+TEST_CASE("comm: point to point, all-to-all, and groups of calls") {
+    on_ranks(3, [](TestRank& me) {
+        std::vector<float> mine;
+        for (int r = 0; r < 3; r++) mine.insert(mine.end(), 2, static_cast<float>(10 * me.rank() + r));
+        DeviceBuffer<float> in = me.on_device(mine), out = me.on_device(std::vector<float>(6, -1));
+        me.all.all_to_all(out.data(), in.data(), 2, me.stream);
+        const std::vector<float> got = out.download(me.stream);
+        for (int r = 0; r < 3; r++) {
+            me.require(got[static_cast<std::size_t>(2 * r)] == static_cast<float>(10 * r + me.rank()), "from rank ", r);
+        }
+        me.require(me.all.traffic().point_to_point == 2 * 2 * sizeof(float), "its bytes: the own piece stays");
+
+        DeviceBuffer<float> ring = me.on_device(std::vector<float>{static_cast<float>(me.rank()), -1});
+        {
+            Communicator::Group together;
+            me.all.send(ring.data(), 1, (me.rank() + 1) % 3, me.stream);
+            me.all.receive(ring.data() + 1, 1, (me.rank() + 2) % 3, me.stream);
+        }
+        me.require(ring.download(me.stream)[1] == static_cast<float>((me.rank() + 2) % 3), "the left neighbour's");
+    });
+}
+
+TEST_CASE("comm: logical bytes by formula") {
+    for (int ranks : {1, 2, 5}) {
+        on_ranks(ranks, [ranks](TestRank& me) {
+            const double n = ranks, f = (n - 1) / n;
+            const std::size_t count = 30, whole = count * static_cast<std::size_t>(ranks);
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(whole)),
+                                y = me.on_device(std::vector<float>(count));
+            me.all.reset_traffic();
+            me.all.all_reduce(x.data(), whole, ReduceOp::sum, me.stream);
+            me.require(me.all.traffic().all_reduce == doctest::Approx(2 * f * static_cast<double>(4 * whole)),
+                       "all-reduce");
+            me.all.reduce_scatter(y.data(), x.data(), count, me.stream);
+            me.require(me.all.traffic().reduce_scatter == doctest::Approx(f * static_cast<double>(4 * whole)),
+                       "scatter");
+            me.all.all_gather(x.data(), y.data(), count, me.stream);
+            me.require(me.all.traffic().all_gather == doctest::Approx(f * static_cast<double>(4 * whole)),
+                       "all-gather");
+            me.all.broadcast(x.data(), whole, ranks - 1, me.stream);
+            const bool sends = me.rank() == ranks - 1 && ranks > 1;
+            me.require(me.all.traffic().broadcast == (sends ? static_cast<double>(4 * whole) : 0.0), "broadcast");
+            me.require(me.all.progress().issued == 4 && std::string(me.all.progress().operation) == "broadcast",
+                       "progress");
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            me.all.note_all_done();
+            me.require(me.all.progress().done == 4 && me.all.failure().empty(), "all done, none failed");
+        });
+    }
+}
+
+TEST_CASE("comm: a call refused inside a group is an Error, and another error on its way is kept") {
+    on_ranks(1, [](TestRank& me) {
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(4));
+        std::string caught;
+        try {
+            Communicator::Group together;
+            me.all.send(x.data(), 4, 7, me.stream);   // there is no rank 7
+        } catch (const Error& error) {
+            caught = error.what();
+        }
+        me.require(caught.find("rank 7") != std::string::npos, "refused: ", caught);
+        try {
+            Communicator::Group together;
+            throw Error(ErrorKind::io, "something else");
+        } catch (const Error& error) {
+            caught = error.message();
+        }
+        me.require(caught == "something else", "kept: ", caught);
+    });
+}

@@ -21,12 +21,13 @@ struct Peer {
     std::string host;
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
+    bool waits = false;                    // it has collectives under way
     double heard = 0;                      // steady_seconds of its last message
     bool gone = false;                     // it said goodbye
 };
 
 // The first letter of a message.
-constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a';
+constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a', collectives = 'c';
 
 void print_and_exit(int rank, int exit_code, const std::string& why) {
     std::fflush(stdout);
@@ -124,6 +125,7 @@ struct Control::Impl {
             }
             listen(std::min(0.05, options.heartbeat_seconds / 2));
             look_for_silence();
+            look_for_failure();
             if (place.rank == 0) look_for_stall();
         }
         if (!is_aborted) {
@@ -142,8 +144,10 @@ struct Control::Impl {
         }
     }
 
-    // "b<progress> <words>": where this rank is, the latest operation first.
+    // "b<progress> <waits> <words>": where this rank is, the latest operation first.
     void send_beats() {
+        if (options.collectives != nullptr) tell_collectives();
+        own_waits = false;
         std::uint64_t progress = static_cast<std::uint64_t>(step.load()) + ticks.load();
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
@@ -152,6 +156,7 @@ struct Control::Impl {
                 const CommProgress p = c->progress();
                 progress += p.issued;
                 if (p.issued == 0) continue;
+                own_waits |= p.issued > p.done;
                 groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
                                                       p.issued > p.done ? " (under way)" : " (done)"));
             }
@@ -160,7 +165,7 @@ struct Control::Impl {
         std::string words = text("step ", step.load());
         for (const auto& [when, what] : groups) words += ", " + what;
         own_progress = progress;
-        send_to_all(text(beat, progress, " ", words));
+        send_to_all(text(beat, progress, " ", own_waits ? 1 : 0, " ", words));
     }
 
     void listen(double seconds) {
@@ -189,10 +194,12 @@ struct Control::Impl {
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
-                const std::uint64_t progress = std::strtoull(rest.c_str(), nullptr, 10);
-                if (progress != peer.progress) last_advance = peer.heard;
+                char* end = nullptr;
+                const std::uint64_t progress = std::strtoull(rest.c_str(), &end, 10);
+                peer.waits = std::strtol(end, &end, 10) != 0;
+                if (progress != peer.progress || !peer.waits) last_advance = peer.heard;
                 peer.progress = progress;
-                peer.last_words = rest.substr(rest.find(' ') + 1);
+                peer.last_words = *end == ' ' ? end + 1 : end;
                 break;
             }
             case goodbye: {
@@ -202,6 +209,7 @@ struct Control::Impl {
             }
             case failure: start_abort(text(name_of(rank), " failed: ", rest)); break;
             case abort_all: start_abort(rest); break;
+            case collectives: compare_collectives(rank, rest); break;
             default: break;
         }
     }
@@ -225,7 +233,7 @@ struct Control::Impl {
 
     // Every rank is alive and none advances: those that have done least are what the others wait for.
     void look_for_stall() {
-        if (own_progress != seen_own_progress) {
+        if (own_progress != seen_own_progress || !own_waits) {
             seen_own_progress = own_progress;
             last_advance = steady_seconds();
         }
@@ -238,6 +246,44 @@ struct Control::Impl {
             behind += text(behind.empty() ? "" : "; ", name_of(static_cast<int>(r)), " at ", peers[r].last_words);
         }
         start_abort(text("nothing has advanced for ", options.stall_seconds, " s; furthest behind: ", behind));
+    }
+
+    // What NCCL itself has noticed. A lost rank is better told by its own connection, so that gets some time first.
+    void look_for_failure() {
+        std::string found;
+        {
+            std::lock_guard lock(mutex);
+            for (const Communicator* c : watched) {
+                if (found.empty()) found = c->failure();
+            }
+        }
+        if (found.empty()) {
+            failing_since = 0;
+        } else if (failing_since == 0) {
+            failing_since = steady_seconds();
+        } else if (steady_seconds() - failing_since > 2 * options.heartbeat_seconds + 1) {
+            if (place.rank != 0) send_to_all(failure + found);
+            start_abort(text("rank ", place.rank, " on ", place.host, " failed: ", found));
+        }
+    }
+
+    void tell_collectives() {
+        const std::string logged = options.collectives->take();
+        if (logged.empty()) return;
+        if (place.rank == 0) {
+            compare_collectives(0, logged);
+        } else {
+            send_to_all(collectives + logged);
+        }
+    }
+
+    void compare_collectives(int rank, const std::string& logged) {
+        for (const CollectiveRecord& record : CollectiveLog::parse(logged)) {
+            if (is_aborted) return;
+            if (std::optional<std::string> difference = order.add(rank, record)) {
+                start_abort(text("--check-collectives: ", *difference));
+            }
+        }
     }
 
     // ---- the end
@@ -294,7 +340,9 @@ struct Control::Impl {
     std::vector<const Communicator*> watched;
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
-    double last_advance = 0;
+    bool own_waits = false;
+    double last_advance = 0, failing_since = 0;
+    CollectiveOrder order;   // on rank 0
 };
 
 Control::Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options)

@@ -22,9 +22,12 @@
 struct ControlOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
-    double stall_seconds = 600;    // nothing advanced on any rank for so long: whoever is behind counts as hung
-    double grace_seconds = 1;      // after a loss, for the main thread to end by itself
-    double connect_seconds = 60;   // for everyone to reach rank 0
+    // Every rank has had collectives under way for so long and none has advanced: whoever is behind counts as hung. A
+    // rank that works alone (it writes a checkpoint, the others wait for it) is not judged. 0: never.
+    double stall_seconds = 600;
+    double grace_seconds = 1;               // after a loss, for the main thread to end by itself
+    double connect_seconds = 60;            // for everyone to reach rank 0
+    CollectiveLog* collectives = nullptr;   // debug: compared with the other ranks' (collective_order.h); null: not
     // How the process ends when a rank is lost; empty: prints `why` and calls _exit. Tests record it instead.
     std::function<void(int exit_code, const std::string& why)> leave;
 };

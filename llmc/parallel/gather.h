@@ -32,7 +32,9 @@ public:
     template <class T>
     std::vector<float> read(const ModelState<T>& state, int param) const {
         if (group_ == nullptr) return download_tensor(state, param, stream_);
-        return gather_tensor(state, param, *group_, 0, false, arena_, stream_).value_or(std::vector<float>());
+        std::optional<std::vector<float>> whole = gather_tensor(state, param, *group_, 0, false, arena_, stream_);
+        group_->note_all_done();   // what the one that writes does now, it does alone
+        return std::move(whole).value_or(std::vector<float>());
     }
 
 private:

@@ -168,11 +168,14 @@ public:
         }
     }
 
+    // Rank 0 clears up when everyone has read everything, or soon after the first who did not say so.
     ~FolderMeeting() override {
-        for (int round = 0; round < rounds_; round++) remove(run_file(round, rank()));
-        if (rank() == 0) remove(file("welcome"));
-        if (rank() != 0) remove(file(text("hello.", rank())));
-        remove(ready_file(rank()));
+        try {
+            write_whole(real_files(), bye_file(rank()), "");
+            if (rank() == 0) clear_up();
+        } catch (const std::exception&) {
+            // what remains does the next run no harm
+        }
     }
 
     std::vector<std::string> all_gather(const std::string& own) override {
@@ -186,11 +189,26 @@ public:
             }
             all.push_back(read_whole(real_files(), run_file(rounds_, r)));
         }
+        if (rounds_ > 0) remove(run_file(rounds_ - 1, rank()));   // whoever is in this round has read the one before
         rounds_++;
         return all;
     }
 
 private:
+    void clear_up() {
+        const double deadline = steady_seconds() + 5;
+        for (int r = 0; r < ranks(); r++) {
+            while (!real_files().exists(bye_file(r)) && steady_seconds() < deadline) pause();
+        }
+        for (int r = 0; r < ranks(); r++) {
+            if (rounds_ > 0) remove(run_file(rounds_ - 1, r));
+            remove(file(text("hello.", r)));
+            remove(ready_file(r));
+            remove(bye_file(r));
+        }
+        remove(file("welcome"));
+    }
+
     static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
     static void remove(const std::string& path) {
         std::error_code ignored;
@@ -198,6 +216,7 @@ private:
     }
     std::string file(const std::string& name) const { return folder_ + "/" + name; }
     std::string ready_file(int r) const { return file(text(word_, ".ready.", r)); }
+    std::string bye_file(int r) const { return file(text(word_, ".bye.", r)); }
     std::string run_file(int round, int r) const { return file(text(word_, ".round", round, ".rank", r)); }
 
     // The content, or "" where there is no such file (yet, or any more).

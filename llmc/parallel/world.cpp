@@ -1,5 +1,6 @@
 #include "llmc/parallel/world.h"
 
+#include <numeric>
 #include <sstream>
 
 #include "llmc/base/check.h"
@@ -39,15 +40,17 @@ World::World(const WorldOptions& options) {
     at_ = coordinates_of(mesh_, place_.rank);
     if (ranks() == 1) return;
     if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.control.stall_seconds);
-    control_ = std::make_unique<Control>(*meeting_, place_, options.control);
+    ControlOptions control = options.control;
+    if (options.check_collectives) {
+        log_ = std::make_unique<CollectiveLog>();
+        control.collectives = log_.get();
+    }
+    control_ = std::make_unique<Control>(*meeting_, place_, control);
     guarded([&] {
         open_device(place_.local_rank);
         make_communicators(to_id(meeting_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
     });
-    control_->watch(*all_);
-    for (const auto& group : groups_) {
-        if (group) control_->watch(*group);
-    }
+    for_communicators([this](Communicator& c) { control_->watch(c); });
 }
 
 World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
@@ -57,10 +60,12 @@ World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(me
 
 World::~World() {
     if (control_ == nullptr) return;
-    for (const auto& group : groups_) {
-        if (group) control_->forget(*group);
-    }
-    if (all_) control_->forget(*all_);
+    for_communicators([this](Communicator& c) { control_->forget(c); });
+}
+
+void World::for_communicators(const std::function<void(Communicator&)>& what) {
+    if (all_) what(*all_);
+    for (const auto& part : parts_) what(*part);
 }
 
 void World::make_communicators(const ncclUniqueId& id) {
@@ -68,9 +73,20 @@ void World::make_communicators(const ncclUniqueId& id) {
     // dp has none of its own: what replicas reduce is reduced over zero
     for (const auto& [axis, name] : {std::pair{MeshAxis::pp, "pp"}, std::pair{MeshAxis::cp, "cp"},
                                      std::pair{MeshAxis::tp, "tp"}, std::pair{MeshAxis::zero, "zero"}}) {
-        if (group_size(mesh_, axis) == 1) continue;
-        groups_[static_cast<std::size_t>(axis)] =
-            std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axis), group_rank(mesh_, at_, axis), name);
+        const int size = group_size(mesh_, axis);
+        if (size == 1) continue;
+        Communicator*& group = groups_[static_cast<std::size_t>(axis)];
+        group = all_.get();
+        if (size == ranks()) continue;   // a second one would only take memory, and could get in the first one's way
+        parts_.push_back(
+            std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axis), group_rank(mesh_, at_, axis), name));
+        group = parts_.back().get();
+        if (log_) group->log_into(*log_, group_members(mesh_, at_, axis));
+    }
+    if (log_) {
+        std::vector<int> everyone(static_cast<std::size_t>(ranks()));
+        std::iota(everyone.begin(), everyone.end(), 0);
+        all_->log_into(*log_, everyone);
     }
 }
 
@@ -85,10 +101,7 @@ void World::tick() {
 void World::synchronised() {
     if (control_ == nullptr) return;
     control_->throw_if_aborted();
-    all_->note_all_done();
-    for (const auto& group : groups_) {
-        if (group) group->note_all_done();
-    }
+    for_communicators([](Communicator& c) { c.note_all_done(); });
 }
 
 std::vector<std::string> World::gather_text(const std::string& own) {

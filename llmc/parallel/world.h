@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct WorldOptions {
     int pp = 1, cp = 1, tp = 1;
     int dp = 0;   // 0: what the others leave
     ControlOptions control;
+    bool check_collectives = false;   // debug: collective_order.h
 };
 
 class World {
@@ -46,8 +48,8 @@ public:
 
     Communicator* all() const { return all_.get(); }   // of all ranks; null when alone
     // Of the ranks that differ from this one along `axis` only; null where that is this rank alone, and for dp, whose
-    // reductions go over zero.
-    Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)].get(); }
+    // reductions go over zero. The communicator of all ranks where these are all ranks.
+    Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
@@ -76,14 +78,17 @@ public:
 private:
     void leave(const std::exception& error);
     void make_communicators(const ncclUniqueId& id);
+    void for_communicators(const std::function<void(Communicator&)>& what);
 
     ProcessPlace place_;
     MeshShape mesh_;
     MeshCoordinates at_;
     std::unique_ptr<Meeting> meeting_;
+    std::unique_ptr<CollectiveLog> log_;   // with --check-collectives
     std::unique_ptr<Control> control_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
-    std::array<std::unique_ptr<Communicator>, kMeshAxes> groups_;
+    std::vector<std::unique_ptr<Communicator>> parts_;   // split from it
+    std::array<Communicator*, kMeshAxes> groups_{};      // each `all_` or one of the parts
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which

@@ -83,6 +83,7 @@ struct Options {
 
     // many processes
     StartupOptions startup;
+    bool check_collectives = false;
     double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
     double stall_timeout_s = 600;   // and so does the one furthest behind when nothing advances; 0: never
 

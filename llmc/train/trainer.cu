@@ -173,6 +173,7 @@ void Trainer::train_step() {
         is_outlier(parts_.optimizer.result());
     }
     const StepResult result = parts_.optimizer.result();
+    if (parts_.world) parts_.world->synchronised();
     report_step(result, lr, seconds_now() - start);
 }
 

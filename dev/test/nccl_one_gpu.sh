@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Real NCCL with 2 and 4 ranks on one GPU: every collective against what each rank can compute for itself, then the same
+# losses as one process gives, within the tolerance of another order of additions.
+#
+# NCCL refuses two ranks on one GPU unless each has a host id of its own; it then talks over loopback sockets. Slow, but
+# the very calls that many GPUs make. Not run on a GPU yet.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    echo "No GPU answers on this machine (nvidia-smi)." >&2
+    exit 69
+fi
+unit_test=$(realpath "${UNIT_TEST:-build/cuda/unit_test}") || exit 70
+train_gpt=$(realpath "${TRAIN_GPT:-build/cuda-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/cuda/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
+# each process a host of its own, all on GPU 0
+apart=(bash -c 'export NCCL_HOSTID=train_gpt_$RANK NCCL_SOCKET_IFNAME=lo CUDA_VISIBLE_DEVICES=0; exec "$@"' -)
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels
+    128 --seq-len 64 --micro-batch 2 --total-batch 1024 --max-steps 10 --val-every 10 --sample-every 0)
+losses() { sed -nE 's/.*"loss":([0-9.]+).*/\1/p' "$1/metrics.jsonl"; }
+"${run[@]}" --output-dir "$work/alone" >"$work/alone.log" 2>&1
+verdict $? "one rank: $(tail -n 3 "$work/alone.log")"
+
+for ranks in 2 4; do
+    timeout 120 scripts/launch.sh -n $ranks "${apart[@]}" "$unit_test" -tc='comm:*' >"$work/comm$ranks.log" 2>&1
+    verdict $? "$ranks ranks, collectives: $(tail -n 20 "$work/comm$ranks.log")"
+    for zero in 0 1 2 3; do
+        out=$work/r$ranks-z$zero
+        timeout 120 scripts/launch.sh -n $ranks "${apart[@]}" "${run[@]}" --zero $zero --output-dir "$out" >"$out.log" 2>&1
+        verdict $? "$ranks ranks, ZeRO $zero: $(tail -n 5 "$out.log")"
+        paste -d' ' <(losses "$work/alone") <(losses "$out") |
+            awk '{ d = ($1 - $2) / $1; if (d > 5e-4 || d < -5e-4 || NF != 2) bad = 1 } END { exit bad || NR != 10 }'
+        verdict $? "$ranks ranks, ZeRO $zero, losses: $(paste -d' ' <(losses "$work/alone") <(losses "$out") | tail -n 3)"
+    done
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,242 @@
+// The control plane: ranks are threads here, those that are lost are processes of their own.
+#include "llmc/parallel/control.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
+
+#include "llmc/base/stream.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/parallel/on_ranks.h"
+#include "llmc/parallel/sockets.h"
+
+namespace {
+
+ControlOptions quick() {
+    ControlOptions options;
+    options.heartbeat_seconds = 0.02;
+    options.silence_seconds = 0.6;
+    options.stall_seconds = 0;
+    options.grace_seconds = 0.05;
+    return options;
+}
+
+Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
+    StartupOptions options;
+    options.method = InitMethod::fs;
+    options.folder = folder.path() + "/meeting";
+    options.rank = rank;
+    options.ranks = ranks;
+    options.timeout_seconds = 20;
+    return start_up(options);
+}
+
+// How a rank would have left.
+struct End {
+    int exit_code = 0;
+    std::string why;
+};
+
+class Ends {
+public:
+    explicit Ends(int ranks) : ends_(static_cast<std::size_t>(ranks)) {}
+    ControlOptions options(int rank, ControlOptions base = quick()) {
+        base.leave = [this, rank](int exit_code, const std::string& why) {
+            std::lock_guard lock(mutex_);
+            End& end = ends_[static_cast<std::size_t>(rank)];
+            if (end.exit_code == 0) end = {exit_code, why};   // a process ends once
+        };
+        return base;
+    }
+    End of(int rank) {
+        std::lock_guard lock(mutex_);
+        return ends_[static_cast<std::size_t>(rank)];
+    }
+    void await(int rank) {
+        for (const double end = steady_seconds() + 20; steady_seconds() < end && of(rank).exit_code == 0;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<End> ends_;
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that does `last_act` once all have met.
+void lose(int ranks, int victim, int signal_number, const std::string& expected) {
+    TemporaryFolder folder;
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        Startup startup = meet(folder, victim, ranks);
+        Control control(*startup.meeting, startup.place, quick());
+        control.set_step(7);
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
+        raise(signal_number);
+        _exit(0);
+    }
+    Ends ends(ranks);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; r++) {
+        if (r == victim) continue;
+        threads.emplace_back([&, r] {
+            Startup startup = meet(folder, r, ranks);
+            Control control(*startup.meeting, startup.place, ends.options(r));
+            ends.await(r);
+            static_cast<void>(startup.meeting.release());   // its end would wait for the one that is lost
+        });
+    }
+    for (std::thread& t : threads) t.join();
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    for (int r = 0; r < ranks; r++) {
+        if (r == victim) continue;
+        INFO("rank ", r, ": ", ends.of(r).why);
+        CHECK(ends.of(r).exit_code == 75);
+        CHECK(contains(ends.of(r).why, text("rank ", victim, " on ")));
+        CHECK(contains(ends.of(r).why, expected));
+        CHECK(contains(ends.of(r).why, "last heard at step 7"));
+    }
+}
+
+}   // namespace
+
+TEST_CASE("control: an orderly end is no loss, whoever comes first") {
+    for (int first : {0, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 3; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 3);
+                Control control(*startup.meeting, startup.place, ends.options(r));
+                if (r != first) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+                CHECK(!control.aborted());
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 3; r++) CHECK(ends.of(r).exit_code == 0);
+    }
+}
+
+TEST_CASE("control: a rank that dies is named to all others") {
+    lose(3, 1, SIGKILL, "died");
+    lose(3, 0, SIGKILL, "died");
+}
+
+TEST_CASE("control: a rank that hangs is named to all others") {
+    lose(3, 2, SIGSTOP, "has been silent for 0.6 s");
+    lose(2, 0, SIGSTOP, "has been silent for 0.6 s");
+}
+
+TEST_CASE("control: a rank that fails says why, and keeps its own exit code") {
+    for (int failing : {0, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 3; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 3);
+                Control control(*startup.meeting, startup.place, ends.options(r));
+                if (r == failing) control.leave(Error(ErrorKind::io, "the disk is full"));
+                ends.await(r);
+                if (r == failing) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 3; r++) {
+            CHECK(ends.of(r).exit_code == (r == failing ? 74 : 75));
+            CHECK(contains(ends.of(r).why, "the disk is full"));
+            if (r != failing) CHECK(contains(ends.of(r).why, text("rank ", failing, " on ")));
+        }
+    }
+}
+
+TEST_CASE("control: ranks that wait for each other are a stall, of which the one furthest behind is named") {
+    if (stand_in_own_device == nullptr) return;   // on GPUs each rank is a process, with nobody to look at its end
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.4;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        if (me.rank() == 0) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        ends.await(me.rank());
+        if (me.rank() == 1) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        control.forget(me.all);
+    });
+    for (int r = 0; r < 2; r++) {
+        INFO("rank ", r, ": ", ends.of(r).why);
+        CHECK(ends.of(r).exit_code == 75);
+        CHECK(contains(ends.of(r).why, "furthest behind: rank 1 on "));
+        CHECK(contains(ends.of(r).why, "all-reduce number 1 of group all (under way)"));
+    }
+}
+
+TEST_CASE("control: a rank that works alone for long, while the others wait for it, is no stall") {
+    if (stand_in_own_device == nullptr) return;
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.2;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        if (me.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(900));   // writes a checkpoint
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        me.all.note_all_done();
+        control.forget(me.all);
+    });
+    for (int r = 0; r < 2; r++) CHECK(ends.of(r).why == "");
+}
+
+TEST_CASE("control: collectives in opposite orders on two communicators are named though they would finish") {
+    if (stand_in_own_device == nullptr) return;
+    for (bool planted : {true, false}) {
+        TemporaryFolder folder;
+        Ends ends(2);
+        on_ranks(2, [&](TestRank& me) {
+            Communicator part(me.all, 0, me.rank(), "part");
+            CollectiveLog log;
+            me.all.log_into(log, {0, 1});
+            part.log_into(log, {0, 1});
+            ControlOptions options = quick();
+            options.collectives = &log;
+            Startup startup = meet(folder, me.rank(), 2);
+            Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(8)), y = me.on_device(std::vector<float>(8));
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            OwnedStream other;
+            for (int turn = 0; turn < 2; turn++) {
+                const bool part_now = (turn == 0) == (planted && me.rank() == 1);
+                if (part_now) part.all_reduce(y.data(), 8, ReduceOp::max, other.get());
+                if (!part_now) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+            }
+            x.download(me.stream);
+            y.download(other.get());
+            if (planted) ends.await(me.rank());
+            if (!planted) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        });
+        for (int r = 0; r < 2; r++) {
+            INFO("rank ", r, ": ", ends.of(r).why);
+            CHECK(ends.of(r).exit_code == (planted ? 75 : 0));
+            CHECK(contains(ends.of(r).why, "number 1 of group part") == planted);
+            CHECK(contains(ends.of(r).why, "all-reduce of 8 fp32, sum (number 1 of group all)") == planted);
+        }
+    }
+}
