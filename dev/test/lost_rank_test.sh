@@ -46,7 +46,7 @@ start() {   # NAME RANKS ARGUMENTS...: in the background; sets run (its folder) 
 await() {   # PATTERN: waits until the log has it, "" waits for the processes to be there
     for _ in $(seq 2000); do
         if [ -z "$1" ]; then compgen -G "$run/pid.$victim" >/dev/null && return; fi
-        if [ -n "$1" ]; then grep -q "$1" "$run/log" && return; fi
+        if [ -n "$1" ]; then grep -qs "$1" "$run/log" && return; fi
         kill -0 "$launcher" 2>/dev/null || return
         sleep 0.01
     done
