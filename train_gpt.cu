@@ -23,6 +23,7 @@
 #include "llmc/data/corpus_check.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/io/folder_lock.h"
 #include "llmc/model/gpt.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/train/attention_of_run.h"
@@ -71,7 +72,16 @@ std::string find_tokenizer_file(const Options& options) {
 // The model that the options describe; `weights` where they name a file.
 ModelConfig choose_model(const Options& options, const WeightSource* weights,
                          const std::optional<Tokenizer>& tokenizer) {
-    if (weights != nullptr) return weights->config();
+    if (weights != nullptr) {
+        const std::int64_t own = weights->config().vocab_size;
+        if (options.vocab_size > 0 && options.vocab_size != own) {
+            throw Error(
+                ErrorKind::usage,
+                text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
+                "Leave --vocab-size out: the model says it.");
+        }
+        return weights->config();
+    }
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
@@ -105,34 +115,32 @@ void check_data(const Options& options, const ModelConfig& config, const std::st
     }
 }
 
-// The checkpoint to continue from, where --resume asks for one and there is one. Error where going on, or starting
-// afresh, would mix two runs up.
-std::optional<FoundCheckpoint> find_checkpoint(const Options& options, const Log& log) {
-    if (options.output_dir.empty()) return std::nullopt;
-    const std::vector<int> saved = list_checkpoints(real_files(), options.output_dir);
+// The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
+// going on, or starting afresh, would mix two runs up. For the first rank alone; it holds the folder's lock.
+std::string find_checkpoint(const Options& options, const Log& log) {
+    const std::string& folder = options.output_dir;
+    const std::vector<int> saved = list_checkpoints(real_files(), folder);
     if (!options.resume && !saved.empty()) {
         throw Error(ErrorKind::usage,
-                    text("--output-dir ", options.output_dir, " holds checkpoints of a run, up to step ", saved.back()),
+                    text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
                     "Continue it with --resume, or give another folder.");
     }
-    if (log.speaks()) {   // the first rank
-        for (const std::string& name : remove_unfinished_checkpoints(real_files(), options.output_dir))
-            log.line("removed %s/%s, which a killed run left unfinished", options.output_dir.c_str(), name.c_str());
+    for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
+        log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
     }
     std::vector<std::string> skipped;
-    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), options.output_dir, skipped);
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped);
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (!found && !saved.empty()) {
-        throw Error(ErrorKind::bad_data,
-                    text("--resume: no checkpoint in ", options.output_dir, " can be used: ", skipped.front()),
+        throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
                     "Restore one from a copy, or start afresh in another folder.");
     }
     if (found) {
         log.line("resuming from %s", found->path.c_str());
     } else if (options.resume) {
-        log.line("nothing to resume in %s: starting afresh", options.output_dir.c_str());
+        log.line("nothing to resume in %s: starting afresh", folder.c_str());
     }
-    return found;
+    return found ? found->path : "";
 }
 
 WorldOptions world_options(const Options& options) {
@@ -185,9 +193,14 @@ int train(Options options, World& world, const StopSignals& signals) {
     std::unique_ptr<WeightSource> weights;   // null: a random start
     if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(files, options.model);
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
-    const std::optional<FoundCheckpoint> checkpoint = find_checkpoint(options, log);
-    world.require_same("the checkpoint to resume from", checkpoint ? checkpoint->path : "none");
-    check_data(options, config, checkpoint ? checkpoint->path : "", log);
+    std::optional<FolderLock> lock;
+    std::string checkpoint;   // its folder; empty: a fresh start
+    if (world.is_first() && !options.output_dir.empty()) {
+        lock.emplace(options.output_dir);
+        checkpoint = find_checkpoint(options, log);
+    }
+    checkpoint = world.from_first(checkpoint);
+    check_data(options, config, checkpoint, log);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while
         return TokenSet(files, flag, pattern, options.seq_len, config.vocab_size);
@@ -220,11 +233,11 @@ int train(Options options, World& world, const StopSignals& signals) {
     }
     const PeakFlops peak = peak_flops(device.name, options.tf32, model.matmul(), stream.get());
     std::optional<RunState> state;
-    if (checkpoint) {
-        state = load_training_state(files, checkpoint->path, model, *optimizer);
+    if (!checkpoint.empty()) {
+        state = load_training_state(files, checkpoint, model, *optimizer);
         check_same_run(*state, options, train_tokens);
         const std::string why_not =
-            restore_matmul_choices(files, checkpoint->path + "/" + kMatmulChoicesFile, model.matmul());
+            restore_matmul_choices(files, checkpoint + "/" + kMatmulChoicesFile, model.matmul());
         if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     }
     const std::string another_attention =
@@ -238,7 +251,7 @@ int train(Options options, World& world, const StopSignals& signals) {
                      peak.per_second, group, &world});
     if (state) trainer.restore(*state);
 
-    const std::string origin = checkpoint ? checkpoint->path : weights ? weights->description() : "random";
+    const std::string origin = !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
     log.block(settings_table(options, {device.name, precision_name, peak, model.attention(), origin, config,
                                        train_tokens, validation, max_steps}));
     log.line("device memory:");

@@ -15,10 +15,15 @@ if [ "$length" = long ]; then
     check "certificate of all layouts, fp32" build/cpu-fp32/unit_test --no-skip -tc='certificate: all*'
     check "every benchmark once" dev/test/bench_test.sh all
     check "certificate, every reduction damaged, fp32" build/cpu-fp32/unit_test --no-skip -tc='certificate: each single*'
-    check "build, address and undefined-behaviour sanitizers" sanitized unit_test test_gpt
+    check "build, address and undefined-behaviour sanitizers" sanitized unit_test \
+        build/cpu-bf16-sanitized/test_gpt build/cpu-bf16-sanitized/train_gpt build/cpu-sanitized/tokenize
     check "unit tests, sanitizers" build/cpu-sanitized/unit_test
     check "unit tests of the model, sanitizers" build/cpu-bf16-sanitized/unit_test
     check "whole model, sanitizers" build/cpu-bf16-sanitized/test_gpt
+    on_sanitized="env VARIANT=-sanitized PRECISIONS=bf16 TOKENIZE=build/cpu-sanitized/tokenize TRAIN_GPT=build/cpu-bf16-sanitized/train_gpt"
+    for script in cli train resume; do
+        check "${script}_test.sh, sanitizers" $on_sanitized dev/test/${script}_test.sh
+    done
 fi
 check "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
 check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test

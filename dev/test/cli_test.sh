@@ -100,6 +100,7 @@ expect 64 "The nearest values that work are 96 and 128" "${data[@]}" "${tiny[@]}
 expect 64 "--warmupp: unknown option" --warmupp 3
 expect 64 "--resume without --output-dir" --resume
 expect 64 "holds checkpoints of a run, up to step 2" "${data[@]}" "${tiny[@]}" -o "$work/a"
+expect 64 "--vocab-size 300: the model in $work/a.bin has 257 ids" "${data[@]}" "${tiny[@]}" --layers 0 --heads 0 --channels 0 --model "$work/a.bin" --vocab-size 300
 expect 64 "started with --seed 42" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --seed 43
 expect 64 "samples an epoch" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --train-data "$work/data/*val*.bin"
 expect 65 "the run was of a model with" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --channels 64
@@ -160,13 +161,14 @@ mkdir "$work/folder"
 expect 74 "is a folder, expected a file" "${data[@]}" --model "$work/folder"
 
 # ---- stopping: a signal lets the step at hand finish, then 75
-"$train_gpt" "${data[@]}" "${tiny[@]}" --max-steps 1000000 --val-every 0 >"$work/out" 2>&1 &
+"$train_gpt" "${data[@]}" "${tiny[@]}" --max-steps 1000000 --val-every 0 -o "$work/live" >"$work/live.log" 2>&1 &
 pid=$!
-for _ in $(seq 100); do grep -q "^step    2/" "$work/out" && break || sleep 0.1; done
+for _ in $(seq 100); do grep -q "^step    2/" "$work/live.log" && break || sleep 0.1; done
+expect 64 "another run is writing there (process $pid on" "${data[@]}" "${tiny[@]}" -o "$work/live" --resume
 kill -USR1 "$pid"
 wait "$pid"
-[ $? -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/out"
-verdict $? "SIGUSR1 during training: $(tail -n 3 "$work/out")"
+[ $? -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/live.log"
+verdict $? "SIGUSR1 during training: $(tail -n 3 "$work/live.log")"
 
 # ---- and during start-up: 75 at once, and the run can still be resumed. The program waits for its options from a pipe.
 mkfifo "$work/pipe"

@@ -3,8 +3,8 @@
 # was killed at any moment resumes from a checkpoint that is intact.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu}
-tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}   # which builds
+tokenize=$(realpath "${TOKENIZE:-build/$device$variant/tokenize}") || exit 70
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
@@ -20,7 +20,7 @@ seq 1 4000 >"$work/numbers.txt"
 train() {   # PRECISION FOLDER ARGUMENTS...
     local precision=$1 out=$2
     shift 2
-    ${run_as:-} "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+    ${run_as:-} "build/$device-$precision$variant/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
         --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 256 --max-steps 20 --lr 1e-2 \
         --warmup 3 --final-lr-frac 0 --weight-decay 0.1 --val-every 5 --val-max-batches 4 --sample-every 0 --sample-tokens 4 \
         --output-dir "$out" "$@" >>"$out.log" 2>&1
@@ -36,48 +36,53 @@ cut() {
     same "$out" "$out-cut"
     verdict $? "$precision, $name: resumed equals uncut"
 }
-for precision in bf16 fp32; do
+for precision in $precisions; do
     cut plain $precision
     cut "recompute" $precision --recompute block --skip-loss-z 6
+    cut "all at once" $precision --master-weights 0 --recompute block --attention own --sample-every 3 --seed 7
+    run_as="scripts/launch.sh -n 3" cut "3 ranks" $precision --total-batch 384 --zero 2 --max-steps 14
 done
-cut "stochastic rounding" bf16 --master-weights 0
-cut "bf16 gradients" bf16 --grad-dtype bf16 --recompute gelu+norm
-cut "all at once" bf16 --master-weights 0 --grad-dtype bf16 --recompute block --attention own --sample-every 3 --seed 7
-cut "all at once" fp32 --recompute block --attention own --sample-every 3 --seed 7
+case $precisions in *bf16*)
+    cut "stochastic rounding" bf16 --master-weights 0
+    cut "bf16 gradients" bf16 --grad-dtype bf16 --recompute gelu+norm
+    cut "all in bf16" bf16 --master-weights 0 --grad-dtype bf16 --recompute block --attention own --sample-every 3 ;;
+esac
+precision=${precisions##* }   # of the rest
+plain=$work/plain-$precision
 
 # retention: the newest two, and every tenth step
-train fp32 "$work/kept" --checkpoint-every 2 --keep-checkpoints 2 --major-checkpoint-every 10
+train "$precision" "$work/kept" --checkpoint-every 2 --keep-checkpoints 2 --major-checkpoint-every 10
 [ "$(cd "$work/kept" && echo step_*)" = "step_00000010 step_00000018 step_00000020" ]
 verdict $? "retention left $(cd "$work/kept" && echo step_*)"
 
 # a folder with checkpoints is not overwritten by accident, a run that is done stays so
-train fp32 "$work/kept"
+train "$precision" "$work/kept"
 [ $? -eq 64 ] && grep -q "Continue it with --resume" "$work/kept.log"
 verdict $? "a new run into the folder of an old one is refused"
-cp "$work/kept/metrics.jsonl" "$work/before" && train fp32 "$work/kept" --resume && cmp "$work/before" "$work/kept/metrics.jsonl"
+cp "$work/kept/metrics.jsonl" "$work/before" && train "$precision" "$work/kept" --resume && cmp "$work/before" "$work/kept/metrics.jsonl"
 verdict $? "resuming a finished run changes nothing"
 
 # a damaged checkpoint is passed over; where none is left, nothing starts silently from scratch
 printf x | dd of="$work/kept/step_00000020/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
-train fp32 "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/model.safetensors: hash" "$work/kept.log" &&
+train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/model.safetensors: hash" "$work/kept.log" &&
     grep -q "resuming from $work/kept/step_00000018" "$work/kept.log" && cmp "$work/before" <(cat "$work/kept/metrics.jsonl") >/dev/null
-same "$work/kept" "$work/plain-fp32"
+same "$work/kept" "$plain"
 verdict $? "resumed from the one before a damaged checkpoint"
 for folder in "$work"/kept/step_*; do rm "$folder/manifest.json"; done
-train fp32 "$work/kept" --resume
+train "$precision" "$work/kept" --resume
 [ $? -eq 65 ]
 verdict $? "no checkpoint that verifies: refused"
 
 # stopped by a signal: saved, exit code 75
-(run_as=exec train fp32 "$work/signal") & pid=$!
+(run_as=exec train "$precision" "$work/signal") & pid=$!
 until grep -q "^step    3/" "$work/signal.log" 2>/dev/null; do sleep 0.05; done
 kill -TERM "$pid"
 wait "$pid"
-[ $? -eq 75 ] && train fp32 "$work/signal" --resume && same "$work/signal" "$work/plain-fp32"
+[ $? -eq 75 ] && train "$precision" "$work/signal" --resume && same "$work/signal" "$plain"
 verdict $? "stopped by SIGTERM and resumed"
 
 # killed at six moments, and continued until it is done
-start() { (run_as=exec train fp32 "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }
+start() { (run_as=exec train "$precision" "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }
 for delay in 0.4 0.7 0.5 0.9 0.6 0.8; do
     start
     sleep "$delay"
@@ -87,7 +92,7 @@ done
 start
 wait "$pid"
 verdict $? "a run killed six times finishes: $(tail -n 2 "$work/killed.log")"
-same "$work/killed" "$work/plain-fp32"
+same "$work/killed" "$plain"
 verdict $? "killed six times equals uncut"
 
 echo "$passed passed, $failed failed"

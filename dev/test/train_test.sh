@@ -4,8 +4,8 @@
 # The text is the numbers from 1 on, as bytes: after 60 steps the next byte is mostly known (uniform guessing: 5.55).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu}
-tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}   # which builds
+tokenize=$(realpath "${TOKENIZE:-build/$device$variant/tokenize}") || exit 70
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
@@ -22,7 +22,7 @@ seq 1 20000 >"$work/numbers.txt"
 run() {   # PRECISION FOLDER ARGUMENTS...
     local precision=$1 out=$2
     shift 2
-    "build/$device-$precision/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+    "build/$device-$precision$variant/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
         --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 4 --total-batch 512 --max-steps 60 --lr 1e-3 \
         --warmup 5 --final-lr-frac 0.1 --weight-decay 0.1 --val-every 30 --val-max-batches 10 --sample-every 60 \
         --sample-tokens 8 --output-dir "$out" "$@" >"$out.log" 2>&1
@@ -31,7 +31,7 @@ run() {   # PRECISION FOLDER ARGUMENTS...
     return "$status"
 }
 
-for precision in bf16 fp32; do
+for precision in $precisions; do
     run $precision "$work/$precision"
     verdict $? "$precision: a run of 60 steps"
     metrics=$work/$precision/metrics.jsonl
@@ -53,7 +53,7 @@ for precision in bf16 fp32; do
 done
 
 # Every check of the stand-in on, and its streams in random orders: nothing is reported, and nothing changes.
-if [ "$device" = cpu ]; then
+if [[ $device = cpu && $precisions = *bf16* ]]; then
     short=(--max-steps 6 --val-every 3 --sample-every 3 --recompute block)
     run bf16 "$work/unchecked" "${short[@]}"
     for checks in memory,poison,races,order:1 order:2 order:3; do
@@ -81,6 +81,7 @@ memory() {   # PRECISION ARGUMENTS...
 }
 for settings in "bf16 --attention own" "bf16 --attention library --recompute block" "bf16 --recompute none -w 0" \
     "bf16 --grad-dtype bf16 --recompute gelu+norm" "fp32 --attention own --recompute block" "fp32 --recompute none"; do
+    [[ " $precisions " = *" ${settings%% *} "* ]] || continue
     memory $settings
     verdict $? "$settings: the memory table is not what the device reports"
 done

@@ -129,6 +129,10 @@ void World::require_same(const std::string& what, const std::string& value) {
     }
 }
 
+std::string World::from_first(const std::string& value) {
+    return meeting_ == nullptr || ranks() == 1 ? value : meeting_->from_rank_0(value);
+}
+
 void World::leave(const std::exception& error) {
     if (control_) control_->leave(error);
 }

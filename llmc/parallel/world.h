@@ -54,6 +54,8 @@ public:
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
     void require_same(const std::string& what, const std::string& value);
+    // Rank 0's value. Collective.
+    std::string from_first(const std::string& value);
 
     // Every rank's text, by rank. Collective, apart from NCCL.
     std::vector<std::string> gather_text(const std::string& own);

@@ -59,7 +59,6 @@ std::string StopSignals::received() const {
 
 void StopSignals::leave_if_received() const {
     if (const std::string signal = received(); !signal.empty()) {
-        throw Error(ErrorKind::resumable,
-                    text(signal, " received during start-up: stopped before the first step, nothing was changed"));
+        throw Error(ErrorKind::resumable, text(signal, " received during start-up: stopped before the first step"));
     }
 }

@@ -46,19 +46,23 @@ std::string matmul_choices_text(const Matmul& matmul) {
     return json.dump(1) + "\n";
 }
 
-std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul) {
-    if (!files.exists(path)) return text(path, ": missing");
+std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul) {
     try {
-        const Json json = Json::parse(read_whole(files, path));
+        const Json json = Json::parse(content);
         const Machine found{json.at("device").get<std::string>(), json.at("cublaslt").get<std::uint64_t>()};
         if (const Machine here = this_machine(); found != here) {
-            return text(path, " is of another machine (", describe(found), "), this one is ", describe(here));
+            return text(where, " is of another machine (", describe(found), "), this one is ", describe(here));
         }
         std::vector<MatmulAlgorithm> algorithms;
         for (const Json& entry : json.at("algorithms")) algorithms.push_back(algorithm_from(entry));
         matmul.use_algorithms(algorithms);
         return "";
     } catch (const Json::exception& error) {
-        throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
+        throw Error(ErrorKind::bad_data, text(where, ": ", error.what()), "Resume from another checkpoint.");
     }
+}
+
+std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul) {
+    if (!files.exists(path)) return text(path, ": missing");
+    return use_matmul_choices(read_whole(files, path), path, matmul);
 }

@@ -17,7 +17,10 @@ inline constexpr const char* kMatmulChoicesFile = "matmul.json";
 // The file's content for the algorithms in use.
 std::string matmul_choices_text(const Matmul& matmul);
 
-// Gives `matmul` the algorithms of the file. Returns an empty string, or why they are left unused (another device or
-// library, no such file in an older checkpoint): then they are chosen anew. Error(bad_data) for a file that is not what
-// it should be.
+// Gives `matmul` the algorithms of such a content, which `where` names in messages. Returns an empty string, or why
+// they are left unused (another device or library): then they are chosen anew. Error(bad_data) for what is not such a
+// content.
+std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul);
+
+// The same from a file; a checkpoint without one (of an older version) is no error.
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "llmc/kernels/classifier.cuh"
+#include "llmc/train/matmul_choices.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
@@ -77,6 +78,7 @@ void Trainer::restore(const RunState& state) {
 
 RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    const int first = step_ + 1;
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
     if (stop_at_signal()) return RunEnd::signal;
     if (step_ == 0 && options_.val_every > 0) validate();
@@ -88,7 +90,7 @@ RunEnd Trainer::run() {
         } else {
             train_step();
         }
-        warn_of_refused_algorithms();
+        if (step_ == first) agree_on_algorithms();
         if (due(options_.val_every)) validate();
         if (due(options_.sample_every)) write_sample();
         if (due(options_.checkpoint_every)) save_checkpoint();
@@ -109,7 +111,8 @@ bool Trainer::stop_at_signal() {
     if (rank_asked < 0) return false;
     save_checkpoint();
     const std::string what = rank_asked == rank() ? parts_.signals.received() : text("a signal to rank ", rank_asked);
-    parts_.log.line("%s received: stopped after step %d of %d", what.c_str(), step_, max_steps_);
+    parts_.log.line("%s received: stopped after step %d of %d%s", what.c_str(), step_, max_steps_,
+                    options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return true;
 }
 
@@ -124,12 +127,19 @@ int Trainer::stop_asked() {
     return asked;
 }
 
-void Trainer::warn_of_refused_algorithms() {
-    const std::vector<std::string>& refused = parts_.model.matmul().refused_algorithms();
-    for (; refused_algorithms_ < refused.size(); refused_algorithms_++) {
+// After the first step of this process, when all problems have been met: from here on every rank multiplies with rank
+// 0's algorithms, which are those that checkpoints hold, and what a checkpoint brought but does not fit is told.
+void Trainer::agree_on_algorithms() {
+    Matmul& matmul = parts_.model.matmul();
+    for (const std::string& why : matmul.refused_algorithms()) {
         parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
-                           refused[refused_algorithms_].c_str());
+                           why.c_str());
     }
+    if (parts_.world == nullptr || parts_.world->ranks() == 1) return;
+    const std::string why_not =
+        use_matmul_choices(parts_.world->from_first(matmul_choices_text(matmul)), "rank 0's table", matmul);
+    if (!why_not.empty())
+        throw Error(ErrorKind::usage, text("matmul algorithms: ", why_not), "Use machines of one type.");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ private:
 
     bool stop_at_signal();
     void train_step();
-    void warn_of_refused_algorithms();
+    void agree_on_algorithms();
     void read_micro_batch(int micro_step);
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
@@ -82,10 +82,9 @@ private:
     TrainerParts parts_;
     Schedule schedule_;
     int max_steps_;
-    int sequences_;                        // of a step
-    int step_ = 0;                         // completed steps
-    int saved_step_ = 0;                   // the last one that is in a checkpoint
-    std::size_t refused_algorithms_ = 0;   // that have been told of
+    int sequences_;        // of a step
+    int step_ = 0;         // completed steps
+    int saved_step_ = 0;   // the last one that is in a checkpoint
     Loader loader_;
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's

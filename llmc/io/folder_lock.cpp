@@ -1,0 +1,48 @@
+#include "llmc/io/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+
+namespace {
+
+std::string host_name() {
+    char name[256] = "";
+    ::gethostname(name, sizeof name - 1);
+    return name;
+}
+
+}   // namespace
+
+FolderLock::FolderLock(const std::string& folder) {
+    real_files().make_folders(folder);
+    const std::string path = folder + "/lock";
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) throw Error(ErrorKind::io, text(path, ": create failed: ", std::strerror(errno)));
+    int status;
+    do {
+        status = ::flock(descriptor_, LOCK_EX | LOCK_NB);
+    } while (status != 0 && errno == EINTR);
+    if (status != 0 && errno == EWOULDBLOCK) {
+        char holder[320] = "";
+        const ssize_t length = ::pread(descriptor_, holder, sizeof holder - 1, 0);
+        ::close(descriptor_);
+        throw Error(ErrorKind::usage,
+                    text("--output-dir ", folder, ": another run is writing there",
+                         length > 0 ? text(" (", holder, ")") : std::string()),
+                    "Wait for it, stop it, or give another folder.");
+    }
+    const std::string own = text("process ", ::getpid(), " on ", host_name());
+    if (::ftruncate(descriptor_, 0) == 0)
+        (void)!::pwrite(descriptor_, own.data(), own.size(), 0);   // only told to people
+}
+
+FolderLock::~FolderLock() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+}
