@@ -148,7 +148,7 @@ struct Control::Impl {
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         own_waits = false;
-        std::uint64_t progress = static_cast<std::uint64_t>(step.load()) + ticks.load();
+        std::uint64_t progress = static_cast<std::uint64_t>(step.load());
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
             std::lock_guard lock(mutex);
@@ -333,7 +333,6 @@ struct Control::Impl {
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
     std::atomic<std::int64_t> step = 0;
-    std::atomic<std::uint64_t> ticks = 0;
     std::mutex sending;         // one message at a time
     mutable std::mutex mutex;   // guards the next two
     std::string reason;
@@ -366,7 +365,6 @@ void Control::forget(const Communicator& communicator) {
 }
 
 void Control::set_step(std::int64_t step) { impl_->step = step; }
-void Control::tick() { impl_->ticks++; }
 
 void Control::leave(const std::exception& error) {
     const int exit_code = exit_code_of(error);

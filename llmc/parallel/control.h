@@ -46,7 +46,6 @@ public:
     void watch(const Communicator& communicator);
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);
-    void tick();   // something was done that no communicator shows: this rank does not hang
 
     // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error (or
     // the loss of a rank that caused it) and leaves with its exit code. No destructor runs: those of device memory

@@ -69,13 +69,24 @@ private:
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+// The same over tcp, whose end waits for nobody.
+Startup meet_by_tcp(int port, int rank, int ranks) {
+    StartupOptions options;
+    options.method = InitMethod::tcp;
+    options.address = text("127.0.0.1:", port);
+    options.rank = rank;
+    options.ranks = ranks;
+    options.timeout_seconds = 20;
+    return start_up(options);
+}
+
 // Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that does `last_act` once all have met.
 void lose(int ranks, int victim, int signal_number, const std::string& expected) {
-    TemporaryFolder folder;
+    const int port = ListeningSocket(0).port();
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        Startup startup = meet(folder, victim, ranks);
+        Startup startup = meet_by_tcp(port, victim, ranks);
         Control control(*startup.meeting, startup.place, quick());
         control.set_step(7);
         std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
@@ -87,10 +98,9 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
     for (int r = 0; r < ranks; r++) {
         if (r == victim) continue;
         threads.emplace_back([&, r] {
-            Startup startup = meet(folder, r, ranks);
+            Startup startup = meet_by_tcp(port, r, ranks);
             Control control(*startup.meeting, startup.place, ends.options(r));
             ends.await(r);
-            static_cast<void>(startup.meeting.release());   // its end would wait for the one that is lost
         });
     }
     for (std::thread& t : threads) t.join();

@@ -102,19 +102,23 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
     return errors;
 }
 
-// The meeting of the processes that the launcher started, kept for all tests.
-inline Startup& launched() {
-    static Startup startup = [] {
-        StartupOptions options;
-        Startup result = start_up(options);
-        open_device(result.place.local_rank);
-        return result;
-    }();
-    return startup;
+// The processes that the launcher started, kept for all tests. When one of them fails, the others end as well.
+struct Launched {
+    Startup startup;
+    Control control;
+    Launched() : startup(start_up({})), control(*startup.meeting, startup.place, {}) {
+        open_device(startup.place.local_rank);
+    }
+};
+inline Launched& launched() {
+    static Launched processes;
+    return processes;
 }
 
+inline void leave(const std::string& error) { launched().control.leave(std::runtime_error(error)); }
+
 inline std::vector<std::string> run_processes(const MeshShape& mesh, const RankBody& body) {
-    const Startup& here = launched();
+    const Startup& here = launched().startup;
     const int rank = here.place.rank;
     std::vector<std::string> errors(static_cast<std::size_t>(mesh.size()));
     if (mesh.size() > here.place.ranks) {
@@ -144,6 +148,8 @@ inline void on_ranks(const MeshShape& mesh, const RankBody& body) {
     for (std::size_t r = 0; r < errors.size(); r++) {
         INFO("rank ", r, " of ", errors.size());
         CHECK(errors[r] == "");
+        // the other processes would wait for this one
+        if (!stand_in_own_device && !errors[r].empty()) on_ranks_detail::leave(errors[r]);
     }
 }
 inline void on_ranks(int ranks, const RankBody& body) { on_ranks(MeshShape{1, ranks, 1, 1}, body); }

@@ -94,10 +94,6 @@ void World::set_step(std::int64_t step) {
     if (control_) control_->set_step(step);
 }
 
-void World::tick() {
-    if (control_) control_->tick();
-}
-
 void World::synchronised() {
     if (control_ == nullptr) return;
     control_->throw_if_aborted();

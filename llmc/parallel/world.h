@@ -62,7 +62,6 @@ public:
 
     // ---- what the control plane tells of this rank
     void set_step(std::int64_t step);   // completed steps
-    void tick();                        // something was done that needs no communication: this rank does not hang
     // The host has waited for all queued work. Error(resumable) if a rank was lost.
     void synchronised();
 
