@@ -260,6 +260,27 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     if (saved.optimizer->masters() != nullptr) same(*saved.optimizer->masters(), *loaded.optimizer->masters());
 }
 
+TEST_CASE("trainer: a resumed run goes on with the windows of past losses and norms") {
+    OutlierDetector low;   // full of values far below any loss or norm of this model
+    for (int i = 0; i < 2 * OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));
+    for (bool of_loss : {true, false}) {
+        for (bool window : {true, false}) {
+            TestRun run;
+            (of_loss ? run.options.skip_loss_z : run.options.skip_norm_z) = 3.0f;
+            run.options.stop_after = 2;
+            RunState state;
+            state.step = 1;
+            state.windows = run.tokens.windows();
+            if (window) (of_loss ? state.loss_outliers : state.norm_outliers) = low.state();
+            save_training_state(real_files(), run.output.path(), state, run.model, *run.optimizer, "",
+                                WholeTensors(nullptr, run.arena, run.stream));
+            const auto before = run.weights();
+            CHECK(run.train(real_files(), run.output / "step_00000001") == RunEnd::stop_requested);
+            CHECK((run.weights() == before) == window);   // with its window the update is an outlier's
+        }
+    }
+}
+
 // The algorithms of a run, as if a search had found the second of those offered for every problem.
 std::vector<MatmulAlgorithm> other_algorithms() {
     TestRun run;
