@@ -256,6 +256,7 @@ int train(Options options, World& world, const StopSignals& signals) {
                                        train_tokens, validation, max_steps}));
     log.line("device memory:");
     log.block(arena.table());
+    if (group) log.line("%s", memory_by_formula(model, *optimizer, optimizer_options(options)).c_str());
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, config); !doubt.empty()) log.warning("%s", doubt.c_str());

@@ -7,9 +7,16 @@
 
 #include "llmc/base/check.h"
 
+enum class StreamPriority { usual, greatest };
+
 class OwnedStream {
 public:
-    OwnedStream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    explicit OwnedStream(StreamPriority priority = StreamPriority::usual) {
+        int least = 0, greatest = 0;
+        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        const int chosen = priority == StreamPriority::greatest ? greatest : 0;
+        CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, chosen));
+    }
     ~OwnedStream() { cudaStreamDestroy(stream_); }
     OwnedStream(const OwnedStream&) = delete;
     OwnedStream& operator=(const OwnedStream&) = delete;

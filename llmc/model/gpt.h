@@ -150,6 +150,8 @@ private:
     void list_uses();
     void layers_forward(const Batch& batch);   // the uses of a pass up to its layers' last
     void begin_pass(const std::vector<std::vector<int>>& uses) {
+        ENSURE(watcher_ || working_.state() != StateKind::working,
+               "parameters are shared out, and nobody fetches them");
         if (watcher_) watcher_->pass_begins(uses);
     }
     // Work that reads the parameters of the next entry of the pass, and work that writes gradients of units.

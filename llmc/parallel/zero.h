@@ -1,17 +1,19 @@
 // Data parallelism and ZeRO: ranks that hold the same part of the model and see other tokens stay one model.
 // Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
 //
-//   stage   each rank keeps its shard of            reduces                                 gathers
-//   0       nothing: all of everything              gradients, after the last micro-batch   nothing
-//   1       moments and masters                     likewise, to shards                     parameters, after the
-//   update 2       and gradients                           to shards, every micro-batch            parameters, after
-//   the update 3       and parameters                          to shards, every micro-batch            every unit
-//   before each use
+// clang-format off
+//   stage   each rank keeps its shard of   reduces                                 gathers
+//   0       nothing: all of everything     gradients, after the last micro-batch   nothing
+//   1       moments and masters            likewise, to shards                     parameters, after the update
+//   2       and gradients                  to shards, every micro-batch            parameters, after the update
+//   3       and parameters                 to shards, every micro-batch            every unit before each use
+// clang-format on
 //
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
-// events alone; the host waits for nothing. Gradients of a unit travel as soon as backward has completed them, while it
-// goes on below. Under stage 3 the parameters of the next piece of work are fetched while the one at hand runs; whole
-// units live in memory that layers take turns with (ModelState::rotating), so do whole gradients under stages 2 and 3.
+// events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
+// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the one at hand runs;
+// whole units live in memory that layers take turns with (ModelState::rotating), so do whole gradients under stages 2
+// and 3.
 //
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, P parameters (each tensor padded to N shards of a multiple
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
@@ -83,14 +85,15 @@ private:
     ZeroStates<P, G> states_;
     Communicator& group_;
     cudaStream_t compute_;
-    OwnedStream stream_;
+    OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
     OwnedEvent computed_, travelled_;
     DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     bool first_ = true, last_ = true;
 
-    // Per unit; those of units that share memory would do with one.
-    std::vector<OwnedEvent> fetched_, released_, reduced_;
-    std::vector<bool> fetching_;   // stages 1 and 2: gathered since the update, and not waited for yet
+    std::vector<OwnedEvent> fetched_;              // per unit
+    std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
+    std::vector<std::size_t> memory_;              // of a unit: the first one that has the same working memory
+    std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;
     std::size_t next_use_ = 0, next_fetch_ = 0;
 };
@@ -134,6 +137,14 @@ ZeroRank<P, G>::ZeroRank(const ModelLayout& layout, const ZeroStates<P, G>& stat
     released_ = std::vector<OwnedEvent>(units);
     reduced_ = std::vector<OwnedEvent>(units);
     fetching_.assign(units, false);
+    for (std::size_t unit = 0; unit < units; unit++) {
+        const bool layer = layout.table().is_layer(layout.units()[unit].unit);
+        // layers take turns: the memory of layer l is that of the layer zero_layer_sets before it
+        // (ModelState::rotating)
+        const bool shares =
+            layer && unit >= zero_layer_sets && layout.table().is_layer(layout.units()[unit - zero_layer_sets].unit);
+        memory_.push_back(shares ? memory_[unit - zero_layer_sets] : unit);
+    }
 }
 
 template <class P, class G>
@@ -169,7 +180,7 @@ void ZeroRank<P, G>::use_begins() {
 template <class P, class G>
 void ZeroRank<P, G>::use_ends() {
     if (shards(StateKind::parameters)) {
-        for (int slot : (*uses_)[next_use_]) released_[static_cast<std::size_t>(slot)].record(compute_);
+        for (int slot : (*uses_)[next_use_]) released_[memory_[static_cast<std::size_t>(slot)]].record(compute_);
     }
     next_use_++;
 }
@@ -178,11 +189,7 @@ void ZeroRank<P, G>::use_ends() {
 template <class P, class G>
 void ZeroRank<P, G>::fetch(std::size_t use) {
     for (int slot : (*uses_)[use]) {
-        for (std::size_t other = 0; other < released_.size(); other++) {
-            const bool same_memory = states_.working_parameters.unit(static_cast<int>(other)).data() ==
-                                     states_.working_parameters.unit(slot).data();
-            if (same_memory) released_[other].wait(traffic());
-        }
+        released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
         for_tensors(slot, [&](const TensorPlace& tensor) {
             group_.all_gather(states_.working_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
                               shard(tensor), traffic());
@@ -218,11 +225,7 @@ void ZeroRank<P, G>::settle_parameters() {
 template <class P, class G>
 void ZeroRank<P, G>::gradients_begin(int slot) {
     if (!shards(StateKind::gradients)) return;
-    for (std::size_t other = 0; other < reduced_.size(); other++) {
-        const bool same_memory = states_.working_gradients.unit(static_cast<int>(other)).data() ==
-                                 states_.working_gradients.unit(slot).data();
-        if (same_memory) reduced_[other].wait(compute_);
-    }
+    reduced_[memory_[static_cast<std::size_t>(slot)]].wait(compute_);
 }
 
 template <class P, class G>
@@ -234,7 +237,7 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
     } else {
         reduce(slot);
     }
-    reduced_[static_cast<std::size_t>(slot)].record(traffic());
+    reduced_[memory_[static_cast<std::size_t>(slot)]].record(traffic());
 }
 
 // Stages 0 and 1: in place.

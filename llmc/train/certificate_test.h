@@ -30,6 +30,7 @@ struct Layout {
     int micro_batches = 1;   // per rank and step
     DType grad_dtype = DType::fp32;
     bool master_weights = true;
+    Recompute recompute = Recompute::gelu;
 
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
@@ -122,7 +123,7 @@ private:
         GptOptions options;
         options.B = sequences / layout.dp / layout.micro_batches;
         options.T = T;
-        options.recompute = Recompute::gelu;
+        options.recompute = layout.recompute;
         options.matmul.workspace_bytes = 1 << 16;
         options.place.mesh.dp = layout.dp;
         options.place.at.dp = group ? group->rank() : 0;

@@ -6,16 +6,18 @@
 #include <map>
 #include <regex>
 
-#include "llmc/data/token_file.h"
 #include "llmc/base/stream.h"
+#include "llmc/data/token_file.h"
 #include "llmc/io/temporary_folder.h"
 #include "llmc/parallel/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
+#include "llmc/train/model_export.h"
+#include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
 namespace {
 
-constexpr int vocab = 61, sequences = 12, T = 16;
+constexpr int vocab = 61, sequences = 24, T = 16;   // a step: what 1, 2, 3, 4, 6 and 8 ranks can share
 constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // DESIGN section 4
 
 struct Layout {
@@ -38,7 +40,7 @@ struct Workplace {
 Options options_of(const Layout& layout, const std::string& output) {
     Options options;
     options.layers = 2, options.heads = 2, options.channels = 32;
-    options.seq_len = T, options.micro_batch = 2, options.total_batch = sequences * T, options.max_steps = 4;
+    options.seq_len = T, options.micro_batch = 1, options.total_batch = sequences * T, options.max_steps = 4;
     options.lr = 1e-3f;
     options.weight_decay = 0.1f;
     options.val_every = 2, options.val_max_batches = 5, options.sample_every = 0;
@@ -82,6 +84,8 @@ struct RankOfRun {
                          nullptr, nullptr, "", options.max_steps, 0.0, group});
         if (!resume_from.empty()) trainer.restore(state);
         trainer.run();
+        // right after the last update, when others' parameters may still be on their way
+        save_llmc_model(real_files(), options.output_dir + ".llmc", model, WholeTensors(group, arena, model.stream()));
     }
 
 private:
@@ -137,9 +141,8 @@ std::vector<double> losses_in(const std::string& metrics) {
     return losses;
 }
 
-}   // namespace
-
-TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
+// Losses of every layout against those of one process; and each cut after two steps and resumed against itself.
+void compare_runs(const std::vector<Layout>& layouts) {
     const Workplace place;
     auto run = [&](const Layout& layout, const std::string& name, int stop_after, const std::string& resume_from) {
         Options options =
@@ -151,8 +154,7 @@ TEST_CASE("layouts: losses and validation are those of one process, cut and resu
     const std::vector<double> expected = losses_in(run({0, 0}, "alone", 0, ""));
     CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
 
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 1}, Layout{2, 2}, Layout{2, 3}, Layout{3, 3},
-                                 Layout{3, 2, false}, Layout{6, 1}}) {
+    for (const Layout& layout : layouts) {
         INFO(layout.name());
         const std::string whole = "whole, " + layout.name(), cut = "cut, " + layout.name();
         const std::string uncut = run(layout, whole, 0, "");
@@ -166,7 +168,26 @@ TEST_CASE("layouts: losses and validation are those of one process, cut and resu
         CHECK(without_times(resumed) == without_times(uncut));
         const std::string last = "/" + checkpoint_name(4);
         CHECK(files_of(place.folder / cut + last) == files_of(place.folder / whole + last));
+        CHECK(read_whole(real_files(), place.folder / cut + ".llmc") ==
+              read_whole(real_files(), place.folder / whole + ".llmc"));
     }
+}
+
+}   // namespace
+
+TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
+    compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}});
+}
+
+TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
+    std::vector<Layout> layouts;
+    for (int dp : {1, 2, 3, 4, 6, 8}) {
+        for (int zero : {0, 1, 2, 3}) {
+            layouts.push_back({dp, zero});
+            layouts.push_back({dp, zero, false});
+        }
+    }
+    compare_runs(layouts);
 }
 
 TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout writes it") {
@@ -175,15 +196,27 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     on_layout({0, 0}, options, [&](RankOfRun& rank) { rank.train(place, ""); });
     const std::string origin = place.folder / "origin" + "/" + checkpoint_name(4);
     const std::map<std::string, std::string> expected = files_of(origin);
+    // what the model with these weights writes, on one process
+    auto written_by = [](RankOfRun& rank) {
+        return Sampler(rank.model, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4);
+    };
+    std::string sample;
+    on_layout({0, 0}, options, [&](RankOfRun& rank) {
+        load_training_state(real_files(), origin, rank.model, *rank.optimizer);
+        sample = written_by(rank);
+    });
     CHECK(expected.size() >= 4);
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 1}, Layout{3, 2}, Layout{6, 3}}) {
+    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 1}, Layout{4, 2}, Layout{8, 3}}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
             const RunState state = load_training_state(real_files(), origin, rank.model, *rank.optimizer);
             save_training_state(real_files(), copy, state, rank.model, *rank.optimizer, "",
                                 WholeTensors(rank.group, rank.arena, rank.model.stream()));
+            ENSURE(written_by(rank) == sample, "another sample than one process writes");
+            rank.train(place, origin);   // no step is left: writes the weights as they are
         });
+        CHECK(read_whole(real_files(), copy + ".llmc") == read_whole(real_files(), place.folder / "origin.llmc"));
         CHECK(files_of(copy + "/" + checkpoint_name(4)) == expected);
     }
 }

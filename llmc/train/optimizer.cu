@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "llmc/base/log.h"
 #include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/init.cuh"
@@ -157,6 +158,8 @@ std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& o
                                            Communicator* group) {
     ENSURE(group != nullptr || model.layout().place().mesh.size() == 1, "a mesh of ",
            model.layout().place().mesh.size(), " ranks without a group to reduce over");
+    ENSURE(group != nullptr || model.layout().place().zero_stage == 0, "ZeRO stage ", model.layout().place().zero_stage,
+           " without a group to share with");
     if constexpr (kRoundedParameters) {
         if (options.grad_dtype == DType::bf16)
             return std::make_unique<AdamOptimizer<bf16>>(model, options, arena, group);
@@ -165,4 +168,15 @@ std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& o
         throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
     }
     return std::make_unique<AdamOptimizer<float>>(model, options, arena, group);
+}
+
+std::string memory_by_formula(const Gpt& model, Optimizer& optimizer, const OptimizerOptions& options) {
+    const double gradient_bytes = options.grad_dtype == DType::bf16 ? 2 : 4;
+    const ZeroMemory memory =
+        zero_memory(model.layout(), sizeof(floatX), gradient_bytes, optimizer.masters() != nullptr ? 12 : 8);
+    auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
+    return formatted(
+        "  by ZeRO's formula: parameters %.2f + %.2f working, gradients %.2f + %.2f working, optimizer %.2f MiB",
+        mebibytes(memory.parameters), mebibytes(memory.working_parameters), mebibytes(memory.gradients),
+        mebibytes(memory.working_gradients), mebibytes(memory.optimizer));
 }

@@ -30,6 +30,12 @@ struct StepResult {
     float grad_norm;   // of all gradients together, before clipping
 };
 
+class Optimizer;
+
+// A line for people: what model, gradients and optimizer take on this rank by ZeRO's formula (llmc/parallel/zero.h), to
+// compare with the table of what is allocated.
+std::string memory_by_formula(const Gpt& model, Optimizer& optimizer, const OptimizerOptions& options);
+
 class Optimizer {
 public:
     // Moments are zero and masters equal the parameters, which must be initialised before. `group`: the ranks that

@@ -95,6 +95,7 @@ RunEnd Trainer::run() {
         if (due(options_.sample_every)) write_sample();
         if (due(options_.checkpoint_every)) save_checkpoint();
     }
+    parts_.optimizer.settle_parameters();   // for whoever reads them after the run
     if (step_ < max_steps_) {
         save_checkpoint();
         parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
@@ -109,6 +110,7 @@ RunEnd Trainer::run() {
 bool Trainer::stop_at_signal() {
     const int rank_asked = stop_asked();
     if (rank_asked < 0) return false;
+    parts_.optimizer.settle_parameters();
     save_checkpoint();
     const std::string what = rank_asked == rank() ? parts_.signals.received() : text("a signal to rank ", rank_asked);
     parts_.log.line("%s received: stopped after step %d of %d%s", what.c_str(), step_, max_steps_,

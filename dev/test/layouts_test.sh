@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# The program under data parallelism and ZeRO: losses of one process, cut and resumed character for character, a trace,
+# and what is refused.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+device=${DEVICE:-cpu}
+train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
+seq 1 8000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+# run RANKS NAME ARGUMENTS...
+run() {
+    local ranks=$1 name=$2
+    shift 2
+    scripts/launch.sh -n "$ranks" "$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+        --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 4 --val-every 2 \
+        --val-max-batches 5 --sample-every 4 --lr 1e-3 --output-dir "$work/$name" "$@" >>"$work/$name.log" 2>&1
+}
+without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$work/$1/metrics.jsonl"; }
+losses() { grep -oE '(val_)?loss":[0-9.e+-]+' "$work/$1/metrics.jsonl" | cut -d: -f2; }
+near() {   # NAME OTHER: losses within 5e-4, line by line
+    paste <(losses "$1") <(losses "$2") |
+        awk '{ d = $1 / $2 - 1; n++; if (NF != 2 || d > 5e-4 || d < -5e-4) bad = 1 } END { exit bad || n != 7 }'
+}
+
+run 1 alone
+verdict $? "one process: $(tail -n 3 "$work/alone.log")"
+run 2 two --zero 1
+verdict $? "two ranks, ZeRO-1: $(tail -n 3 "$work/two.log")"
+near two alone
+verdict $? "losses of two ranks: $(losses two | xargs) against $(losses alone | xargs)"
+run 3 three --zero 3 --dp 3 --trace "$work/trace.json"
+verdict $? "three ranks, ZeRO-3: $(tail -n 3 "$work/three.log")"
+near three alone
+verdict $? "losses of three ranks: $(losses three | xargs) against $(losses alone | xargs)"
+[ "$(grep -c 'ZeRO stage *| 3 ' "$work/three.log")" -eq 1 ] && grep -q 'gathered parameters' "$work/three.log"
+verdict $? "the tables of a ZeRO-3 run"
+
+# the trace: every rank with both streams, and traffic between them
+for part in '"traceEvents"' '"rank 0"' '"rank 2"' '"communication ' '"computation ' 'all-gather of' 'reduce-scatter of' '"ph":"X"'; do
+    grep -q "$part" "$work/trace.json"
+    verdict $? "trace without $part"
+done
+
+run 3 three-cut --zero 3 --dp 3 --stop-after 2
+verdict $? "stopped after 2 steps: $(tail -n 3 "$work/three-cut.log")"
+run 3 three-cut --zero 3 --dp 3 --resume
+verdict $? "resumed: $(tail -n 3 "$work/three-cut.log")"
+cmp -s <(without_times three) <(without_times three-cut)
+verdict $? "a resumed run of three ranks differs from the uncut one"
+
+refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
+    local name=$1 expected=$2 ranks=$3 status
+    shift 3
+    run "$ranks" "$name" "$@"
+    status=$?
+    [ "$status" -eq 64 ] && grep -qF -- "$expected" "$work/$name.log"
+    verdict $? "$name: exit $status, $(tail -n 3 "$work/$name.log")"
+}
+refused wrong-dp "--dp" 2 --dp 3
+refused odd-batch "--total-batch 320: expected a multiple of --micro-batch * --seq-len * data-parallel ranks" 2 --total-batch 320
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
