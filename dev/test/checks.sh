@@ -16,6 +16,7 @@ if [ "$length" = long ]; then
     check "every benchmark once" dev/test/bench_test.sh all
     check "all layouts cut and resumed, bf16" build/cpu-bf16/unit_test --no-skip -tc='layouts: the same*'
     check "all layouts cut and resumed, fp32" build/cpu-fp32/unit_test --no-skip -tc='layouts: the same*'
+    check "certificate, every kind of traffic damaged, bf16" build/cpu-bf16/unit_test --no-skip -tc='certificate: every kind*'
     check "certificate, every reduction damaged, fp32" build/cpu-fp32/unit_test --no-skip -tc='certificate: each single*'
     check "build, address and undefined-behaviour sanitizers" sanitized unit_test \
         build/cpu-bf16-sanitized/test_gpt build/cpu-bf16-sanitized/train_gpt build/cpu-sanitized/tokenize
