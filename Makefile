@@ -169,11 +169,18 @@ quickstart: ## train a small model on this machine's C and C++ headers: install,
 # ---------------------------------------------------------------------------------------------------------------------
 # Checks
 
-.PHONY: test test-long check-units check-clang cuda-compile gpu-check
+.PHONY: fuzz test test-long check-units check-clang cuda-compile gpu-check
 test: ## every check that fits in minutes; ends with "N passed, N failed"
 	@dev/test/run.sh short
 test-long: ## every claim of the project in full (about an hour)
 	@dev/test/run.sh long
+FUZZ_SECONDS ?= 60#     for each parser
+fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS each
+	@$(MAKE) --no-print-directory DEVICE=cpu CXX=clang++ VARIANT=-fuzz OPTIMIZE=-O1 LIB_DIRS="base data io" \
+	    EXTRA_FLAGS="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" build/cpu-fuzz/parsers_fuzz
+	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
+$(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
+	$(LINK) -fsanitize=fuzzer $^ -o $@ $(PCRE2)
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \

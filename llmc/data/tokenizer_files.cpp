@@ -17,7 +17,6 @@ namespace {
 constexpr std::size_t llmc_header_words = 256;
 constexpr std::size_t llmc_header_bytes = llmc_header_words * sizeof(std::int32_t);
 constexpr std::int32_t llmc_magic = 20240328, llmc_version = 2;
-constexpr std::uint32_t max_vocab = 1 << 24;   // far beyond any real one; a file that claims more is broken
 
 // Bytes that GPT-2 spells as themselves; the others get characters from U+0100 on, in their order.
 constexpr bool spelled_as_itself(unsigned byte) {
@@ -222,7 +221,7 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
         bool good = gap != std::string_view::npos && from_base64(line.substr(0, gap), bytes);
         if (good) {
             auto [end, problem] = std::from_chars(line.data() + gap + 1, line.data() + line.size(), id);
-            good = problem == std::errc() && end == line.data() + line.size() && id < max_vocab;
+            good = problem == std::errc() && end == line.data() + line.size() && id < content.size();
         }
         if (!good) {
             malformed_tokenizer(name, lines.offset(),

@@ -14,12 +14,14 @@ using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
-constexpr std::uint32_t max_vocab = 1 << 24;
-
 // Reads the parts of the file in turn; `fail` names the part, for offsets are lost once JSON is parsed.
 class HuggingFaceReader {
 public:
-    HuggingFaceReader(const Json& json, const std::string& name) : json_(json), name_(name) { data_.name = name; }
+    // Ids lie below `max_ids`, so that a broken one does not make a table of gigabytes.
+    HuggingFaceReader(const Json& json, const std::string& name, std::size_t max_ids)
+        : json_(json), name_(name), max_ids_(max_ids) {
+        data_.name = name;
+    }
 
     TokenizerData read() {
         if (json_.contains("normalizer") && !json_["normalizer"].is_null()) {
@@ -53,7 +55,7 @@ private:
     }
 
     std::uint32_t id_of(const Json& value, const std::string& where) const {
-        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_vocab) fail(where, "not a token id");
+        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_ids_) fail(where, "not a token id");
         return value.get<std::uint32_t>();
     }
 
@@ -164,6 +166,7 @@ private:
 
     const Json& json_;
     const std::string& name_;
+    std::size_t max_ids_;
     TokenizerData data_;
     std::unordered_map<std::string, std::uint32_t> ids_;
 };
@@ -197,7 +200,7 @@ std::vector<BpeMerge> merges_of(const TokenizerData& data) {
 TokenizerData parse_huggingface(std::string_view content, const std::string& name) {
     try {
         Json json = Json::parse(content);
-        return HuggingFaceReader(json, name).read();
+        return HuggingFaceReader(json, name, content.size()).read();   // a token takes bytes
     } catch (const Json::parse_error& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
     } catch (const Json::exception& problem) {
