@@ -44,6 +44,9 @@ same launch $?
 [ "$(grep -c "^step " "$work/launch.log")" -eq 5 ]
 verdict $? "one rank speaks: $(grep -c "^step " "$work/launch.log") lines of 5 steps"
 
+scripts/launch.sh -n $ranks "${run[@]}" --check-collectives --output-dir "$work/checked" >"$work/checked.log" 2>&1
+same checked $?
+
 # a folder with what an earlier run left there, as if it had been killed at different moments
 mkdir "$work/meeting"
 echo 0123456789abcdef >"$work/meeting/hello.1"
