@@ -1,7 +1,9 @@
 #include "llmc/host/exec_block.h"
 
 #include <sched.h>
+#include <time.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -27,6 +29,13 @@ unsigned next_up(std::uint32_t candidates, unsigned after) {
 unsigned next_down(std::uint32_t candidates, unsigned after) {
     std::uint32_t below = after >= 32 ? candidates : candidates & ((1u << after) - 1u);
     return 31u - static_cast<unsigned>(__builtin_clz(below ? below : candidates));
+}
+
+// Of the calling thread. Not the time of day: on a loaded machine that passes while nobody has had a chance to run.
+double processor_seconds() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 std::uint32_t low_bits(unsigned count) { return count >= 32 ? ~0u : (1u << count) - 1u; }
@@ -340,7 +349,7 @@ void Block::wait_until(bool (*ready)(void*), void* context, const char* what, Si
             fail(FaultKind::deadlock, text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
                                            ", which nothing will bring about", describe_waits()));
         }
-        if (!let_others_run()) sched_yield();
+        let_others_run();
     }
     something_happened();
 }
@@ -364,18 +373,18 @@ bool Block::let_others_run() {
     return true;
 }
 
-bool Block::spun_too_long() const {
-    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - spinning_since_;
-    return seconds.count() > checks().no_progress_seconds;
-}
+// At least a fifth of a second: another block, on another thread of the pool, may have to be waited for, and cores are shared.
+double Block::spin_limit() { return std::max(0.2, checks().no_progress_seconds); }
+
+bool Block::spun_too_long() const { return processor_seconds() - spinning_since_ > spin_limit(); }
 
 void Block::yield_poll() {
     polls_ = 0;
     if (plain_) leave_plain_loop();
-    if (!spinning_) spinning_ = true, spinning_since_ = std::chrono::steady_clock::now();
+    if (!spinning_) spinning_ = true, spinning_since_ = processor_seconds();
     if (spun_too_long()) {
         fail(FaultKind::deadlock, text("deadlock: spins on memory, and nothing else has happened in this block for ",
-                                       checks().no_progress_seconds, " s (blocks start in the order of their numbers: one "
+                                       spin_limit(), " s (blocks start in the order of their numbers: one "
                                        "can wait for an earlier one only)", describe_waits()));
     }
     if (!let_others_run()) sched_yield();   // it may be another block, on another core, that this thread waits for

@@ -13,10 +13,9 @@
 //
 // A thread that waits for memory to change must do so through atomics, fences, __ldcv or __nanosleep: they let other
 // threads of the block run now and then. Blocks start in the order of their numbers, as on a GPU; one that waits for a
-// later block waits until the time limit makes that a fault.
+// later block waits until the limit of processor time makes that a fault.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -212,6 +211,7 @@ private:
     void suspend();
     bool let_others_run();
     bool spun_too_long() const;
+    static double spin_limit();
     void yield_poll();
     void switch_to(unsigned thread);
     void leave_fiber_for(void* stack_pointer, StackBounds stack);
@@ -238,7 +238,7 @@ private:
     unsigned poller_ = nobody;      // who has polled last, and how often since others had a turn
     unsigned polls_ = 0;
     bool spinning_ = false;         // since spinning_since_ threads have polled, and nothing else has happened
-    std::chrono::steady_clock::time_point spinning_since_;
+    double spinning_since_ = 0;     // in this thread's processor time
     std::uint32_t warps_ready_ = 0;
     unsigned warp_count_ = 0;
     ThreadOrder order_ = ThreadOrder::ascending;
