@@ -8,6 +8,7 @@ check "unit tests of the model, fp32" build/cpu-fp32/unit_test
 check "whole model, bf16" build/cpu-bf16/test_gpt
 check "whole model, fp32" build/cpu-fp32/test_gpt
 if [ "$length" = long ]; then
+    check "every parser, fuzzed under sanitizers" make --no-print-directory -j"$jobs" fuzz FUZZ_SECONDS=20
     check "a rank lost at 20 places" dev/test/lost_rank_test.sh long
     check "124M against double precision, bf16" build/cpu-bf16/test_gpt --no-skip -tc='gpt: a 124M*'
     check "124M against double precision, fp32" build/cpu-fp32/test_gpt --no-skip -tc='gpt: a 124M*'
