@@ -90,6 +90,10 @@ void FiberStacks::reset() {
 
 void* FiberStacks::start(int index, void (*entry)()) const {
     StackBounds stack = bounds(index);
+#ifdef HOST_ADDRESS_SANITIZER
+    // the thread that had it before left from the middle of its kernel's caller, whose red zones are still there
+    __asan_unpoison_memory_region(stack.bottom, stack.bytes);
+#endif
     std::size_t stagger = 64 * (static_cast<std::size_t>(index) * 5 % 48);
     void** top = reinterpret_cast<void**>(stack.bottom + stack.bytes - stagger);
     *--top = nullptr;   // the return address of `entry`: there is none, and the stack is aligned as after a call
