@@ -38,6 +38,7 @@ void Block::fail(FaultKind kind, unsigned thread, std::string message) {
     fault_.kind = kind;
     fault_.thread = thread;
     fault_.address = nullptr;
+    std::string().swap(fault_.text);   // else `message` would get its memory, and is never destroyed: the fiber ends here
     fault_.text = std::move(message);
     leave_for_main();
 }
