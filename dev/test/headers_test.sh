@@ -50,7 +50,7 @@ done >"$work/toolkit"
 report "CPU sources see no header of the CUDA toolkit" "$work/toolkit"
 
 # ---- 3. CUDA objects see no stand-in
-mapfile -t cuda_dependencies < <(find build -path '*/cuda*' -name '*.d' 2>/dev/null)
+mapfile -t cuda_dependencies < <(find build -path 'build/cuda*/*' -name '*.d' 2>/dev/null)
 if [ ${#cuda_dependencies[@]} -gt 0 ]; then
     grep -l 'llmc/host/' "${cuda_dependencies[@]}" >"$work/standin"
     report "CUDA objects see no stand-in header" "$work/standin"
