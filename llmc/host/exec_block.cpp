@@ -346,8 +346,9 @@ void Block::wait_until(bool (*ready)(void*), void* context, const char* what, Si
         // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will; unless one
         // of them spins on something that another block may change, which is given time.
         if (++failed_polls_ > 2 * alive_ && (!spinning_ || spun_too_long())) {
-            fail(FaultKind::deadlock, text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
-                                           ", which nothing will bring about", describe_waits()));
+            std::string message = text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
+                                       ", which nothing will bring about", describe_waits());
+            fail(FaultKind::deadlock, std::move(message));   // no temporary of the text is left on a fiber that ends here
         }
         let_others_run();
     }
@@ -383,9 +384,10 @@ void Block::yield_poll() {
     if (plain_) leave_plain_loop();
     if (!spinning_) spinning_ = true, spinning_since_ = processor_seconds();
     if (spun_too_long()) {
-        fail(FaultKind::deadlock, text("deadlock: spins on memory, and nothing else has happened in this block for ",
-                                       spin_limit(), " s (blocks start in the order of their numbers: one "
-                                       "can wait for an earlier one only)", describe_waits()));
+        std::string message = text("deadlock: spins on memory, and nothing else has happened in this block for ",
+                                   spin_limit(), " s (blocks start in the order of their numbers: one "
+                                   "can wait for an earlier one only)", describe_waits());
+        fail(FaultKind::deadlock, std::move(message));
     }
     if (!let_others_run()) sched_yield();   // it may be another block, on another core, that this thread waits for
 }
