@@ -20,6 +20,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/exit_code.h"
 #include "llmc/base/log.h"
+#include "llmc/base/stream.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/io/checkpoint.h"
@@ -48,18 +49,6 @@ std::size_t device_bytes_taken() {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return total_bytes - free_bytes;
 }
-
-class Stream {
-public:
-    Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-    ~Stream() { cudaStreamDestroy(stream_); }
-    Stream(const Stream&) = delete;
-    Stream& operator=(const Stream&) = delete;
-    cudaStream_t get() const { return stream_; }
-
-private:
-    cudaStream_t stream_ = nullptr;
-};
 
 // The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
 std::string find_tokenizer_file(const Options& options) {
@@ -211,7 +200,7 @@ int train(Options options, World& world, const StopSignals& signals) {
                                                                : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
 
-    Stream stream;
+    OwnedStream stream;
     const std::size_t taken_before = device_bytes_taken();
     Arena arena;
     Gpt model(config, model_options(options, world), arena, stream.get());
