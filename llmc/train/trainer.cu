@@ -23,37 +23,6 @@ std::string duration(double seconds) {
 
 }   // namespace
 
-int steps_of_run(const Options& options, const TokenSet& train_tokens) {
-    if (options.max_steps > 0) return options.max_steps;
-    const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
-    const std::uint64_t steps = train_tokens.windows() / samples;
-    if (steps == 0) {
-        throw Error(ErrorKind::usage,
-                    text("one epoch of --train-data has ", train_tokens.windows(),
-                         " samples of --seq-len tokens, a step takes ", samples),
-                    "Lower --total-batch, or give --max-steps.");
-    }
-    if (static_cast<std::uint64_t>(options.warmup) > steps) {
-        throw Error(ErrorKind::usage,
-                    text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
-    }
-    return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
-}
-
-void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens) {
-    if (state.seed != options.seed) {
-        throw Error(ErrorKind::usage,
-                    text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
-                    "The order of samples follows from the seed: give the same one.");
-    }
-    if (state.windows != train_tokens.windows()) {
-        throw Error(ErrorKind::usage,
-                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
-                         options.seq_len, " has ", train_tokens.windows()),
-                    "Resume with the same data and sequence length.");
-    }
-}
-
 Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),

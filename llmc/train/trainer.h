@@ -94,10 +94,3 @@ private:
     double loss_z_ = 0, norm_z_ = 0;   // of the last step
     Timing timing_;
 };
-
-// How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
-// --warmup.
-int steps_of_run(const Options& options, const TokenSet& train_tokens);
-
-// Error(usage) where a run that is to be resumed had another seed or other data.
-void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens);

@@ -1,0 +1,50 @@
+#include "llmc/train/part_options.h"
+
+WorldOptions world_options(const Options& options) {
+    WorldOptions result;
+    result.startup = options.startup;
+    result.dp = options.dp;
+    result.control.silence_seconds = options.peer_timeout_s;
+    result.control.stall_seconds = options.stall_timeout_s;
+    result.check_collectives = options.check_collectives;
+    return result;
+}
+
+GptOptions model_options(const Options& options, const World& world) {
+    GptOptions result;
+    const bool shares = world.mesh().zero_ranks() > 1;   // one rank alone keeps everything
+    result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
+    result.B = options.micro_batch;
+    result.T = options.seq_len;
+    result.attention = options.attention;
+    result.recompute = options.recompute;
+    result.gelu_fusion = options.gelu_fusion;
+    result.matmul.allow_tf32 = options.tf32;
+    return result;
+}
+
+OptimizerOptions optimizer_options(const Options& o) {
+    OptimizerOptions result;
+    result.beta1 = o.beta1;
+    result.beta2 = o.beta2;
+    result.eps = o.eps;
+    result.weight_decay = o.weight_decay;
+    result.grad_clip = o.grad_clip;
+    result.master_weights = o.master_weights;
+    result.grad_dtype = o.grad_dtype;
+    result.seed = o.seed;
+    return result;
+}
+
+std::unique_ptr<Sampler> make_sampler(const Options& options, Gpt& model, Arena& arena,
+                                      const std::optional<Tokenizer>& tokenizer) {
+    if (options.sample_every == 0) return nullptr;
+    const SamplerOptions how{options.sample_tokens, options.temperature, options.seed};
+    return std::make_unique<Sampler>(model, arena, tokenizer, how);
+}
+
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Gpt& model, Arena& arena) {
+    if (!options.hellaswag) return nullptr;
+    return std::make_unique<Evaluation>(
+        model, arena, read_questions(real_files(), options.hellaswag_data, model.config().vocab_size));
+}

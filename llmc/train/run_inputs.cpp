@@ -1,0 +1,156 @@
+#include "llmc/train/run_inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "llmc/data/corpus_check.h"
+#include "llmc/io/checkpoint.h"
+
+namespace {
+
+// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
+std::string find_tokenizer_file(const Options& options) {
+    const std::vector<std::string> shards = glob_files(options.train_data);
+    if (shards.empty()) return "";
+    const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
+    return std::filesystem::exists(file) ? file.string() : std::string();
+}
+
+// The model that the options describe; `weights` where they name a file.
+ModelConfig choose_model(const Options& options, const WeightSource* weights,
+                         const std::optional<Tokenizer>& tokenizer) {
+    if (weights != nullptr) {
+        const std::int64_t own = weights->config().vocab_size;
+        if (options.vocab_size > 0 && options.vocab_size != own) {
+            throw Error(
+                ErrorKind::usage,
+                text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
+                "Leave --vocab-size out: the model says it.");
+        }
+        return weights->config();
+    }
+    const std::int64_t gpt2_vocabulary = 50257;
+    const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
+                               : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
+                                                      : gpt2_vocabulary;
+    if (options.layers > 0) {
+        return custom_model_config(options.layers, options.heads, options.channels, options.seq_len, vocab);
+    }
+    ModelConfig config = model_config(options.model);
+    config.vocab_size = vocab;
+    config.padded_vocab_size = padded_vocab(vocab);
+    check_model_config(config);
+    return config;
+}
+
+// Refuses data that was not made for this model. `resumed` is a checkpoint's folder, or empty.
+void check_data(const Options& options, const ModelConfig& config, const std::string& resumed, const Log& log) {
+    CorpusExpectation expected;
+    if (!options.overfit_single_batch) expected.data.push_back({"--train-data", options.train_data});
+    if (options.val_every > 0 || options.overfit_single_batch) {
+        expected.data.push_back({"--val-data", options.val_data});
+    }
+    expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
+    expected.model_folders = {options.layers > 0 ? "" : options.model, resumed};
+    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
+    if (!hashes) expected.max_hashed_bytes = 0;
+    const std::uint64_t not_hashed = check_corpora(real_files(), expected);
+    if (hashes && not_hashed > 0) {
+        log.line("%.1f GiB of shards were not hashed; `tokenize --verify FOLDER` does",
+                 static_cast<double>(not_hashed) / (1ull << 30));
+    }
+}
+
+// The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
+// going on, or starting afresh, would mix two runs up. For the first rank alone; it holds the folder's lock.
+std::string find_checkpoint(const Options& options, const Log& log) {
+    const std::string& folder = options.output_dir;
+    const std::vector<int> saved = list_checkpoints(real_files(), folder);
+    if (!options.resume && !saved.empty()) {
+        throw Error(ErrorKind::usage,
+                    text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
+                    "Continue it with --resume, or give another folder.");
+    }
+    for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
+        log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
+    }
+    std::vector<std::string> skipped;
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped);
+    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found && !saved.empty()) {
+        throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
+                    "Restore one from a copy, or start afresh in another folder.");
+    }
+    if (found) {
+        log.line("resuming from %s", found->path.c_str());
+    } else if (options.resume) {
+        log.line("nothing to resume in %s: starting afresh", folder.c_str());
+    }
+    return found ? found->path : "";
+}
+
+}   // namespace
+
+std::string RunInputs::origin() const {
+    return !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
+}
+
+RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log) {
+    const std::string tokenizer_file = find_tokenizer_file(options);
+    std::optional<Tokenizer> tokenizer;
+    if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
+    std::unique_ptr<WeightSource> weights;
+    if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(real_files(), options.model);
+    const ModelConfig config = choose_model(options, weights.get(), tokenizer);
+    std::unique_ptr<FolderLock> lock;
+    std::string checkpoint;
+    if (world.is_first() && !options.output_dir.empty()) {
+        lock = std::make_unique<FolderLock>(options.output_dir);
+        checkpoint = find_checkpoint(options, log);
+    }
+    checkpoint = world.from_first(checkpoint);
+    check_data(options, config, checkpoint, log);
+    auto open_tokens = [&](const char* flag, const std::string& pattern) {
+        signals.leave_if_received();   // every id is looked at, which can take a while
+        return TokenSet(real_files(), flag, pattern, options.seq_len, config.vocab_size);
+    };
+    std::optional<TokenSet> val_tokens;
+    if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
+    TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
+                                                         : open_tokens("--train-data", options.train_data);
+    const int max_steps = steps_of_run(options, train_tokens);
+    return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,   std::move(lock),
+            std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps};
+}
+
+int steps_of_run(const Options& options, const TokenSet& train_tokens) {
+    if (options.max_steps > 0) return options.max_steps;
+    const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
+    const std::uint64_t steps = train_tokens.windows() / samples;
+    if (steps == 0) {
+        throw Error(ErrorKind::usage,
+                    text("one epoch of --train-data has ", train_tokens.windows(),
+                         " samples of --seq-len tokens, a step takes ", samples),
+                    "Lower --total-batch, or give --max-steps.");
+    }
+    if (static_cast<std::uint64_t>(options.warmup) > steps) {
+        throw Error(ErrorKind::usage,
+                    text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
+    }
+    return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
+}
+
+void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens) {
+    if (state.seed != options.seed) {
+        throw Error(ErrorKind::usage,
+                    text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
+                    "The order of samples follows from the seed: give the same one.");
+    }
+    if (state.windows != train_tokens.windows()) {
+        throw Error(ErrorKind::usage,
+                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
+                         options.seq_len, " has ", train_tokens.windows()),
+                    "Resume with the same data and sequence length.");
+    }
+}

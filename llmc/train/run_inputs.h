@@ -1,0 +1,46 @@
+// What a run starts from, found and checked before anything is put on the device: the tokenizer beside the data, the
+// weights, the model, the checkpoint to continue from, the token files, the number of steps.
+//
+// What must hold: data, tokenizer and model belong together (llmc/data/corpus_check.h); a fresh run never begins in a
+// folder that holds another run's checkpoints; all ranks continue from the same checkpoint.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "llmc/base/log.h"
+#include "llmc/data/loader.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/io/folder_lock.h"
+#include "llmc/model/config.h"
+#include "llmc/model/weight_source.h"
+#include "llmc/parallel/world.h"
+#include "llmc/train/guard.h"
+#include "llmc/train/options.h"
+#include "llmc/train/training_state.h"
+
+struct RunInputs {
+    std::string tokenizer_file;              // empty: there is none beside the data
+    std::optional<Tokenizer> tokenizer;      // of that file
+    std::unique_ptr<WeightSource> weights;   // null: a random start
+    ModelConfig config;
+    std::unique_ptr<FolderLock> lock;   // of the output folder, on the first rank
+    std::string checkpoint;             // its folder; empty: a fresh start
+    std::optional<TokenSet> val_tokens;
+    TokenSet train_tokens;
+    int max_steps;   // of the whole run
+
+    const TokenSet* validation() const { return val_tokens ? &*val_tokens : nullptr; }
+    std::string origin() const;   // of the weights, in words
+};
+
+// Collective. Errors name the option and the file: usage, bad_data, io; resumable where a signal to stop has come.
+RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log);
+
+// How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
+// --warmup.
+int steps_of_run(const Options& options, const TokenSet& train_tokens);
+
+// Error(usage) where a run that is to be resumed had another seed or other data.
+void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens);
