@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Real NCCL with 2 and 4 ranks on one GPU: every collective against what each rank can compute for itself, then the same
-# losses as one process gives, within the tolerance of another order of additions.
+# Real NCCL with 2 and 4 ranks on one GPU: every collective against what each rank can compute for itself, the certificate
+# and the training loop of layouts (docs/correctness.md), then the same losses as one process gives, within the tolerance
+# of another order of additions.
 #
 # NCCL refuses two ranks on one GPU unless each has a host id of its own; it then talks over loopback sockets. Slow, but
 # the very calls that many GPUs make. Not run on a GPU yet.
@@ -11,6 +12,7 @@ if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     exit 69
 fi
 unit_test=$(realpath "${UNIT_TEST:-build/cuda/unit_test}") || exit 70
+model_test=$(realpath "${MODEL_TEST:-build/cuda-bf16/unit_test}") || exit 70
 train_gpt=$(realpath "${TRAIN_GPT:-build/cuda-bf16/train_gpt}") || exit 70
 tokenize=$(realpath "${TOKENIZE:-build/cuda/tokenize}") || exit 70
 work=$(mktemp -d)
@@ -34,6 +36,9 @@ verdict $? "one rank: $(tail -n 3 "$work/alone.log")"
 for ranks in 2 4; do
     timeout 120 scripts/launch.sh -n $ranks "${apart[@]}" "$unit_test" -tc='comm:*' >"$work/comm$ranks.log" 2>&1
     verdict $? "$ranks ranks, collectives: $(tail -n 20 "$work/comm$ranks.log")"
+    timeout 120 scripts/launch.sh -n $ranks "${apart[@]}" "$model_test" -tc='certificate: a sample*,layouts:*' \
+        >"$work/layouts$ranks.log" 2>&1
+    verdict $? "$ranks ranks, layouts: $(tail -n 20 "$work/layouts$ranks.log")"
     for zero in 0 1 2 3; do
         out=$work/r$ranks-z$zero
         timeout 120 scripts/launch.sh -n $ranks "${apart[@]}" "${run[@]}" --zero $zero --output-dir "$out" >"$out.log" 2>&1

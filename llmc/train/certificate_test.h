@@ -169,10 +169,10 @@ inline std::string difference(const Result& found, const Result& expected, const
     return story;
 }
 
-// Runs `body` on every rank of a layout.
-inline void on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
+// Runs `body` on every rank of a layout. False where it was passed over (on_ranks.h).
+inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
-    on_ranks(layout.dp, [&](TestRank& me) {
+    return on_ranks(layout.dp, [&](TestRank& me) {
         Communicator* group = me.world.group(MeshAxis::zero);
         Rank rank(layout, group ? group : me.world.all());
         body(rank, me);
