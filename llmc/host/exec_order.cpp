@@ -25,7 +25,8 @@ __thread WriteLog* active_log = nullptr;
 class Scratch {
 public:
     explicit Scratch(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
-        void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* memory =
+            mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         memory_ = static_cast<char*>(memory);
     }
@@ -48,46 +49,36 @@ public:
         std::size_t offset;   // of its copies in before() and after()
     };
 
-    explicit WriteLog(std::vector<Memory::Pages> regions)
-        : regions_(std::move(regions)), before_(total(regions_)), after_(total(regions_)) {
-        std::size_t most = 0;
-        for (const Memory::Pages& region : regions_) {
-            most += static_cast<std::size_t>(region.end - region.begin) / piece_bytes + 1;
-            mprotect(region.begin, static_cast<std::size_t>(region.end - region.begin), PROT_READ);
-        }
-        pieces_.reserve(most);   // the fault handler must not allocate
-        saved_.assign(most, false);
+    explicit WriteLog(const Memory& memory)
+        : runs_(memory.live_runs()), before_(collect(memory.live_pages())), after_(bytes_) {
+        protect(PROT_READ);
+        pieces_.reserve(saved_.size());   // the fault handler must not allocate
         active_log = this;
     }
     ~WriteLog() {
         active_log = nullptr;
-        for (const Memory::Pages& region : regions_) {
-            mprotect(region.begin, static_cast<std::size_t>(region.end - region.begin), PROT_READ | PROT_WRITE);
-        }
+        protect(PROT_READ | PROT_WRITE);
     }
     WriteLog(const WriteLog&) = delete;
     WriteLog& operator=(const WriteLog&) = delete;
 
     bool take(const void* address) {
-        const char* place = static_cast<const char*>(address);
-        std::size_t number = 0, offset = 0;
-        for (const Memory::Pages& region : regions_) {
-            std::size_t bytes = static_cast<std::size_t>(region.end - region.begin);
-            if (place >= region.begin && place < region.end) {
-                std::size_t start = static_cast<std::size_t>(place - region.begin) / piece_bytes * piece_bytes;
-                number += start / piece_bytes;
-                if (saved_[number]) return false;
-                Piece piece{region.begin + start, std::min(piece_bytes, bytes - start), offset + start};
-                std::memcpy(before_.data() + piece.offset, piece.memory, piece.bytes);
-                mprotect(piece.memory, piece.bytes, PROT_READ | PROT_WRITE);
-                saved_[number] = true;
-                pieces_.push_back(piece);
-                return true;
-            }
-            number += bytes / piece_bytes + 1;
-            offset += bytes;
-        }
-        return false;
+        char* const place = const_cast<char*>(static_cast<const char*>(address));
+        auto next = std::upper_bound(regions_.begin(), regions_.end(), place,
+                                     [](const char* at, const Region& region) { return at < region.begin; });
+        if (next == regions_.begin()) return false;
+        const Region& region = *std::prev(next);
+        if (place >= region.end) return false;
+        const auto start = static_cast<std::size_t>(place - region.begin) / piece_bytes * piece_bytes;
+        const std::size_t number = region.first_piece + start / piece_bytes;
+        if (saved_[number]) return false;
+        const auto rest = static_cast<std::size_t>(region.end - region.begin) - start;
+        Piece piece{region.begin + start, std::min(piece_bytes, rest), region.offset + start};
+        std::memcpy(before_.data() + piece.offset, piece.memory, piece.bytes);
+        mprotect(piece.memory, piece.bytes, PROT_READ | PROT_WRITE);
+        saved_[number] = true;
+        pieces_.push_back(piece);
+        return true;
     }
 
     // Keeps what the pieces hold now as the result to compare with.
@@ -98,7 +89,8 @@ public:
     void restore() {
         for (const Piece& piece : pieces_) std::memcpy(piece.memory, before_.data() + piece.offset, piece.bytes);
     }
-    // The first byte that is not as in the kept result; null if all are. Pieces written only since had to stay as they were.
+    // The first byte that is not as in the kept result; null if all are. Pieces written only since had to stay as they
+    // were.
     const char* first_difference() const {
         for (std::size_t i = 0; i < pieces_.size(); i++) {
             const Piece& piece = pieces_[i];
@@ -120,10 +112,25 @@ public:
     }
 
 private:
-    static std::size_t total(const std::vector<Memory::Pages>& regions) {
-        std::size_t bytes = 0;
-        for (const Memory::Pages& region : regions) bytes += static_cast<std::size_t>(region.end - region.begin);
-        return bytes;
+    // The pages of one allocation.
+    struct Region {
+        char *begin, *end;
+        std::size_t offset, first_piece;   // of all regions' bytes and pieces
+    };
+    std::size_t collect(const std::vector<Memory::Pages>& all) {
+        std::size_t pieces = 0;
+        for (const Memory::Pages& pages : all) {
+            regions_.push_back({pages.begin, pages.end, bytes_, pieces});
+            const auto bytes = static_cast<std::size_t>(pages.end - pages.begin);
+            bytes_ += bytes;
+            pieces += (bytes + piece_bytes - 1) / piece_bytes;
+        }
+        saved_.assign(pieces, false);
+        return bytes_;
+    }
+    void protect(int protection) const {
+        for (const Memory::Pages& run : runs_)
+            mprotect(run.begin, static_cast<std::size_t>(run.end - run.begin), protection);
     }
     static const char* mismatch(const Piece& piece, const char* expected) {
         if (std::memcmp(piece.memory, expected, piece.bytes) == 0) return nullptr;
@@ -136,10 +143,12 @@ private:
         });
     }
 
-    std::vector<Memory::Pages> regions_;
+    std::vector<Memory::Pages> runs_;
+    std::vector<Region> regions_;   // ascending
+    std::size_t bytes_ = 0;         // of all regions
+    std::vector<bool> saved_;
     Scratch before_, after_;
     std::vector<Piece> pieces_;
-    std::vector<bool> saved_;
     std::size_t kept_ = 0;
 };
 
@@ -162,17 +171,18 @@ bool is_new_to_order_check(const Grid& grid) {
 }
 
 GridFault run_grid_in_orders(const Grid& grid) {
-    WriteLog log(device().memory.live_pages());
+    WriteLog log(device().memory);
     RunOrder order;
     order.on_one_thread = true;
     GridFault fault = run_grid(grid, order);
     if (fault.error != cudaSuccess) return fault;
 
-    bool declares_writes = std::any_of(grid.accesses.begin(), grid.accesses.end(), [](const Access& a) { return a.write; });
+    bool declares_writes =
+        std::any_of(grid.accesses.begin(), grid.accesses.end(), [](const Access& a) { return a.write; });
     if (declares_writes) {
         if (const char* change = log.first_change_outside(grid.accesses)) {
-            return {cudaErrorLaunchFailure, text(describe_launch(grid), " writes memory that the launch does not declare: ",
-                                                 where(change))};
+            return {cudaErrorLaunchFailure,
+                    text(describe_launch(grid), " writes memory that the launch does not declare: ", where(change))};
         }
     }
 
@@ -190,12 +200,13 @@ GridFault run_grid_in_orders(const Grid& grid) {
     fault = run_grid(grid, order);
     if (fault.error != cudaSuccess) return fault;
     const char* between_threads = log.first_difference();
-    std::string cause = between_threads ? "the threads of a block run: a __syncthreads or __syncwarp is missing, or the order "
-                                          "of atomics matters"
-                                        : "blocks run: they depend on each other, or the order of atomics matters";
-    return {cudaErrorLaunchFailure, text(describe_launch(grid), " gives different results in ascending and in descending ",
-                                         "order, first at ", where(between_threads ? between_threads : difference),
-                                         ": it depends on the order in which ", cause)};
+    std::string cause = between_threads
+                            ? "the threads of a block run: a __syncthreads or __syncwarp is missing, or the order "
+                              "of atomics matters"
+                            : "blocks run: they depend on each other, or the order of atomics matters";
+    return {cudaErrorLaunchFailure,
+            text(describe_launch(grid), " gives different results in ascending and in descending ", "order, first at ",
+                 where(between_threads ? between_threads : difference), ": it depends on the order in which ", cause)};
 }
 
 }   // namespace host

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <new>
 
+#include "llmc/host/guard_pages.h"
+
 #if defined(__x86_64__)
 // %rdi: where to save the stack pointer; %rsi: the stack pointer to continue with. The return address of a suspended
 // fiber lies above its six saved registers.
@@ -37,10 +39,6 @@ host_fiber_switch:
 static constexpr int saved_words = 6;
 #else
 #error "llmc/host/fiber.cpp: write host_fiber_switch for this processor (only x86-64 is there)"
-#endif
-
-#ifndef MADV_GUARD_INSTALL
-#define MADV_GUARD_INSTALL 102   // Linux 6.13: a guard page that does not split the mapping
 #endif
 
 namespace host {
@@ -75,7 +73,7 @@ FiberStacks::~FiberStacks() {
 void FiberStacks::make_one() {
     char* guard = memory_ + span * made_;
     // Where the kernel allows no further mappings the guard is missing, and that stack's overflow goes unnamed.
-    if (madvise(guard, guard_bytes, MADV_GUARD_INSTALL) != 0) mprotect(guard, guard_bytes, PROT_NONE);
+    if (!install_guard_pages(guard, guard_bytes)) mprotect(guard, guard_bytes, PROT_NONE);
     free_.push_back(made_++);
 }
 

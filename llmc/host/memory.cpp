@@ -13,12 +13,15 @@
 #include "llmc/base/error.h"
 #include "llmc/host/checks.h"
 #include "llmc/host/device.h"
+#include "llmc/host/guard_pages.h"
 
 namespace host {
 namespace {
 
 constexpr std::size_t alignment_bytes = 256;
 constexpr std::size_t huge_page = 2u << 20;
+constexpr std::size_t most_run_gap = 256u
+                                     << 10;   // walking the guard pages of a longer one costs more than a system call
 constexpr std::size_t most_freed_remembered = 4096;
 constexpr unsigned char poison_byte = 0xFF;
 constexpr unsigned char canary_byte = 0xC5;
@@ -99,7 +102,8 @@ Memory::Memory() : bytes_total_(machine_memory()) {
     range_begin_ = address_of(range);
     range_end_ = range_begin_ + bytes;
     free_ranges_[range_begin_ + page_size()] = range_end_;   // the first page guards the first allocation from below
-    cursor_ = range_begin_;
+    guarded_begin_ = cursor_ = range_begin_ + round_up(bytes / 2, page_size());
+    guard_pages_ = install_guard_pages(range, page_size());
     std::lock_guard lock(registry().mutex);
     registry().memories.push_back(this);
 }
@@ -112,23 +116,22 @@ Memory::~Memory() {
     munmap(pointer_to(range_begin_), range_end_ - range_begin_);
 }
 
-// Finds `bytes` (whole pages) of addresses. Fresh ones are looked for behind the last ones taken, so that those given
-// back stay unused as long as possible; otherwise the lowest are taken, which keeps page tables small. 0 if none.
-std::uintptr_t Memory::take_addresses(std::size_t bytes, std::size_t alignment, bool fresh) {
+// Finds `bytes` (whole pages) of addresses. For guarded allocations fresh ones are looked for behind the last ones
+// taken, so that those given back stay unused as long as possible; else the lowest are taken, which keeps page tables
+// small. 0 if there are none.
+std::uintptr_t Memory::take_addresses(std::size_t bytes, std::size_t alignment, bool guarded) {
     auto fits = [&](std::uintptr_t begin, std::uintptr_t end) {
         std::uintptr_t start = round_up(begin, alignment);
         return start < end && end - start >= bytes ? start : 0;
     };
-    for (bool behind_cursor : {true, false}) {
-        if (behind_cursor && !fresh) continue;
-        for (auto& [begin, end] : free_ranges_) {
-            std::uintptr_t start = fits(behind_cursor ? std::max(begin, cursor_) : begin, end);
+    for (std::uintptr_t from : {guarded ? cursor_ : range_begin_, guarded ? guarded_begin_ : range_begin_}) {
+        for (auto [begin, end] : free_ranges_) {
+            std::uintptr_t start = fits(std::max(begin, from), end);
             if (!start) continue;
-            std::uintptr_t range_begin = begin, range_end = end;
-            free_ranges_.erase(range_begin);   // invalidates the references; the loop ends here
-            if (start > range_begin) free_ranges_[range_begin] = start;
-            if (start + bytes < range_end) free_ranges_[start + bytes] = range_end;
-            if (fresh) cursor_ = start + bytes;
+            free_ranges_.erase(begin);
+            if (start > begin) free_ranges_[begin] = start;
+            if (start + bytes < end) free_ranges_[start + bytes] = end;
+            if (guarded) cursor_ = start + bytes;
             return start;
         }
     }
@@ -166,6 +169,10 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     const std::uintptr_t map_begin = take_addresses(pages + page_size(), alignment, guarded);
     if (!map_begin) return nullptr;
     const std::uintptr_t map_end = map_begin + pages;
+    // A block or the guard page of one may have been here before.
+    if (guarded && guard_pages_)
+        guard_pages_ =
+            remove_guard_pages(pointer_to(map_begin), pages) && install_guard_pages(pointer_to(map_end), page_size());
     if (mprotect(pointer_to(map_begin), pages, PROT_READ | PROT_WRITE) != 0) {
         give_addresses(map_begin, map_end + page_size());
         return nullptr;
@@ -180,9 +187,9 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
         std::memset(pointer_to(begin + bytes), canary_byte, map_end - begin - bytes);
     }
     forget_freed(map_begin, map_end + page_size());
-    const Block& block = live_[begin] = Block{bytes, map_begin, map_end, guarded, "", file, line};
+    live_[begin] = Block{bytes, map_begin, map_end, guarded, "", file, line};
     bytes_used_ += pages;
-    if (guarded && !is_open()) protect(block, false);
+    if (guarded && !is_open()) mprotect(pointer_to(map_begin), pages, PROT_NONE);
     return pointer_to(begin);
 }
 
@@ -191,14 +198,21 @@ bool Memory::release(void* pointer) {
     auto found = live_.find(address_of(pointer));
     if (found == live_.end()) return false;
     const Block& block = found->second;
-    // Mapping anew gives the pages back and makes them inaccessible in one call.
-    mmap(pointer_to(block.map_begin), block.map_end - block.map_begin, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    give_back_pages(block);
     give_addresses(block.map_begin, block.map_end + page_size());
     bytes_used_ -= block.map_end - block.map_begin;
     if (freed_.size() >= most_freed_remembered) freed_.erase(freed_.begin());
     freed_.insert(live_.extract(found));
     return true;
+}
+
+// Makes the pages inaccessible for good, and the memory free.
+void Memory::give_back_pages(const Block& block) {
+    void* pages = pointer_to(block.map_begin);
+    const std::size_t bytes = block.map_end - block.map_begin;
+    if (block.guarded && guard_pages_) guard_pages_ = install_guard_pages(pages, bytes);
+    if (block.guarded && guard_pages_) return;
+    mmap(pages, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 void Memory::forget_freed(std::uintptr_t begin, std::uintptr_t end) {
@@ -229,12 +243,6 @@ std::size_t Memory::bytes_of(const void* begin) const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Protection
 
-void Memory::protect(const Block& block, bool accessible) const {
-    if (!block.guarded) return;
-    mprotect(pointer_to(block.map_begin), block.map_end - block.map_begin,
-             accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
-}
-
 std::vector<Memory::Pages> Memory::live_pages() const {
     std::lock_guard lock(mutex_);
     std::vector<Pages> result;
@@ -244,8 +252,31 @@ std::vector<Memory::Pages> Memory::live_pages() const {
     return result;
 }
 
+// Neighbours as one where only guard pages lie between them.
+std::vector<Memory::Pages> Memory::runs(bool only_guarded) const {
+    std::vector<Pages> result;
+    bool goes_on = false;   // may the last one be continued?
+    for (const auto& [begin, block] : live_) {
+        char* const pages = static_cast<char*>(pointer_to(block.map_begin));
+        char* const end = static_cast<char*>(pointer_to(block.map_end));
+        if (goes_on && block.guarded && static_cast<std::size_t>(pages - result.back().end) <= most_run_gap)
+            result.back().end = end;
+        else if (block.guarded || !only_guarded)
+            result.push_back({pages, end});
+        goes_on = block.guarded && guard_pages_;
+    }
+    return result;
+}
+
+std::vector<Memory::Pages> Memory::live_runs() const {
+    std::lock_guard lock(mutex_);
+    return runs(false);
+}
+
 void Memory::protect_all(bool accessible) const {
-    for (const auto& [begin, block] : live_) protect(block, accessible);
+    for (const Pages& run : runs(true))
+        mprotect(run.begin, static_cast<std::size_t>(run.end - run.begin),
+                 accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 void Memory::open() {

@@ -5,6 +5,9 @@
 //   - an allocation ends at an inaccessible page. CUDA promises 256-byte alignment, so up to 255 bytes lie between its
 //     last byte and that page; they, and the bytes before it on its first page, hold a pattern that is verified;
 //   - addresses are not reused until the range has been used up, so that a use after free faults and is named.
+// Opening and closing happens around every wait of the host, so it must cost few system calls: these allocations lie
+// side by side from the middle of the range on, and all that lies between them is guard pages that do not mind what is
+// done to the mapping around them. Where the kernel has no such pages, each allocation is opened and closed for itself.
 // With the poison check on, fresh memory is filled with 0xFF.
 #pragma once
 
@@ -42,11 +45,13 @@ public:
     bool is_live(const void* begin, std::size_t bytes) const;
     std::size_t bytes_of(const void* begin) const;   // of the allocation that begins there, else 0
 
-    // The pages of every live allocation, ascending.
     struct Pages {
         char *begin, *end;
     };
+    // The pages of every live allocation, ascending.
     std::vector<Pages> live_pages() const;
+    // The same in fewer pieces, which may have guard pages in them: for changing the protection of all.
+    std::vector<Pages> live_runs() const;
 
     // What lies at an address of this device, e.g. "4 bytes past the end of device memory 'gradients/wte' [...]".
     // Safe to call from a fault handler.
@@ -64,6 +69,9 @@ public:
     int open_count() const { return open_count_; }
     void restore_open_count(int count);
 
+    // From now on as where the kernel has no guard pages (for tests of that; nothing must have been allocated).
+    void do_without_guard_pages() { guard_pages_ = false; }
+
     std::size_t bytes_used() const { return bytes_used_; }
     std::size_t bytes_total() const { return bytes_total_; }
     void set_bytes_total(std::size_t bytes) { bytes_total_ = bytes; }
@@ -80,10 +88,11 @@ private:
     };
     using Blocks = std::map<std::uintptr_t, Block>;
 
-    std::uintptr_t take_addresses(std::size_t bytes, std::size_t alignment, bool fresh);
+    std::uintptr_t take_addresses(std::size_t bytes, std::size_t alignment, bool guarded);
     void give_addresses(std::uintptr_t begin, std::uintptr_t end);
     void forget_freed(std::uintptr_t begin, std::uintptr_t end);
-    void protect(const Block& block, bool accessible) const;
+    void give_back_pages(const Block& block);
+    std::vector<Pages> runs(bool only_guarded) const;
     void protect_all(bool accessible) const;
     static std::optional<std::string> damage_of(std::uintptr_t begin, const Block& block);
     static std::string text_of(std::uintptr_t begin, const Block& block, bool live);
@@ -91,7 +100,9 @@ private:
     mutable std::mutex mutex_;
     std::uintptr_t range_begin_ = 0;
     std::uintptr_t range_end_ = 0;
-    std::uintptr_t cursor_ = 0;                              // where the search for fresh addresses continues
+    std::uintptr_t guarded_begin_ = 0;                       // guarded allocations lie from here on
+    std::uintptr_t cursor_ = 0;                              // where the search for fresh addresses for them continues
+    bool guard_pages_ = false;                               // does the kernel have guard pages?
     std::map<std::uintptr_t, std::uintptr_t> free_ranges_;   // begin -> end
     Blocks live_;
     Blocks freed_;   // the latest ones, for messages

@@ -237,6 +237,40 @@ TEST_CASE("memory: an operation that uses freed memory faults by name") {
                    "cannot be freed: byte 0 of freed device memory 'scratch'"));
 }
 
+TEST_CASE(
+    "memory: what lies between allocations stays closed however often they are opened, with and without guard pages") {
+    for (bool guard_pages : {true, false}) {
+        TestDevice device;
+        if (!guard_pages) device->memory.do_without_guard_pages();
+        cudaStream_t stream = device.stream();
+        std::vector<char*> all;
+        for (std::size_t bytes : {4096, 100, 3 << 20, 8192, 40 << 10, 8192, 4096, 256})
+            all.push_back(device.allocate<char>(bytes));
+        // freed ones of which one is longer than what opening walks across, and two are neighbours
+        for (std::size_t freed : {2, 4, 5}) REQUIRE(cudaFree(all[freed]) == cudaSuccess);
+        for (int times = 0; times < 3; times++) {
+            for (std::size_t i : {0, 1, 3, 6, 7}) {
+                volatile char* block = all[i];
+                CHECK(on_device(stream, [&] { block[0] = 1; }) == cudaSuccess);
+                CHECK(contains(host::host_fault_of([&] { block[0] = 1; }), "byte 0 of device memory"));
+            }
+            for (auto [pointer, offset, place] : {std::tuple(all[0], 4096L, "0 bytes past the end of device memory"),
+                                                  {all[1], -256L * 15 - 1, "4095 bytes past the end of device memory"},
+                                                  {all[2], 2L << 20, "byte 2097152 of freed device memory"},
+                                                  {all[3], 8192L, "0 bytes past the end of device memory"},
+                                                  {all[4], 5L, "byte 5 of freed device memory"},
+                                                  {all[5], 8191L, "byte 8191 of freed device memory"},
+                                                  {all[7], 256L, "0 bytes past the end of device memory"}}) {
+                volatile char* address = pointer + offset;
+                INFO(std::string(place));
+                CHECK(on_device(stream, [&] { (void)*address; }) == cudaErrorIllegalAddress);
+                CHECK(contains(host::take_fault(), place));
+                CHECK_FALSE(host::host_fault_of([&] { *address = 1; }).empty());
+            }
+        }
+    }
+}
+
 TEST_CASE("memory: freeing what is not the beginning of an allocation is refused") {
     TestDevice device;
     char* pointer = device.allocate<char>(100);
