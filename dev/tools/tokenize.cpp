@@ -277,7 +277,11 @@ void measure(const Options& options) {
         }
     }
     const double seconds = std::max(processor_seconds() - start, 1e-9);
-    std::cout << static_cast<double>(reader.bytes_read()) * 1e-6 / seconds << " MB/s, " << tokens << " tokens\n";
+    const PieceCounts counts = encoder.counts();
+    const double found =
+        1 - static_cast<double>(counts.merged) / static_cast<double>(std::max<std::uint64_t>(counts.pieces, 1));
+    std::cout << static_cast<double>(reader.bytes_read()) * 1e-6 / seconds << " MB/s, " << tokens << " tokens, "
+              << counts.pieces << " pieces, " << 100 * found << "% of them met before\n";
 }
 
 void prepare(const Options& options) {

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
+
+#include "llmc/base/check.h"
 
 namespace {
-
-std::uint64_t hash_pair(std::uint64_t pair) { return pair * 0x9e3779b97f4a7c15ull; }
 
 std::uint64_t hash_bytes(std::string_view bytes) {
     std::uint64_t hash = bytes.size() * 0x9e3779b97f4a7c15ull;
@@ -52,6 +53,21 @@ std::uint32_t find_token(const std::vector<std::string>& tokens, const std::vect
 
 }   // namespace
 
+template <class Key>
+void PairRanks<Key>::reserve(std::size_t pairs) {
+    const int bits = slot_bits(pairs);
+    slots_.assign(std::size_t{1} << bits, {});
+    shift_ = 64 - bits;
+}
+
+template <class Key>
+void PairRanks<Key>::add(std::uint32_t left, std::uint32_t right, std::uint32_t rank) {
+    const Key key = key_of(left, right);
+    std::size_t at = slot_of(key);
+    while (slots_[at].key != key && slots_[at].rank != none) at = (at + 1) & (slots_.size() - 1);
+    if (slots_[at].rank == none) slots_[at] = {key, rank};
+}
+
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
     int bits = slot_bits(tokens.size());
     std::vector<std::uint32_t> slots = index_tokens(tokens, bits, nullptr);
@@ -78,30 +94,32 @@ BpeModel::BpeModel(const std::vector<std::string>& tokens, const std::vector<std
         char c = static_cast<char>(byte);
         byte_ids_[byte] = find({&c, 1});
     }
-    int pair_bits = slot_bits(merges.size());
-    pair_shift_ = 64 - pair_bits;
-    pairs_.resize(std::size_t{1} << pair_bits);
-    for (const BpeMerge& merge : merges) {
-        std::uint64_t pair = static_cast<std::uint64_t>(merge.left) << 32 | merge.right;
-        std::size_t slot = hash_pair(pair) >> pair_shift_;
-        while (pairs_[slot].pair != no_merge && pairs_[slot].pair != pair) slot = (slot + 1) & (pairs_.size() - 1);
-        if (pairs_[slot].pair == pair) continue;   // a pair that is listed twice counts once
-        pairs_[slot] = {pair, static_cast<std::uint64_t>(merge.priority) << 32 | merge.result};
+    index_merges(merges);
+    byte_ranks_.resize(0x10000);
+    for (std::size_t i = 0; i < byte_ranks_.size(); i++)
+        byte_ranks_[i] = rank_of(byte_ids_[i >> 8], byte_ids_[i & 255]);
+}
+
+void BpeModel::index_merges(const std::vector<BpeMerge>& merges) {
+    std::vector<std::uint32_t> order(merges.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::uint32_t a, std::uint32_t b) { return merges[a].priority < merges[b].priority; });
+    narrow_ = tokens_.size() <= std::size_t{1} << PairRanks<std::uint32_t>::id_bits;
+    narrow_ ? narrow_ranks_.reserve(merges.size()) : wide_ranks_.reserve(merges.size());
+    const BpeMerge* previous = nullptr;
+    for (std::uint32_t i : order) {
+        const BpeMerge& merge = merges[i];
+        if (previous == nullptr || merge.priority != previous->priority) results_.push_back(merge.result);
+        ENSURE(results_.back() == merge.result, "merges of priority ", merge.priority, " make different tokens");
+        const std::uint32_t rank = static_cast<std::uint32_t>(results_.size() - 1);
+        narrow_ ? narrow_ranks_.add(merge.left, merge.right, rank) : wide_ranks_.add(merge.left, merge.right, rank);
+        previous = &merge;
     }
 }
 
 std::uint32_t BpeModel::find(std::string_view bytes) const {
     return find_token(tokens_, token_slots_, 64 - token_shift_, bytes);
-}
-
-std::uint64_t BpeModel::merge_of(std::uint32_t left, std::uint32_t right) const {
-    std::uint64_t pair = static_cast<std::uint64_t>(left) << 32 | right;
-    std::size_t slot = hash_pair(pair) >> pair_shift_;
-    while (pairs_[slot].pair != pair) {
-        if (pairs_[slot].pair == no_merge) return no_merge;
-        slot = (slot + 1) & (pairs_.size() - 1);
-    }
-    return pairs_[slot].merge;
 }
 
 void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const {
@@ -121,23 +139,23 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
 
 // All in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
 void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& out) const {
-    std::uint32_t ids[short_piece];
-    std::uint64_t merges[short_piece];
+    std::uint32_t ids[short_piece], ranks[short_piece];
     std::size_t count = piece.size();
-    for (std::size_t i = 0; i < count; i++) ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
-    for (std::size_t i = 0; i + 1 < count; i++) merges[i] = merge_of(ids[i], ids[i + 1]);
+    auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
+    for (std::size_t i = 0; i < count; i++) ids[i] = byte_ids_[byte(i)];
+    for (std::size_t i = 0; i + 1 < count; i++) ranks[i] = byte_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)];
     while (count > 1) {
         std::size_t best = 0;
         for (std::size_t i = 1; i + 1 < count; i++) {
-            if (merges[i] < merges[best]) best = i;   // the leftmost of equals, for the comparison is strict
+            if (ranks[i] < ranks[best]) best = i;   // the leftmost of equals, for the comparison is strict
         }
-        if (merges[best] == no_merge) break;
-        ids[best] = static_cast<std::uint32_t>(merges[best]);
+        if (ranks[best] == no_merge) break;
+        ids[best] = results_[ranks[best]];
         count--;
         for (std::size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
-        for (std::size_t i = best + 1; i + 1 < count; i++) merges[i] = merges[i + 1];
-        if (best + 1 < count) merges[best] = merge_of(ids[best], ids[best + 1]);
-        if (best > 0) merges[best - 1] = merge_of(ids[best - 1], ids[best]);
+        for (std::size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1];
+        if (best + 1 < count) ranks[best] = rank_of(ids[best], ids[best + 1]);
+        if (best > 0) ranks[best - 1] = rank_of(ids[best - 1], ids[best]);
     }
     out.insert(out.end(), ids, ids + count);
 }
@@ -150,17 +168,17 @@ void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::
     s.ids.resize(count);
     s.next.resize(count);
     s.previous.resize(count);
-    s.pairs.assign(count, no_merge);   // the merge of a part with its right neighbour
+    s.ranks.assign(count, no_merge);   // of the merge of a part with its right neighbour
     s.heap.clear();
     for (std::uint32_t i = 0; i < count; i++) {
         s.ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
         s.next[i] = i + 1;
         s.previous[i] = i - 1;   // of the first: gone
     }
-    auto heap_entry = [&](std::uint32_t i) { return (s.pairs[i] >> 32) << 32 | i; };
+    auto heap_entry = [&](std::uint32_t i) { return std::uint64_t{s.ranks[i]} << 32 | i; };
     auto update = [&](std::uint32_t i, bool push) {
-        s.pairs[i] = s.next[i] < count ? merge_of(s.ids[i], s.ids[s.next[i]]) : no_merge;
-        if (s.pairs[i] == no_merge) return;
+        s.ranks[i] = s.next[i] < count ? rank_of(s.ids[i], s.ids[s.next[i]]) : no_merge;
+        if (s.ranks[i] == no_merge) return;
         s.heap.push_back(heap_entry(i));
         if (push) std::push_heap(s.heap.begin(), s.heap.end(), std::greater<>());
     };
@@ -171,9 +189,9 @@ void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::
         std::uint64_t entry = s.heap.back();
         s.heap.pop_back();
         std::uint32_t i = static_cast<std::uint32_t>(entry);
-        if (s.ids[i] == gone || s.pairs[i] == no_merge || heap_entry(i) != entry) continue;
+        if (s.ids[i] == gone || s.ranks[i] == no_merge || heap_entry(i) != entry) continue;
         std::uint32_t right = s.next[i];
-        s.ids[i] = static_cast<std::uint32_t>(s.pairs[i]);
+        s.ids[i] = results_[s.ranks[i]];
         s.ids[right] = gone;
         s.next[i] = s.next[right];
         if (s.next[i] < count) s.previous[s.next[i]] = i;

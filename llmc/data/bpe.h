@@ -14,13 +14,40 @@
 
 struct BpeMerge {
     std::uint32_t left, right, result;
-    std::uint32_t priority;   // lower joins earlier
+    std::uint32_t priority;   // lower joins earlier; merges of the same priority have the same result
 };
 
 // Every two tokens whose concatenation is a token, by tiktoken's rule: the priority is the id of the result.
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens);
 
-// A map from pairs of ids to merges, or from byte strings to ids: open addressing, never more than half full.
+// The rank of a pair of ids: its place among the distinct priorities. Open addressing, never more than half full. Keys
+// of 32 bits serve ids below 65536: half the memory, so that more of it stays in a core's own cache.
+template <class Key>
+class PairRanks {
+public:
+    static constexpr std::uint32_t none = 0xffffffff;
+    static constexpr int id_bits = 4 * sizeof(Key);
+
+    void reserve(std::size_t pairs);
+    void add(std::uint32_t left, std::uint32_t right, std::uint32_t rank);   // the first of equal pairs counts
+    std::uint32_t find(std::uint32_t left, std::uint32_t right) const {
+        const Key key = key_of(left, right);
+        std::size_t at = slot_of(key);
+        while (slots_[at].key != key && slots_[at].rank != none) at = (at + 1) & (slots_.size() - 1);
+        return slots_[at].rank;
+    }
+
+private:
+    struct Slot {
+        Key key = 0;
+        std::uint32_t rank = none;   // none: an empty slot
+    };
+    static Key key_of(std::uint32_t left, std::uint32_t right) { return static_cast<Key>(left) << id_bits | right; }
+    std::size_t slot_of(Key key) const { return key * 0x9e3779b97f4a7c15ull >> shift_; }
+    std::vector<Slot> slots_;
+    int shift_ = 0;
+};
+
 class BpeModel {
 public:
     // `tokens` must outlive the model. byte_ids[b] is the token of byte b alone. With whole_piece_first a piece that is
@@ -32,7 +59,8 @@ public:
     // Working memory of one thread, reused from piece to piece.
     struct Scratch {
         std::vector<std::uint32_t> ids, next, previous;
-        std::vector<std::uint64_t> heap, pairs;
+        std::vector<std::uint32_t> ranks;
+        std::vector<std::uint64_t> heap;
     };
 
     // Appends the ids of a piece. Takes n log n time at most.
@@ -42,21 +70,25 @@ public:
     std::uint32_t find(std::string_view bytes) const;   // the id of a token, or no_token
 
 private:
-    static constexpr std::uint64_t no_merge = ~0ull;
+    static constexpr std::uint32_t no_merge = 0xffffffff;
     static constexpr std::size_t short_piece = 48;   // up to here a linear search beats a heap
 
-    struct PairSlot {
-        std::uint64_t pair = no_merge;
-        std::uint64_t merge = no_merge;   // priority << 32 | result, so that comparing merges compares priorities
-    };
-    std::uint64_t merge_of(std::uint32_t left, std::uint32_t right) const;
+    // The rank of two tokens' merge, or no_merge; lower joins earlier.
+    std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
+        return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
+    }
+    void index_merges(const std::vector<BpeMerge>& merges);
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
     const std::vector<std::string>& tokens_;
     bool whole_piece_first_;
     std::uint32_t byte_ids_[256];
-    std::vector<PairSlot> pairs_;
+    std::vector<std::uint32_t> byte_ranks_;   // of two bytes' tokens, by left byte << 8 | right byte
+    std::vector<std::uint32_t> results_;      // the token a merge makes, by rank
+    bool narrow_ = false;
+    PairRanks<std::uint32_t> narrow_ranks_;
+    PairRanks<std::uint64_t> wide_ranks_;
     std::vector<std::uint32_t> token_slots_;
-    int pair_shift_ = 0, token_shift_ = 0;
+    int token_shift_ = 0;
 };

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "llmc/data/bpe.h"
+#include "llmc/data/tokenizer_pieces.h"
 #include "llmc/data/tokenizer_split.h"
 
 // What the file formats read and write.
@@ -109,6 +110,9 @@ public:
 
     // Appends the ids of a document of less than 4 GiB (or of a part that ends at a safe cut).
     void encode(std::string_view document, std::vector<std::uint32_t>& ids);
+
+    // Of all pieces so far.
+    PieceCounts counts() const;
 
 private:
     struct State;

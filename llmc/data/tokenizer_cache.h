@@ -2,86 +2,113 @@
 //
 // Two tables of fixed size, indexed by a hash, where a new entry replaces an old one: what they hold never changes a
 // result, only the time it takes. Short pieces of few tokens sit two to a cache line; longer ones in a second table.
+// Ids are held in 16 bits where the vocabulary allows it, so that twice as many fit an entry.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string_view>
 
-// The bytes of a short piece as two words, zeros behind them.
+// The bytes of a short piece, zeros behind them, and its length in the last byte: two words that say all.
 struct ShortKey {
     std::uint64_t low, high;
-    std::uint32_t length;
 
-    static constexpr std::uint32_t max_length = 16;
+    static constexpr std::uint32_t max_length = 15;
+    static constexpr std::uint32_t load_bytes = 16;
 
-    // Reads 16 bytes at `at` whatever the length: they must be readable.
+    // Reads 16 bytes at `at` whatever the length (1 to 15): they must be readable.
     static ShortKey load(const char* at, std::uint32_t length) {
         ShortKey key;
         std::memcpy(&key.low, at, 8);
         std::memcpy(&key.high, at + 8, 8);
-        key.low &= mask(length);
-        key.high &= length > 8 ? mask(length - 8) : 0;
-        key.length = length;
+        key.low &= length >= 8 ? ~0ull : (1ull << (8 * length)) - 1;
+        key.high &= length > 8 ? (1ull << (8 * (length - 8))) - 1 : 0;
+        key.high |= std::uint64_t{length} << 56;
         return key;
     }
     static ShortKey load_exactly(const char* at, std::uint32_t length) {
-        char padded[max_length] = {};
+        char padded[load_bytes] = {};
         std::memcpy(padded, at, length);
         return load(padded, length);
     }
+    static ShortKey none() { return {0, 1}; }   // no piece has it, and no empty slot
+    // One wide multiplication, both halves of the product folded.
     std::uint64_t hash() const {
-        std::uint64_t mixed = (low ^ length) * 0x9e3779b97f4a7c15ull;
-        return (mixed ^ mixed >> 32 ^ high * 0xff51afd7ed558ccdull) * 0xc4ceb9fe1a85ec53ull;
+        __extension__ using Wide = unsigned __int128;
+        Wide product = static_cast<Wide>(low ^ 0x9e3779b97f4a7c15ull) * (high ^ 0xff51afd7ed558ccdull);
+        return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
     }
-
-private:
-    static std::uint64_t mask(std::uint32_t bytes) { return bytes >= 8 ? ~0ull : (1ull << (8 * bytes)) - 1; }
+    bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
 };
 
+// An array of zeros on large pages where the system has them: a random access then seldom misses the address cache.
+template <class T>
+class ZeroedTable {
+public:
+    explicit ZeroedTable(std::size_t count) : entries_(allocate(count * sizeof(T))) {}
+    T& operator[](std::size_t i) const { return entries_.get()[i]; }
+
+private:
+    static constexpr std::size_t large_page = 2 << 20;
+    struct Free {
+        void operator()(T* at) const { std::free(at); }
+    };
+    static T* allocate(std::size_t bytes) {
+        void* memory = std::aligned_alloc(large_page, (bytes + large_page - 1) / large_page * large_page);
+        if (memory == nullptr) throw std::bad_alloc();
+        ::madvise(memory, bytes, MADV_HUGEPAGE);   // a wish; refused, all works the same
+        std::memset(memory, 0, bytes);
+        return static_cast<T*>(memory);
+    }
+    std::unique_ptr<T, Free> entries_;
+};
+
+template <class Id>
 class PieceCache {
 public:
     struct Short {
-        static constexpr std::uint32_t max_ids = 3;
-        std::uint64_t low, high;
-        std::uint32_t ids[max_ids];
-        std::uint16_t length;   // 0: an empty slot
+        static constexpr std::uint32_t max_ids = 14 / sizeof(Id);   // 7 or 3
+        static constexpr std::uint16_t in_long = 0xffff;            // as count: too many ids, look in the other table
+        ShortKey key;                                               // length 0: an empty slot
+        Id ids[max_ids];
         std::uint16_t count;
     };
     static_assert(sizeof(Short) == 32);
 
     struct Long {
-        static constexpr std::uint32_t max_ids = 15, max_length = 64;
-        std::uint32_t ids[max_ids];
+        static constexpr std::uint32_t max_ids = 60 / sizeof(Id), max_length = 64;
+        Id ids[max_ids];
         std::uint16_t length;   // 0: an empty slot
         std::uint16_t count;
         char bytes[max_length];
     };
     static_assert(sizeof(Long) == 128);
 
-    PieceCache() : short_(new Pair[short_pairs]()), long_(new Long[long_slots]()) {}
-
     static std::size_t short_slot(const ShortKey& key) { return key.hash() >> (64 - short_bits); }
-    void prefetch(std::size_t slot) const { __builtin_prefetch(&short_[slot]); }
+    void prefetch_short(std::size_t slot) const { __builtin_prefetch(&short_[slot]); }
 
     const Short* find(std::size_t slot, const ShortKey& key) const {
         const Pair& pair = short_[slot];
-        for (const Short& entry : pair.entries) {
-            if (entry.low == key.low && entry.high == key.high && entry.length == key.length) return &entry;
-        }
-        return nullptr;
+        bool second = pair.entries[1].key == key;   // chosen without a branch: which one it is, nobody can predict
+        const Short& entry = pair.entries[second];
+        return entry.key == key ? &entry : nullptr;
     }
+    // The first of a pair stays for long and the second changes, so that words met once do not drive out common ones.
     void remember(std::size_t slot, const ShortKey& key, const std::uint32_t* ids, std::size_t count) {
         Pair& pair = short_[slot];
-        pair.entries[1] = pair.entries[0];
-        Short& entry = pair.entries[0];
-        entry.low = key.low;
-        entry.high = key.high;
-        entry.length = static_cast<std::uint16_t>(key.length);
-        entry.count = static_cast<std::uint16_t>(count);
-        std::memcpy(entry.ids, ids, count * sizeof *ids);
+        bool first_is_free = pair.entries[0].key.high == 0;
+        if (!first_is_free && ++replaced_ % promote_every == 0) pair.entries[0] = pair.entries[1];
+        Short& entry = pair.entries[first_is_free ? 0 : 1];
+        entry.key = key;
+        entry.count = count <= Short::max_ids ? static_cast<std::uint16_t>(count) : Short::in_long;
+        if (entry.count == Short::in_long) return;
+        for (std::size_t i = 0; i < count; i++) entry.ids[i] = static_cast<Id>(ids[i]);
     }
 
     static std::size_t long_slot(std::string_view piece) {
@@ -94,6 +121,7 @@ public:
         }
         return hash * 0xc4ceb9fe1a85ec53ull >> (64 - long_bits);
     }
+    void prefetch_long(std::size_t slot) const { __builtin_prefetch(&long_[slot]); }
     const Long* find(std::size_t slot, std::string_view piece) const {
         const Long& entry = long_[slot];
         bool same = entry.length == piece.size() && std::memcmp(entry.bytes, piece.data(), piece.size()) == 0;
@@ -104,15 +132,16 @@ public:
         entry.length = static_cast<std::uint16_t>(piece.size());
         entry.count = static_cast<std::uint16_t>(count);
         std::memcpy(entry.bytes, piece.data(), piece.size());
-        std::memcpy(entry.ids, ids, count * sizeof *ids);
+        for (std::size_t i = 0; i < count; i++) entry.ids[i] = static_cast<Id>(ids[i]);
     }
 
 private:
     static constexpr int short_bits = 17, long_bits = 14;   // 8 and 2 MiB: beyond a core's own cache, but fetched ahead
-    static constexpr std::size_t short_pairs = std::size_t{1} << short_bits, long_slots = std::size_t{1} << long_bits;
+    static constexpr unsigned promote_every = 8;
     struct alignas(64) Pair {
         Short entries[2];
     };
-    std::unique_ptr<Pair[]> short_;
-    std::unique_ptr<Long[]> long_;
+    ZeroedTable<Pair> short_{std::size_t{1} << short_bits};
+    ZeroedTable<Long> long_{std::size_t{1} << long_bits};
+    unsigned replaced_ = 0;
 };

@@ -1,16 +1,15 @@
-// Encoder: special tokens, bytes that are not UTF-8, and the fast path over pieces.
+// Encoder: special tokens and bytes that are not UTF-8; the rest is done by tokenizer_pieces.h.
 
 #include <algorithm>
 #include <optional>
 
 #include "llmc/base/error.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/data/tokenizer_cache.h"
+#include "llmc/data/tokenizer_pieces.h"
 #include "llmc/data/tokenizer_unicode.h"
 
 namespace {
 
-constexpr std::size_t batch_pieces = 256;
 constexpr std::size_t max_text_bytes = 0xffffff00u;   // offsets within a text are 32 bits
 
 using Ids = std::vector<std::uint32_t>;
@@ -41,7 +40,11 @@ std::string replace_invalid(std::string_view text) {
 
 struct Encoder::State {
     State(const Tokenizer& t, EncodeOptions o)
-        : tokenizer(t), options(o), model(t.model()), splitter(make_splitter(t.data().pattern)) {
+        : tokenizer(t),
+          options(o),
+          model(t.model()),
+          splitter(make_splitter(t.data().pattern)),
+          pieces(make_piece_encoder(model, t.data().pattern, t.vocab_size())) {
         const TokenizerData& data = t.data();
         for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
             if (data.is_special[id] && !data.tokens[id].empty()) special_ids.push_back(id);
@@ -55,8 +58,6 @@ struct Encoder::State {
     void encode_ordinary(std::string_view text, Ids& ids);
     void encode_around_invalid(std::string_view text, Ids& ids);
     void encode_valid(std::string_view text, Ids& ids);
-    void encode_batch(std::string_view text, const std::uint32_t* ends, std::size_t count, Ids& ids);
-    void encode_unknown(std::string_view piece, std::size_t i, std::size_t left, Ids& ids);
     void encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids);
     std::size_t last_piece_ids(std::string_view text);
     std::optional<std::uint32_t> next_special(std::string_view text, std::size_t& at) const;
@@ -68,14 +69,8 @@ struct Encoder::State {
     std::vector<std::uint32_t> special_ids;
     std::uint32_t byte_ids[256];
     BpeModel::Scratch scratch;
-    PieceCache cache;
-
-    // one batch of pieces
-    std::uint32_t piece_begin = 0;   // of the next piece
-    ShortKey keys[batch_pieces];
-    std::size_t slots[batch_pieces];
-    Ids missed;             // ids of a piece that was not in the cache
-    std::size_t used = 0;   // ids written so far
+    std::unique_ptr<PieceEncoder> pieces;
+    Ids last_piece;
 };
 
 Encoder::Encoder(const Tokenizer& tokenizer, EncodeOptions options) {
@@ -87,6 +82,8 @@ Encoder::Encoder(const Tokenizer& tokenizer, EncodeOptions options) {
 }
 Encoder::~Encoder() = default;
 Encoder::Encoder(Encoder&&) noexcept = default;
+
+PieceCounts Encoder::counts() const { return state_->pieces->counts(); }
 
 void Encoder::encode(std::string_view document, Ids& ids) {
     if (state_->options.special == SpecialText::ordinary) {
@@ -180,15 +177,15 @@ void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t val
 
 // How many ids the last piece of a text has.
 std::size_t Encoder::State::last_piece_ids(std::string_view text) {
-    std::uint32_t ends[batch_pieces], begin = 0, last_end = 0;
+    std::uint32_t ends[split_capacity], begin = 0, last_end = 0;
     splitter->begin(text);
-    while (std::size_t count = splitter->next(ends, batch_pieces)) {
+    while (std::size_t count = splitter->next(ends, split_capacity)) {
         begin = count > 1 ? ends[count - 2] : last_end;
         last_end = ends[count - 1];
     }
-    missed.clear();
-    if (last_end > begin) model.encode(text.substr(begin, last_end - begin), scratch, missed);
-    return missed.size();
+    last_piece.clear();
+    if (last_end > begin) model.encode(text.substr(begin, last_end - begin), scratch, last_piece);
+    return last_piece.size();
 }
 
 void Encoder::State::encode_valid(std::string_view text, Ids& ids) {
@@ -198,73 +195,5 @@ void Encoder::State::encode_valid(std::string_view text, Ids& ids) {
         for (std::size_t i = 0; i < text.size(); i++) ids[first + i] = byte_ids[static_cast<unsigned char>(text[i])];
         return;
     }
-    std::uint32_t ends[batch_pieces];
-    splitter->begin(text);
-    piece_begin = 0;
-    used = ids.size();
-    while (std::size_t count = splitter->next(ends, batch_pieces)) encode_batch(text, ends, count, ids);
-    ids.resize(used);
-}
-
-// In two passes: the first computes where the cache would hold each piece and starts fetching those lines, the second
-// finds most of them there. Room for the ids of every short entry is made before, so that they are copied blindly.
-void Encoder::State::encode_batch(std::string_view text, const std::uint32_t* ends, std::size_t count, Ids& ids) {
-    std::uint32_t begin = piece_begin;
-    for (std::size_t i = 0; i < count; i++) {
-        std::uint32_t length = ends[i] - begin;
-        if (length <= ShortKey::max_length) [[likely]] {
-            const char* at = text.data() + begin;
-            bool readable = begin + ShortKey::max_length <= text.size();
-            keys[i] = readable ? ShortKey::load(at, length) : ShortKey::load_exactly(at, length);
-            slots[i] = PieceCache::short_slot(keys[i]);
-            cache.prefetch(slots[i]);
-        }
-        begin = ends[i];
-    }
-    ids.resize(used + PieceCache::Short::max_ids * count);
-    begin = piece_begin;
-    for (std::size_t i = 0; i < count; i++) {
-        std::uint32_t length = ends[i] - begin;
-        const PieceCache::Short* known = nullptr;
-        if (length <= ShortKey::max_length) [[likely]]
-            known = cache.find(slots[i], keys[i]);
-        if (known != nullptr) [[likely]] {
-            std::memcpy(ids.data() + used, known->ids, sizeof known->ids);
-            used += known->count;
-        } else {
-            encode_unknown(text.substr(begin, length), i, count - i, ids);
-        }
-        begin = ends[i];
-    }
-    piece_begin = begin;
-}
-
-// A piece that the table of short pieces does not hold; number `i` of its batch, with `left` pieces to go.
-void Encoder::State::encode_unknown(std::string_view piece, std::size_t i, std::size_t left, Ids& ids) {
-    const std::uint32_t* found = nullptr;
-    std::size_t count = 0;
-    std::size_t long_slot = 0;
-    bool fits_long = piece.size() <= PieceCache::Long::max_length;
-    if (fits_long) {
-        long_slot = PieceCache::long_slot(piece);
-        if (const PieceCache::Long* known = cache.find(long_slot, piece)) {
-            found = known->ids;
-            count = known->count;
-        }
-    }
-    if (found == nullptr) {
-        missed.clear();
-        model.encode(piece, scratch, missed);
-        found = missed.data();
-        count = missed.size();
-        if (piece.size() <= ShortKey::max_length && count <= PieceCache::Short::max_ids) {
-            cache.remember(slots[i], keys[i], found, count);
-        } else if (fits_long && count <= PieceCache::Long::max_ids) {
-            cache.remember(long_slot, piece, found, count);
-        }
-    }
-    std::size_t needed = used + count + PieceCache::Short::max_ids * left;
-    if (needed > ids.size()) ids.resize(needed);
-    std::memcpy(ids.data() + used, found, count * sizeof *found);
-    used += count;
+    pieces->encode(text, ids);
 }
