@@ -140,18 +140,22 @@ def default_folders():
             if os.path.isdir(f)]
 
 
+def write_corpus(path, folders, megabytes):
+    count = 0
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        for document in collect(folders, megabytes):
+            file.write((SEPARATOR if count else "") + document)
+            count += 1
+    print(f"{path}: {count} documents, {os.path.getsize(path) / 1e6:.1f} MB")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True)
     parser.add_argument("--mb", type=float, default=60)
     parser.add_argument("--folder", action="append", help="where to look, instead of where documentation is installed")
     args = parser.parse_args()
-    count = 0
-    with open(args.output, "w", encoding="utf-8", newline="") as file:
-        for document in collect(args.folder or default_folders(), args.mb):
-            file.write((SEPARATOR if count else "") + document)
-            count += 1
-    print(f"{args.output}: {count} documents, {os.path.getsize(args.output) / 1e6:.1f} MB")
+    write_corpus(args.output, args.folder or default_folders(), args.mb)
 
 
 if __name__ == "__main__":

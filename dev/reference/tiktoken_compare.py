@@ -6,7 +6,7 @@
 
 The vocabulary is GPT-2's vocab.bpe, or a tiktoken rank file with --pattern gpt2|cl100k|llama3; tiktoken's Encoding is
 made from that same file, so nothing is downloaded. Text that is valid UTF-8 goes through encode_ordinary, bytes that
-are not through _encode_bytes. With --time the speed of both on one thread is compared, on English-like text.
+are not through _encode_bytes. tokenizer_speed.py compares the speed.
 """
 import argparse
 import array
@@ -18,7 +18,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 
 import tiktoken
 
@@ -218,27 +217,6 @@ def compare(args, encoding):
     return 0
 
 
-def measure(args, encoding):
-    """Ratio of throughputs on one thread, both on the same text, alternating; the median of five."""
-    text = pathlib.Path(args.shakespeare).read_text()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        corpus = folder / "corpus.txt"
-        corpus.write_text(text * 60)
-        rows = []
-        for _ in range(5):
-            start = time.process_time()
-            for _ in range(6):
-                encoding.encode_ordinary(text)
-            theirs = 6 * len(text.encode()) / (time.process_time() - start)
-            command = [args.tokenize, "--tokenizer", args.vocab, "--measure", "--threads", "1", str(corpus)]
-            ours = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]) * 1e6
-            rows.append((ours / theirs, ours, theirs))
-    ratio, ours, theirs = sorted(rows)[len(rows) // 2]
-    print(f"one thread, processor time: tokenize {ours / 1e6:.0f} MB/s, tiktoken {theirs / 1e6:.1f} MB/s, ratio {ratio:.1f}")
-    return 0
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenize", default="./tokenize", help="the program")
@@ -248,10 +226,9 @@ def main():
     parser.add_argument("--mb", type=float, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], help="passed on to tokenize")
-    parser.add_argument("--time", action="store_true")
     args = parser.parse_args()
     encoding = load_encoding(args.vocab, args.pattern)
-    sys.exit(measure(args, encoding) if args.time else compare(args, encoding))
+    sys.exit(compare(args, encoding))
 
 
 if __name__ == "__main__":

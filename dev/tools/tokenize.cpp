@@ -268,6 +268,7 @@ void measure(const Options& options) {
     for (InputBatch batch; reader.next(batch); batch = {}) batches.push_back(std::move(batch));
     std::vector<std::uint32_t> ids;
     std::uint64_t tokens = 0;
+    const auto wall_start = std::chrono::steady_clock::now();
     const double start = processor_seconds();
     for (const InputBatch& batch : batches) {
         for (const InputPart& part : batch.parts) {
@@ -277,10 +278,12 @@ void measure(const Options& options) {
         }
     }
     const double seconds = std::max(processor_seconds() - start, 1e-9);
+    const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_start).count();
+    const double megabytes = static_cast<double>(reader.bytes_read()) * 1e-6;
     const PieceCounts counts = encoder.counts();
     const double found =
         1 - static_cast<double>(counts.merged) / static_cast<double>(std::max<std::uint64_t>(counts.pieces, 1));
-    std::cout << static_cast<double>(reader.bytes_read()) * 1e-6 / seconds << " MB/s, " << tokens << " tokens, "
+    std::cout << megabytes / seconds << " MB/s (wall: " << megabytes / wall << " MB/s), " << tokens << " tokens, "
               << counts.pieces << " pieces, " << 100 * found << "% of them met before\n";
 }
 

@@ -55,17 +55,23 @@ std::uint32_t find_token(const std::vector<std::string>& tokens, const std::vect
 
 template <class Key>
 void PairRanks<Key>::reserve(std::size_t pairs) {
-    const int bits = slot_bits(pairs);
-    slots_.assign(std::size_t{1} << bits, {});
+    const std::size_t wanted = pairs * 5 / 4 / per_line + 1;   // at most four fifths full
+    const int bits = std::max<int>(static_cast<int>(std::bit_width(wanted - 1)), 1);
+    Line empty{};
+    std::fill(std::begin(empty.ranks), std::end(empty.ranks), none);
+    lines_.assign(std::size_t{1} << bits, empty);
     shift_ = 64 - bits;
 }
 
 template <class Key>
 void PairRanks<Key>::add(std::uint32_t left, std::uint32_t right, std::uint32_t rank) {
+    if (find(left, right) != none) return;
     const Key key = key_of(left, right);
-    std::size_t at = slot_of(key);
-    while (slots_[at].key != key && slots_[at].rank != none) at = (at + 1) & (slots_.size() - 1);
-    if (slots_[at].rank == none) slots_[at] = {key, rank};
+    std::size_t at = line_of(key);
+    while (lines_[at].ranks[per_line - 1] != none) at = (at + 1) & (lines_.size() - 1);
+    auto place = std::find(std::begin(lines_[at].ranks), std::end(lines_[at].ranks), none);
+    *place = rank;
+    lines_[at].keys[place - std::begin(lines_[at].ranks)] = key;
 }
 
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
@@ -116,6 +122,10 @@ void BpeModel::index_merges(const std::vector<BpeMerge>& merges) {
         narrow_ ? narrow_ranks_.add(merge.left, merge.right, rank) : wide_ranks_.add(merge.left, merge.right, rank);
         previous = &merge;
     }
+    first_result_ = results_.empty() ? 0 : results_.front();
+    bool consecutive = true;
+    for (std::size_t rank = 0; rank < results_.size(); rank++) consecutive &= results_[rank] == first_result_ + rank;
+    if (consecutive) results_.clear();
 }
 
 std::uint32_t BpeModel::find(std::string_view bytes) const {
@@ -150,7 +160,7 @@ void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& 
             if (ranks[i] < ranks[best]) best = i;   // the leftmost of equals, for the comparison is strict
         }
         if (ranks[best] == no_merge) break;
-        ids[best] = results_[ranks[best]];
+        ids[best] = result_of(ranks[best]);
         count--;
         for (std::size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
         for (std::size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1];
@@ -191,7 +201,7 @@ void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::
         std::uint32_t i = static_cast<std::uint32_t>(entry);
         if (s.ids[i] == gone || s.ranks[i] == no_merge || heap_entry(i) != entry) continue;
         std::uint32_t right = s.next[i];
-        s.ids[i] = results_[s.ranks[i]];
+        s.ids[i] = result_of(s.ranks[i]);
         s.ids[right] = gone;
         s.next[i] = s.next[right];
         if (s.next[i] < count) s.previous[s.next[i]] = i;

@@ -6,6 +6,7 @@
 // first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,8 +21,9 @@ struct BpeMerge {
 // Every two tokens whose concatenation is a token, by tiktoken's rule: the priority is the id of the result.
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens);
 
-// The rank of a pair of ids: its place among the distinct priorities. Open addressing, never more than half full. Keys
-// of 32 bits serve ids below 65536: half the memory, so that more of it stays in a core's own cache.
+// The rank of a pair of ids: its place among the distinct priorities. A hash table of cache lines: all entries of a
+// line are compared at once, and nearly every answer, also that there is none, comes from the first line. Keys of 32
+// bits serve ids below 65536: the less memory, the more of it stays in a core's own cache.
 template <class Key>
 class PairRanks {
 public:
@@ -32,19 +34,26 @@ public:
     void add(std::uint32_t left, std::uint32_t right, std::uint32_t rank);   // the first of equal pairs counts
     std::uint32_t find(std::uint32_t left, std::uint32_t right) const {
         const Key key = key_of(left, right);
-        std::size_t at = slot_of(key);
-        while (slots_[at].key != key && slots_[at].rank != none) at = (at + 1) & (slots_.size() - 1);
-        return slots_[at].rank;
+        for (std::size_t at = line_of(key);; at = (at + 1) & (lines_.size() - 1)) {
+            const Line& line = lines_[at];
+            std::uint32_t found = none;
+            for (int i = 0; i < per_line; i++) {   // without a branch, so that it becomes a few vector instructions
+                const std::uint32_t other = line.keys[i] == key ? 0 : none;
+                found = std::min(found, line.ranks[i] | other);
+            }
+            if (found != none || line.ranks[per_line - 1] == none) return found;   // the line was never full
+        }
     }
 
 private:
-    struct Slot {
-        Key key = 0;
-        std::uint32_t rank = none;   // none: an empty slot
+    static constexpr int per_line = 64 / (sizeof(Key) + sizeof(std::uint32_t));
+    struct alignas(64) Line {
+        Key keys[per_line];
+        std::uint32_t ranks[per_line];   // none: an empty place; filled from the first on
     };
     static Key key_of(std::uint32_t left, std::uint32_t right) { return static_cast<Key>(left) << id_bits | right; }
-    std::size_t slot_of(Key key) const { return key * 0x9e3779b97f4a7c15ull >> shift_; }
-    std::vector<Slot> slots_;
+    std::size_t line_of(Key key) const { return key * 0x9e3779b97f4a7c15ull >> shift_; }
+    std::vector<Line> lines_;
     int shift_ = 0;
 };
 
@@ -77,6 +86,9 @@ private:
     std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
         return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
     }
+    std::uint32_t result_of(std::uint32_t rank) const {
+        return results_.empty() ? first_result_ + rank : results_[rank];
+    }
     void index_merges(const std::vector<BpeMerge>& merges);
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
@@ -85,7 +97,9 @@ private:
     bool whole_piece_first_;
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> byte_ranks_;   // of two bytes' tokens, by left byte << 8 | right byte
-    std::vector<std::uint32_t> results_;      // the token a merge makes, by rank
+    // The token a merge makes, by rank; empty where they are consecutive, as in most vocabularies.
+    std::vector<std::uint32_t> results_;
+    std::uint32_t first_result_ = 0;
     bool narrow_ = false;
     PairRanks<std::uint32_t> narrow_ranks_;
     PairRanks<std::uint64_t> wide_ranks_;
