@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "llmc/base/rng.h"
+#include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder.h"
 #include "llmc/model/golden_gpt.h"
 #include "llmc/model/gpt.h"
@@ -33,18 +34,6 @@ double relative_error(const std::vector<A>& found, const std::vector<B>& expecte
     if (norm == 0) return error == 0 ? 0.0 : INFINITY;
     return std::sqrt(error / norm);
 }
-
-class TestStream {
-public:
-    TestStream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-    ~TestStream() { cudaStreamDestroy(stream_); }
-    TestStream(const TestStream&) = delete;
-    TestStream& operator=(const TestStream&) = delete;
-    operator cudaStream_t() const { return stream_; }
-
-private:
-    cudaStream_t stream_ = nullptr;
-};
 
 // A model with its reference's parameters, one batch, and what the program makes of them.
 struct Problem {
@@ -91,14 +80,14 @@ public:
     Runner(const Problem& problem, GptOptions options)
         : problem_(problem),
           options_(with_sizes(problem, options)),
-          model_(problem.reference.table.config(), options_, arena_, stream_),
+          model_(problem.reference.table.config(), options_, arena_, stream_.get()),
           gradients_(arena_, "gradients", model_.layout(), StateKind::gradients),
           batch_(arena_, options_.B, options_.T, model_.config().vocab_size) {
         model_.initialize(0);   // padding as the program has it
         for (int i = 0; i < model_.table().size(); i++) {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
             const std::vector<float> narrow(values.begin(), values.end());
-            upload_tensor<floatX>(model_.parameters(), i, narrow, stream_);
+            upload_tensor<floatX>(model_.parameters(), i, narrow, stream_.get());
         }
     }
 
@@ -114,7 +103,7 @@ public:
             outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
         }
         for (int i = 0; i < model_.table().size(); i++) {
-            outcome.gradients.push_back(download_tensor(gradients_, i, stream_));
+            outcome.gradients.push_back(download_tensor(gradients_, i, stream_.get()));
         }
         return outcome;
     }
@@ -133,7 +122,7 @@ public:
         const DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/logits", static_cast<std::size_t>(rows) * Vp);
         model_.forward_layers(batch_.batch());
         model_.logits_of_rows(buffer.data(), 0, rows);
-        const std::vector<floatX> padded = buffer.download(stream_);
+        const std::vector<floatX> padded = buffer.download(stream_.get());
         std::vector<float> result;
         for (std::size_t i = 0; i < padded.size(); i++) {
             if (static_cast<std::int64_t>(i % Vp) < model_.config().vocab_size)
@@ -155,19 +144,19 @@ private:
         const auto first = static_cast<std::size_t>(first_sequence * options_.T);
         const auto count = static_cast<std::size_t>(options_.B * options_.T);
         batch_.upload(std::span(problem_.tokens).subspan(first, count),
-                      std::span(problem_.targets).subspan(first, count), stream_);
+                      std::span(problem_.targets).subspan(first, count), stream_.get());
     }
     std::vector<float> download_losses(std::size_t count) {
         std::vector<float> losses(count);
         CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.activations().losses, count * sizeof(float),
-                                   cudaMemcpyDeviceToHost, stream_));
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
+                                   cudaMemcpyDeviceToHost, stream_.get()));
+        CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
         return losses;
     }
 
     const Problem& problem_;
     GptOptions options_;
-    TestStream stream_;
+    OwnedStream stream_;
     Arena arena_;
     Gpt model_;
     ModelState<G> gradients_;
@@ -391,13 +380,13 @@ TEST_CASE("gpt: gradients kept in bf16 are within bf16's parity") {
 
 TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as the table says") {
     const ParamTable table(custom_model_config(2, 4, 64, 24, 200));
-    TestStream stream;
+    OwnedStream stream;
     Arena arena;
     const ModelLayout whole_layout(table);
     const ModelState<floatX> whole(arena, "whole", whole_layout, StateKind::parameters);
-    initialize_parameters(whole, 42, stream);
+    initialize_parameters(whole, 42, stream.get());
     std::vector<std::vector<float>> expected;
-    for (int i = 0; i < table.size(); i++) expected.push_back(download_tensor(whole, i, stream));
+    for (int i = 0; i < table.size(); i++) expected.push_back(download_tensor(whole, i, stream.get()));
 
     for (int i = 0; i < table.size(); i++) {
         const std::vector<float>& values = expected[static_cast<std::size_t>(i)];
@@ -428,11 +417,11 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
                 table, place,
                 StageUnits{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)], first, last});
             const ModelState<floatX> part(arena, "part", layout, StateKind::parameters);
-            initialize_parameters(part, 42, stream);
+            initialize_parameters(part, 42, stream.get());
             for (const TensorPlace& tensor : layout.tensors()) {
                 const std::vector<floatX> stored =
                     part.unit(tensor.slot)
-                        .download(stream, static_cast<std::size_t>(layout.tensor_offset(tensor, StateKind::parameters)),
+                        .download(stream.get(), static_cast<std::size_t>(layout.tensor_offset(tensor, StateKind::parameters)),
                                   static_cast<std::size_t>(layout.tensor_room(tensor, StateKind::parameters)));
                 for (const OwnedRange& range : owned_ranges(table[tensor.param].tensor, place, StateKind::parameters)) {
                     for (std::int64_t i = 0; i < range.length; i++) {
@@ -448,16 +437,16 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
 }
 
 TEST_CASE("gpt: sizes that do not fit are usage errors") {
-    TestStream stream;
+    OwnedStream stream;
     Arena arena;
     const ModelConfig config = custom_model_config(1, 1, 8, 16, 10);
     GptOptions options;
     options.B = 1;
     options.T = 17;
-    CHECK_THROWS_AS(Gpt(config, options, arena, stream), Error);
+    CHECK_THROWS_AS(Gpt(config, options, arena, stream.get()), Error);
     options.T = 16;
     options.B = 0;
-    CHECK_THROWS_AS(Gpt(config, options, arena, stream), Error);
+    CHECK_THROWS_AS(Gpt(config, options, arena, stream.get()), Error);
     CHECK(arena.bytes() == 0);
 }
 
@@ -489,20 +478,20 @@ TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-pre
     }
     const ReferenceResult expected = problem.reference.forward(problem.tokens, problem.targets, problem.B, problem.T);
 
-    TestStream stream;
+    OwnedStream stream;
     Arena arena;
     GptOptions options;
     options.B = problem.B;
     options.T = problem.T;
-    Gpt model(config, options, arena, stream);
-    load_parameters(model.parameters(), *source, stream);
+    Gpt model(config, options, arena, stream.get());
+    load_parameters(model.parameters(), *source, stream.get());
     BatchBuffer batch(arena, options.B, options.T, config.vocab_size);
-    batch.upload(problem.tokens, problem.targets, stream);
+    batch.upload(problem.tokens, problem.targets, stream.get());
     model.forward_loss(batch.batch());
     std::vector<float> losses(problem.tokens.size());
     CUDA_CHECK(cudaMemcpyAsync(losses.data(), model.activations().losses, losses.size() * sizeof(float),
-                               cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+                               cudaMemcpyDeviceToHost, stream.get()));
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
     MESSAGE("loss ", mean(losses), ", in double precision ", expected.loss);
     CHECK(relative_error(losses, expected.losses) < parity);
     CHECK(std::abs(mean(losses) / expected.loss - 1) < (is_fp32 ? 1e-6 : 1e-3));

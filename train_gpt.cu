@@ -89,7 +89,8 @@ int train(Options options, World& world, const StopSignals& signals) {
         settle_attention(model, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!another_attention.empty()) log.warning("another attention than before: %s", another_attention.c_str());
     signals.leave_if_received();
-    Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0);
+    Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
+                    state ? state->next : AfterStep::next_step);
     Trainer trainer({options, log, arena, model, *optimizer, inputs.train_tokens, inputs.validation(), real_files(),
                      metrics, signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps,
                      peak.per_second, group, &world});

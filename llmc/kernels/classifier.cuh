@@ -41,7 +41,7 @@ template <class Real>
 void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int Vp, cudaStream_t stream);
 
 // total[0] = scale * sum(losses[0 .. n-1]) on the device, in a fixed order; added to what is there when `accumulate`.
-inline void sum_losses(float* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
+inline void sum_losses(double* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A row belongs to one block. First every thread finds the largest logit of its columns and the sum of exponentials
@@ -157,15 +157,15 @@ void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int
     launch(softmax_rows_kernel<Real>, where, probabilities, logits, V, row_extent(Vp, logits));
 }
 
-template <class Real>
+template <class Sum>
 __global__ void __launch_bounds__(kOrderedSumThreads)
-    sum_losses_kernel(Real* total, const Real* losses, int n, float scale, bool accumulate) {
+    sum_losses_kernel(Sum* total, const float* losses, int n, float scale, bool accumulate) {
     const double sum = ordered_sum(losses, n);
-    if (threadIdx.x == 0) *total = static_cast<Real>(sum * scale + (accumulate ? static_cast<double>(*total) : 0.0));
+    if (threadIdx.x == 0) *total = sum * scale + (accumulate ? *total : 0.0);
 }
 
-inline void sum_losses(float* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream) {
+inline void sum_losses(double* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream) {
     Launch where{dim3(1), dim3(kOrderedSumThreads), 0, stream};
-    where.reads(losses, n * sizeof(float)).writes(total, sizeof(float));
-    launch(sum_losses_kernel<float>, where, total, losses, n, scale, accumulate);
+    where.reads(losses, n * sizeof(float)).writes(total, sizeof(double));
+    launch(sum_losses_kernel<double>, where, total, losses, n, scale, accumulate);
 }

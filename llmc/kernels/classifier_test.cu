@@ -144,10 +144,12 @@ TEST_CASE("classifier: the sum of losses is scaled and may accumulate") {
     for (int n : {0, 1, 255, 1000}) {
         Doubles losses = random_values<float>(n, 1.0, 3);
         double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
-        auto device = test.tensor<float>(losses), total = test.tensor<float>({5.0});
+        auto device = test.tensor<float>(losses);
+        const DeviceBuffer<double> total = test.arena.allocate<double>("test/total", 1);
+        total.upload(std::vector<double>{5.0}, test.stream);
         sum_losses(total.data(), device.data(), n, 0.25f, true, test.stream);
-        CHECK(total.values()[0] == doctest::Approx(5 + 0.25 * sum).epsilon(2e-7));
+        CHECK(total.download(test.stream)[0] == doctest::Approx(5 + 0.25 * sum).epsilon(1e-14));
         sum_losses(total.data(), device.data(), n, 0.25f, false, test.stream);
-        CHECK(total.values()[0] == doctest::Approx(0.25 * sum).epsilon(2e-7));
+        CHECK(total.download(test.stream)[0] == doctest::Approx(0.25 * sum).epsilon(1e-14));
     }
 }

@@ -51,7 +51,7 @@ template <class Grad>
 void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream);
 
 // result[0] from sum[0], the sum of squares, and loss[0], both over all ranks; `loss` may be null.
-inline void finish_global_norm(GradNorm* result, const double* sum, const float* loss, float max_norm,
+inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
                                cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -124,16 +124,16 @@ void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, 
 }
 
 template <class Sum>
-__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const float* loss, float max_norm) {
+__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const Sum* loss, float max_norm) {
     const float norm = static_cast<float>(sqrt(*sum));
-    const bool finite = norm <= FLT_MAX && (loss == nullptr || fabsf(*loss) <= FLT_MAX);   // false for NaN
+    const bool finite = norm <= FLT_MAX && (loss == nullptr || fabs(*loss) <= FLT_MAX);   // false for NaN
     *result = {norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f, finite ? 0 : 1};
 }
 
-inline void finish_global_norm(GradNorm* result, const double* sum, const float* loss, float max_norm,
+inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
                                cudaStream_t stream) {
     Launch where{dim3(1), dim3(1), 0, stream};
     where.reads(sum, sizeof(double)).writes(result, sizeof(GradNorm));
-    if (loss) where.reads(loss, sizeof(float));
+    if (loss) where.reads(loss, sizeof(double));
     launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm);
 }

@@ -82,16 +82,17 @@ TEST_CASE("norm: one element that is not finite asks to skip the update") {
 }
 
 TEST_CASE("norm: a loss that is not finite asks to skip the update, whatever the norm") {
-    for (float loss : {NAN, INFINITY, -INFINITY, 3.4e38f, 0.0f}) {
+    for (double loss : {static_cast<double>(NAN), static_cast<double>(INFINITY), -1e39, 3.4e38,
+                        0.0}) {   // a float cannot hold the third
         KernelTest test;
         DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
-        DeviceBuffer<float> mean_loss = test.arena.allocate<float>("test/loss", 1);
+        DeviceBuffer<double> mean_loss = test.arena.allocate<double>("test/loss", 1);
         DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
         sum.upload(std::vector<double>{4.0}, test.stream);
-        mean_loss.upload(std::vector<float>{loss}, test.stream);
+        mean_loss.upload(std::vector<double>{loss}, test.stream);
         finish_global_norm(norm.data(), sum.data(), mean_loss.data(), 1.0f, test.stream);
         const GradNorm result = norm.download(test.stream)[0];
-        CHECK(result.skip == (std::isfinite(loss) ? 0 : 1));
+        CHECK(result.skip == (std::isfinite(static_cast<float>(loss)) ? 0 : 1));
         CHECK(result.norm == 2.0f);
         CHECK(result.scale == 0.5f);
     }

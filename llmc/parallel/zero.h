@@ -19,10 +19,11 @@
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
 //   stage 0: 2fPg    stage 1: fP(g + p)    stage 2: fP(mg + p)    stage 3: mfP(2p + g)
 // but for the head (2C parameters), which stage 3 fetches once a micro-batch: nothing comes between its forward and its
-// backward. Beside these, loss and norm: 2f(4 + 8) bytes a step. `zero_traffic` says it to the byte.
+// backward. Beside these, loss, norm and requests to stop in one all-reduce: 2f x 32 bytes a step (24 under stage 0,
+// where no sum over ranks is needed for the norm). `zero_traffic` says it to the byte.
 //
 // What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
-// buffer, the stand-in adds bf16 in fp32 and rounds once), the loss in fp32, the sum of squares in fp64.
+// buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
 #pragma once
 
 #include <vector>
@@ -109,11 +110,12 @@ struct ZeroMemory {
 inline ZeroMemory zero_memory(const ModelLayout& layout, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes);
 
-// Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them, but for loss and
-// norm. Padding is included.
+// Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
+// included.
 struct ZeroTraffic {
-    double reduce = 0, gather = 0;
-    double total() const { return reduce + gather; }
+    double reduce = 0, gather = 0;   // gradients, parameters
+    double numbers = 0;              // loss, norm and requests to stop
+    double total() const { return reduce + gather + numbers; }
 };
 inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
                                 double gradient_bytes);
@@ -318,5 +320,6 @@ inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, do
         traffic.reduce += f * room * gradient_bytes * reductions;
         traffic.gather += f * room * parameter_bytes * gathers;
     }
+    traffic.numbers = 2 * f * sizeof(double) * (stage == 0 ? 3 : 4);
     return traffic;
 }

@@ -17,7 +17,7 @@ Evaluation::Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions
 }
 
 // Mean loss per token of each row's completion; at most B rows.
-std::vector<double> Evaluation::losses_of(const std::vector<Row>& rows) {
+std::vector<double> Evaluation::losses_of(std::span<const Row> rows) {
     const std::size_t B = static_cast<std::size_t>(model_.options().B),
                       T = static_cast<std::size_t>(model_.options().T);
     std::vector<std::int32_t> tokens(B * T, 0), targets(B * T, -1);
@@ -41,27 +41,42 @@ std::vector<double> Evaluation::losses_of(const std::vector<Row>& rows) {
     return means;
 }
 
-EvaluationResult Evaluation::run() {
-    std::vector<std::vector<double>> losses(questions_.size());
+// All completions of the questions of a rank, question by question.
+std::vector<Evaluation::Row> Evaluation::rows_of_rank(int rank, int ranks) const {
     std::vector<Row> rows;
-    auto flush = [&] {
-        const std::vector<double> means = losses_of(rows);
-        for (std::size_t i = 0; i < rows.size(); i++) losses[rows[i].question].push_back(means[i]);
-        rows.clear();
-    };
-    for (std::size_t q = 0; q < questions_.size(); q++) {
-        for (std::size_t c = 0; c < questions_[q].completions.size(); c++) {
-            rows.push_back({q, c});
-            if (rows.size() == static_cast<std::size_t>(model_.options().B)) flush();
-        }
+    for (auto q = static_cast<std::size_t>(rank); q < questions_.size(); q += static_cast<std::size_t>(ranks)) {
+        for (std::size_t c = 0; c < questions_[q].completions.size(); c++) rows.push_back({q, c});
     }
-    if (!rows.empty()) flush();
+    return rows;
+}
 
+int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const {
+    int right = 0;
+    for (std::size_t begin = 0; begin < rows.size();) {
+        const Question& question = questions_[rows[begin].question];
+        const auto first = losses.begin() + static_cast<std::ptrdiff_t>(begin);
+        const auto last = first + static_cast<std::ptrdiff_t>(question.completions.size());
+        right += std::min_element(first, last) - first == question.label;
+        begin += question.completions.size();
+    }
+    return right;
+}
+
+std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
+    const std::vector<Row> rows = rows_of_rank(agreement.rank(), agreement.ranks());
+    std::size_t most = 0;   // rows of a rank: all go through the model equally often, because some layouts talk there
+    for (int r = 0; r < agreement.ranks(); r++) most = std::max(most, rows_of_rank(r, agreement.ranks()).size());
+    const auto B = static_cast<std::size_t>(model_.options().B);
+    std::vector<double> losses;
+    for (std::size_t begin = 0; begin < most; begin += B) {
+        const std::size_t first = std::min(begin, rows.size()), count = std::min(B, rows.size() - first);
+        const std::vector<double> means = losses_of(std::span(rows).subspan(first, count));
+        losses.insert(losses.end(), means.begin(), means.end());
+        agreement.sum(0);
+        if (agreement.stop_asked()) return std::nullopt;
+    }
     EvaluationResult result;
     result.questions = static_cast<int>(questions_.size());
-    for (std::size_t q = 0; q < questions_.size(); q++) {
-        const auto best = std::min_element(losses[q].begin(), losses[q].end());
-        result.right += best - losses[q].begin() == questions_[q].label;
-    }
+    result.right = static_cast<int>(agreement.sum(count_right(rows, losses)));
     return result;
 }

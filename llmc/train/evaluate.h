@@ -1,11 +1,16 @@
 // Multiple-choice evaluation: a question is answered right when the right completion has the lowest mean loss per token
 // (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts).
+//
+// Data-parallel ranks share the questions: question q is answered by rank q mod N.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "llmc/data/multiple_choice.h"
 #include "llmc/model/gpt.h"
+#include "llmc/train/agreement.h"
 
 struct EvaluationResult {
     int right = 0, questions = 0;
@@ -17,8 +22,9 @@ public:
     // Error(usage) where a question is longer than the model's sequences.
     Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions);
 
-    // Completions of all questions in rows of the model's micro-batches. Changes the model's activations.
-    EvaluationResult run();
+    // Completions of all questions in rows of the model's micro-batches. Changes the model's activations. Collective.
+    // None where a request to stop came before the end, at the same micro-batch on all ranks.
+    std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
 
@@ -26,7 +32,9 @@ private:
     struct Row {
         std::size_t question, completion;
     };
-    std::vector<double> losses_of(const std::vector<Row>& rows);
+    std::vector<Row> rows_of_rank(int rank, int ranks) const;
+    std::vector<double> losses_of(std::span<const Row> rows);
+    int count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const;
 
     Gpt& model_;
     std::vector<Question> questions_;

@@ -26,16 +26,30 @@ void filter_lines(FileSystem& files, const std::string& path, const std::functio
     if (kept != content) write_whole(files, path, kept);
 }
 
+// What is kept of an earlier run: everything up to the work `next` after a step.
+struct KeptUpTo {
+    int step;
+    AfterStep next;
+    bool holds(int of_step) const { return of_step <= step; }
+    bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
+};
+
 // The lines of both logs begin with their step.
-bool metrics_line_up_to(const std::string& line, int last_step) {
+bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
-    return std::sscanf(line.c_str(), "{\"step\":%d,", &step) == 1 && step <= last_step;
+    char key[11] = "";
+    if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
+    if (std::string(key) == "val_loss") return kept.holds(step, AfterStep::validation);
+    if (std::string(key) == "hellaswag") return kept.holds(step, AfterStep::evaluation);
+    return kept.holds(step);
 }
-bool main_log_line_up_to(const std::string& line, int last_step) {
+bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
-    char kind[4] = "";
-    if (std::sscanf(line.c_str(), "s:%d %3[a-z]", &step, kind) != 2) return false;
-    return step + (std::string(kind) == "trl" ? 1 : 0) <= last_step;
+    char kind[5] = "";
+    if (std::sscanf(line.c_str(), "s:%d %4[a-z]", &step, kind) != 2) return false;
+    if (std::string(kind) == "tel") return kept.holds(step, AfterStep::validation);
+    if (std::string(kind) == "eval") return kept.holds(step, AfterStep::evaluation);
+    return kept.holds(step + 1);   // counted from 0
 }
 
 }   // namespace
@@ -53,7 +67,7 @@ std::string validation_json(int step, float loss) {
     return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
 }
 
-Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step) {
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next) {
     if (folder.empty()) return;
     files.make_folders(folder);
     const std::string metrics = folder + "/metrics.jsonl", main_log = folder + "/main.log";
@@ -61,8 +75,9 @@ Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step) {
         files.create(metrics);
         files.create(main_log);
     } else {
-        filter_lines(files, metrics, [&](const std::string& line) { return metrics_line_up_to(line, last_step); });
-        filter_lines(files, main_log, [&](const std::string& line) { return main_log_line_up_to(line, last_step); });
+        const KeptUpTo kept{last_step, next};
+        filter_lines(files, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
+        filter_lines(files, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
     }
     metrics_ = files.append(metrics);
     main_log_ = files.append(main_log);

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "llmc/io/file.h"
+#include "llmc/train/after_step.h"
 
 struct StepRecord {
     int step;
@@ -30,8 +31,9 @@ struct StepRecord {
 class Metrics {
 public:
     // With an empty folder nothing is written. Makes the folder. Lines of steps after `last_step` are dropped, as is a
-    // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from.
-    Metrics(FileSystem& files, const std::string& folder, int last_step = 0);
+    // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from. Of that step, lines of
+    // what is yet to be done, from `next` on, are dropped too.
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step);
 
     void step(const StepRecord& record);
     void validation(int step, float loss);

@@ -1,5 +1,6 @@
 #include "llmc/train/optimizer.h"
 
+#include <cstddef>
 #include <type_traits>
 
 #include "llmc/base/log.h"
@@ -12,6 +13,16 @@
 namespace {
 
 constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so masters make sense
+
+// What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
+struct StepNumbers {
+    double loss;
+    StopVotes stop;
+    double sum_of_squares;   // of gradients; last, because it is no sum over ranks where every rank has all gradients
+    GradNorm norm;
+};
+constexpr std::size_t kStepSums = 4;
+static_assert(offsetof(StepNumbers, sum_of_squares) == (kStepSums - 1) * sizeof(double));
 
 // G: type of the gradients.
 template <class G>
@@ -28,9 +39,7 @@ public:
                                  : gradients_),
           m_(arena, "optimizer m", model.layout(), StateKind::optimizer),
           v_(arena, "optimizer v", model.layout(), StateKind::optimizer),
-          loss_(arena.allocate<float>("step/loss", 1)),
-          sum_of_squares_(arena.allocate<double>("step/sum_of_squares", 1)),
-          norm_(arena.allocate<GradNorm>("step/norm", 1)) {
+          numbers_(arena.allocate<StepNumbers>("step/numbers", 1)) {
         if (options.master_weights && kRoundedParameters) {
             masters_ = ModelState<float>(arena, "master weights", model.layout(), StateKind::optimizer);
             has_masters_ = true;
@@ -58,17 +67,16 @@ public:
         const bool accumulate = !first && !sharded(StateKind::gradients);
         model_.forward_backward(working_gradients_, batch, token_share, accumulate);
         const int tokens = model_.options().B * model_.options().T;
-        sum_losses(loss_.data(), model_.activations().losses, tokens, token_share, !first, stream());
+        sum_losses(&numbers_.data()->loss, model_.activations().losses, tokens, token_share, !first, stream());
     }
 
-    void finish_gradients() override {
-        if (zero_) {
-            zero_->sum(loss_.data(), 1);
-            zero_->finish_gradients();
-        }
-        sum_of_squares(sum_of_squares_.data(), norm_table_, false, stream());
-        if (zero_ && sharded(StateKind::optimizer)) zero_->sum(sum_of_squares_.data(), 1);
-        finish_global_norm(norm_.data(), sum_of_squares_.data(), loss_.data(), options_.grad_clip, stream());
+    void finish_gradients(const StopVotes& vote) override {
+        StepNumbers* const numbers = numbers_.data();
+        CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &vote, sizeof vote, cudaMemcpyHostToDevice, stream()));
+        if (zero_) zero_->finish_gradients();
+        sum_of_squares(&numbers->sum_of_squares, norm_table_, false, stream());
+        if (zero_) zero_->sum(&numbers->loss, sharded(StateKind::optimizer) ? kStepSums : kStepSums - 1);
+        finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, options_.grad_clip, stream());
     }
 
     void update(int step, float learning_rate) override {
@@ -79,7 +87,7 @@ public:
         adam.epsilon = options_.eps;
         adam.step = step;
         adam.seed = options_.seed;
-        adam.norm = norm_.data();
+        adam.norm = &numbers_.data()->norm;
         adamw_update(adam_table_, adam, stream());
         if (zero_) zero_->parameters_changed();
     }
@@ -88,7 +96,10 @@ public:
         if (zero_) zero_->settle_parameters();
     }
 
-    StepResult result() const override { return {loss_.download(stream())[0], norm_.download(stream())[0].norm}; }
+    StepResult result() const override {
+        const StepNumbers numbers = numbers_.download(stream())[0];
+        return {static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
+    }
 
     ModelState<float>& first_moments() override { return m_; }
     ModelState<float>& second_moments() override { return v_; }
@@ -144,9 +155,7 @@ private:
     ModelState<G> gradients_, working_gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
-    DeviceBuffer<float> loss_;
-    DeviceBuffer<double> sum_of_squares_;
-    DeviceBuffer<GradNorm> norm_;
+    DeviceBuffer<StepNumbers> numbers_;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;
     std::unique_ptr<ZeroRank<floatX, G>> zero_;   // null: one rank

@@ -5,7 +5,8 @@
 // parameters' values. Without them bf16 parameters are rounded stochastically.
 //
 // Everything is asynchronous on the model's stream: the norm, the clip factor derived from it and the decision to skip
-// an update whose norm or loss is not finite stay on the device.
+// an update whose norm or loss is not finite stay on the device. What ranks must know alike of a step (loss, norm,
+// requests to stop) travels in one all-reduce and comes to the host in one copy: the only wait of a step.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@
 #include "llmc/model/gpt.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/train/options.h"
+#include "llmc/train/stop_votes.h"
 
 struct OptimizerOptions {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
@@ -24,10 +26,11 @@ struct OptimizerOptions {
     std::uint64_t seed = 42;   // of stochastic rounding
 };
 
-// What a step has found, as known on the device.
+// What a step has found, the same on every rank.
 struct StepResult {
     float loss;        // mean over the step's tokens
     float grad_norm;   // of all gradients together, before clipping
+    StopVotes stop;
 };
 
 class Optimizer;
@@ -49,8 +52,10 @@ public:
     // rank's micro-batches of the step, which are as many on every rank.
     virtual void forward_backward(const Batch& batch, float token_share, bool first, bool last) = 0;
 
-    // After the last micro-batch: loss, norm of all gradients and the clip factor, the same on every rank.
-    virtual void finish_gradients() = 0;
+    // After the last micro-batch: loss, norm of all gradients, the clip factor and whether a rank asks to stop, the
+    // same on every rank. `vote`: this rank's.
+    virtual void finish_gradients(const StopVotes& vote) = 0;
+    void finish_gradients() { finish_gradients({}); }
 
     // AdamW. Steps count from 1. Does nothing where the norm or the loss is not finite.
     virtual void update(int step, float learning_rate) = 0;

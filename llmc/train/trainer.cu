@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "llmc/kernels/classifier.cuh"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
@@ -32,8 +31,10 @@ Trainer::Trainer(const TrainerParts& parts)
       batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
       inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
-      val_loss_(parts.arena.allocate<float>("step/val_loss", 1)),
-      stop_(parts.arena.allocate<std::int32_t>("step/stop", 1)) {
+      agreement_(parts.arena, parts.group, parts.world, parts.signals, parts.model.stream()) {
+    if (parts.val_tokens != nullptr && options_.val_every > 0) {
+        validation_.emplace(parts.model, batch_, *parts.val_tokens, options_.val_max_batches, agreement_);
+    }
     check_can_trace(options_.trace);
     schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
 }
@@ -43,16 +44,16 @@ void Trainer::restore(const RunState& state) {
     loss_outliers_.restore(state.loss_outliers);
     norm_outliers_.restore(state.norm_outliers);
     step_ = saved_step_ = state.step;
+    next_ = state.next;
 }
 
 RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
-    if (stop_at_signal()) return RunEnd::signal;
-    if (step_ == 0 && options_.val_every > 0) validate();
-    while (step_ < end) {
-        if (stop_at_signal()) return RunEnd::signal;
+    agreement_.sum(0);                                      // a signal during the start-up
+    follow_step();                                          // the validation before all, or what an earlier run left
+    while (step_ < end && !agreement_.stop_asked()) {
         if (!options_.trace.empty() && step_ == traced_step) {
             trace_step(parts_.files, options_.trace, parts_.world, [&] { train_step(); });
             parts_.log.line("trace of step %d: %s", step_, options_.trace.c_str());
@@ -60,11 +61,11 @@ RunEnd Trainer::run() {
             train_step();
         }
         if (step_ == first) agree_on_algorithms();
-        if (due(options_.val_every)) validate();
-        if (due(options_.sample_every)) write_sample();
-        if (due(options_.checkpoint_every)) save_checkpoint();
+        next_ = AfterStep::validation;
+        follow_step();
     }
     parts_.optimizer.settle_parameters();   // for whoever reads them after the run
+    if (agreement_.stop_asked()) return end_at_signal();
     if (step_ < max_steps_) {
         save_checkpoint();
         parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
@@ -74,28 +75,26 @@ RunEnd Trainer::run() {
     return RunEnd::finished;
 }
 
-// True when the run must end here, with all that it has done saved: a rank has received a signal. All ranks learn that
-// after the same step.
-bool Trainer::stop_at_signal() {
-    const int rank_asked = stop_asked();
-    if (rank_asked < 0) return false;
-    parts_.optimizer.settle_parameters();
-    save_checkpoint();
-    const std::string what = rank_asked == rank() ? parts_.signals.received() : text("a signal to rank ", rank_asked);
-    parts_.log.line("%s received: stopped after step %d of %d%s", what.c_str(), step_, max_steps_,
-                    options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
-    return true;
+// What follows the step at hand, from next_ on, as far as no request to stop comes before it.
+void Trainer::follow_step() {
+    using Work = bool (Trainer::*)();   // false: a request to stop came before its end
+    static constexpr Work works[] = {&Trainer::validate, &Trainer::evaluate, &Trainer::write_sample,
+                                     &Trainer::save_if_due};
+    while (next_ != AfterStep::next_step && !agreement_.stop_asked()) {
+        if (!(this->*works[static_cast<int>(next_)])()) return;
+        next_ = after(next_);
+    }
 }
 
-// The rank that has received a signal to stop, the same on all ranks; -1: none.
-int Trainer::stop_asked() {
-    const std::int32_t own = parts_.signals.received().empty() ? -1 : parts_.world ? parts_.world->rank() : 0;
-    if (parts_.world == nullptr || parts_.world->all() == nullptr) return own;
-    stop_.upload(std::vector<std::int32_t>{own}, parts_.model.stream());
-    parts_.world->all()->all_reduce(stop_.data(), 1, ReduceOp::max, parts_.model.stream());
-    const std::int32_t asked = stop_.download(parts_.model.stream())[0];
-    parts_.world->synchronised();
-    return asked;
+// Ends the run with all that it has done saved.
+RunEnd Trainer::end_at_signal() {
+    save_checkpoint();
+    const std::string own = parts_.signals.received();
+    parts_.log.line("%s received: stopped after step %d of %d%s%s",
+                    (own.empty() ? agreement_.stop().words() : own).c_str(), step_, max_steps_,
+                    next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
+                    options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
+    return RunEnd::signal;
 }
 
 // After the first step of this process, when all problems have been met: from here on every rank multiplies with rank
@@ -118,7 +117,7 @@ void Trainer::agree_on_algorithms() {
 
 void Trainer::read_micro_batch(int micro_step) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * ranks() + rank()) * B;
+    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * agreement_.ranks() + agreement_.rank()) * B;
     if (!options_.overfit_single_batch) {
         loader_.read(first, B, inputs_, targets_);
     } else {
@@ -140,20 +139,21 @@ void Trainer::train_step() {
         parts_.optimizer.forward_backward(batch_.batch(), token_share, micro_step == 0,
                                           micro_step + 1 == options_.micro_steps());
     }
-    parts_.optimizer.finish_gradients();
+    parts_.optimizer.finish_gradients(agreement_.own_vote());
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
     if (parts_.world) parts_.world->set_step(step_);
 
     const float lr = learning_rate(schedule_, step_);
-    if (options_.skip_loss_z > 0 || options_.skip_norm_z > 0) {
-        // only then the host must know before the update
-        if (!is_outlier(parts_.optimizer.result())) parts_.optimizer.update(step_, lr);
-    } else {
+    const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
+    if (!host_decides) parts_.optimizer.update(step_, lr);
+    const StepResult result = parts_.optimizer.result();   // the host's one wait
+    const bool outlier = is_outlier(result);
+    if (host_decides && !outlier) {
         parts_.optimizer.update(step_, lr);
-        is_outlier(parts_.optimizer.result());
+        CUDA_CHECK(cudaStreamSynchronize(parts_.model.stream()));   // it belongs to the step's time
     }
-    const StepResult result = parts_.optimizer.result();
+    agreement_.learned(result.stop);
     if (parts_.world) parts_.world->synchronised();
     report_step(result, lr, seconds_now() - start);
 }
@@ -190,7 +190,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
     if (parts_.peak_flops_per_s > 0) {
         record.mfu = record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) /
-                     (ranks() * parts_.peak_flops_per_s);
+                     (agreement_.ranks() * parts_.peak_flops_per_s);
     }
     record.step_ms = 1e3 * seconds;
     record.memory_bytes = parts_.arena.high_water();
@@ -210,46 +210,35 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Between steps
 
-// The mean loss over the first --val-max-batches sequences, whatever the micro-batch and the number of ranks: what is
-// missing from the last micro-batches is padded with positions that have no loss.
-float Trainer::validation_loss() {
-    const TokenSet& tokens = *parts_.val_tokens;
-    std::uint64_t sequences = tokens.windows();
-    if (options_.val_max_batches > 0)
-        sequences = std::min<std::uint64_t>(sequences, static_cast<std::uint64_t>(options_.val_max_batches));
-    const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const std::size_t T = static_cast<std::size_t>(options_.seq_len);
-    const float token_share = 1.0f / (static_cast<float>(sequences) * static_cast<float>(T));
-    const std::uint64_t at_once = B * static_cast<std::uint64_t>(ranks());
-    for (std::uint64_t begin = 0; begin < sequences; begin += at_once) {
-        const std::uint64_t first = begin + B * static_cast<std::uint64_t>(rank());
-        for (std::uint64_t b = 0; b < B; b++) {
-            auto inputs = std::span(inputs_).subspan(b * T, T), targets = std::span(targets_).subspan(b * T, T);
-            if (first + b < sequences) {
-                tokens.read_window(first + b, inputs, targets);
-            } else {
-                std::fill(inputs.begin(), inputs.end(), 0);
-                std::fill(targets.begin(), targets.end(), -1);
-            }
-        }
-        batch_.upload(inputs_, targets_, parts_.model.stream());
-        parts_.model.forward_loss(batch_.batch());
-        sum_losses(val_loss_.data(), parts_.model.activations().losses, static_cast<int>(B * T), token_share, begin > 0,
-                   parts_.model.stream());
-    }
-    if (parts_.group) parts_.group->all_reduce(val_loss_.data(), 1, ReduceOp::sum, parts_.model.stream());
-    return val_loss_.download(parts_.model.stream())[0];
+bool Trainer::validate() {
+    if (!validation_ || !(due(options_.val_every) || step_ == 0)) return true;
+    const std::optional<float> loss = validation_->loss();
+    if (!loss) return false;
+    parts_.metrics.validation(step_, *loss);
+    parts_.log.line("val loss %f", static_cast<double>(*loss));
+    return true;
 }
 
-void Trainer::validate() {
-    if (parts_.val_tokens == nullptr) return;
-    const float loss = validation_loss();
-    parts_.metrics.validation(step_, loss);
-    parts_.log.line("val loss %f", static_cast<double>(loss));
-    if (parts_.evaluation == nullptr || step_ == 0) return;   // before the first step there is nothing to learn from it
-    const EvaluationResult result = parts_.evaluation->run();
-    parts_.metrics.evaluation(step_, result.accuracy());
-    parts_.log.line("HellaSwag: %d/%d = %f", result.right, result.questions, result.accuracy());
+// With every validation but the first: before the first step there is nothing to learn from it.
+bool Trainer::evaluate() {
+    if (parts_.evaluation == nullptr || !validation_ || !due(options_.val_every)) return true;
+    const std::optional<EvaluationResult> result = parts_.evaluation->run(agreement_);
+    if (!result) return false;
+    parts_.metrics.evaluation(step_, result->accuracy());
+    parts_.log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+    return true;
+}
+
+bool Trainer::write_sample() {
+    if (parts_.sampler != nullptr && due(options_.sample_every)) {
+        parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
+    }
+    return true;
+}
+
+bool Trainer::save_if_due() {
+    if (due(options_.checkpoint_every)) save_checkpoint();
+    return true;
 }
 
 void Trainer::save_checkpoint() {
@@ -262,16 +251,12 @@ void Trainer::save_checkpoint() {
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
     state.attention = parts_.model.attention();
+    state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     parts_.metrics.sync();
     save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
                         WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));
     saved_step_ = step_;
-    if (rank() > 0) return;
+    if (agreement_.rank() > 0) return;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
     parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), checkpoint_name(step_).c_str());
-}
-
-void Trainer::write_sample() {
-    if (parts_.sampler == nullptr) return;
-    parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
 }

@@ -5,6 +5,9 @@
 // r) B, (i N + r + 1) B), so that a step is made of the same samples under every layout. Loss and gradients are means
 // over all tokens of the step, of all ranks. Validation number N and sample number N are made with the weights after
 // step N; both also before the first step's (validation) and after the last one, never twice for one step.
+//
+// A signal to stop, to any rank, is acted upon by all of them after the same step, or in the midst of validation or
+// evaluation after the same micro-batch; what then remains to be done after the step is left to the run that resumes.
 #pragma once
 
 #include <optional>
@@ -19,6 +22,7 @@
 #include "llmc/train/options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/training_state.h"
+#include "llmc/train/validation.h"
 
 // What the trainer works with, made by main.
 struct TrainerParts {
@@ -63,20 +67,20 @@ private:
         double mean_s() const { return steps > 0 ? total_s / steps : 0; }
     };
 
-    bool stop_at_signal();
+    void follow_step();
+    RunEnd end_at_signal();
     void train_step();
     void agree_on_algorithms();
     void read_micro_batch(int micro_step);
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
-    float validation_loss();
-    int rank() const { return parts_.group ? parts_.group->rank() : 0; }
-    int ranks() const { return parts_.group ? parts_.group->size() : 1; }
-    void validate();
+    bool validate();
+    bool evaluate();
+    bool write_sample();
+    bool save_if_due();
     void save_checkpoint();
-    void write_sample();
-    int stop_asked();
-    bool due(int every) const { return every > 0 && (step_ % every == 0 || step_ == max_steps_); }
+    // After the step at hand; of what has an interval, only validation is also made before the first step.
+    bool due(int every) const { return step_ > 0 && every > 0 && (step_ % every == 0 || step_ == max_steps_); }
 
     const Options& options_;
     TrainerParts parts_;
@@ -85,11 +89,12 @@ private:
     int sequences_;        // of a step
     int step_ = 0;         // completed steps
     int saved_step_ = 0;   // the last one that is in a checkpoint
+    AfterStep next_ = AfterStep::validation;
     Loader loader_;
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's
-    DeviceBuffer<float> val_loss_;
-    DeviceBuffer<std::int32_t> stop_;   // used among several ranks only
+    Agreement agreement_;
+    std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step
     Timing timing_;

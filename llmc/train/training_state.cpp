@@ -110,6 +110,7 @@ std::string to_text(const RunState& s) {
         {"loss_outliers", to_json(s.loss_outliers)},
         {"norm_outliers", to_json(s.norm_outliers)},
         {"attention", name_of(s.attention)},
+        {"next", name_of(s.next)},
     };
     return json.dump(2) + "\n";
 }
@@ -135,6 +136,10 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         const std::string attention = json.value("attention", name_of(AttentionKind::auto_));
         for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
             if (attention == name_of(kind)) s.attention = kind;
+        }
+        const std::string next = json.value("next", name_of(AfterStep::next_step));   // older ones do not say
+        for (s.next = AfterStep::validation; s.next != AfterStep::next_step && next != name_of(s.next);) {
+            s.next = after(s.next);
         }
         return s;
     } catch (const Json::exception& error) {

@@ -17,6 +17,7 @@
 #include "llmc/data/loader.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/parallel/gather.h"
+#include "llmc/train/after_step.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/optimizer.h"
 
@@ -27,6 +28,7 @@ struct RunState {
     std::uint64_t windows = 0;   // samples of an epoch: the same data and sequence length when it is resumed
     OutlierDetector::State loss_outliers, norm_outliers;
     AttentionKind attention = AttentionKind::auto_;   // own or library, as the run used it; auto_: an old checkpoint
+    AfterStep next = AfterStep::next_step;            // what comes first when it goes on
 };
 
 // Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty. Collective over the
@@ -35,6 +37,6 @@ struct RunState {
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
                          Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole);
 
-// Restores what this rank keeps of parameters and optimizer, and returns the rest; restore_matmul_choices is the caller's
-// to call. Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
+// Restores what this rank keeps of parameters and optimizer, and returns the rest; restore_matmul_choices is the
+// caller's to call. Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
 RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer);

@@ -1,0 +1,23 @@
+#include "llmc/train/agreement.h"
+
+Agreement::Agreement(Arena& arena, Communicator* group, World* world, const StopSignals& signals, cudaStream_t stream)
+    : group_(group),
+      world_(world),
+      signals_(signals),
+      stream_(stream),
+      sums_(arena.allocate<double>("step/agreement", 3)) {}
+
+double Agreement::sum() {
+    const StopVotes own = own_vote();
+    sums_.upload(std::vector<double>{own.asking, own.ranks}, stream_, 1);
+    if (group_) group_->all_reduce(sums_.data(), sums_.size(), ReduceOp::sum, stream_);
+    const std::vector<double> sums = sums_.download(stream_);
+    if (world_) world_->synchronised();
+    stop_ = {sums[1], sums[2]};
+    return sums[0];
+}
+
+double Agreement::sum(double own) {
+    sums_.upload(std::vector<double>{own}, stream_);
+    return sum();
+}

@@ -1,0 +1,39 @@
+// What all ranks must know alike outside of a step: a sum over them, and with it whether one of them asks to stop. In a
+// step both travel with the step's own sums (optimizer.h).
+//
+// So a signal to any one rank is acted upon by all of them at the same place, and long work between steps (validation,
+// evaluation) asks once a micro-batch.
+#pragma once
+
+#include "llmc/base/arena.h"
+#include "llmc/parallel/world.h"
+#include "llmc/train/guard.h"
+#include "llmc/train/stop_votes.h"
+
+class Agreement {
+public:
+    // `group`: the data-parallel ranks; null: this one alone. `world`: hears of every wait; may be null.
+    Agreement(Arena& arena, Communicator* group, World* world, const StopSignals& signals, cudaStream_t stream);
+
+    int rank() const { return group_ ? group_->rank() : 0; }
+    int ranks() const { return group_ ? group_->size() : 1; }
+
+    // The sum over ranks of what is at `addend` when the stream's work so far is done, or of `own`. Collective; waits.
+    double* addend() const { return sums_.data(); }
+    double sum();
+    double sum(double own);
+
+    // What all ranks know of requests to stop, since the last sum or step.
+    bool stop_asked() const { return stop_.any(); }
+    const StopVotes& stop() const { return stop_; }
+    StopVotes own_vote() const { return StopVotes::of(world_ ? world_->rank() : rank(), !signals_.received().empty()); }
+    void learned(const StopVotes& stop) { stop_ = stop; }   // from a step
+
+private:
+    Communicator* group_;
+    World* world_;
+    const StopSignals& signals_;
+    cudaStream_t stream_;
+    DeviceBuffer<double> sums_;   // the addend and the votes
+    StopVotes stop_;
+};

@@ -1,0 +1,48 @@
+#include "llmc/train/validation.h"
+
+#include <algorithm>
+
+#include "llmc/kernels/classifier.cuh"
+
+Validation::Validation(Gpt& model, BatchBuffer& batch, const TokenSet& tokens, int max_sequences, Agreement& agreement)
+    : model_(model),
+      batch_(batch),
+      tokens_(tokens),
+      sequences_(tokens.windows()),
+      agreement_(agreement),
+      inputs_(static_cast<std::size_t>(model.options().B) * static_cast<std::size_t>(model.options().T)),
+      targets_(inputs_.size()) {
+    if (max_sequences > 0) sequences_ = std::min(sequences_, static_cast<std::uint64_t>(max_sequences));
+}
+
+// Sequences from `first` on. What is missing in the last micro-batches is positions that have no loss.
+void Validation::read(std::uint64_t first) {
+    const auto B = static_cast<std::uint64_t>(model_.options().B);
+    const auto T = static_cast<std::size_t>(model_.options().T);
+    for (std::uint64_t b = 0; b < B; b++) {
+        auto inputs = std::span(inputs_).subspan(b * T, T), targets = std::span(targets_).subspan(b * T, T);
+        if (first + b < sequences_) {
+            tokens_.read_window(first + b, inputs, targets);
+        } else {
+            std::fill(inputs.begin(), inputs.end(), 0);
+            std::fill(targets.begin(), targets.end(), -1);
+        }
+    }
+}
+
+std::optional<float> Validation::loss() {
+    const auto B = static_cast<std::uint64_t>(model_.options().B), T = static_cast<std::uint64_t>(model_.options().T);
+    const float token_share = 1.0f / (static_cast<float>(sequences_) * static_cast<float>(T));
+    const std::uint64_t at_once = B * static_cast<std::uint64_t>(agreement_.ranks());
+    double loss = 0;
+    for (std::uint64_t begin = 0; begin < sequences_; begin += at_once) {
+        if (begin > 0 && agreement_.stop_asked()) return std::nullopt;
+        read(begin + B * static_cast<std::uint64_t>(agreement_.rank()));
+        batch_.upload(inputs_, targets_, model_.stream());
+        model_.forward_loss(batch_.batch());
+        sum_losses(agreement_.addend(), model_.activations().losses, static_cast<int>(B * T), token_share, false,
+                   model_.stream());
+        loss += agreement_.sum();
+    }
+    return static_cast<float>(loss);
+}
