@@ -73,7 +73,7 @@ lose() {
     done
     local took=$((($(date +%s%N) - began) / 1000000))
     [ "$took" -le $((limit_s * 1000)) ] || bad="$bad the last one took $took ms;"
-    grep -qE "rank $victim on .* (died|has been silent)|connection to rank $victim while starting" "$run/log" ||
+    grep -qE "rank $victim on .* (died|has been silent)|connection to rank $victim at start-up" "$run/log" ||
         bad="$bad the lost rank is not named;"
     kill -KILL "$(cat "$run/pid.$victim")" 2>/dev/null
     wait "$launcher"

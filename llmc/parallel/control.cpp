@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "llmc/base/exit_code.h"
@@ -37,6 +38,7 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
     _exit(exit_code);
 }
 
+constexpr const char* kAllHaveCome = "all have come";
 constexpr const char* kHint = "Start again with --resume to go on from the last checkpoint.";
 
 }   // namespace
@@ -51,32 +53,51 @@ struct Control::Impl {
 
     // ---- connecting
 
-    // Rank 0 says where it listens, and a word by which it knows its own ranks from strangers.
+    // Rank 0 says where it listens, and a word by which it and its own ranks know each other from strangers.
     void connect(Meeting& meeting) {
         std::unique_ptr<ListeningSocket> listener;
         std::string at;
         if (place.rank == 0) {
             listener = std::make_unique<ListeningSocket>(0);
-            at = text(place.host, ":", listener->port(), " ", std::random_device{}(), std::random_device{}());
+            at = text(listener->port(), " ", std::random_device{}(), std::random_device{}(), " ", own_host_identity());
+            for (const std::string& address : own_addresses()) at += " " + address;
         }
-        at = meeting.from_rank_0(at);
+        std::istringstream said(meeting.from_rank_0(at));
+        int port = 0;
+        std::string word, identity;
+        said >> port >> word >> identity;
         const std::vector<std::string> hosts = meeting.all_gather(place.host);
         if (place.rank == 0) {
-            accept_all(*listener, at.substr(at.find(' ') + 1), hosts);
-        } else {
-            join_rank_0(at, hosts[0]);
+            accept_all(*listener, word, hosts);
+            return;
         }
+        // no names, which may not resolve: first the address by which rank 0 was met
+        std::vector<std::string> addresses;
+        if (std::string met = meeting.rank_0_address(); !met.empty()) addresses.push_back(met);
+        if (identity == own_host_identity()) addresses.emplace_back("127.0.0.1");
+        for (std::string address; said >> address;) addresses.push_back(address);
+        join_rank_0(addresses, port, word, hosts[0]);
     }
 
-    void join_rank_0(const std::string& at, const std::string& host) {
-        const std::size_t colon = at.find(':'), space = at.find(' ');
-        const std::string reach = host == place.host ? "127.0.0.1" : at.substr(0, colon);
-        std::optional<Socket> socket =
-            connect_to_host(reach, std::atoi(at.c_str() + colon + 1), options.connect_seconds);
-        if (!socket || !socket->send(text(place.rank, at.substr(space)))) {
+    void join_rank_0(const std::vector<std::string>& addresses, int port, const std::string& word,
+                     const std::string& host) {
+        auto is_rank_0 = [&](Socket& socket) {
+            return socket.send(text(place.rank, " ", word)) && socket.receive(5) == text("rank 0 ", word);
+        };
+        std::optional<Socket> socket = connect_to_any(addresses, port, options.connect_seconds, is_rank_0);
+        if (!socket) {
+            std::string tried;
+            for (const std::string& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
             throw Error(ErrorKind::no_device,
-                        text("rank ", place.rank, " cannot reach the control plane at ", at.substr(0, space)),
+                        text("rank ", place.rank, " on ", place.host, " cannot reach the control plane of rank 0 on ",
+                             host, " within ", options.connect_seconds, " s; tried port ", port, " of ", tried),
                         "Check that the hosts reach each other, on any port.");
+        }
+        // rank 0 is silent until all have come, which is no reason to take it for lost
+        if (socket->receive(options.connect_seconds + 5) != std::string(kAllHaveCome)) {
+            throw Error(ErrorKind::no_device,
+                        text("rank ", place.rank, ": rank 0 on ", host, " has ended the control plane at start-up"),
+                        "Look at that rank's own output for the reason.");
         }
         add_peer(0, std::move(*socket), host);
     }
@@ -90,9 +111,13 @@ struct Control::Impl {
             std::optional<std::string> hello = socket ? socket->receive(5) : std::nullopt;
             const int rank = hello ? std::atoi(hello->c_str()) : 0;
             if (rank <= 0 || rank >= place.ranks || *hello != text(rank, " ", word)) continue;   // a stranger
+            if (!socket->send(text("rank 0 ", word))) continue;
+            // one that has given up on an earlier connection of its own comes twice
+            missing -= !peers[static_cast<std::size_t>(rank)].socket.is_open();
             add_peer(rank, std::move(*socket), hosts[static_cast<std::size_t>(rank)]);
-            missing--;
         }
+        send_to_all(kAllHaveCome);
+        for (Peer& peer : peers) peer.heard = steady_seconds();
     }
 
     void add_peer(int rank, Socket socket, const std::string& host) {

@@ -26,7 +26,7 @@ struct ControlOptions {
     // rank that works alone (it writes a checkpoint, the others wait for it) is not judged. 0: never.
     double stall_seconds = 600;
     double grace_seconds = 1;               // after a loss, for the main thread to end by itself
-    double connect_seconds = 60;            // for everyone to reach rank 0
+    double connect_seconds = 60;            // for everyone to reach rank 0 (World: --init-timeout)
     CollectiveLog* collectives = nullptr;   // debug: compared with the other ranks' (collective_order.h); null: not
     // How the process ends when a rank is lost; empty: prints `why` and calls _exit. Tests record it instead.
     std::function<void(int exit_code, const std::string& why)> leave;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 double steady_seconds();
 
@@ -18,6 +20,7 @@ public:
     bool is_open() const { return fd_ >= 0; }
     int fd() const { return fd_; }
     void close();
+    std::string peer_address() const;   // of the other end, in digits
 
     // A text of any length, as a frame. False when the connection is lost (or, for receive, nothing whole came in time;
     // `timed_out` tells which).
@@ -40,7 +43,14 @@ private:
     int port_ = 0;
 };
 
-// Tries until the time is over; nullopt then.
+// Tries all addresses of a host, again and again, until one answers or the time is over; nullopt then.
 std::optional<Socket> connect_to_host(const std::string& host, int port, double timeout_seconds);
-// The name by which other machines reach this one: its host name; "127.0.0.1" where that does not resolve.
-std::string own_host_name();
+// The same over several hosts at once. Where several answer, an earlier one is taken, unless `greet` says of the
+// connection that it is not the right one: private addresses mean other machines elsewhere.
+std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
+                                     const std::function<bool(Socket&)>& greet);
+
+std::string own_host_name();   // for messages; others may not be able to resolve it
+// What two processes share exactly if they reach each other by loopback: host name, boot and network namespace.
+std::string own_host_identity();
+std::vector<std::string> own_addresses();   // in digits, of all interfaces that are up, without loopback

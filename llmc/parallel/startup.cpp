@@ -78,6 +78,8 @@ public:
         return all;
     }
 
+    std::string rank_0_address() const override { return to_rank_0_.is_open() ? to_rank_0_.peer_address() : ""; }
+
 private:
     Socket& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
@@ -91,7 +93,7 @@ private:
                 if (steady_seconds() > deadline) break;
                 continue;
             }
-            std::optional<std::string> hello = connection->receive(5);
+            std::optional<std::string> hello = connection->receive(std::min(5.0, deadline - steady_seconds()));
             if (!hello) continue;   // a stranger, or a rank that died while it introduced itself
             int rank = 0, of = 0;
             if (std::sscanf(hello->c_str(), "train_gpt rank %d of %d", &rank, &of) != 2) continue;
@@ -135,7 +137,7 @@ private:
         return *got;
     }
     [[noreturn]] void lost(int rank) {
-        throw Error(ErrorKind::resumable, text("lost the connection to rank ", rank, " while starting up"),
+        throw Error(ErrorKind::resumable, text("lost the connection to rank ", rank, " at start-up"),
                     "Look at that rank's own output for the reason.");
     }
 
@@ -308,14 +310,15 @@ HostPort parse_address(const std::string& given) {
 ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment, int gpus_per_node) {
     ProcessPlace place{meeting.rank(), meeting.ranks(), environment.local_rank, environment.local_ranks,
                        own_host_name()};
-    const std::vector<std::string> hosts = meeting.all_gather(place.host);
+    const std::string own = own_host_identity();
+    const std::vector<std::string> hosts = meeting.all_gather(own);
     if (gpus_per_node > 0) {
         place.local_rank = place.rank % gpus_per_node;
         place.local_ranks = std::min(gpus_per_node, place.ranks);
     }
     if (place.local_rank >= 0 && place.local_ranks > 0) return place;
-    place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, place.host));
-    place.local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), place.host));
+    place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, own));
+    place.local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
     return place;
 }
 

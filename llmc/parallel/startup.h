@@ -19,7 +19,7 @@ enum class InitMethod { automatic, mpi, tcp, fs };
 struct StartupOptions {
     InitMethod method = InitMethod::automatic;
     int rank = -1, ranks = -1;      // -1: ask the environment
-    int gpus_per_node = 0;          // local rank = rank modulo this; 0: by the environment, else by host name
+    int gpus_per_node = 0;          // local rank = rank modulo this; 0: by the environment, else by host
     std::string address;            // tcp: HOST[:PORT] of rank 0; empty: MASTER_ADDR and MASTER_PORT
     std::string folder;             // fs: a folder that all ranks see
     double timeout_seconds = 120;   // how long to wait for peers
@@ -30,7 +30,7 @@ inline constexpr int kDefaultPort = 29500;   // of --init tcp, where the address
 struct ProcessPlace {
     int rank = 0, ranks = 1;
     int local_rank = 0, local_ranks = 1;   // among the processes on this machine
-    std::string host;
+    std::string host;                      // its name, for messages
 };
 
 // Exchanges between all processes, before NCCL and apart from it. Collective: every rank makes the same calls.
@@ -47,6 +47,8 @@ public:
     // Everyone's text, by rank. Throws Error(no_device) naming the ranks that have not come in time.
     virtual std::vector<std::string> all_gather(const std::string& own) = 0;
     std::string from_rank_0(const std::string& own) { return all_gather(rank_ == 0 ? own : "")[0]; }
+    // The address by which this rank has reached rank 0, in digits; empty where it has not by any.
+    virtual std::string rank_0_address() const { return ""; }
 
 private:
     int rank_, ranks_;
@@ -57,7 +59,7 @@ struct Startup {
     ProcessPlace place;
 };
 
-// Meets the others. Local ranks are counted by host name where the environment does not give them.
+// Meets the others. Local ranks are counted by host (own_host_identity) where the environment does not give them.
 // Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
 // Error(no_device) naming who did not come.
 Startup start_up(const StartupOptions& options);

@@ -41,6 +41,7 @@ World::World(const WorldOptions& options) {
     if (ranks() == 1) return;
     if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.control.stall_seconds);
     ControlOptions control = options.control;
+    control.connect_seconds = options.startup.timeout_seconds;
     if (options.check_collectives) {
         log_ = std::make_unique<CollectiveLog>();
         control.collectives = log_.get();

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Several hosts on one machine: each has a network and a host name of its own, and none can resolve another's name.
+# Start-up by tcp and fs gives the losses of one host; a rank lost on the other host is named.
+#
+# It makes network namespaces, and says so where it has not the right to.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+if [ "${1:-}" != inside ]; then
+    try='mount -t tmpfs none /run && ip netns add a && ip netns exec a unshare --uts hostname a && ip link add name end0 type veth peer name end1'
+    if message=$(unshare --net --uts --mount bash -c "$try" 2>&1); then
+        exec unshare --net --uts --mount "$0" inside   # so that nothing of it is left or seen outside
+    fi
+    echo "SKIPPED several hosts on one machine: no right to make network namespaces: $(tail -n 1 <<<"$message")"
+    echo "0 passed, 0 failed"
+    exit 0
+fi
+device=${DEVICE:-cpu}
+train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
+tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
+
+# host0 and host1 at the two ends of a cable; 192.0.2.0/24 is for documentation, nobody's
+mount -t tmpfs none /run
+ip link set lo up
+for h in 0 1; do
+    ip netns add host$h
+    ip -n host$h link set lo up
+done
+ip -n host0 link add name cable type veth peer name cable netns host1
+for h in 0 1; do
+    ip -n host$h address add 192.0.2.1$h/24 dev cable
+    ip -n host$h link set cable up
+    # the same address on both, in a network that reaches nobody else: there rank 2 finds itself, not rank 0
+    ip -n host$h link add name private0 type veth peer name private1
+    ip -n host$h address add 10.77.0.1/24 dev private0
+    for end in private0 private1; do ip -n host$h link set $end up; done
+done
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --val-every 0 --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2
+    --total-batch 384 --max-steps 5 --sample-every 0 --zero 2 --init-timeout 20)
+ranks=3   # 0 and 1 on host0, 2 on host1
+losses() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+
+# on_hosts NAME NAME_OF_HOST_1 ARGUMENTS...: all ranks, in the background; their ids in pids, their logs in $work/NAME.R
+on_hosts() {
+    local name=$1 host1=$2
+    shift 2
+    pids=()
+    for ((r = 0; r < ranks; r++)); do
+        local h=$((r / 2)) host=gpt-test-0
+        [ $h -eq 0 ] || host=$host1
+        ip netns exec host$h unshare --uts bash -c 'hostname "$0" && exec "$@"' "$host" "${run[@]}" --processes $ranks \
+            --process-rank $r --output-dir "$work/$name" "$@" >"$work/$name.$r" 2>&1 &
+        pids+=($!)
+    done
+}
+same() {   # NAME: the ranks of this run have ended well, with the losses of one host
+    local status=0
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    [ $status -eq 0 ] && [ "$(losses "$work/$1" | wc -l)" -eq 5 ] && cmp -s <(losses "$work/one") <(losses "$work/$1")
+    verdict $? "$1 (exit $status): $(tail -n 2 "$work/$1".[0-9])"
+}
+
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/one" >"$work/one.log" 2>&1
+on_hosts tcp gpt-test-1 --init tcp --init-address 192.0.2.10:29500
+same tcp
+on_hosts fs gpt-test-1 --init fs --init-folder "$work/meeting"
+same fs
+on_hosts same-name gpt-test-0 --init fs --init-folder "$work/meeting"   # containers often all have one name
+same same-name
+
+on_hosts lost gpt-test-1 --init tcp --init-address 192.0.2.10:29501 --max-steps 100000 --peer-timeout 3
+for _ in $(seq 1000); do grep -qs '^step    3/' "$work/lost.0" && break || sleep 0.02; done
+kill -KILL "${pids[2]}"
+for r in 0 1; do
+    wait "${pids[r]}"
+    [ $? -eq 75 ] && grep -qE 'rank 2 on gpt-test-1 died, last heard at .* number [0-9]+ of group' "$work/lost.$r"
+    verdict $? "rank $r names the one lost on the other host: $(tail -n 3 "$work/lost.$r")"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
