@@ -230,10 +230,8 @@ cudaError_t cudaFree(void* pointer, const char* file, int line) {
                                  host::place(file, line), ") while '", user->name, "' (",
                                  host::place(user->file, user->line), "), queued in stream ", stream, ", uses it"));
     device.perform_all();
-    if (host::checks().memory && device.fault() == cudaSuccess) {
-        host::OpenMemory open(device.memory);
+    if (host::checks().memory && device.fault() == cudaSuccess)
         if (auto damage = device.memory.damage_of(pointer)) device.report_fault(cudaErrorIllegalAddress, *damage);
-    }
     device.memory.release(pointer);
     device.races.forget(pointer, bytes);
     return pass_on(device.fault());

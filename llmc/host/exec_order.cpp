@@ -95,18 +95,24 @@ public:
         for (std::size_t i = 0; i < pieces_.size(); i++) {
             const Piece& piece = pieces_[i];
             const char* expected = (i < kept_ ? after_ : before_).data() + piece.offset;
-            if (const char* found = mismatch(piece, expected)) return found;
+            if (const char* found = first_mismatch(piece.memory, piece.memory + piece.bytes, expected)) return found;
         }
         return nullptr;
     }
-    // The first byte that has changed outside of the ranges; null if none has.
-    const char* first_change_outside(const std::vector<Access>& ranges) const {
+    // The first byte that has changed outside of the ranges that may be written; null if none has.
+    const char* first_change_outside(std::vector<Access> ranges) const {
+        std::erase_if(ranges, [](const Access& range) { return !range.write; });
+        std::sort(ranges.begin(), ranges.end(), [](const Access& a, const Access& b) { return a.begin < b.begin; });
         for (const Piece& piece : pieces_) {
-            const char* before = before_.data() + piece.offset;
-            if (!mismatch(piece, before)) continue;
-            for (std::size_t i = 0; i < piece.bytes; i++) {
-                if (piece.memory[i] != before[i] && !covered(piece.memory + i, ranges)) return piece.memory + i;
+            const char *place = piece.memory, *end = piece.memory + piece.bytes;
+            for (const Access& range : ranges) {
+                auto* begin = static_cast<const char*>(range.begin);
+                if (begin >= end) break;
+                if (begin > place)
+                    if (const char* found = first_change(piece, place, begin)) return found;
+                place = std::max(place, std::min(begin + range.bytes, end));
             }
+            if (const char* found = first_change(piece, place, end)) return found;
         }
         return nullptr;
     }
@@ -132,15 +138,12 @@ private:
         for (const Memory::Pages& run : runs_)
             mprotect(run.begin, static_cast<std::size_t>(run.end - run.begin), protection);
     }
-    static const char* mismatch(const Piece& piece, const char* expected) {
-        if (std::memcmp(piece.memory, expected, piece.bytes) == 0) return nullptr;
-        return std::mismatch(piece.memory, piece.memory + piece.bytes, expected).first;
+    static const char* first_mismatch(const char* begin, const char* end, const char* expected) {
+        if (std::memcmp(begin, expected, static_cast<std::size_t>(end - begin)) == 0) return nullptr;
+        return std::mismatch(begin, end, expected).first;
     }
-    static bool covered(const char* address, const std::vector<Access>& ranges) {
-        return std::any_of(ranges.begin(), ranges.end(), [&](const Access& range) {
-            auto* begin = static_cast<const char*>(range.begin);
-            return range.write && address >= begin && address < begin + range.bytes;
-        });
+    const char* first_change(const Piece& piece, const char* begin, const char* end) const {
+        return first_mismatch(begin, end, before_.data() + piece.offset + (begin - piece.memory));
     }
 
     std::vector<Memory::Pages> runs_;

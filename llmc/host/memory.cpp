@@ -78,6 +78,10 @@ private:
     bool locked_ = false;
 };
 
+void protect(const Memory::Pages& pages, int protection) {
+    mprotect(pages.begin, static_cast<std::size_t>(pages.end - pages.begin), protection);
+}
+
 // The first byte in [begin, end) that is not the canary, or end.
 std::uintptr_t first_damaged(std::uintptr_t begin, std::uintptr_t end) {
     const auto* bytes = static_cast<const unsigned char*>(pointer_to(begin));
@@ -317,7 +321,13 @@ std::optional<std::string> Memory::damage() const {
 std::optional<std::string> Memory::damage_of(const void* begin) const {
     std::lock_guard lock(mutex_);
     auto found = live_.find(address_of(begin));
-    return found == live_.end() ? std::nullopt : damage_of(found->first, found->second);
+    if (found == live_.end() || !found->second.guarded) return std::nullopt;
+    const Block& block = found->second;
+    const Pages pages{static_cast<char*>(pointer_to(block.map_begin)), static_cast<char*>(pointer_to(block.map_end))};
+    if (!is_open()) protect(pages, PROT_READ);
+    auto damage = damage_of(found->first, block);
+    if (!is_open()) protect(pages, PROT_NONE);
+    return damage;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ public:
 
     // What overwrote the bytes around allocations, if anything did. Memory must be open.
     std::optional<std::string> damage() const;
-    std::optional<std::string> damage_of(const void* begin) const;   // the same for one allocation
+    std::optional<std::string> damage_of(const void* begin) const;   // the same for one allocation; it may be closed
 
     // Makes allocations accessible while at least one `open` is not closed. No-ops where the memory check is off.
     void open();

@@ -294,14 +294,13 @@ cudaError_t Device::wait_for(const CUevent_st::Record& record) {
 }
 
 cudaError_t Device::wait_for_all() {
+    OpenMemory open(memory);   // once, for the work and for the look at what surrounds allocations
     if (cudaError_t error = perform_all(); error != cudaSuccess) return error;
     if (checks().races) races.host_waited_for_all();
     if (recorder)
         for (auto& stream : streams_) recorder->host_waited_for_stream(stream->progress->id);
-    if (checks().memory) {
-        OpenMemory open(memory);
+    if (checks().memory)
         if (auto damage = memory.damage()) report_fault(cudaErrorIllegalAddress, *damage);
-    }
     return fault();
 }
 
