@@ -85,9 +85,9 @@ int train(Options options, World& world, const StopSignals& signals) {
 
     // where it left off
     const std::optional<RunState> state = resume(inputs, options, model, *optimizer, log);
-    const std::string another_attention =
+    const std::string about_attention =
         settle_attention(model, options.attention, state ? state->attention : AttentionKind::auto_, world);
-    if (!another_attention.empty()) log.warning("another attention than before: %s", another_attention.c_str());
+    if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step);

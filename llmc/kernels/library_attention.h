@@ -8,7 +8,8 @@
 //   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
 //   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but key or query offsets (q0, k0)
 //
-// Deterministic. One object serves one stream at a time (it owns a workspace). Nothing of size Tq x Tk is stored.
+// Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
+// size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for B NH Tq Tk in bf16.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,6 +37,13 @@ public:
     ~LibraryAttention();
     LibraryAttention(const LibraryAttention&) = delete;
     LibraryAttention& operator=(const LibraryAttention&) = delete;
+
+    // Makes ready what calls of this shape and these strides need, plan and workspace, which else the first of them
+    // does. No call may be under way. Throw as the calls do, and Error(no_device) where the device has no room.
+    template <class T, class O>
+    void prepare(const AttentionForward<T, O>& arguments);
+    template <class T, class G>
+    void prepare(const AttentionBackward<T, G>& arguments);
 
     // Throw Error(no_device) with the refusal where there is one. (T, O) and (T, G): (float, float), (bf16, bf16) or
     // (bf16, float).

@@ -45,8 +45,11 @@ struct LibraryAttention::Impl {
         CudnnGraph graph = &plans == &forward ? forward_attention_graph(layout) : backward_attention_graph(layout);
         CudnnPlan plan = graph.build({handle, ""});
         if (plan.workspace_bytes() > workspace.bytes()) {
-            workspace = {};   // given back before more is asked for
+            workspace = {};   // given back before more is asked for; where there is not more, no plan may go on
+            std::map<AttentionLayout, CudnnPlan> forward_plans, backward_plans;
+            forward.swap(forward_plans), backward.swap(backward_plans);
             workspace = arena.allocate<std::uint8_t>("workspace/attention", plan.workspace_bytes());
+            forward.swap(forward_plans), backward.swap(backward_plans);
         }
         return plans.emplace(layout, plan).first->second;
     }
@@ -106,10 +109,31 @@ LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(
 LibraryAttention::~LibraryAttention() = default;
 
 template <class T, class O>
-void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
+void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
         std::string reason = unsupported_shape(a.shape);
         if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        impl_->plan(impl_->forward, layout_of(a));
+    } else {
+        throw Error(ErrorKind::no_device, refusal<T, O>(a.shape));
+    }
+}
+
+template <class T, class G>
+void LibraryAttention::prepare(const AttentionBackward<T, G>& a) {
+    if constexpr (std::is_same_v<T, bf16> && std::is_same_v<G, bf16>) {
+        std::string reason = unsupported_shape(a.shape);
+        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        impl_->plan(impl_->backward, layout_of(a));
+    } else {
+        throw Error(ErrorKind::no_device, refusal<T, G>(a.shape));
+    }
+}
+
+template <class T, class O>
+void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
+        prepare(a);
         const CudnnPlan& plan = impl_->plan(impl_->forward, layout_of(a));
         impl_->run(plan,
                    {{AttentionTensor::q, address(a.q)},
@@ -126,8 +150,7 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
 template <class T, class G>
 void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<G, bf16>) {
-        std::string reason = unsupported_shape(a.shape);
-        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        prepare(a);
         const CudnnPlan& plan = impl_->plan(impl_->backward, layout_of(a));
         impl_->run(plan,
                    {{AttentionTensor::dout, address(a.dout)},
@@ -163,6 +186,14 @@ LibraryAttention::LibraryAttention(Arena&) { throw Error(ErrorKind::no_device, n
 LibraryAttention::~LibraryAttention() = default;
 
 template <class T, class O>
+void LibraryAttention::prepare(const AttentionForward<T, O>&) {
+    throw Error(ErrorKind::no_device, not_built);
+}
+template <class T, class G>
+void LibraryAttention::prepare(const AttentionBackward<T, G>&) {
+    throw Error(ErrorKind::no_device, not_built);
+}
+template <class T, class O>
 void LibraryAttention::forward(const AttentionForward<T, O>&, cudaStream_t) {
     throw Error(ErrorKind::no_device, not_built);
 }
@@ -177,6 +208,8 @@ bool LibraryAttention::surely_faster() { return false; }
 
 #define INSTANTIATE(T, G)                                                                       \
     template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
+    template void LibraryAttention::prepare<T, G>(const AttentionForward<T, G>&);               \
+    template void LibraryAttention::prepare<T, G>(const AttentionBackward<T, G>&);              \
     template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \
     template void LibraryAttention::backward<T, G>(const AttentionBackward<T, G>&, cudaStream_t);
 INSTANTIATE(float, float)

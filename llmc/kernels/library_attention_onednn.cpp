@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/base/check.h"
+#include "llmc/host/attention_workspace.h"
 #include "llmc/host/gemm.h"
 #include "llmc/host/queue.h"
 #include "llmc/host/thread_pool.h"
@@ -282,10 +283,20 @@ void check_shape(const AttentionShape& s) {
 
 }   // namespace
 
-struct LibraryAttention::Impl {};
+std::atomic<std::size_t> host::attention_workspace_bytes = 0;
+
+struct LibraryAttention::Impl {
+    Arena& arena;
+    DeviceBuffer<std::uint8_t> workspace;
+    void prepare() {
+        if (workspace.bytes() >= host::attention_workspace_bytes) return;
+        workspace = {};
+        workspace = arena.allocate<std::uint8_t>("workspace/attention", host::attention_workspace_bytes);
+    }
+};
 
 bool LibraryAttention::surely_faster() { return true; }
-LibraryAttention::LibraryAttention(Arena&) {}
+LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(Impl{arena, {}})) {}
 LibraryAttention::~LibraryAttention() = default;
 
 template <class T, class G>
@@ -294,9 +305,20 @@ std::string LibraryAttention::refusal(const AttentionShape&, bool) {
 }
 
 template <class T, class O>
+void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
+    check_shape(a.shape);
+    impl_->prepare();
+}
+template <class T, class G>
+void LibraryAttention::prepare(const AttentionBackward<T, G>& a) {
+    check_shape(a.shape);
+    impl_->prepare();
+}
+
+template <class T, class O>
 void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
     const AttentionShape& s = a.shape;
-    check_shape(s);
+    prepare(a);
     host::Operation operation;
     operation.name = "library attention forward";
     operation.accesses = {access(a.out, s, s.Tq), rows_access(a.lse, s, true), access(a.q, s, s.Tq),
@@ -320,7 +342,7 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
 template <class T, class G>
 void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     const AttentionShape& s = a.shape;
-    check_shape(s);
+    prepare(a);
     host::Operation operation;
     operation.name = "library attention backward";
     operation.accesses = {access(a.dq, s, s.Tq),       access(a.dk, s, s.Tk),  access(a.dv, s, s.Tk),
@@ -341,6 +363,8 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
 
 #define INSTANTIATE(T, G)                                                                       \
     template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
+    template void LibraryAttention::prepare<T, G>(const AttentionForward<T, G>&);               \
+    template void LibraryAttention::prepare<T, G>(const AttentionBackward<T, G>&);              \
     template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \
     template void LibraryAttention::backward<T, G>(const AttentionBackward<T, G>&, cudaStream_t);
 INSTANTIATE(float, float)

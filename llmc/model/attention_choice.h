@@ -43,6 +43,14 @@ public:
         library_ = std::make_unique<LibraryAttention>(arena_);
     }
 
+    // Takes what calls like these need of the device now, not at the first of them. Error(no_device) where it lacks
+    // room.
+    void prepare(const AttentionForward<T>& forward, const AttentionBackward<T>& backward) const {
+        if (!library_) return;
+        library_->prepare(forward);
+        library_->prepare(backward);
+    }
+
     void forward(const AttentionForward<T>& arguments, cudaStream_t stream) const {
         if (library_) {
             library_attention_forward(*library_, arguments, stream);

@@ -79,6 +79,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
                                                  options.recompute);
     attention_ = std::make_unique<AttentionChoice<floatX>>(options.attention, attention_shape(), arena);
     workspace_ = std::make_unique<Workspace>(arena, config, options.B, options.T, classifier_rows_, true);
+    if (options.attention != AttentionKind::auto_) use_attention(options.attention);
 }
 
 Gpt::~Gpt() = default;
@@ -98,8 +99,6 @@ void Gpt::set_batch_shape(int B, int T) {
     options_.B = B;
     options_.T = T;
 }
-
-AttentionShape Gpt::attention_shape() const { return self_attention_shape(options_.B, options_.T, NH_, HS_); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward, piece by piece
@@ -127,10 +126,7 @@ void Gpt::block_activations(int layer, Activations& activations) {
     layernorm_forward(LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, input, w.ln1w, w.ln1b, rows(), C_},
                       stream_);
     matmul_.forward<floatX>(a.qkv, a.ln1, w.qkvw, w.qkvb, linear(3 * C_, C_), stream_);
-    const floatX* qkv = a.qkv;
-    attention_->forward(
-        AttentionForward<floatX>{heads(a.atty), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()},
-        stream_);
+    attention_->forward(attention_forward_of(a), stream_);
     matmul_.forward<floatX>(projected, a.atty, w.attprojw, w.attprojb, linear(C_, C_), stream_);
     residual_layernorm_forward(ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, input,
                                                                 projected, w.ln2w, w.ln2b, rows(), C_},

@@ -97,9 +97,16 @@ public:
 
     AttentionKind attention() const { return attention_->chosen(); }   // own or library
     bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known
-    void use_attention(AttentionKind kind);                            // waits for the stream; Error(no_device)
-    // The faster of both for a micro-batch of this model, measured. Takes neither; overwrites activations.
-    AttentionKind faster_attention();
+    // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
+    // stream. Error(no_device) where there is none or no room; then it is our own.
+    void use_attention(AttentionKind kind);
+    // The faster of both for a micro-batch of this model, measured. Takes neither; overwrites activations. Own where the
+    // library fails, for lack of memory, say; `library_failed` says then why.
+    struct FasterAttention {
+        AttentionKind kind;
+        std::string library_failed;
+    };
+    FasterAttention faster_attention();
 
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the model was made for.
@@ -185,6 +192,9 @@ private:
     // Rows of logits [first, first + result) that the classifier handles at once.
     int chunk_rows(int first) const { return std::min(classifier_rows_, rows() - first); }
     AttentionShape attention_shape() const;
+    AttentionForward<floatX> attention_forward_of(const BlockActivations& a) const;
+    // From the gradient of its output in rows_c of the workspace to that of q, k and v in rows_3c.
+    AttentionBackward<floatX> attention_backward_of(const BlockActivations& a) const;
     // q, k or v (part 0, 1, 2) in the output of the qkv matmul; and a tensor (R, C) of its own, seen as heads.
     template <class T>
     HeadsView<T> heads(T* packed, int part) const {

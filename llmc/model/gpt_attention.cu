@@ -34,33 +34,55 @@ float fastest_ms(Call call, cudaStream_t stream) {
 
 }   // namespace
 
-void Gpt::use_attention(AttentionKind kind) {
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
-    attention_->take(kind, attention_shape());
+AttentionShape Gpt::attention_shape() const { return self_attention_shape(options_.B, options_.T, NH_, HS_); }
+
+AttentionForward<floatX> Gpt::attention_forward_of(const BlockActivations& a) const {
+    const floatX* qkv = a.qkv;
+    return {heads(a.atty), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()};
 }
 
-AttentionKind Gpt::faster_attention() {
-    const AttentionShape shape = attention_shape();
-    if (!LibraryAttention::refusal<floatX>(shape).empty()) return AttentionKind::own;
-    Arena scratch;
-    AttentionChoice<floatX> own(AttentionKind::own, shape, scratch), library(AttentionKind::library, shape, scratch);
+AttentionBackward<floatX> Gpt::attention_backward_of(const BlockActivations& a) const {
+    floatX* dqkv = workspace_->rows_3c.data();
+    const floatX *qkv = a.qkv, *out = a.atty, *dout = workspace_->rows_c.data();
+    return {heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2), workspace_->delta.data(), heads(dout), heads(out), a.lse,
+            heads(qkv, 0),  heads(qkv, 1),  heads(qkv, 2),  attention_shape()};
+}
 
+void Gpt::use_attention(AttentionKind kind) {
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    try {
+        attention_->take(kind, attention_shape());
+        attention_->prepare(attention_forward_of(activations_->block(0)),
+                            attention_backward_of(activations_->block(0)));
+    } catch (...) {
+        attention_->take(AttentionKind::own, attention_shape());
+        throw;
+    }
+}
+
+Gpt::FasterAttention Gpt::faster_attention() {
+    const AttentionShape shape = attention_shape();
+    if (!LibraryAttention::refusal<floatX>(shape).empty()) return {AttentionKind::own, ""};
     const BlockActivations& a = activations_->block(0);
     const std::int64_t elements = std::int64_t{rows()} * C_;
-    floatX *dqkv = workspace_->rows_3c.data(), *drows = workspace_->rows_c.data();
     fill_normal(a.qkv, 3 * elements, 1.0f, 1, GlobalSpan{}, stream_);
-    fill_normal(drows, elements, 1.0f, 2, GlobalSpan{}, stream_);
-    const floatX *qkv = a.qkv, *out = a.atty, *dout = drows;
-    auto step = [&](const AttentionChoice<floatX>& attention) {
-        attention.forward(
-            AttentionForward<floatX>{heads(a.atty), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), shape},
+    fill_normal(workspace_->rows_c.data(), elements, 1.0f, 2, GlobalSpan{}, stream_);
+    auto measure = [&](AttentionKind kind) {
+        Arena scratch;
+        const AttentionChoice<floatX> attention(kind, shape, scratch);
+        return fastest_ms(
+            [&] {
+                attention.forward(attention_forward_of(a), stream_);
+                attention.backward(attention_backward_of(a), stream_);
+            },
             stream_);
-        attention.backward(AttentionBackward<floatX>{heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2),
-                                                     workspace_->delta.data(), heads(dout), heads(out), a.lse,
-                                                     heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), shape},
-                           stream_);
     };
-    const float own_ms = fastest_ms([&] { step(own); }, stream_);
-    const float library_ms = fastest_ms([&] { step(library); }, stream_);
-    return own_ms < library_ms ? AttentionKind::own : AttentionKind::library;
+    const float own_ms = measure(AttentionKind::own);
+    try {
+        return {own_ms < measure(AttentionKind::library) ? AttentionKind::own : AttentionKind::library, ""};
+    } catch (const Error& error) {   // own attention serves without what the library wants
+        if (error.kind() != ErrorKind::no_device) throw;
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        return {AttentionKind::own, error.message()};
+    }
 }

@@ -86,7 +86,7 @@ void Gpt::mlp_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw,
 template <class G>
 void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G>& dw, const BlockActivations& a,
                              const floatX* input, bool accumulate, floatX* dresidual) {
-    floatX* dqkv = workspace_->rows_3c.data();
+    const floatX* dqkv = workspace_->rows_3c.data();
     floatX* drows = workspace_->rows_c.data();   // gradient of attention's output, then of ln1's
     const MatmulShape projection = linear(C_, C_), packed = linear(3 * C_, C_);
 
@@ -94,11 +94,7 @@ void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G
     matmul_.weight_gradient<floatX, G>(dw.attprojw, dresidual, a.atty, projection, accumulate, stream_);
     matmul_.input_gradient<floatX>(drows, dresidual, w.attprojw, projection, false, stream_);
 
-    const floatX *qkv = a.qkv, *out = a.atty, *dout = drows;
-    attention_->backward(
-        AttentionBackward<floatX>{heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2), workspace_->delta.data(), heads(dout),
-                                  heads(out), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()},
-        stream_);
+    attention_->backward(attention_backward_of(a), stream_);
 
     matmul_.bias_gradient<floatX, G>(dw.qkvb, dqkv, packed, accumulate, stream_);
     matmul_.weight_gradient<floatX, G>(dw.qkvw, dqkv, a.ln1, packed, accumulate, stream_);

@@ -1,31 +1,51 @@
 #include "llmc/train/attention_of_run.h"
 
-void take_faster_attention(Gpt& model, World& world) {
-    auto faster = static_cast<std::int32_t>(model.attention());
-    if (world.is_first()) faster = static_cast<std::int32_t>(model.faster_attention());
+namespace {
+
+// `kind` on all ranks. Where one cannot, own attention on all; returns why.
+std::string take_on_all(Gpt& model, AttentionKind kind, World& world) {
+    std::string why_not;
+    try {
+        model.use_attention(kind);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::no_device) throw;
+        why_not = error.message();
+    }
+    if (world.all() == nullptr) return why_not;
+    Arena arena;
+    const auto refused = arena.allocate<std::int32_t>("attention/refused", 1);
+    refused.upload(std::vector<std::int32_t>{why_not.empty() ? 0 : 1}, model.stream());
+    world.all()->all_reduce(refused.data(), 1, ReduceOp::max, model.stream());
+    const bool by_any = refused.download(model.stream())[0] != 0;
+    world.synchronised();
+    if (!by_any || !why_not.empty()) return why_not;
+    model.use_attention(AttentionKind::own);
+    return "another rank cannot use it";
+}
+
+}   // namespace
+
+std::string take_faster_attention(Gpt& model, World& world) {
+    Gpt::FasterAttention faster{model.attention(), ""};
+    if (world.is_first()) faster = model.faster_attention();
     if (world.all() != nullptr) {
         Arena arena;
         const auto shared = arena.allocate<std::int32_t>("attention/choice", 1);
-        shared.upload(std::vector<std::int32_t>{faster}, model.stream());
+        shared.upload(std::vector<std::int32_t>{static_cast<std::int32_t>(faster.kind)}, model.stream());
         world.all()->broadcast(shared.data(), 1, 0, model.stream());
-        faster = shared.download(model.stream())[0];
+        faster.kind = static_cast<AttentionKind>(shared.download(model.stream())[0]);
         world.synchronised();
     }
-    model.use_attention(static_cast<AttentionKind>(faster));
+    const std::string refused = take_on_all(model, faster.kind, world);
+    const std::string& why_not = faster.library_failed.empty() ? refused : faster.library_failed;
+    return why_not.empty() ? "" : "own attention is used, because the library's fails: " + why_not;
 }
 
 std::string settle_attention(Gpt& model, AttentionKind asked, AttentionKind earlier, World& world) {
     if (asked != AttentionKind::auto_) return "";
-    std::string why_not;
     if (earlier != AttentionKind::auto_) {
-        try {
-            model.use_attention(earlier);
-            return "";
-        } catch (const Error& error) {
-            if (error.kind() != ErrorKind::no_device) throw;
-            why_not = error.message();
-        }
+        const std::string why_not = take_on_all(model, earlier, world);
+        return why_not.empty() ? "" : "another attention than before: " + why_not;
     }
-    if (model.attention_is_open()) take_faster_attention(model, world);
-    return why_not;
+    return model.attention_is_open() ? take_faster_attention(model, world) : "";
 }

@@ -3,7 +3,7 @@
 //
 // What --attention asks for by name comes first. With auto, a resumed run goes on with what it used before. Where both
 // can serve and only their speed decides, as on a GPU, rank 0 measures both at the run's shape and all ranks take its
-// result.
+// result. Where the library fails on any rank, for lack of memory, say, all ranks take our own.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 #include "llmc/parallel/world.h"
 
 // `earlier`: what the run to be resumed used; auto_ where there is none, or an old checkpoint does not say. Collective.
-// Returns an empty string, or why the earlier one is not used (the library is missing here): then results will differ
-// in the last bits.
+// Returns an empty string, or a warning: that the earlier one is not used (the library is missing here), so that
+// results will differ in the last bits, or that the library fails here, so that nothing was compared.
 std::string settle_attention(Gpt& model, AttentionKind asked, AttentionKind earlier, World& world);
 
-// The faster one as rank 0 finds it, taken on all ranks. Collective.
-void take_faster_attention(Gpt& model, World& world);
+// The faster one as rank 0 finds it, taken on all ranks. Collective. Returns an empty string or a warning.
+std::string take_faster_attention(Gpt& model, World& world);
