@@ -2,6 +2,7 @@
 #include "llmc/kernels/bias_gradient.h"
 
 #include "dev/bench/operand.cuh"
+#include "llmc/kernels/matmul.h"
 #include "llmc/model/precision.h"
 
 namespace {
@@ -16,10 +17,12 @@ void run(Bench& bench) {
         auto timing = bench.begin({"bias gradient", text("R=", rows, " N=", N), work});
         if (!timing) continue;
         Operand<floatX> dout(*timing, n);
-        Operand<float> dbias(*timing, N),
-            scratch(*timing, static_cast<std::int64_t>(bias_gradient_scratch_bytes(rows, N) / 4));
+        const int splits = bias_gradient_splits(rows, N, MatmulOptions{}.workspace_bytes).count;
+        const std::int64_t scratch_floats = std::int64_t{splits} * N;
+        Operand<float> dbias(*timing, N), scratch(*timing, scratch_floats);
         timing->measure([&](int set) {
-            bias_gradient(dbias[set], scratch[set], dout[set], BiasGradientShape{rows, N, N}, false, bench.stream());
+            bias_gradient(dbias[set], scratch[set], static_cast<std::size_t>(4 * scratch_floats), dout[set],
+                          BiasGradientShape{rows, N, N}, false, bench.stream());
         });
     }
 }

@@ -8,11 +8,8 @@
 
 namespace {
 
-// Few rows per split keep many threads busy; few splits keep stage 2 short. Both are functions of M alone.
+// Few rows per split keep many threads busy; few splits keep stage 2 short.
 constexpr int least_rows_per_split = 32, most_splits = 256;
-
-int rows_per_split(int M) { return std::max(least_rows_per_split, (M + most_splits - 1) / most_splits); }
-int split_count(int M) { return (M + rows_per_split(M) - 1) / rows_per_split(M); }
 
 // A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split.
 template <class T>
@@ -32,8 +29,8 @@ __global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradien
     }
 }
 
-// A thread sums one column of the partials (neighbouring threads read neighbouring columns). There are few threads: each
-// must have many loads under way, for it has little else to wait for.
+// A thread sums one column of the partials (neighbouring threads read neighbouring columns). There are few threads:
+// each must have many loads under way, for it has little else to wait for.
 template <class G>
 __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits, int N, bool accumulate) {
     const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -46,32 +43,37 @@ __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits,
 
 }   // namespace
 
-std::size_t bias_gradient_scratch_bytes(int M, int N) {
-    return sizeof(float) * static_cast<std::size_t>(split_count(M)) * static_cast<std::size_t>(N);
+BiasGradientSplits bias_gradient_splits(int M, int N, std::size_t scratch_bytes) {
+    const std::size_t room = scratch_bytes / (sizeof(float) * static_cast<std::size_t>(N));
+    const int most = static_cast<int>(std::min<std::size_t>(most_splits, room));
+    if (most == 0) return {0, 0};
+    const int rows = std::max(least_rows_per_split, (M + most - 1) / most);
+    return {(M + rows - 1) / rows, rows};
 }
 
 template <class T, class G>
-void bias_gradient(G* dbias, float* scratch, const T* dout, const BiasGradientShape& s, bool accumulate,
-                   cudaStream_t stream) {
+void bias_gradient(G* dbias, float* scratch, std::size_t scratch_bytes, const T* dout, const BiasGradientShape& s,
+                   bool accumulate, cudaStream_t stream) {
     ENSURE(s.M > 0 && s.N > 0 && s.stride >= s.N, "bias gradient of (", s.M, ", ", s.N, ") with rows ", s.stride,
            " apart");
-    const int splits = split_count(s.M);
+    const auto [splits, rows] = bias_gradient_splits(s.M, s.N, scratch_bytes);
+    ENSURE(splits > 0, "bias gradient of ", s.N, " channels with ", scratch_bytes, " bytes of scratch");
     const unsigned threads = 64;
     const std::size_t dout_bytes = sizeof(T) * static_cast<std::size_t>((s.M - 1) * s.stride + s.N);
-    const std::size_t scratch_bytes = bias_gradient_scratch_bytes(s.M, s.N);
+    const std::size_t partial_bytes = sizeof(float) * static_cast<std::size_t>(splits) * static_cast<std::size_t>(s.N);
     const bool packets = packets_fit(dout) && s.stride * sizeof(T) % 16 == 0;
     dim3 grid(static_cast<unsigned>((s.N + 8 * threads - 1) / (8 * threads)), static_cast<unsigned>(splits));
     launch(bias_gradient_partial<T>,
-           Launch{grid, threads, 0, stream}.reads(dout, dout_bytes).writes(scratch, scratch_bytes), scratch, dout, s,
-           rows_per_split(s.M), packets);
+           Launch{grid, threads, 0, stream}.reads(dout, dout_bytes).writes(scratch, partial_bytes), scratch, dout, s,
+           rows, packets);
     launch(bias_gradient_finish<G>,
            Launch{static_cast<unsigned>((s.N + threads - 1) / threads), threads, 0, stream}
-               .reads(scratch, scratch_bytes)
+               .reads(scratch, partial_bytes)
                .reads(dbias, accumulate ? sizeof(G) * s.N : 0)
                .writes(dbias, sizeof(G) * s.N),
            dbias, scratch, splits, s.N, accumulate);
 }
 
-template void bias_gradient(float*, float*, const float*, const BiasGradientShape&, bool, cudaStream_t);
-template void bias_gradient(float*, float*, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
-template void bias_gradient(bf16*, float*, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
+template void bias_gradient(float*, float*, std::size_t, const float*, const BiasGradientShape&, bool, cudaStream_t);
+template void bias_gradient(float*, float*, std::size_t, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
+template void bias_gradient(bf16*, float*, std::size_t, const bf16*, const BiasGradientShape&, bool, cudaStream_t);

@@ -2,7 +2,8 @@
 //
 //     stage 1   partial(splits, N) = sums over blocks of neighbouring rows, each added in row order
 //     stage 2   dbias(N)           = sum of the partials in block order (+ what dbias held before)
-// Every sum is fp32 and its order depends on M alone: not on the device, nor on which block ran first.
+// Every sum is fp32 and its order depends on M, and where scratch is short for so many partials on N and the scratch
+// too: not on the device, nor on which block ran first.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,11 +18,15 @@ struct BiasGradientShape {
     std::int64_t stride;   // elements between the starts of two rows of dout, at least N
 };
 
-// Bytes of scratch that bias_gradient needs.
-std::size_t bias_gradient_scratch_bytes(int M, int N);
+// How many blocks of rows are summed apart: as many as keep a GPU busy, but no more than have room in the scratch; 0
+// where not even one has, which needs 4 N bytes.
+struct BiasGradientSplits {
+    int count, rows;   // rows of each, but the last may have fewer
+};
+BiasGradientSplits bias_gradient_splits(int M, int N, std::size_t scratch_bytes);
 
-// dbias(N), scratch (at least the bytes above, 16-byte aligned), dout(M,N). With `accumulate`, adds to dbias.
+// dbias(N), scratch(scratch_bytes, at least 4 N; 16-byte aligned), dout(M,N). With `accumulate`, adds to dbias.
 // (T, G) is one of (float, float), (bf16, float), (bf16, bf16).
 template <class T, class G>
-void bias_gradient(G* dbias, float* scratch, const T* dout, const BiasGradientShape& shape, bool accumulate,
-                   cudaStream_t stream);
+void bias_gradient(G* dbias, float* scratch, std::size_t scratch_bytes, const T* dout, const BiasGradientShape& shape,
+                   bool accumulate, cudaStream_t stream);

@@ -257,11 +257,9 @@ void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const Matmu
 
 template <class T, class G>
 void Matmul::bias_gradient(G* dbias, const T* dout, const MatmulShape& s, bool accumulate, cudaStream_t stream) {
-    ENSURE(bias_gradient_scratch_bytes(s.M, s.N) <= impl_->workspace.bytes(), "bias gradient of ", s.N,
-           " channels needs more workspace than ", impl_->workspace.bytes(), " bytes");
     auto* scratch = reinterpret_cast<float*>(impl_->workspace.data());
-    ::bias_gradient(dbias, scratch, dout, BiasGradientShape{s.M, s.N, s.out_stride ? s.out_stride : s.N}, accumulate,
-                    stream);
+    ::bias_gradient(dbias, scratch, impl_->workspace.bytes(), dout,
+                    BiasGradientShape{s.M, s.N, s.out_stride ? s.out_stride : s.N}, accumulate, stream);
 }
 
 std::vector<MatmulAlgorithm> Matmul::algorithms() const {

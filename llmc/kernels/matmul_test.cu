@@ -216,6 +216,45 @@ TEST_CASE("matmul: a bias gradient over many rows is summed in blocks, each row 
     }
 }
 
+TEST_CASE("matmul: partials of a bias gradient never need more than the workspace, and cover each row once") {
+    const std::size_t workspace = MatmulOptions{}.workspace_bytes;
+    for (std::size_t bytes : {workspace, workspace / 7, std::size_t{1} << 19}) {
+        for (int N : {8, 768, 4 * 1600, 4 * 12288, 4 * 18432}) {
+            for (int M : {1, 31, 33, 8192, 16384, 100003, 1 << 20}) {
+                const BiasGradientSplits splits = bias_gradient_splits(M, N, bytes);
+                CHECK(splits.count >= 1);
+                CHECK(splits.count <= 256);
+                CHECK(std::size_t{4} * splits.count * N <= bytes);
+                CHECK(std::int64_t{splits.count} * splits.rows >= M);
+                CHECK(std::int64_t{splits.count - 1} * splits.rows < M);
+            }
+        }
+    }
+    CHECK(bias_gradient_splits(16384, 4 * 12288, workspace).count == 169);   // gpt3:175B; 256 would need 48 MiB
+    CHECK(bias_gradient_splits(16384, 768, workspace).count == 256);
+    CHECK(bias_gradient_splits(16384, 768, 4 * 768 - 1).count == 0);
+}
+
+TEST_CASE("matmul: a bias gradient whose partials fill the workspace") {
+    Device device;
+    Matmul matmul(device.arena, MatmulOptions{.workspace_bytes = 1 << 14});
+    const int M = 1000, N = 1200;   // room for 3 partials, where 32 would be made
+    std::vector<float> rows(static_cast<std::size_t>(M) * N);
+    for (int i = 0; i < M; i++) {
+        for (int j = 0; j < N; j++) rows[static_cast<std::size_t>(i * N + j)] = static_cast<float>((i + j) % 7);
+    }
+    DeviceBuffer<float> dout = device.arena.allocate<float>("test/dout", rows.size());
+    DeviceBuffer<float> dbias = device.arena.allocate<float>("test/dbias", N);
+    dout.upload(rows, device.stream);
+    matmul.bias_gradient<float, float>(dbias.data(), dout.data(), MatmulShape{M, N, 1}, false, device.stream);
+    std::vector<float> sums = dbias.download(device.stream);
+    for (int j = 0; j < N; j++) {
+        float expected = 0;
+        for (int i = 0; i < M; i++) expected += static_cast<float>((i + j) % 7);
+        CHECK(sums[static_cast<std::size_t>(j)] == expected);
+    }
+}
+
 TEST_CASE("matmul: the same call twice gives the same bits") {
     Device device;
     Matmul matmul(device.arena);
