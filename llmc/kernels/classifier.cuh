@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Cl
         }
         return;
     }
-    const float target_logit = static_cast<float>(logits[target]);   // read before the row is overwritten
+    const float target_logit = static_cast<float>(logits[target]);   // the block reductions lie between this and the overwriting
     const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, args.V, extent));
     if (threadIdx.x == 0) args.losses[row] = logf(softmax.sum) + (softmax.max - target_logit);
     if (gradient) write_logit_gradient(logits, softmax, target, args.dloss, args.V, extent);

@@ -2,7 +2,8 @@
 // values alone, bit for bit, and every thread gets it.
 //
 // All lanes of a warp (threads of a block) must call these together. A block's size is 1 or a multiple of 32. A block
-// reduction begins and ends with a barrier, so calls may follow one another.
+// reduction is a barrier: no thread returns before all have called it, and what any had written before, all see after.
+// (A warp's is not.) Calls may follow one another.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,6 +43,7 @@ template <class T, class Op>
 __device__ inline T block_reduce_by_warps(T value, Op op) {
     __shared__ T of_warps[32];
     unsigned lane = block_thread() % 32, warp = block_thread() / 32, warps = block_threads() / 32;
+    if (warps == 1) __syncwarp();   // shuffles alone put no order on memory
     value = warp_butterfly(value, op);
     if (warps == 1) return value;
     __syncthreads();   // of_warps may still be read for the previous call
