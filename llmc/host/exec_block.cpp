@@ -9,11 +9,13 @@
 
 #include "llmc/base/error.h"
 #include "llmc/host/checks.h"
+#include "llmc/host/exec_thread_end.h"
 
 __thread uint3 host::thread_index_storage;
 __thread uint3 host::block_index_storage;
 __thread dim3 host::block_dimensions_storage;
 __thread dim3 host::grid_dimensions_storage;
+__thread void (*host::at_thread_end)() = nullptr;
 
 namespace host {
 namespace {
@@ -197,6 +199,7 @@ void Block::leave_for_main() {
 
 bool Block::next_thread_elsewhere() {
     if (plain_) leave_for_main();   // that was the last thread
+    if (at_thread_end) at_thread_end();
     if (slack_bytes_) check_slack();
     unsigned me = current_;
     thread_left();

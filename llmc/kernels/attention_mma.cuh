@@ -18,6 +18,10 @@
 #include "llmc/kernels/attention_common.cuh"
 #include "llmc/kernels/ptx.cuh"
 
+// Whether two blocks with so much shared memory fit a multiprocessor of sm_90 and sm_100: 228 KiB, of which each block
+// takes 1 KiB more than it asks for.
+constexpr bool fits_twice(int shared_bytes) { return 2 * (shared_bytes + 1024) <= 228 * 1024; }
+
 // A tile of rows of D bf16, 16-byte chunks swizzled: chunk c of row r lies at chunk c ^ s(r). Eight adjacent rows read
 // at one chunk (as ldmatrix does) then fall on all 32 banks, without padding. Rows of 128 bytes or a multiple would all
 // start at the same bank and need three bits of the row number; rows of 192 bytes already alternate between two halves

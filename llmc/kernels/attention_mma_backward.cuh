@@ -22,6 +22,7 @@ struct MmaQueriesTile {
     static constexpr int shared_bytes =
         2 * query_bytes + 2 * statistic_bytes + stages * 2 * key_bytes;   // D = 128: 97 KiB
 };
+static_assert(MmaQueriesTile<128>::shared_bytes == 97 * 1024 && fits_twice(MmaQueriesTile<128>::shared_bytes));
 
 // Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
 // the registers up to D = 64, one above.
@@ -36,8 +37,9 @@ struct MmaKeysTile {
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int statistic_bytes = queries * 4;                         // lse or delta
     static constexpr int stage_bytes = 2 * query_bytes + 2 * statistic_bytes;   // q, dout, lse, delta
-    static constexpr int shared_bytes = 2 * key_bytes + stages * stage_bytes;   // D = 128: 81 KiB
+    static constexpr int shared_bytes = 2 * key_bytes + stages * stage_bytes;   // D = 128: 80.75 KiB
 };
+static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysTile<128>::shared_bytes));
 
 // Grid (query tiles, NH, B). Shared: q, dout (128, D), lse, delta (128), then
 // `stages` of k and v (keys, D). scale > 0.

@@ -1,9 +1,9 @@
 // Forward attention on tensor cores, bf16 in, fp32 sums.
 //
-// A block of 4 warps keeps 128 queries, 32 a warp, and streams keys and values in tiles of 64 (48) through a ring of
-// buffers filled by asynchronous copies (FlashAttention-2, Dao 2023, algorithm 1). Tiles of keys that no query of the
-// block sees are never loaded; a warp whose own queries see nothing of a tile skips it; only tiles that the diagonal or
-// the end of the keys crosses are masked.
+// A block of 4 warps keeps 128 queries, 32 a warp, and streams keys and values in tiles of 64 (at D = 128: 32) through
+// a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023, algorithm 1). Tiles of keys that no
+// query of the block sees are never loaded; a warp whose own queries see nothing of a tile skips it; only tiles that
+// the diagonal or the end of the keys crosses are masked.
 #pragma once
 
 #include "llmc/kernels/attention_mma.cuh"
@@ -17,8 +17,9 @@ struct MmaForwardTile {
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
-    static constexpr int shared_bytes = query_bytes + stages * 2 * key_bytes;   // D = 128: 80 KiB
+    static constexpr int shared_bytes = query_bytes + stages * 2 * key_bytes;   // D = 128: 64 KiB
 };
+static_assert(MmaForwardTile<128>::shared_bytes == 64 * 1024 && fits_twice(MmaForwardTile<128>::shared_bytes));
 
 // One tile of online softmax, in place: scores become exp(scale * score - largest of the row so far), and the sums so
 // far are rescaled to it. row_max is of unscaled scores; row_sum is of this lane's columns only.

@@ -1,7 +1,9 @@
 // Models of the instructions in ptx.cuh, for builds without a GPU. Included by ptx.cuh only.
 //
 // What a warp does together is a rendezvous (host::warp_collective): each lane brings its operands, the last to arrive
-// computes for all 32. Asynchronous copies are kept in a list per thread until a wait delivers them.
+// computes for all 32. Asynchronous copies are kept in a list per thread until a wait delivers them, which is as late
+// as a GPU may: all other threads that can run have come as far as they can, and what they wrote in the meantime to
+// where a copy was under way is a fault. So is a thread that ends with copies that it has not waited for.
 #pragma once
 
 #ifdef __CUDACC__
@@ -17,6 +19,9 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/host/exec_thread_end.h"
 
 namespace ptx_model {
 
@@ -99,7 +104,7 @@ struct AsyncCopies {
     std::uint64_t block = 0;   // whose thread issued them
 };
 
-// Of the calling thread of the running block; what threads of earlier blocks never waited for is forgotten.
+// Of the calling thread of the running block; what a block that ended with a fault has left is forgotten.
 inline AsyncCopies& my_copies() {
     static thread_local std::vector<AsyncCopies> of_thread(1024);
     AsyncCopies& mine = of_thread[host::thread_in_block()];
@@ -111,9 +116,30 @@ inline AsyncCopies& my_copies() {
     return mine;
 }
 
+constexpr unsigned char under_way = 0xff;   // what a target holds until its copy is delivered: NaN in fp32 and bf16
+
+inline void let_others_run() {
+    bool had_a_turn = false;
+    host::wait_until([&] { return std::exchange(had_a_turn, true); }, "its turn");
+}
+
+// Looked at when a thread ends.
+inline void require_no_copies() {
+    const std::size_t left = my_copies().copies.size();
+    if (left == 0) return;
+    std::string message = text("the thread ends with ", left,
+                               " asynchronous copies that it has not waited for: they may "
+                               "arrive in memory that is in use again (a cp_async_wait<0> is missing)");
+    host::Block::current()->fail(host::FaultKind::trap, std::move(message));
+}
+
 inline void async_copy(std::uintptr_t address, const void* source, int bytes, bool valid) {
     auto* target = reinterpret_cast<unsigned char*>(address);
-    std::memset(target, 0xff, static_cast<std::size_t>(bytes));   // NaN in fp32 and bf16 until delivered
+    if (my_copies().copies.empty()) {
+        host::at_thread_end = require_no_copies;
+        host::wait_until([] { return true; }, "nothing");   // from now on ends of this block's threads are looked at
+    }
+    std::memset(target, under_way, static_cast<std::size_t>(bytes));
     my_copies().copies.push_back({target, source, bytes, valid});
 }
 
@@ -122,13 +148,24 @@ inline void commit_copies() {
     mine.groups.push_back(mine.copies.size());
 }
 
+inline void require_untouched(const unsigned char* target, int bytes) {
+    for (int i = 0; i < bytes; i++) {
+        if (target[i] == under_way) continue;
+        host::Block::current()->fail(host::FaultKind::trap,
+                                     "shared memory was written while an asynchronous copy into it was under way (a "
+                                     "cp_async_wait, or the barrier after it, is missing)");
+    }
+}
+
 inline void wait_copies(int pending) {
+    let_others_run();
     AsyncCopies& mine = my_copies();
     std::ptrdiff_t finished = static_cast<std::ptrdiff_t>(mine.groups.size()) - pending;
     if (finished <= 0) return;
     std::size_t count = mine.groups[static_cast<std::size_t>(finished) - 1];
     for (std::size_t i = 0; i < count; i++) {
         const AsyncCopies::Copy& copy = mine.copies[i];
+        require_untouched(copy.target, copy.bytes);
         if (copy.valid) {
             std::memcpy(copy.target, copy.source, static_cast<std::size_t>(copy.bytes));
         } else {
