@@ -51,6 +51,12 @@ TEST_CASE_TEMPLATE("attention: every head size matches double precision", T, flo
     for (int HS : {8, 16, 24, 32, 48, 64, 80, 96, 128}) check_own<T>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
 }
 
+// For compute-sanitizer too, which is slow (gpu_check.sh): several tiles through every ring of buffers, two head sizes.
+TEST_CASE("attention: a small case of bf16, longer than the pipelines") {
+    check_own<bf16>(shape_of(1, 1, 210, 210, 64, true), Layout::packed);
+    check_own<bf16>(shape_of(1, 1, 150, 150, 128, true), Layout::packed);
+}
+
 TEST_CASE_TEMPLATE("attention: every length matches, whole tiles or not", T, float, bf16) {
     for (int tokens : {1, 2, 17, 63, 64, 65, 128, 200})
         check_own<T>(shape_of(1, 1, tokens, tokens, 64, true), Layout::packed);
