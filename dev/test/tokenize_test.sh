@@ -135,7 +135,29 @@ bad ranks.tiktoken "offset 14: 2 ranks, the highest 5" "${encode[@]}" ranks.tikt
 head -c 500 learned/tokenizer.json >cut.json
 bad cut.json "offset 501: not JSON" "${encode[@]}" cut.json
 sed 's/"type": "BPE"/"type": "Unigram"/' learned/tokenizer.json >wrong.json
-bad wrong.json "/model/type: only BPE" "${encode[@]}" wrong.json
+# damaged content of JSON, by sed: FILE EDIT TEXT MESSAGE COMMAND...: the place is where TEXT begins in the edited file
+edited() {
+    local file=$1 edit=$2 place message=$4
+    sed "$edit" "$file" >edited.json
+    place=$(grep -obF -m 1 -- "$3" edited.json | head -n 1 | cut -d : -f 1)
+    shift 4
+    bad edited.json "offset ${place:-not found} $message" "$@"
+}
+edited learned/tokenizer.json 's/"type": "BPE"/"type": "Unigram"/' '"Unigram"' "(/model/type): only BPE" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"#": 2,/"#": "two",/' '"two"' "(/model/vocab/#): not a token id" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"#": 2,/"#": 1 ,/' '1 ,' "(/model/vocab/#): id 1 is given twice" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"model": {/"modell": {/' '{' "(): not as in a tokenizer.json" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"normalizer": null/"normalizer": {}/' '{}' "(/normalizer): text would be" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"id": 299/"id": -299/' '-299' "(/added_tokens/0/id): not a token id" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"type": "ByteLevel"/"type": "Metaspace"/;s/"pre_tokenizer": {/& /' '{ ' "(/pre_tokenizer): a step of type" "${encode[@]}" edited.json
+printf '#version: 0.2\n' >vocab.bpe
+echo '{"!": 0, "\"": 7}' >encoder.json
+bad encoder.json "offset 15: token '\"' does not have the id 1" "${encode[@]}" vocab.bpe
+echo '{"#": 2}' >encoder.json
+bad encoder.json "offset 0: token '!' does not have the id 0" "${encode[@]}" vocab.bpe
+rm encoder.json
+printf 'IQ== 0\nIg== 1\n' >ranks.tiktoken
+bad ranks.tiktoken "offset 14: the file ends and has no token for byte 0" "${encode[@]}" ranks.tiktoken
 head -c 1500 learned/tokenizer.bin >cut.bin
 bad cut.bin "offset 1500: the file ends inside token" "$tokenize" --decode learned/val_000000.bin --tokenizer cut.bin
 { head -c 4 learned/tokenizer.bin && printf '\3' && tail -c +6 learned/tokenizer.bin; } >version.bin
@@ -146,16 +168,35 @@ cp bytes/train_000000.bin broken && printf '\7' | dd of=broken/train_000000.bin 
 bad broken/train_000000.bin "byte 4: version 7, expected 1" "$tokenize" --verify broken
 cp bytes/train_000000.bin broken && head -c 100 bytes/manifest.json >broken/manifest.json
 bad broken/manifest.json "byte 101: not JSON" "$tokenize" --verify broken
-sed 's/"version": 1/"version": 2/' bytes/manifest.json >broken/manifest.json
-bad broken/manifest.json "not a manifest" "$tokenize" --verify broken
+manifest() {   # EDIT TEXT MESSAGE: the place is where TEXT begins in the edited manifest
+    sed "$1" bytes/manifest.json >broken/manifest.json
+    bad broken/manifest.json "byte $(grep -obF -m 1 -- "$2" broken/manifest.json | head -n 1 | cut -d : -f 1): $3" "$tokenize" --verify broken
+}
+manifest 's/"version": 1/"version": 23/' 23 'not a manifest of token shards: found format "token shards", version 23'
+manifest 's/"token shards"/"tokens"/' '"tokens"' 'not a manifest of token shards: found format "tokens"'
+manifest 's/"vocab_size": 257/"vocab_size": "257"/;s/"tokenizer": {/& /' '{ ' 'not a manifest of token shards'
 printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 2}' >bad.jsonl
 bad bad.jsonl "offset 0: the right answer is number 2 of 2" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
 echo 'q,1,2,3,4' >bad.csv
 bad bad.csv "offset 0: a record of 5 fields" "$tokenize" --questions mmlu --output q.bin bad.csv
+printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 0}' '{"ctx": "a", "endings": 3, "label": 0}' >bad.jsonl
+bad bad.jsonl "offset 48: this line is no such question" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
+printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 0}' '{"ctx": "a", ' >bad.jsonl
+bad bad.jsonl "offset 62: not JSON" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
 head -c 1100 hellaswag.bin >cut.bin
 set -f
 bad cut.bin "byte 1100: the file ends where" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
 set +f
+
+# ---- memory: 200 MB from a pipe, in documents and as one, within 150 MB of memory (ids alone would be 800)
+limited() { (ulimit -d 150000 && "$tokenize" "$@"); }
+for separator in '\n\n' ''; do
+    yes $'A document, about nothing in particular, with a few lines of text\nand numbers such as 1234.\n' |
+        head -c 200000000 | limited -q --threads 2 --tokenizer learned --separator "$separator" --output large - >out 2>&1
+    grep -q "training and 0 validation tokens" out
+    verdict $? "200 MB with a limit of 150 MB on memory, separator '$separator': $(cat out)"
+    rm -rf large
+done
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

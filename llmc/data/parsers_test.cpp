@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <random>
+#include <regex>
+#include <string>
 
 #include "dev/test/fuzz/parsers.h"
 
@@ -29,6 +31,14 @@ std::string mutated(const std::string& seed, std::mt19937& random) {
     return bytes;
 }
 
+// The message begins with a file's name and an offset in it.
+bool says_where(const std::string& message, const std::string& content) {
+    static const std::regex place("^[a-zA-Z]+(\\.[a-z]+)?: (offset|byte) ([0-9]+)(:| \\().*");
+    std::smatch found;
+    std::string first_line = message.substr(0, message.find('\n'));
+    return std::regex_match(first_line, found, place) && std::stoull(found[3]) <= content.size() + 1;
+}
+
 }   // namespace
 
 TEST_CASE("parsers: seeds are accepted, and nothing made from them does harm") {
@@ -47,6 +57,8 @@ TEST_CASE("parsers: seeds are accepted, and nothing made from them does harm") {
                     refused++;
                     const bool for_the_user = error.kind() == ErrorKind::bad_data || error.kind() == ErrorKind::usage;
                     CHECK_MESSAGE(for_the_user, error.what());
+                    if (error.kind() == ErrorKind::bad_data)
+                        CHECK_MESSAGE(says_where(error.message(), bytes), error.what());
                 } catch (const std::exception& error) {
                     FAIL_CHECK(error.what());
                 }

@@ -33,14 +33,8 @@ void check(const TokenizerData& data) {
         fail("the vocabulary is inconsistent");
     }
     if (!data.can_encode) return;
-    bool has_byte[256] = {};
-    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
-        const std::string& bytes = data.tokens[id];
-        if (bytes.size() == 1 && !data.is_special[id]) has_byte[static_cast<unsigned char>(bytes[0])] = true;
-    }
-    for (int byte = 0; byte < 256; byte++) {
-        if (!has_byte[byte]) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
-    }
+    const int byte = missing_byte(data);
+    if (byte >= 0) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
 }
 
 // GPT-2 published two files; the second holds nothing that the first does not imply.

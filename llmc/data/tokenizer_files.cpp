@@ -146,6 +146,16 @@ void malformed_tokenizer(const std::string& name, std::size_t offset, const std:
                 "Make the tokenizer file again, or take it from where it was published.");
 }
 
+int missing_byte(const TokenizerData& data) {
+    bool has_byte[256] = {};
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+        const std::string& bytes = data.tokens[id];
+        if (bytes.size() == 1 && !data.is_special[id]) has_byte[static_cast<unsigned char>(bytes[0])] = true;
+    }
+    const bool* missing = std::find(std::begin(has_byte), std::end(has_byte), false);
+    return missing == std::end(has_byte) ? -1 : static_cast<int>(missing - has_byte);
+}
+
 std::uint32_t byte_to_character(unsigned char byte) { return byte_characters.of_byte[byte]; }
 
 std::string to_characters(std::string_view bytes) {
@@ -241,6 +251,8 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
         data.end_of_text = static_cast<std::uint32_t>(data.tokens.size());
         add_special(data, data.end_of_text, "<|endoftext|>");
     }
+    const int byte = missing_byte(data);
+    if (byte >= 0) malformed_tokenizer(name, content.size(), text("the file ends and has no token for byte ", byte));
     return data;
 }
 

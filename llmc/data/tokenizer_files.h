@@ -33,4 +33,7 @@ std::string to_characters(std::string_view bytes);   // in UTF-8
 // False when a character stands for no byte; `bytes` then holds what came before it.
 bool from_characters(std::string_view characters, std::string& bytes);
 
+// The first byte that no ordinary token stands for, so that not every text could be encoded; -1: there is none.
+int missing_byte(const TokenizerData& data);
+
 [[noreturn]] void malformed_tokenizer(const std::string& name, std::size_t offset, const std::string& what);

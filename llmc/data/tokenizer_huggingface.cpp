@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "llmc/base/error.h"
+#include "llmc/data/json_place.h"
 #include "llmc/data/tokenizer_files.h"
 
 using Json = nlohmann::json;
@@ -14,20 +15,31 @@ using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
-// Reads the parts of the file in turn; `fail` names the part, for offsets are lost once JSON is parsed.
+// Reads the parts of the file in turn; `place_` is the one being read, a JSON pointer.
 class HuggingFaceReader {
 public:
     // Ids lie below `max_ids`, so that a broken one does not make a table of gigabytes.
-    HuggingFaceReader(const Json& json, const std::string& name, std::size_t max_ids)
-        : json_(json), name_(name), max_ids_(max_ids) {
+    HuggingFaceReader(const Json& json, std::string_view content, const std::string& name, std::size_t max_ids)
+        : json_(json), content_(content), name_(name), max_ids_(max_ids) {
         data_.name = name;
     }
 
     TokenizerData read() {
+        try {
+            read_parts();
+        } catch (const Json::exception& problem) {   // something is missing, or of another type
+            fail(place_, text("not as in a tokenizer.json: ", problem.what()));
+        }
+        return std::move(data_);
+    }
+
+private:
+    void read_parts() {
         if (json_.contains("normalizer") && !json_["normalizer"].is_null()) {
             fail("/normalizer", "text would be normalised, which is not supported");
         }
         const Json& model = json_.at("model");
+        place_ = "/model";
         if (model.value("type", "BPE") != "BPE") fail("/model/type", "only BPE is supported");
         if (flag(model, "byte_fallback")) fail("/model/byte_fallback", "only byte-level BPE is supported");
         for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -38,15 +50,18 @@ public:
         data_.whole_piece_first = flag(model, "ignore_merges");
         read_vocabulary(model.at("vocab"));
         read_merges(model.at("merges"));
+        place_ = "/added_tokens";
         if (json_.contains("added_tokens")) read_added_tokens(json_["added_tokens"]);
+        place_ = "/pre_tokenizer";
         if (json_.contains("pre_tokenizer")) read_pre_tokenizer(json_["pre_tokenizer"]);
         choose_end_of_text();
-        return std::move(data_);
+        const int byte = missing_byte(data_);
+        if (byte >= 0) fail("/model/vocab", text("no token for byte ", byte));
     }
 
-private:
     [[noreturn]] void fail(const std::string& where, const std::string& what) const {
-        throw Error(ErrorKind::bad_data, text(name_, ": ", where, ": ", what),
+        throw Error(ErrorKind::bad_data,
+                    text(name_, ": offset ", json_place(content_, where), " (", where, "): ", what),
                     "A tokenizer.json must be of byte-level BPE, as GPT-2's and Llama-3's are.");
     }
 
@@ -54,8 +69,9 @@ private:
         return object.contains(key) && object[key].is_boolean() && object[key].get<bool>();
     }
 
-    std::uint32_t id_of(const Json& value, const std::string& where) const {
-        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_ids_) fail(where, "not a token id");
+    template <class Where>
+    std::uint32_t id_of(const Json& value, Where where) const {
+        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_ids_) fail(where(), "not a token id");
         return value.get<std::uint32_t>();
     }
 
@@ -70,11 +86,12 @@ private:
     void read_vocabulary(const Json& vocab) {
         if (!vocab.is_object()) fail("/model/vocab", "not an object");
         for (const auto& [characters, value] : vocab.items()) {
-            std::uint32_t id = id_of(value, text("/model/vocab/", characters));
+            auto where = [&] { return "/model/vocab" + json_pointer_part(characters); };
+            std::uint32_t id = id_of(value, where);
             std::string bytes;
             // tokens that are not in the alphabet of bytes can only be added tokens, which come later
             if (!from_characters(characters, bytes)) bytes = characters;
-            if (!slot(id).empty()) fail(text("/model/vocab/", characters), text("id ", id, " is given twice"));
+            if (!slot(id).empty()) fail(where(), text("id ", id, " is given twice"));
             slot(id) = bytes;
             ids_[characters] = id;
         }
@@ -108,8 +125,8 @@ private:
 
     void read_added_tokens(const Json& added) {
         for (std::size_t i = 0; i < added.size(); i++) {
-            std::string where = text("/added_tokens/", i);
-            std::uint32_t id = id_of(added.at(i).at("id"), where + "/id");
+            place_ = text("/added_tokens/", i);
+            std::uint32_t id = id_of(added.at(i).at("id"), [&] { return place_ + "/id"; });
             slot(id) = added[i].at("content").get<std::string>();
             data_.is_special[id] = 1;
         }
@@ -165,7 +182,9 @@ private:
     }
 
     const Json& json_;
+    std::string_view content_;
     const std::string& name_;
+    std::string place_;
     std::size_t max_ids_;
     TokenizerData data_;
     std::unordered_map<std::string, std::uint32_t> ids_;
@@ -200,11 +219,9 @@ std::vector<BpeMerge> merges_of(const TokenizerData& data) {
 TokenizerData parse_huggingface(std::string_view content, const std::string& name) {
     try {
         Json json = Json::parse(content);
-        return HuggingFaceReader(json, name, content.size()).read();   // a token takes bytes
+        return HuggingFaceReader(json, content, name, content.size()).read();   // a token takes bytes
     } catch (const Json::parse_error& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
-    } catch (const Json::exception& problem) {
-        throw Error(ErrorKind::bad_data, text(name, " is not a tokenizer.json: ", problem.what()));
     }
 }
 
@@ -256,7 +273,9 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
         for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
             std::string spelled = data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
             if (!ids.contains(spelled) || ids[spelled] != id) {
-                throw Error(ErrorKind::bad_data, text(name, ": token '", spelled, "' does not have the id ", id),
+                const std::size_t place = json_place(content, json_pointer_part(spelled));
+                throw Error(ErrorKind::bad_data,
+                            text(name, ": offset ", place, ": token '", spelled, "' does not have the id ", id),
                             "The file does not belong to the vocab.bpe beside it.");
             }
         }

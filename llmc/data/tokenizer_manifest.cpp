@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "llmc/base/error.h"
+#include "llmc/data/json_place.h"
 #include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
@@ -16,22 +17,27 @@ constexpr int manifest_version = 1;
 
 std::string manifest_path(const std::string& folder) { return (fs::path(folder) / manifest_file_name).string(); }
 
-CorpusManifest parse(const Json& json) {
+// `place` is the part being read, a JSON pointer.
+CorpusManifest parse(const Json& json, std::string& place) {
     if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
+        place = json["format"] != "token shards" ? "/format" : "/version";
         throw std::invalid_argument(text("found format ", json.at("format").dump(), ", version ",
                                          json.at("version").dump(), ", expected \"token shards\", version ",
                                          manifest_version));
     }
     CorpusManifest manifest;
     const Json& tokenizer = json.at("tokenizer");
+    place = "/tokenizer";
     manifest.tokenizer_name = tokenizer.at("name");
     manifest.vocab_size = tokenizer.at("vocab_size");
     manifest.end_of_text = tokenizer.at("end_of_text");
     manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").get<std::string>());
+    place = "";
     manifest.token_bytes = json.at("token_bytes");
     manifest.documents = json.at("documents");
     manifest.source_bytes = json.at("source_bytes");
     for (const Json& shard : json.at("shards")) {
+        place = text("/shards/", manifest.shards.size());
         manifest.shards.push_back({shard.at("file"), shard.at("split"), shard.at("tokens"),
                                    hash_from_text(shard.at("hash").get<std::string>())});
     }
@@ -50,15 +56,23 @@ std::uint64_t CorpusManifest::tokens(const std::string& split) const {
 
 CorpusManifest parse_manifest(std::string_view content, const std::string& name) {
     const char* const hint = "Prepare the data again with the tokenize tool.";
+    std::string place;
+    auto fail = [&](const std::exception& problem) {
+        throw Error(
+            ErrorKind::bad_data,
+            text(name, ": byte ", json_place(content, place), ": not a manifest of token shards: ", problem.what()),
+            hint);
+    };
     try {
-        return parse(Json::parse(content));
+        return parse(Json::parse(content), place);
     } catch (const Json::parse_error& problem) {
         throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
     } catch (const Json::exception& problem) {
-        throw Error(ErrorKind::bad_data, text(name, ": not a manifest of token shards: ", problem.what()), hint);
+        fail(problem);
     } catch (const std::invalid_argument& problem) {   // a version or a hash
-        throw Error(ErrorKind::bad_data, text(name, ": not a manifest of token shards: ", problem.what()), hint);
+        fail(problem);
     }
+    return {};
 }
 
 CorpusManifest read_manifest(const FileSystem& files, const std::string& folder) {

@@ -76,7 +76,8 @@ inline void jsonl(std::string_view content) {
     std::string value;
     const JsonField field = find_json_string(content, "text", value);
     ENSURE(field.error_at <= content.size(), "an error behind the end");
-    if (field.error != nullptr) throw Error(ErrorKind::bad_data, field.error);
+    if (field.error != nullptr)
+        throw Error(ErrorKind::bad_data, text("x.jsonl: offset ", field.error_at, ": ", field.error));
 }
 
 inline void questions(QuestionSource source, std::string_view content, const char* name) {
