@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t shared_region_bytes = (most_shared_bytes + page - 1) / page * page;
-constexpr std::int64_t few_threads = 1024;   // waking the pool costs more than running these
+constexpr std::int64_t few_threads = 1024;   // waking the pool costs more than running these, each with a few elements
 constexpr unsigned char poison = 0xff;       // not a number as float and bf16, -1 as an integer
 
 // One thread's dynamic shared memory. It ends at an inaccessible page; a size that is no multiple of CUDA's 16-byte
@@ -118,7 +118,8 @@ public:
 
     GridFault run() {
         std::int64_t threads = std::int64_t{grid_.threads.x} * grid_.threads.y * grid_.threads.z;
-        bool alone = order_.on_one_thread || count_ * threads <= few_threads;
+        // a block of one thread loops over all its work (loop_threads), which may be much
+        bool alone = order_.on_one_thread || count_ == 1 || (threads > 1 && count_ * threads <= few_threads);
         std::int64_t pieces = 8 * static_cast<std::int64_t>(thread_count());
         std::int64_t grain = alone ? count_ : std::max<std::int64_t>(1, count_ / pieces);
         auto piece = [](void* self, std::int64_t first, std::int64_t last) {

@@ -12,6 +12,8 @@
 #include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/residual.cuh"
 
 namespace {
 
@@ -42,6 +44,22 @@ DeviceBuffer<T> upload(Arena& arena, cudaStream_t stream, const std::vector<floa
     buffer.upload(converted, stream);
     return buffer;
 }
+
+// |a - b| <= error: sums have another order with one thread.
+void check_near(const std::vector<float>& a, const std::vector<float>& b, float error) {
+    REQUIRE(a.size() == b.size());
+    for (std::size_t i = 0; i < a.size(); i++) REQUIRE(std::fabs(a[i] - b[i]) <= error);
+}
+
+template <class T>
+void append(std::vector<float>& all, const DeviceBuffer<T>& buffer, cudaStream_t stream) {
+    for (T x : buffer.download(stream)) all.push_back(static_cast<float>(x));
+}
+
+struct RowShape {
+    int rows, C;
+};
+constexpr RowShape row_shapes[] = {{1, 1}, {37, 48}, {9, 65}, {300, 768}, {5, 1601}, {3, 6144}};
 
 constexpr std::int64_t lengths[] = {1, 7, 8, 1000, 8192, 8193, 70001};
 
@@ -120,4 +138,60 @@ TEST_CASE("loop_threads: the classifier's losses and gradients agree either way"
         REQUIRE(std::fabs(checked[i] - plain[i]) <= 2e-6f * std::fabs(checked[i]));
     }
     CHECK(checked[2] == 0.0f);
+}
+
+TEST_CASE_TEMPLATE("loop_threads: layer normalisation agrees either way", Real, float, bf16) {
+    for (auto [rows, C] : row_shapes) {
+        auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
+            const std::size_t n = static_cast<std::size_t>(rows) * C;
+            auto a = upload<Real>(arena, stream, random(n, 7)), b = upload<Real>(arena, stream, random(n, 8));
+            auto weight = upload<Real>(arena, stream, random(C, 9)), bias = upload<Real>(arena, stream, random(C, 10));
+            auto sum = arena.allocate<Real>("sum", n), out = arena.allocate<Real>("out", n);
+            auto out2 = arena.allocate<Real>("out2", n);
+            auto mean = arena.allocate<float>("mean", rows), rstd = arena.allocate<float>("rstd", rows);
+            residual_layernorm_forward<Real>({sum.data(), out.data(), mean.data(), rstd.data(), a.data(), b.data(),
+                                              weight.data(), bias.data(), rows, C},
+                                             stream);
+            layernorm_forward<Real>(
+                {out2.data(), mean.data(), rstd.data(), sum.data(), weight.data(), bias.data(), rows, C}, stream);
+            std::vector<float> all, again;
+            append(all, out, stream);
+            append(again, out2, stream);
+            CHECK(all == again);   // fused or not
+            append(all, mean, stream);
+            append(all, rstd, stream);
+            append(all, sum, stream);
+            return all;
+        });
+        // one unit of the largest numbers, in bf16 where a rounding went the other way
+        check_near(checked, plain, std::is_same_v<Real, bf16> ? 0x1p-4f : 1e-5f);
+    }
+}
+
+TEST_CASE_TEMPLATE("loop_threads: layer normalisation's gradients agree either way", Real, float, bf16) {
+    for (auto [rows, C] : row_shapes) {
+        for (bool accumulate : {false, true}) {
+            auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
+                const std::size_t n = static_cast<std::size_t>(rows) * C;
+                auto in = upload<Real>(arena, stream, random(n, 7)), dout = upload<Real>(arena, stream, random(n, 8));
+                auto din = upload<Real>(arena, stream, random(n, 11)),
+                     weight = upload<Real>(arena, stream, random(C, 9));
+                auto dweight = upload<float>(arena, stream, random(C, 12));
+                auto dbias = upload<float>(arena, stream, random(C, 13));
+                auto mean = upload<float>(arena, stream, random(rows, 14, 0.1f));
+                auto rstd = upload<float>(arena, stream, std::vector<float>(rows, 1.1f));
+                auto scratch = arena.allocate<float>("scratch", layernorm_backward_scratch(rows, C));
+                layernorm_backward<Real, float>(
+                    {din.data(), dweight.data(), dbias.data(), scratch.data(), dout.data(), in.data(), weight.data(),
+                     mean.data(), rstd.data(), rows, C, accumulate, accumulate},
+                    stream);
+                std::vector<float> all;
+                append(all, din, stream);
+                append(all, dweight, stream);
+                append(all, dbias, stream);
+                return all;
+            });
+            check_near(checked, plain, std::is_same_v<Real, bf16> ? 0x1p-4f : 1e-4f);
+        }
+    }
 }

@@ -20,11 +20,7 @@ template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) accumulate_kernel(Real* sum, const Real* x, Extent extent) {
     const std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    Vec8<Real> s = load8(sum, i, extent);
-    const Vec8<Real> more = load8(x, i, extent);
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) s[k] = static_cast<Real>(static_cast<float>(s[k]) + static_cast<float>(more[k]));
-    store8(sum, i, extent, s);
+    store8(sum, i, extent, add8(load8(sum, i, extent), load8(x, i, extent)));
 }
 
 template <class Real>

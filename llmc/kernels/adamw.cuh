@@ -130,22 +130,18 @@ __device__ __forceinline__ void adam_element(float& w, float& m, float& v, float
 template <class Real, class Grad>
 __device__ __forceinline__ Vec8<float> load_weights(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent) {
     if (range.master) return load8(range.master, i, extent);
-    const Vec8<Real> parameter = load8(range.parameter, i, extent);
-    Vec8<float> w;
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) w[k] = static_cast<float>(parameter[k]);
-    return w;
+    return to_floats(load8(range.parameter, i, extent));
 }
 
 template <class Real, class Grad>
 __device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent, float grad_scale,
                                            const AdamFactors& f) {
-    const Vec8<Grad> gradient = load8(range.gradient, i, extent);
+    const Vec8<float> gradient = to_floats(load8(range.gradient, i, extent));
     Vec8<float> m = load8(range.m, i, extent), v = load8(range.v, i, extent);
     Vec8<float> w = load_weights(range, i, extent);
     VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
-        adam_element(w[k], m[k], v[k], grad_scale * static_cast<float>(gradient[k]), range.weight_decay, f);
+        adam_element(w[k], m[k], v[k], grad_scale * gradient[k], range.weight_decay, f);
     }
     store8(range.m, i, extent, m);
     store8(range.v, i, extent, v);

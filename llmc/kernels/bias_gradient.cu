@@ -17,11 +17,12 @@ __global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradien
     const std::int64_t column = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
     if (column >= shape.N) return;
     const int first = static_cast<int>(blockIdx.y) * rows, last = min(first + rows, shape.M);
-    float sums[8] = {};
+    Vec8<float> sums = {};
 #pragma unroll 8
     for (int row = first; row < last; row++) {
-        Vec8<T> v = load8(dout + row * shape.stride, column, Extent{shape.N, packets});
-        for (int k = 0; k < 8; k++) sums[k] += static_cast<float>(v[k]);
+        const Vec8<float> v = to_floats(load8(dout + row * shape.stride, column, Extent{shape.N, packets}));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) sums[k] += v[k];
     }
     float* out = partial + std::int64_t{blockIdx.y} * shape.N + column;
     for (int k = 0; k < 8; k++) {

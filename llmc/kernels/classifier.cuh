@@ -1,7 +1,8 @@
-// Softmax cross-entropy of rows of logits, with the gradient written over the logits: probabilities never exist in memory.
+// Softmax cross-entropy of rows of logits, with the gradient written over the logits: probabilities never exist in
+// memory.
 //
-// A call handles any number of rows, so the classifier can run in chunks. The vocabulary is padded: a row has Vp logits of
-// which the first V count; the padded columns get zero gradient.
+// A call handles any number of rows, so the classifier can run in chunks. The vocabulary is padded: a row has Vp logits
+// of which the first V count; the padded columns get zero gradient.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +29,7 @@ struct Classifier {
     float* losses;        // (rows) overwritten: -log softmax(logits)[target]; 0 where the target is negative (ignored)
     const int* targets;   // (rows) in [0, V), or negative: no loss, zero gradient
     int rows, V, Vp;
-    float dloss;          // gradient of the total loss by one row's loss: 1 / global number of tokens
+    float dloss;   // gradient of the total loss by one row's loss: 1 / global number of tokens
     ClassifierOutput output;
 };
 
@@ -45,8 +46,9 @@ inline void sum_losses(double* total, const float* losses, int n, float scale, b
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A row belongs to one block. First every thread finds the largest logit of its columns and the sum of exponentials
-// relative to it, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the block
-// combines them. The parts are functions of their own so that a vocabulary cut over ranks can combine between them.
+// relative to it, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the
+// block combines them. The parts are functions of their own so that a vocabulary cut over ranks can combine between
+// them.
 
 constexpr int kClassifierThreads = 512;
 
@@ -60,14 +62,16 @@ template <class Real>
 __device__ __forceinline__ SoftmaxPart softmax_part(const Real* logits, int V, Extent extent) {
     SoftmaxPart part = {-FLT_MAX, 0.0f};
     for (int c = static_cast<int>(threadIdx.x) * 8; c < V; c += static_cast<int>(blockDim.x) * 8) {
-        const Vec8<Real> logit = load8(logits, c, extent);
-        Vec8<float> x;
+        Vec8<float> x = to_floats(load8(logits, c, extent));
+        if (c + 8 > V) {
+            VECTOR_LOOP
+            for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;
+        }
+        const float max = max8(x);
+        if (max > part.max) part = {max, part.sum * exp_for<Real>(part.max - max)};   // seldom, after the first few
         VECTOR_LOOP
-        for (int k = 0; k < 8; k++) x[k] = c + k < V ? static_cast<float>(logit[k]) : -INFINITY;
-        const float max = larger(max8(x), part.max);
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) x[k] = c + k < V ? exp_for<Real>(static_cast<float>(logit[k]) - max) : 0.0f;
-        part = {max, fmaf(part.sum, exp_for<Real>(part.max - max), sum8(x))};
+        for (int k = 0; k < 8; k++) x[k] = exp_for<Real>(x[k] - part.max);
+        part.sum += sum8(x);
     }
     return part;
 }
@@ -85,14 +89,14 @@ __device__ __forceinline__ void write_logit_gradient(Real* logits, SoftmaxPart s
                                                      Extent extent) {
     const float scale = dloss / softmax.sum;
     for (int c = static_cast<int>(threadIdx.x) * 8; c < extent.count; c += static_cast<int>(blockDim.x) * 8) {
-        Vec8<Real> x = load8<Cache::stream>(logits, c, extent);
+        Vec8<float> x = to_floats(load8<Cache::stream>(logits, c, extent));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            const float probability = exp_for<Real>(static_cast<float>(x[k]) - softmax.max) * scale;
+            const float probability = exp_for<Real>(x[k] - softmax.max) * scale;
             const float gradient = probability - (c + k == target ? dloss : 0.0f);
-            x[k] = static_cast<Real>(c + k < V ? gradient : 0.0f);
+            x[k] = c + k < V ? gradient : 0.0f;
         }
-        store8(logits, c, extent, x);
+        store8(logits, c, extent, round_to<Real>(x));
     }
 }
 
@@ -105,7 +109,8 @@ __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Cl
     const bool gradient = args.output == ClassifierOutput::loss_and_gradient;
     if (target < 0) {
         if (threadIdx.x == 0) args.losses[row] = 0.0f;
-        for (int c = static_cast<int>(threadIdx.x) * 8; gradient && c < args.Vp; c += static_cast<int>(blockDim.x) * 8) {
+        for (int c = static_cast<int>(threadIdx.x) * 8; gradient && c < args.Vp;
+             c += static_cast<int>(blockDim.x) * 8) {
             store8(logits, c, extent, round_to<Real>(Vec8<float>{}));
         }
         return;
@@ -129,8 +134,10 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
     const std::size_t logit_bytes = sizeof(Real) * args.rows * args.Vp;
     Launch where{dim3(static_cast<unsigned>(args.rows)), classifier_block(args.Vp), 0, stream};
     where.reads(args.targets, args.rows * sizeof(int)).writes(args.losses, args.rows * sizeof(float));
-    if (args.output == ClassifierOutput::loss) where.reads(args.logits, logit_bytes);
-    else where.writes(args.logits, logit_bytes);
+    if (args.output == ClassifierOutput::loss)
+        where.reads(args.logits, logit_bytes);
+    else
+        where.writes(args.logits, logit_bytes);
     launch(fused_classifier_kernel<Real>, where, args, row_extent(args.Vp, args.logits));
 }
 

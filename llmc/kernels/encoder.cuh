@@ -120,8 +120,9 @@ __device__ __forceinline__ Vec8<float> sum_rows(const Real* tensor, const int* o
                                   : Vec8<Real>{};
         }
         for (int u = 0; u < kInFlight; u++) {
+            const Vec8<float> x = to_floats(rows[u]);
             VECTOR_LOOP
-            for (int k = 0; k < 8; k++) sum[k] += static_cast<float>(rows[u][k]);
+            for (int k = 0; k < 8; k++) sum[k] += x[k];
         }
     }
     return sum;
@@ -129,10 +130,10 @@ __device__ __forceinline__ Vec8<float> sum_rows(const Real* tensor, const int* o
 
 template <class Grad>
 __device__ __forceinline__ void add_to_row(Grad* row, int column, Extent extent, const Vec8<float>& sum) {
-    Vec8<Grad> total = load8(row, column, extent);
+    Vec8<float> total = to_floats(load8(row, column, extent));
     VECTOR_LOOP
-    for (int k = 0; k < 8; k++) total[k] = static_cast<Grad>(static_cast<float>(total[k]) + sum[k]);
-    store8(row, column, extent, total);
+    for (int k = 0; k < 8; k++) total[k] += sum[k];
+    store8(row, column, extent, round_to<Grad>(total));
 }
 
 // One block per (token that occurs, 256 columns).
@@ -170,9 +171,9 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     Vec8<float> sum = {};
     for (int b = 0; b < args.B; b++) {
         const std::int64_t row = static_cast<std::int64_t>(b) * args.T + t;
-        const Vec8<Real> d = load8(args.dout + row * args.C, column, extent);
+        const Vec8<float> d = to_floats(load8(args.dout + row * args.C, column, extent));
         VECTOR_LOOP
-        for (int k = 0; k < 8; k++) sum[k] += static_cast<float>(d[k]);
+        for (int k = 0; k < 8; k++) sum[k] += d[k];
     }
     add_to_row(args.dwpe + static_cast<std::int64_t>(args.positions.of(t)) * args.C, column, extent, sum);
 }

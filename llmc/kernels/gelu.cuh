@@ -1,7 +1,7 @@
 // GELU with the tanh approximation (Hendrycks and Gimpel, 2016), as GPT-2 uses it:
 //   gelu(x) = x/2 (1 + tanh(u)),  u = sqrt(2/pi) (x + 0.044715 x^3)
-// computed as x s with s = 1 / (1 + e^(-2u)), which is the same and needs one exponential: cheap enough to stay limited by
-// memory, and without the loss of digits of 1 + tanh(u) where u is very negative.
+// computed as x s with s = 1 / (1 + e^(-2u)), which is the same and needs one exponential: cheap enough to stay limited
+// by memory, and without the loss of digits of 1 + tanh(u) where u is very negative.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,11 +44,10 @@ template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) gelu_forward_kernel(Real* out, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    const Vec8<Real> x = load8(in, i, extent);
-    Vec8<Real> y;
+    Vec8<float> x = to_floats(load8(in, i, extent));
     VECTOR_LOOP
-    for (int k = 0; k < 8; k++) y[k] = static_cast<Real>(gelu_of<Real>(static_cast<float>(x[k])));
-    store8(out, i, extent, y);
+    for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
+    store8(out, i, extent, round_to<Real>(x));
 }
 
 template <class Real>
@@ -64,13 +63,11 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     gelu_backward_kernel(Real* din, const Real* dout, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    const Vec8<Real> x = load8(in, i, extent), d = load8(dout, i, extent);
-    Vec8<Real> gradient;
+    const Vec8<float> x = to_floats(load8(in, i, extent)), d = to_floats(load8(dout, i, extent));
+    Vec8<float> gradient;
     VECTOR_LOOP
-    for (int k = 0; k < 8; k++) {
-        gradient[k] = static_cast<Real>(static_cast<float>(d[k]) * gelu_slope<Real>(static_cast<float>(x[k])));
-    }
-    store8(din, i, extent, gradient);
+    for (int k = 0; k < 8; k++) gradient[k] = d[k] * gelu_slope<Real>(x[k]);
+    store8(din, i, extent, round_to<Real>(gradient));
 }
 
 template <class Real>

@@ -78,10 +78,9 @@ __global__ void __launch_bounds__(kNormThreads)
         }
 #pragma unroll
         for (int u = 0; u < kNormInFlight; u++) {
+            const Vec8<float> g = to_floats(x[u]);
             VECTOR_LOOP
-            for (int k = 0; k < 8; k++) {
-                sums[u][k] = fmaf(static_cast<float>(x[u][k]), static_cast<float>(x[u][k]), sums[u][k]);
-            }
+            for (int k = 0; k < 8; k++) sums[u][k] = fmaf(g[k], g[k], sums[u][k]);
         }
     }
     static_assert(kNormInFlight == 4);

@@ -74,11 +74,7 @@ template <class To, class From>
 __global__ void __launch_bounds__(kElementwiseThreads) cast_kernel(To* out, const From* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    const Vec8<From> x = load8(in, i, extent);
-    Vec8<To> y;
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) y[k] = static_cast<To>(static_cast<float>(x[k]));
-    store8(out, i, extent, y);
+    store8(out, i, extent, round_to<To>(to_floats(load8(in, i, extent))));
 }
 
 template <class To, class From>

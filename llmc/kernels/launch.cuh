@@ -19,6 +19,8 @@
 
 #ifdef HOST_EXECUTION_MODEL   // defined by the stand-in <cuda_runtime.h>
 #define LAUNCH_ON_HOST 1
+#include <cuda_bf16.h>
+
 #include "llmc/host/checks.h"
 #include "llmc/host/exec_grid.h"
 #include "llmc/host/queue.h"
@@ -104,6 +106,7 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 // The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of blockDim:
 // `threads` on a GPU; on a CPU one, since a thread's loop over all of it is faster than many threads with a share each, above
 // all where they meet. While checks are on (as in tests) as many as on a GPU, so that what runs there is what is tested.
+constexpr bool loop_threads_may_be_one = true;
 inline unsigned loop_threads(unsigned threads) {
     const host::Checks& on = host::checks();
     return on.memory || on.poison || on.races ? threads : 1;
@@ -152,6 +155,21 @@ void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity
         return true;
     };
     check_launched(host::enqueue(how.stream(), std::move(operation)), how, address);
+}
+
+// Eight elements of one type as another (Vec8 of vec.cuh), by vector instructions.
+constexpr bool vector_conversions_exist = true;
+template <class Floats, class Halves>
+__forceinline__ Floats widened8(const Halves& from) {
+    Floats to;
+    host::bf16_bits_to_float8(&from, &to.values[0]);
+    return to;
+}
+template <class Halves, class Floats>
+__forceinline__ Halves narrowed8(const Floats& from) {
+    Halves to;
+    host::float_to_bf16_bits8(&from.values[0], &to);
+    return to;
 }
 
 namespace host {
@@ -215,6 +233,7 @@ inline T block_butterfly(T value, Op, HOST_SITE) {
 #define CALLER
 #define CALLER_HERE
 
+constexpr bool loop_threads_may_be_one = false;
 inline unsigned loop_threads(unsigned threads) { return threads; }
 
 // Declared 1,024-byte aligned: the bulk copies and their swizzles need it, and the base is that anyway.
@@ -279,5 +298,6 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
 }
 
 constexpr bool block_butterfly_exists = false;
+constexpr bool vector_conversions_exist = false;
 
 #endif

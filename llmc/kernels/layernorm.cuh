@@ -1,8 +1,9 @@
-// Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight + bias
-// with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
+// Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
+// bias with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
 //
-// Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and dbias per block
-// in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a fixed order.
+// Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and
+// dbias per block in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a
+// fixed order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -56,44 +57,39 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Normalises a row that the block's threads hold in registers. Elements beyond the row must be zero.
+// Normalises a row that the block's threads have kept. Elements beyond the row must be zero.
 template <class AnyExtent, class Real>
-__device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const Vec8<Real> (&x)[kRowParts], Real* out, float* mean,
-                                              float* rstd, const Real* weight, const Real* bias) {
-    float sum = 0;
+__device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const KeptRow<Real, AnyExtent>& in,
+                                              Real* out, float* mean, float* rstd, const Real* weight,
+                                              const Real* bias) {
+    PieceSum<AnyExtent> sum;
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
-        Vec8<float> values;
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) values[k] = static_cast<float>(x[j][k]);
-        sum += sum8(values);
-    }
-    const float m = row_sum(sum) / row.C();
+    for (int j = 0; j < row.parts(); j++) sum.add(to_floats(in.piece(row, j)));
+    const float m = row_sum<AnyExtent>(sum.total()) / row.C();
 
     // the centred sum of squares, not the difference of two large numbers
-    float squares = 0;
+    PieceSum<AnyExtent> squares;
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
-        Vec8<float> square;
+    for (int j = 0; j < row.parts(); j++) {
+        Vec8<float> x = to_floats(in.piece(row, j));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            const float d = row.column(j) + k < row.C() ? static_cast<float>(x[j][k]) - m : 0.0f;
-            square[k] = d * d;
+            const float d = row.column(j) + k < row.C() ? x[k] - m : 0.0f;
+            x[k] = d * d;
         }
-        squares += sum8(square);
+        squares.add(x);
     }
-    const float s = 1.0f / sqrtf(row_sum(squares) / row.C() + kLayerNormEpsilon);
+    const float s = 1.0f / sqrtf(row_sum<AnyExtent>(squares.total()) / row.C() + kLayerNormEpsilon);
 
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
+    for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
-        Vec8<Real> w = row.load_shared_by_rows(weight, j), b = row.load_shared_by_rows(bias, j), y;
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(weight, j)),
+                          b = to_floats(row.load_shared_by_rows(bias, j));
+        Vec8<float> x = to_floats(in.piece(row, j));
         VECTOR_LOOP
-        for (int k = 0; k < 8; k++) {
-            float normal = (static_cast<float>(x[j][k]) - m) * s;
-            y[k] = static_cast<Real>(fmaf(normal, static_cast<float>(w[k]), static_cast<float>(b[k])));
-        }
-        row.store(out, j, y);
+        for (int k = 0; k < 8; k++) x[k] = fmaf((x[k] - m) * s, w[k], b[k]);
+        row.store(out, j, round_to<Real>(x));
     }
     if (row.leads()) {
         if (mean) mean[row.row] = m;
@@ -105,9 +101,9 @@ template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
-    Vec8<Real> x[kRowParts];
+    KeptRow<Real, AnyExtent> x(args.in);
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) x[j] = row.load(args.in, j);
+    for (int j = 0; j < row.parts(); j++) x.keep(j, row.load(args.in, j));
     normalise_row(row, x, args.out, args.mean, args.rstd, args.weight, args.bias);
 }
 
@@ -140,15 +136,41 @@ inline std::size_t layernorm_backward_scratch(int rows, int C) {
     return static_cast<std::size_t>(layernorm_backward_blocks(rows, C)) * 2 * C;
 }
 
-// The sums of one thread's columns over the rows it has seen.
+// The sums of one thread's columns over the rows it has seen: in registers. `partials` (2, C) is where the block's sums
+// go; a block of one thread keeps them there from the start.
+template <class AnyExtent>
 struct ParameterSums {
-    float weight[kRowParts][8] = {};
-    float bias[kRowParts][8] = {};
+    Vec8<float> weights[kRowParts] = {}, biases[kRowParts] = {};
+
+    __device__ __forceinline__ ParameterSums(float*, AnyExtent) {}
+    __device__ __forceinline__ Vec8<float> weight(int part) const { return weights[part]; }
+    __device__ __forceinline__ Vec8<float> bias(int part) const { return biases[part]; }
+    __device__ __forceinline__ void set(int part, const Vec8<float>& weight, const Vec8<float>& bias) {
+        weights[part] = weight, biases[part] = bias;
+    }
+};
+template <class Base>
+struct ParameterSums<LoopExtent<Base>> {
+    float* partials;
+    Base extent;
+
+    __device__ __forceinline__ ParameterSums(float* of_block, LoopExtent<Base> row) : partials(of_block), extent(row) {
+        for (std::int64_t i = 0; i < 2 * extent.count; i++) partials[i] = 0;
+    }
+    __device__ __forceinline__ Vec8<float> weight(int part) const { return load8(partials, part * 8, extent); }
+    __device__ __forceinline__ Vec8<float> bias(int part) const {
+        return load8(partials + extent.count, part * 8, extent);
+    }
+    __device__ __forceinline__ void set(int part, const Vec8<float>& weight, const Vec8<float>& bias) {
+        store8(partials, part * 8, extent, weight);
+        store8(partials + extent.count, part * 8, extent, bias);
+    }
 };
 
-// Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are smaller,
-// and such rows can be no longer than this many threads hold.
-template <class AnyExtent> constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
+// Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are
+// smaller, and such rows can be no longer than this many threads hold.
+template <class AnyExtent>
+constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
 constexpr int kOddRowMaxColumns = kBackwardThreads<Extent> * kRowParts * 8;
 
 // Whether a thread's share of a row stays in its registers until the row's sums are known. Where they are too few, in
@@ -160,55 +182,61 @@ constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent
 //   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
 template <class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<Real, Grad>& args,
-                                                       const RowOfThread<AnyExtent>& row, ParameterSums& sums) {
+                                                       const RowOfThread<AnyExtent>& row,
+                                                       ParameterSums<AnyExtent>& sums) {
     const float mean = row.inside ? args.mean[row.row] : 0.0f, rstd = row.inside ? args.rstd[row.row] : 0.0f;
-    Vec8<Real> dout[kRowParts], in[kRowParts];
+    KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
-        dout[j] = row.load(args.dout, j);
-        in[j] = row.load(args.in, j);
+    for (int j = 0; j < row.parts(); j++) {
+        dout.keep(j, row.load(args.dout, j));
+        in.keep(j, row.load(args.in, j));
     }
-    RowSums total = {0, 0};
+    PieceSum<AnyExtent> sum_g, sum_gn;
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
+    for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
-        const Vec8<Real> w = row.load_shared_by_rows(args.weight, j);
-        Vec8<float> g, gn;
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
+        const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
+        Vec8<float> g, gn, weight_sum = sums.weight(j), bias_sum = sums.bias(j);
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            float d = static_cast<float>(dout[j][k]), n = (static_cast<float>(in[j][k]) - mean) * rstd;
-            g[k] = d * static_cast<float>(w[k]);
+            const float n = (x[k] - mean) * rstd;
+            g[k] = d[k] * w[k];
             gn[k] = g[k] * n;
-            sums.weight[j][k] = fmaf(d, n, sums.weight[j][k]);
-            sums.bias[j][k] += d;
+            weight_sum[k] = fmaf(d[k], n, weight_sum[k]);
+            bias_sum[k] += d[k];
         }
-        total = {total.a + sum8(g), total.b + sum8(gn)};
+        sums.set(j, weight_sum, bias_sum);
+        sum_g.add(g);
+        sum_gn.add(gn);
     }
-    total = row_sums(total);
+    const RowSums total = row_sums<AnyExtent>({sum_g.total(), sum_gn.total()});
     const float mean_g = total.a / row.C(), mean_gn = total.b / row.C();
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
+    for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
         if constexpr (!kKeepsRow<Real, AnyExtent>) {
-            dout[j] = row.load(args.dout, j);
-            in[j] = row.load(args.in, j);
+            dout.keep(j, row.load(args.dout, j));
+            in.keep(j, row.load(args.in, j));
         }
-        Vec8<Real> w = row.load_shared_by_rows(args.weight, j), din;
-        if (args.accumulate_input) din = row.load(args.din, j);
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
+        const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
+        Vec8<float> din = {};
+        if (args.accumulate_input) din = to_floats(row.load(args.din, j));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
-            float d = static_cast<float>(dout[j][k]), n = (static_cast<float>(in[j][k]) - mean) * rstd;
-            float gradient = (d * static_cast<float>(w[k]) - mean_g - n * mean_gn) * rstd;
-            din[k] = static_cast<Real>(args.accumulate_input ? static_cast<float>(din[k]) + gradient : gradient);
+            const float n = (x[k] - mean) * rstd;
+            const float gradient = (d[k] * w[k] - mean_g - n * mean_gn) * rstd;
+            din[k] = args.accumulate_input ? din[k] + gradient : gradient;
         }
-        row.store(args.din, j, din);
+        row.store(args.din, j, round_to<Real>(din));
     }
 }
 
 // Writes the block's sums to partials (2, C), adding the rows side by side (threadIdx.y) in order. shared: (2, C).
 template <class AnyExtent>
 __device__ __forceinline__ void store_parameter_sums(float* partials, float* shared, const RowOfThread<AnyExtent>& row,
-                                                     const ParameterSums& sums) {
+                                                     const ParameterSums<AnyExtent>& sums) {
     const int C = row.C();
     for (unsigned y = 0; y < blockDim.y; y++) {
         if (y == threadIdx.y) {
@@ -218,8 +246,8 @@ __device__ __forceinline__ void store_parameter_sums(float* partials, float* sha
                 for (int k = 0; k < 8; k++) {
                     int c = row.column(j) + k;
                     if (c >= C) continue;
-                    shared[c] = y == 0 ? sums.weight[j][k] : shared[c] + sums.weight[j][k];
-                    shared[C + c] = y == 0 ? sums.bias[j][k] : shared[C + c] + sums.bias[j][k];
+                    shared[c] = y == 0 ? sums.weights[j][k] : shared[c] + sums.weights[j][k];
+                    shared[C + c] = y == 0 ? sums.biases[j][k] : shared[C + c] + sums.biases[j][k];
                 }
             }
         }
@@ -232,37 +260,51 @@ __device__ __forceinline__ void store_parameter_sums(float* partials, float* sha
 template <class Real, class Grad, class AnyExtent>
 __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
-    DYNAMIC_SHARED(float, shared);
-    ParameterSums sums;
-    const int stride = static_cast<int>(gridDim.x * blockDim.y);
-    // every thread of a block makes the same number of turns, inside the rows or not
-    for (int base = static_cast<int>(blockIdx.x * blockDim.y); base < args.rows; base += stride) {
-        layernorm_backward_row(args, RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y)), sums);
+    float* partials = args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count;
+    ParameterSums<AnyExtent> sums(partials, extent);
+    int first = static_cast<int>(blockIdx.x * blockDim.y), end = args.rows,
+        step = static_cast<int>(gridDim.x * blockDim.y);
+    if constexpr (kLoops<AnyExtent>) {   // neighbouring rows, which a CPU fetches ahead
+        const int share = ceil_div(args.rows, static_cast<int>(gridDim.x));
+        first = static_cast<int>(blockIdx.x) * share, end = min(first + share, args.rows), step = 1;
     }
-    store_parameter_sums(args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count, shared,
-                         RowOfThread<AnyExtent>(args.rows, extent, 0), sums);
+    // every thread of a block makes the same number of turns, inside the rows or not
+    for (int base = first; base < end; base += step) {
+        layernorm_backward_row(args, RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y)),
+                               sums);
+    }
+    if constexpr (!kLoops<AnyExtent>) {
+        DYNAMIC_SHARED(float, shared);
+        store_parameter_sums(partials, shared, RowOfThread<AnyExtent>(args.rows, extent, 0), sums);
+    }
 }
 
 constexpr int kFinishThreads = 8;   // threads that share a column, beside 32 columns
 
-// dweight and dbias from partials (blocks, 2, C): a block handles 32 of the 2C columns.
+// dweight and dbias from partials (blocks, 2, C): a block handles 32 of the 2C columns, all at once or in turns.
 template <class Grad>
 __global__ void __launch_bounds__(32 * kFinishThreads)
-    layernorm_backward_finish_kernel(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C, bool accumulate) {
+    layernorm_backward_finish_kernel(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C,
+                                     bool accumulate) {
     __shared__ float shared[kFinishThreads][32];
-    const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-    float sum = 0;
-    if (column < 2 * C) {
-        for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kFinishThreads) {
-            sum += partials[static_cast<std::size_t>(b) * 2 * C + column];
+    for (unsigned turn = 0; turn < 32; turn += blockDim.x) {
+        const int column = static_cast<int>(blockIdx.x * 32 + turn + threadIdx.x);
+        float sum = 0;
+        if (column < 2 * C) {
+            for (int b = static_cast<int>(threadIdx.y); b < blocks; b += static_cast<int>(blockDim.y)) {
+                sum += partials[static_cast<std::size_t>(b) * 2 * C + column];
+            }
         }
+        if (blockDim.y > 1) {
+            shared[threadIdx.y][threadIdx.x] = sum;
+            __syncthreads();
+            for (unsigned y = 1; y < blockDim.y; y++)
+                sum += shared[y][threadIdx.x];   // of use to the first row of threads
+        }
+        if (threadIdx.y != 0 || column >= 2 * C) continue;
+        Grad* out = column < C ? dweight + column : dbias + (column - C);
+        *out = static_cast<Grad>(accumulate ? static_cast<float>(*out) + sum : sum);
     }
-    shared[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || column >= 2 * C) return;
-    for (int y = 1; y < kFinishThreads; y++) sum += shared[y][threadIdx.x];
-    Grad* out = column < C ? dweight + column : dbias + (column - C);
-    *out = static_cast<Grad>(accumulate ? static_cast<float>(*out) + sum : sum);
 }
 
 template <class Real, class Grad>
@@ -278,15 +320,19 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
     const std::size_t scratch_bytes = layernorm_backward_scratch(args.rows, args.C) * sizeof(float);
     const int blocks = layernorm_backward_blocks(args.rows, args.C);
 
-    Launch main{dim3(static_cast<unsigned>(blocks)), row_block(args.C), 2 * args.C * sizeof(float), stream};
+    dim3 block = row_block(args.C);
+    if (block.x == 1) block.y = 1;   // one thread has the sums of the block
+    Launch main{dim3(static_cast<unsigned>(blocks)), block, 2 * args.C * sizeof(float), stream};
     main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
     main.reads(args.mean, args.rows * sizeof(float)).reads(args.rstd, args.rows * sizeof(float));
     main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
     with_row_extent(
-        args.C, [&](auto extent) { launch(layernorm_backward_kernel<Real, Grad, decltype(extent)>, main, args, extent); },
+        args.C,
+        [&](auto extent) { launch(layernorm_backward_kernel<Real, Grad, decltype(extent)>, main, args, extent); },
         args.din, args.dout, args.in, args.weight);
 
-    Launch finish{dim3(blocks_for(2 * args.C, 32)), dim3(32, kFinishThreads), 0, stream};
+    const dim3 finish_block = block.x == 1 ? dim3(1) : dim3(32, kFinishThreads);
+    Launch finish{dim3(blocks_for(2 * args.C, 32)), finish_block, 0, stream};
     finish.reads(args.scratch, scratch_bytes);
     finish.writes(args.dweight, args.C * sizeof(Grad)).writes(args.dbias, args.C * sizeof(Grad));
     launch(layernorm_backward_finish_kernel<Grad>, finish, args.dweight, args.dbias, args.scratch, blocks, args.C,

@@ -57,11 +57,12 @@ template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
-    Vec8<Real> sum[kRowParts];
+    KeptRow<Real, AnyExtent> sum(args.residual);
 #pragma unroll
-    for (int j = 0; j < kRowParts; j++) {
-        sum[j] = add8(row.load(args.a, j), row.load(args.b, j));
-        row.store(args.residual, j, sum[j]);
+    for (int j = 0; j < row.parts(); j++) {
+        const Vec8<Real> piece = add8(row.load(args.a, j), row.load(args.b, j));
+        row.store(args.residual, j, piece);
+        sum.keep(j, piece);
     }
     normalise_row(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias);
 }

@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/launch.cuh"
@@ -27,11 +28,14 @@ struct alignas(16) Vec {
     __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
 
-template <class T> using Packed = Vec<T, static_cast<int>(16 / sizeof(T))>;   // one 128-bit access
-template <class T> using Vec8 = Vec<T, 8>;                                    // what one thread handles at a time
+template <class T>
+using Packed = Vec<T, static_cast<int>(16 / sizeof(T))>;   // one 128-bit access
+template <class T>
+using Vec8 = Vec<T, 8>;   // what one thread handles at a time
 
-// Loads and stores of whole packets; `p` must be 16-byte aligned. The copy of the struct is what compilers turn into the
-// widest accesses: 128 bits each on a GPU, one AVX register on a CPU (where two halves would stall the next wide read).
+// Loads and stores of whole packets; `p` must be 16-byte aligned. The copy of the struct is what compilers turn into
+// the widest accesses: 128 bits each on a GPU, one AVX register on a CPU (where two halves would stall the next wide
+// read).
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
     return *reinterpret_cast<const Vec<T, N>*>(p);
@@ -72,8 +76,10 @@ enum class Cache { keep, stream };
 
 template <Cache cache = Cache::keep, class T>
 __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, PacketExtent) {
-    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1) return load_packet_streaming(p + i);
-    else return load_packets<8>(p + i);
+    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1)
+        return load_packet_streaming(p + i);
+    else
+        return load_packets<8>(p + i);
 }
 
 // Elements i .. i+7 of a range, of which those at or beyond the end read as zero.
@@ -90,8 +96,10 @@ __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent exte
 
 template <Cache cache = Cache::keep, class T>
 __device__ __forceinline__ void store8(T* p, std::int64_t i, PacketExtent, const Vec8<T>& v) {
-    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1) store_packet_streaming(p + i, v);
-    else store_packets(p + i, v);
+    if constexpr (cache == Cache::stream && Vec8<T>::packets == 1)
+        store_packet_streaming(p + i, v);
+    else
+        store_packets(p + i, v);
 }
 
 // Stores elements i .. i+7, leaving out those at or beyond the end.
@@ -107,23 +115,43 @@ __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, cons
     }
 }
 
-// Kernels convert element by element, in the loop that computes: float x = a[k]. (On a CPU, eight bf16 made floats by a
-// loop of their own are stored in halves, and reading them whole again stalls until the halves have left the core.)
+// Kernels compute on eight floats: to_floats what was loaded, round_to what is stored. Loops over both element types at
+// once would be the same on a GPU, but on a CPU they become half as wide at best: compilers want elements of one size.
+template <class T>
+__device__ __forceinline__ Vec8<float> to_floats(const Vec8<T>& v) {
+    if constexpr (std::is_same_v<T, float>) {
+        return v;
+    } else if constexpr (vector_conversions_exist) {
+        return widened8<Vec8<float>>(v);
+    } else {
+        Vec8<float> result;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) result[k] = static_cast<float>(v[k]);
+        return result;
+    }
+}
 template <class T>
 __device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
-    Vec8<T> result;
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
-    return result;
+    if constexpr (std::is_same_v<T, float>) {
+        return v;
+    } else if constexpr (vector_conversions_exist) {
+        return narrowed8<Vec8<T>>(v);
+    } else {
+        Vec8<T> result;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
+        return result;
+    }
 }
 
 // a + b, each sum rounded once.
 template <class T>
 __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
-    Vec8<T> sum;
+    const Vec8<float> x = to_floats(a), y = to_floats(b);
+    Vec8<float> sum;
     VECTOR_LOOP
-    for (int k = 0; k < 8; k++) sum[k] = static_cast<T>(static_cast<float>(a[k]) + static_cast<float>(b[k]));
-    return sum;
+    for (int k = 0; k < 8; k++) sum[k] = x[k] + y[k];
+    return round_to<T>(sum);
 }
 
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. Comparisons

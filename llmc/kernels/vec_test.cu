@@ -1,5 +1,7 @@
 #include "llmc/kernels/vec.cuh"
 
+#include <bit>
+
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/exp.cuh"
 #include "llmc/kernels/kernel_test.h"
@@ -22,6 +24,19 @@ __global__ void exp_kernel(float* out, const float* in, Extent extent) {
 }
 
 template <class T>
+__global__ void convert_kernel(T* out, const float* in, std::int64_t count) {
+    const std::int64_t i = thread_first_element();
+    const Extent extent{count, true};
+    if (i < count) store8(out, i, extent, round_to<T>(load8(in, i, extent)));
+}
+template <class T>
+__global__ void widen_kernel(float* out, const T* in, std::int64_t count) {
+    const std::int64_t i = thread_first_element();
+    const Extent extent{count, true};
+    if (i < count) store8(out, i, extent, to_floats(load8(in, i, extent)));
+}
+
+template <class T>
 struct Copies {
     static constexpr auto keep = copy_kernel<T, Cache::keep>;
     static constexpr auto stream = copy_kernel<T, Cache::stream>;
@@ -37,8 +52,10 @@ TEST_CASE_TEMPLATE("vec: eight at a time copies any length and alignment, and no
                 auto in = test.random<T>(n, 1.0, n, shift), out = test.output<T>(n, shift);
                 Extent extent{static_cast<std::int64_t>(n), packets_fit(in.data(), out.data())};
                 CHECK(extent.packets == (shift * sizeof(T) % 16 == 0));
-                launch(kernel, elementwise_launch(extent.count, test.stream).reads(in.data(), n * sizeof(T))
-                                   .writes(out.data(), n * sizeof(T)),
+                launch(kernel,
+                       elementwise_launch(extent.count, test.stream)
+                           .reads(in.data(), n * sizeof(T))
+                           .writes(out.data(), n * sizeof(T)),
                        out.data(), in.data(), extent);
                 CHECK(same_bits(out.raw(), in.raw()));
             }
@@ -57,9 +74,63 @@ TEST_CASE_TEMPLATE("exp: as precise as its type deserves", Real, float, bf16) {
     }
     auto in = test.tensor<float>(x), out = test.output<float>(x.size());
     auto count = static_cast<std::int64_t>(x.size());
-    launch(exp_kernel<Real>, elementwise_launch(count, test.stream).reads(in.data(), x.size() * 4).writes(out.data(), x.size() * 4),
+    launch(exp_kernel<Real>,
+           elementwise_launch(count, test.stream).reads(in.data(), x.size() * 4).writes(out.data(), x.size() * 4),
            out.data(), in.data(), Extent{count, packets_fit(in.data(), out.data())});
     check_close(out.values(), expected, error, "exp");
+}
+
+TEST_CASE_TEMPLATE("exp: two units in the last place, at every 509th number", Real, float, bf16) {
+    KernelTest test;
+    Doubles x;
+    for (std::uint32_t bits = 0; bits < 0x42b00000u; bits += 509) {   // up to 88
+        const double value = static_cast<double>(std::bit_cast<float>(bits));
+        x.push_back(value);
+        if (value < 87) x.push_back(-value);
+    }
+    auto in = test.tensor<float>(x), out = test.output<float>(x.size());
+    auto count = static_cast<std::int64_t>(x.size());
+    launch(exp_kernel<Real>,
+           elementwise_launch(count, test.stream).reads(in.data(), x.size() * 4).writes(out.data(), x.size() * 4),
+           out.data(), in.data(), Extent{count, packets_fit(in.data(), out.data())});
+    Doubles result = out.values();
+    double worst = 0;   // in units of 2^-24
+    for (std::size_t i = 0; i < x.size(); i++) {
+        const double exact = std::exp(x[i]), error = std::abs(result[i] / exact - 1) / unit<float>;
+        worst =
+            std::max(worst, error / (std::is_same_v<Real, float> ? 1 : 1 + std::abs(x[i]) / 2));   // as exp.cuh says
+    }
+    CHECK(worst <= 4);
+}
+
+// Eight at once as one at a time: every bf16 number, the numbers half way to the next, and what lies beside those.
+TEST_CASE("vec: conversions of eight round as those of one") {
+    KernelTest test;
+    std::vector<float> x;
+    for (std::uint32_t high = 0; high < 0x10000u; high++) {
+        for (std::uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+            x.push_back(std::bit_cast<float>(high << 16 | low));
+        }
+    }
+    const auto n = static_cast<std::int64_t>(x.size());
+    auto in = test.arena.allocate<float>("test/in", x.size()), wide = test.arena.allocate<float>("test/wide", x.size());
+    auto halves = test.arena.allocate<bf16>("test/halves", x.size());
+    in.upload(x, test.stream);
+    launch(convert_kernel<bf16>,
+           elementwise_launch(n, test.stream).reads(in.data(), n * 4).writes(halves.data(), n * 2), halves.data(),
+           in.data(), n);
+    launch(widen_kernel<bf16>,
+           elementwise_launch(n, test.stream).reads(halves.data(), n * 2).writes(wide.data(), n * 4), wide.data(),
+           halves.data(), n);
+    std::vector<bf16> narrow = halves.download(test.stream);
+    std::vector<float> again = wide.download(test.stream);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < x.size(); i++) {
+        const bf16 expected = static_cast<bf16>(x[i]);
+        const float widened = static_cast<float>(expected);
+        wrong += std::memcmp(&narrow[i], &expected, 2) != 0 || std::memcmp(&again[i], &widened, 4) != 0;
+    }
+    CHECK(wrong == 0);
 }
 
 TEST_CASE_TEMPLATE("exp: the ends", Real, float, bf16) {
