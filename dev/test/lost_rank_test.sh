@@ -2,7 +2,8 @@
 # A rank that is killed (SIGKILL) or stopped (SIGSTOP) while several train together: some other rank names it, and every
 # other one ends with exit code 75 within the limit. `lost_rank_test.sh long` tries 20 places, by default a few.
 #
-# Also: a signal to stop, sent to one rank, stops all of them after the same step; and what was lost can be resumed.
+# The same for one that loops while its heartbeats go on, after --stall-timeout. Also: ranks that are suspended together
+# go on; a signal to stop, sent to one rank, stops all of them after the same step; what was lost can be resumed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 device=${DEVICE:-cpu}
@@ -20,6 +21,21 @@ seq 1 20000 >"$work/numbers.txt"
 timeout_s=2   # --peer-timeout
 limit_s=10    # from the loss to the end of the last rank; beyond the timeout it allows for a busy machine
 
+# Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives.
+with=()
+cat >"$work/loop.cpp" <<'LOOP'
+#include <cstdlib>
+#include <string>
+#include <sys/syscall.h>
+#include <unistd.h>
+extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
+    const std::string sign = std::string(getenv("RUN_FOLDER")) + "/loop." + getenv("RANK");
+    while (access(sign.c_str(), F_OK) == 0) usleep(1000);
+    return syscall(SYS_pread64, file, into, bytes, offset);
+}
+extern "C" ssize_t pread64(int file, void* into, size_t bytes, off_t offset) { return pread(file, into, bytes, offset); }
+LOOP
+
 # Runs one rank and leaves its process id and exit code in $run.
 cat >"$work/one_rank.sh" <<'RANK'
 "$@" &
@@ -35,7 +51,7 @@ start() {   # NAME RANKS ARGUMENTS...: in the background; sets run (its folder) 
     local ranks=$2
     shift 2
     mkdir "$run"
-    RUN_FOLDER=$run scripts/launch.sh -g 30 -n "$ranks" bash "$work/one_rank.sh" "$train_gpt" \
+    RUN_FOLDER=$run scripts/launch.sh -g 30 -n "$ranks" bash "$work/one_rank.sh" "${with[@]}" "$train_gpt" \
         --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels 32 \
         --seq-len 32 --micro-batch 2 --total-batch 768 --max-steps 100000 --val-every 3 --val-max-batches 12 \
         --sample-every 0 --checkpoint-every 4 --keep-checkpoints 2 --output-dir "$run/out" --init-timeout 20 \
@@ -52,7 +68,8 @@ await() {   # PATTERN: waits until the log has it, "" waits for the processes to
     done
 }
 
-# lose SIGNAL RANK RANKS PLACE DELAY_MS ARGUMENTS...: loses the rank DELAY_MS after the log has shown PLACE
+# lose SIGNAL RANK RANKS PLACE DELAY_MS ARGUMENTS...: loses the rank DELAY_MS after the log has shown PLACE; the signal
+# LOOP lets it loop
 count=0
 lose() {
     local signal=$1 ranks=$3 place=$4 delay=$5 began code bad=
@@ -63,7 +80,11 @@ lose() {
     start "run$count" "$ranks" "$@"
     await "$place"
     sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
-    kill -s "$signal" "$(cat "$run/pid.$victim")" 2>/dev/null || bad=" it had ended before;"
+    if [ "$signal" = LOOP ]; then
+        touch "$run/loop.$victim"
+    else
+        kill -s "$signal" "$(cat "$run/pid.$victim")" 2>/dev/null || bad=" it had ended before;"
+    fi
     began=$(date +%s%N)
     for ((r = 0; r < ranks; r++)); do
         [ "$r" -eq "$victim" ] && continue
@@ -73,19 +94,32 @@ lose() {
     done
     local took=$((($(date +%s%N) - began) / 1000000))
     [ "$took" -le $((limit_s * 1000)) ] || bad="$bad the last one took $took ms;"
-    grep -qE "rank $victim on .* (died|has been silent)|connection to rank $victim at start-up" "$run/log" ||
-        bad="$bad the lost rank is not named;"
+    # with group, operation and number, unless it was lost before there were any; and no other rank is
+    local lost='on [^ ]+ (died|has been silent for [0-9.]+ s|has not advanced)'
+    local where=', last heard at step [0-9]+, [a-z-]+ number [0-9]+ of group [a-z]+ '
+    local at_start="rank $victim $lost, last heard at start-up|lost the connection to rank $victim at start-up"
+    grep -qE "rank $victim $lost$where" "$run/log" || { [ -z "$place" ] && grep -qE "$at_start" "$run/log"; } ||
+        bad="$bad the lost rank is not named with its place;"
+    ! grep -oE "rank [0-9]+ $lost" "$run/log" | grep -qvE "rank $victim $lost" || bad="$bad another rank is named;"
     kill -KILL "$(cat "$run/pid.$victim")" 2>/dev/null
     wait "$launcher"
     [ $? -eq 75 ] || bad="$bad launch.sh did not return 75;"
     [ -z "$bad" ]
     verdict $? "$name:$bad $(grep -v '^step\|^|\|^+' "$run/log" | tail -n 12)"
-    echo "$name: $took ms; $(grep -hoE 'rank [0-9]+ on [^ ]+ (died|has been silent)[^(]*' "$run/log" | head -n 1)"
+    echo "$name: $took ms; $(grep -hoE "rank [0-9]+ $lost[^(]*" "$run/log" | head -n 1)"
 }
 
 lose KILL 1 3 '^step    3/' 0 --zero 1                  # then validation
 lose STOP 2 3 '^step    4/' 0 --zero 3                  # then a checkpoint
 lose KILL 0 2 '^step    2/' 5
+if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
+    with=(env LD_PRELOAD="$work/loop.so")
+    lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3
+    [ "${1:-}" != long ] || lose LOOP 0 2 '^step    4/' 3 --zero 3 --stall-timeout 3
+    with=()
+else
+    echo "SKIPPED a rank that loops: no g++ to build what makes it loop"
+fi
 if [ "${1:-}" = long ]; then
     for delay in 100 250 400; do lose KILL 1 2 '' $delay; done   # start-up
     lose KILL 0 2 '' 300
@@ -103,6 +137,15 @@ fi
 # ---- a signal to stop, sent to one rank
 start signal 3 --zero 2
 await '^step    5/'
+ids=()
+for r in 0 1 2; do ids+=("$(cat "$run/pid.$r")"); done
+kill -STOP "${ids[@]}"   # together, for longer than --peer-timeout: nobody is lost
+sleep $((timeout_s + 1))
+steps=$(grep -c '^step ' "$run/log")
+kill -CONT "${ids[@]}"
+await "^step *$((steps + 20))/"
+grep -q "^step *$((steps + 20))/" "$run/log"
+verdict $? "stopped together and continued, $steps steps before: $(tail -n 3 "$run/log")"
 kill -USR1 "$(cat "$run/pid.1")"
 wait "$launcher"
 status=$?

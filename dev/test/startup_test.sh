@@ -58,7 +58,9 @@ each fs-again "${run[@]}" --init fs --init-folder "$work/meeting" --processes $r
 [ -z "$(find "$work/meeting" -name '*.rank*' ! -name 'fedcba*')" ]
 verdict $? "the folder is left clean: $(ls "$work/meeting")"
 each torchrun env MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 2)) WORLD_SIZE=$ranks RANK=@R LOCAL_RANK=@R "${run[@]}"
-each slurm env SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"
+each slurm env SLURM_STEP_ID=0 SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"
+env SLURM_NTASKS=$ranks SLURM_PROCID=0 SLURM_LOCALID=0 timeout 60 "${run[@]}" --output-dir "$work/sbatch" >"$work/sbatch.log" 2>&1
+verdict $? "in the shell of sbatch it is one process alone: $(tail -n 2 "$work/sbatch.log")"
 each pmi env PMI_SIZE=$ranks PMI_RANK=@R "${run[@]}" --init fs --init-folder "$work/pmi-meeting"
 if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then
     mpirun --allow-run-as-root --oversubscribe --bind-to none -np $ranks "${run[@]}" --output-dir "$work/mpi" >"$work/mpi.log" 2>&1

@@ -23,7 +23,7 @@ struct Peer {
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
     bool waits = false;                    // it has collectives under way
-    double heard = 0;                      // steady_seconds of its last message
+    double heard = 0;                      // when its last message came (Impl::clock)
     bool gone = false;                     // it said goodbye
 };
 
@@ -31,7 +31,11 @@ struct Peer {
 constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a', collectives = 'c';
 
 void print_and_exit(int rank, int exit_code, const std::string& why) {
-    std::fflush(stdout);
+    // whatever becomes of the output: it may go to a pipe that nobody empties, where the main thread is stuck too
+    std::thread([exit_code] {
+        std::this_thread::sleep_for(std::chrono::seconds(2));
+        _exit(exit_code);
+    }).detach();
     const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
     std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", why.c_str());
     std::fflush(nullptr);
@@ -39,6 +43,7 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
 }
 
 constexpr const char* kAllHaveCome = "all have come";
+constexpr const char* kBugHint = "This is a bug in the program; to resume would meet it again. Please report it.";
 constexpr const char* kHint = "Start again with --resume to go on from the last checkpoint.";
 
 }   // namespace
@@ -48,7 +53,6 @@ struct Control::Impl {
         : place(own_place), options(chosen) {
         if (place.ranks == 1) return;
         connect(meeting);
-        last_advance = steady_seconds();
     }
 
     // ---- connecting
@@ -117,7 +121,6 @@ struct Control::Impl {
             add_peer(rank, std::move(*socket), hosts[static_cast<std::size_t>(rank)]);
         }
         send_to_all(kAllHaveCome);
-        for (Peer& peer : peers) peer.heard = steady_seconds();
     }
 
     void add_peer(int rank, Socket socket, const std::string& host) {
@@ -125,7 +128,6 @@ struct Control::Impl {
         Peer& peer = peers[static_cast<std::size_t>(rank)];
         peer.socket = std::move(socket);
         peer.host = host;
-        peer.heard = steady_seconds();
     }
 
     [[noreturn]] void throw_missing() const {
@@ -143,11 +145,13 @@ struct Control::Impl {
 
     void run() {
         double next_beat = 0;
+        listened_at = steady_seconds();
         while (!leaving && !is_aborted) {
             if (steady_seconds() >= next_beat) {
                 send_beats();
                 next_beat = steady_seconds() + options.heartbeat_seconds;
             }
+            advance_clock();   // before listening: what has come until now is heard, and only then judged
             listen(std::min(0.05, options.heartbeat_seconds / 2));
             look_for_silence();
             look_for_failure();
@@ -158,6 +162,15 @@ struct Control::Impl {
             await_goodbyes();
         }
         if (is_aborted) leave_after_grace();
+    }
+
+    // Others are judged by the time that this thread has spent listening. Time in which it could not (the machine was
+    // suspended, all processes were stopped, others had the cores) says nothing of them, so a turn counts a quarter of
+    // the limit at most.
+    void advance_clock() {
+        const double now = steady_seconds();
+        clock += std::min(now - listened_at, options.silence_seconds / 4);
+        listened_at = now;
     }
 
     bool is_connected(const Peer& peer) const { return peer.socket.is_open() && !peer.gone; }
@@ -187,9 +200,10 @@ struct Control::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        std::string words = text("step ", step.load());
+        std::string words = groups.empty() && step == 0 ? "start-up" : text("step ", step.load());
         for (const auto& [when, what] : groups) words += ", " + what;
         own_progress = progress;
+        own_words = words;
         send_to_all(text(beat, progress, " ", own_waits ? 1 : 0, " ", words));
     }
 
@@ -212,17 +226,17 @@ struct Control::Impl {
         bool timed_out = false;
         std::optional<std::string> message = peer.socket.receive(options.silence_seconds, &timed_out);
         if (!message || message->empty()) {
-            declare_lost(rank, timed_out ? "fell silent" : "died");
+            declare_lost(rank, timed_out ? silent() : "died");
             return;
         }
-        peer.heard = steady_seconds();
+        peer.heard = clock;
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
                 char* end = nullptr;
                 const std::uint64_t progress = std::strtoull(rest.c_str(), &end, 10);
                 peer.waits = std::strtol(end, &end, 10) != 0;
-                if (progress != peer.progress || !peer.waits) last_advance = peer.heard;
+                if (progress != peer.progress) last_advance = peer.heard;
                 peer.progress = progress;
                 peer.last_words = *end == ' ' ? end + 1 : end;
                 break;
@@ -233,7 +247,11 @@ struct Control::Impl {
                 break;
             }
             case failure: start_abort(text(name_of(rank), " failed: ", rest)); break;
-            case abort_all: start_abort(rest); break;
+            case abort_all: {   // "a<exit code> <reason>"
+                const std::size_t space = rest.find(' ');
+                start_abort(rest.substr(space + 1), static_cast<ErrorKind>(std::atoi(rest.c_str())));
+                break;
+            }
             case collectives: compare_collectives(rank, rest); break;
             default: break;
         }
@@ -248,29 +266,44 @@ struct Control::Impl {
         start_abort(text(name_of(rank), " ", how, ", last heard at ", words));
     }
 
+    std::string silent() const { return text("has been silent for ", options.silence_seconds, " s"); }
+
     void look_for_silence() {
         for (std::size_t r = 0; r < peers.size() && !is_aborted; r++) {
-            if (is_connected(peers[r]) && steady_seconds() - peers[r].heard > options.silence_seconds) {
-                declare_lost(static_cast<int>(r), text("has been silent for ", options.silence_seconds, " s"));
+            if (is_connected(peers[r]) && clock - peers[r].heard > options.silence_seconds) {
+                declare_lost(static_cast<int>(r), silent());
             }
         }
     }
 
-    // Every rank is alive and none advances: those that have done least are what the others wait for.
+    // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
+    // elsewhere, in a loop perhaps, or work alone for too long. Where all wait, those that have done least.
     void look_for_stall() {
-        if (own_progress != seen_own_progress || !own_waits) {
-            seen_own_progress = own_progress;
-            last_advance = steady_seconds();
-        }
-        if (options.stall_seconds <= 0 || steady_seconds() - last_advance < options.stall_seconds) return;
+        bool some_wait = own_waits, all_wait = own_waits;
         std::uint64_t least = own_progress;
-        for (std::size_t r = 1; r < peers.size(); r++) least = std::min(least, peers[r].progress);
-        std::string behind = own_progress == least ? text("rank 0 on ", place.host) : "";
         for (std::size_t r = 1; r < peers.size(); r++) {
-            if (peers[r].progress != least) continue;
-            behind += text(behind.empty() ? "" : "; ", name_of(static_cast<int>(r)), " at ", peers[r].last_words);
+            if (!is_connected(peers[r])) continue;
+            some_wait |= peers[r].waits;
+            all_wait &= peers[r].waits;
+            least = std::min(least, peers[r].progress);
         }
-        start_abort(text("nothing has advanced for ", options.stall_seconds, " s; furthest behind: ", behind));
+        if (own_progress != seen_own_progress || !some_wait) {
+            seen_own_progress = own_progress;
+            last_advance = clock;
+        }
+        if (options.stall_seconds <= 0 || clock - last_advance < options.stall_seconds) return;
+        std::string found;
+        auto judge = [&](bool waits, std::uint64_t progress, const std::string& name, const std::string& words) {
+            if (all_wait ? progress != least : waits) return;
+            found += text(found.empty() ? "" : "; ", name, " has not advanced, last heard at ", words);
+        };
+        judge(own_waits, own_progress, text("rank 0 on ", place.host), own_words);
+        for (std::size_t r = 1; r < peers.size(); r++) {
+            if (!is_connected(peers[r])) continue;
+            judge(peers[r].waits, peers[r].progress, name_of(static_cast<int>(r)), peers[r].last_words);
+        }
+        start_abort(text("nothing has advanced for ", options.stall_seconds, " s; ",
+                         all_wait ? "furthest behind of those that wait: " : "the others wait for: ", found));
     }
 
     // What NCCL itself has noticed. A lost rank is better told by its own connection, so that gets some time first.
@@ -306,22 +339,29 @@ struct Control::Impl {
         for (const CollectiveRecord& record : CollectiveLog::parse(logged)) {
             if (is_aborted) return;
             if (std::optional<std::string> difference = order.add(rank, record)) {
-                start_abort(text("--check-collectives: ", *difference));
+                start_abort(text("--check-collectives: ", *difference), ErrorKind::bug);
             }
         }
     }
 
     // ---- the end
 
-    void start_abort(const std::string& why) {
+    void start_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
         {
             std::lock_guard lock(mutex);
             if (is_aborted) return;
             reason = why;
+            abort_kind = kind;
             is_aborted = true;
         }
-        if (place.rank == 0) send_to_all(abort_all + why);
+        if (place.rank == 0) tell_abort(why, kind);
     }
+
+    void tell_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
+        send_to_all(text(abort_all, static_cast<int>(kind), " ", why));
+    }
+
+    const char* hint() const { return abort_kind == ErrorKind::resumable ? kHint : kBugHint; }
 
     std::string abort_reason() const {
         std::lock_guard lock(mutex);
@@ -332,7 +372,7 @@ struct Control::Impl {
         const double end = steady_seconds() + options.grace_seconds;
         while (!leaving && steady_seconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
         if (leaving) return;   // the main thread has come to its end
-        end_process(static_cast<int>(ErrorKind::resumable), text(abort_reason(), "\n  ", kHint));
+        end_process(static_cast<int>(abort_kind.load()), text(abort_reason(), "\n  ", hint()));
     }
 
     void end_process(int exit_code, const std::string& why) const {
@@ -357,6 +397,7 @@ struct Control::Impl {
     std::vector<Peer> peers;   // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
+    std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well
     std::atomic<std::int64_t> step = 0;
     std::mutex sending;         // one message at a time
     mutable std::mutex mutex;   // guards the next two
@@ -365,6 +406,8 @@ struct Control::Impl {
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
     bool own_waits = false;
+    std::string own_words = "start-up";
+    double clock = 0, listened_at = 0;   // seconds; see advance_clock
     double last_advance = 0, failing_since = 0;
     CollectiveOrder order;   // on rank 0
 };
@@ -392,25 +435,33 @@ void Control::forget(const Communicator& communicator) {
 void Control::set_step(std::int64_t step) { impl_->step = step; }
 
 void Control::leave(const std::exception& error) {
-    const int exit_code = exit_code_of(error);
-    if (exit_code == static_cast<int>(ErrorKind::resumable)) {
-        // most likely a consequence of another rank's loss, which the control plane is about to name
+    const int own_code = exit_code_of(error);
+    const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
+    if (may_be_consequence) {
+        // most likely of another rank's loss, which the control plane is about to name
         const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
         while (!impl_->is_aborted && steady_seconds() < patience) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
     }
+    const std::string own = error.what();
     if (impl_->is_aborted) {
-        impl_->end_process(exit_code, text(abort_reason(), "\n  ", kHint));
+        // Both are told: who reads only one of them may look for the cause in the wrong place.
+        const std::string reason = abort_reason();
+        const bool is_same = own.find(reason) != std::string::npos;
+        const std::string loss = text(reason, "\n  ", impl_->hint());
+        impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
+                           is_same              ? own
+                           : may_be_consequence ? text(loss, "\n  what this rank met: ", own)
+                                                : text(own, "\n  besides: ", reason));
         return;
     }
-    const std::string why = error.what();
     if (impl_->place.rank == 0) {
-        impl_->send_to_all(abort_all + text("rank 0 on ", impl_->place.host, " failed: ", why));
+        impl_->tell_abort(text("rank 0 on ", impl_->place.host, " failed: ", own));
     } else {
-        impl_->send_to_all(failure + why);
+        impl_->send_to_all(failure + own);
     }
-    impl_->end_process(exit_code, why);
+    impl_->end_process(own_code, own);
 }
 
 bool Control::aborted() const { return impl_->is_aborted; }
@@ -418,5 +469,5 @@ bool Control::aborted() const { return impl_->is_aborted; }
 std::string Control::abort_reason() const { return impl_->abort_reason(); }
 
 void Control::throw_if_aborted() const {
-    if (aborted()) throw Error(ErrorKind::resumable, abort_reason(), kHint);
+    if (aborted()) throw Error(impl_->abort_kind, abort_reason(), impl_->hint());
 }

@@ -1,9 +1,10 @@
 // The control plane: one connection per rank to rank 0, apart from NCCL, by which a lost rank is noticed and named.
 //
-// A rank that dies closes its connection; a rank that hangs stops sending heartbeats; ranks that wait for each other
-// keep sending them, but nothing advances. Each is recognised here, named with its group, operation and number, and
-// told to all; every rank then ends with exit code 75 (resumable), even if its main thread is stuck in a collective
-// that will never finish, which is why a thread does this and leaves the process if it must.
+// A rank that dies closes its connection; a rank that hangs stops sending heartbeats; ranks that wait for each other,
+// or for one that is in an endless loop, keep sending them, but nothing advances. Each is recognised here, named with
+// its group, operation and number, and told to all; every rank then ends with exit code 75 (resumable; 70 after a
+// difference that --check-collectives finds), even if its main thread is stuck in a collective that will never finish,
+// which is why a thread does this and leaves the process if it must.
 //
 // Decisions that every rank must take alike (stop after this step, skip this update) do not pass here: they travel with
 // the step's own all-reduce.
@@ -22,8 +23,9 @@
 struct ControlOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
-    // Every rank has had collectives under way for so long and none has advanced: whoever is behind counts as hung. A
-    // rank that works alone (it writes a checkpoint, the others wait for it) is not judged. 0: never.
+    // Some ranks have had collectives under way for so long and no rank has advanced: whoever has none under way counts
+    // as hung (in a loop, say, while the others wait for it), else whoever is furthest behind. Work that a rank does
+    // alone, such as the end of a checkpoint, must take less. 0: never.
     double stall_seconds = 600;
     double grace_seconds = 1;               // after a loss, for the main thread to end by itself
     double connect_seconds = 60;            // for everyone to reach rank 0 (World: --init-timeout)
@@ -47,15 +49,15 @@ public:
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);
 
-    // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error (or
-    // the loss of a rank that caused it) and leaves with its exit code. No destructor runs: those of device memory
-    // could wait for ever for work that needs the others.
+    // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error and
+    // the loss of another rank, if there is one, and leaves with the error's exit code, or the loss's if that caused
+    // it. No destructor runs: those of device memory could wait for ever for work that needs the others.
     void leave(const std::exception& error);
 
     // True once some rank is lost. After the grace period the process leaves.
     bool aborted() const;
     std::string abort_reason() const;
-    void throw_if_aborted() const;   // Error(resumable)
+    void throw_if_aborted() const;   // Error(resumable), or Error(bug) after a difference in the order of collectives
 
 private:
     struct Impl;

@@ -30,6 +30,13 @@ int number_from_environment(const char* name) {
     return static_cast<int>(number);
 }
 
+// Slurm gives the job's number of tasks, and rank 0, to the shell of sbatch and salloc too, which is one process alone:
+// only in a step that srun has started are there others. Steps of Slurm's own have numbers above all real ones.
+bool is_started_by_srun() {
+    const char* step = std::getenv("SLURM_STEP_ID");
+    return step != nullptr && *step != '\0' && std::strtoull(step, nullptr, 10) < 0xfffffff0u;
+}
+
 std::string list(const std::vector<int>& ranks) {
     std::string result;
     for (int r : ranks) result += (result.empty() ? "" : ", ") + std::to_string(r);
@@ -351,13 +358,15 @@ LaunchEnvironment read_launch_environment() {
         {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
          "OMPI_COMM_WORLD_LOCAL_SIZE"},
         {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
         {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
     };
     for (const Names& names : known) {
+        if (std::string(names.launcher) == "srun" && !is_started_by_srun()) continue;
         LaunchEnvironment found{number_from_environment(names.rank), number_from_environment(names.ranks),
                                 number_from_environment(names.local_rank), -1, names.launcher};
         if (found.rank < 0 || found.ranks <= 0) continue;
-        found.local_ranks = number_from_environment(names.local_ranks);
+        if (names.local_ranks != nullptr) found.local_ranks = number_from_environment(names.local_ranks);
         return found;
     }
     return {};

@@ -23,11 +23,26 @@ namespace {
 class Environment {
 public:
     explicit Environment(const std::vector<std::pair<std::string, std::string>>& variables) {
-        for (const char* name :
-             {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-              "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-              "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-              "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"}) {
+        for (const char* name : {"RANK",
+                                 "WORLD_SIZE",
+                                 "LOCAL_RANK",
+                                 "LOCAL_WORLD_SIZE",
+                                 "MASTER_ADDR",
+                                 "MASTER_PORT",
+                                 "OMPI_COMM_WORLD_RANK",
+                                 "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK",
+                                 "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "PMI_RANK",
+                                 "PMI_SIZE",
+                                 "MPI_LOCALRANKID",
+                                 "MPI_LOCALNRANKS",
+                                 "SLURM_PROCID",
+                                 "SLURM_NTASKS",
+                                 "SLURM_LOCALID",
+                                 "SLURM_NTASKS_PER_NODE",
+                                 "SLURM_STEP_ID",
+                                 "SLURM_STEP_NUM_TASKS"}) {
             const char* value = std::getenv(name);
             if (value) before_.emplace_back(name, value);
             unsetenv(name);
@@ -137,7 +152,20 @@ TEST_CASE("startup: what launchers put into the environment") {
           {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}},
          {5, 6, 2, 3, "mpirun"}},
         {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, {0, 4, -1, -1, "mpirun"}},
-        {{{"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "3"}}, {7, 16, 3, -1, "srun"}},
+        {{{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "3"}},
+         {7, 16, 3, -1, "srun"}},
+        {{{"SLURM_STEP_ID", "2"},   // srun -n 4 in a job of 16 tasks: the step's number counts
+          {"SLURM_PROCID", "3"},
+          {"SLURM_NTASKS", "16"},
+          {"SLURM_STEP_NUM_TASKS", "4"},
+          {"SLURM_NTASKS_PER_NODE", "16"}},
+         {3, 4, -1, -1, "srun"}},
+        {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "0"}}, {-1, -1, -1, -1, ""}},   // sbatch
+        {{{"SLURM_STEP_ID", "4294967290"},   // the shell of salloc, a step of Slurm's own
+          {"SLURM_PROCID", "0"},
+          {"SLURM_NTASKS", "16"},
+          {"SLURM_STEP_NUM_TASKS", "1"}},
+         {-1, -1, -1, -1, ""}},
         {{{"SLURM_PROCID", "0"},   // mpirun inside a Slurm job: mpirun's word counts
           {"SLURM_NTASKS", "16"},
           {"OMPI_COMM_WORLD_RANK", "1"},

@@ -264,7 +264,7 @@ void add_parallel_options(CLI::App& app, Options& o) {
     parallel.number("--peer-timeout", o.peer_timeout_s, 0.1, 1e6,
                     "seconds after which a silent process counts as lost; all others end with exit code 75");
     parallel.number("--stall-timeout", o.stall_timeout_s, 0.0, 1e6,
-                    "the same for the one furthest behind when all wait for each other; 0: never");
+                    "the same for the one that the others wait for, when nothing advances for so long; 0: never");
     parallel.on_off("--check-collectives", o.check_collectives,
                     "debug: stop and say so when ranks call their collectives in different orders");
 }
