@@ -170,6 +170,10 @@ void add_input_options(CLI::App& app, Options& options) {
     app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
     app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
         ->transform([](const std::string& spelled) { return unescape(spelled); });
+    app.add_flag("--keep-separator", input.keep_separator, "leave it at the end of the document before it")
+        ->needs("--separator");
+    app.add_flag("--strip", input.strip, "documents between separators lose white space at both ends")
+        ->needs("--separator");
 }
 
 void add_tokenizer_options(CLI::App& app, Options& options) {

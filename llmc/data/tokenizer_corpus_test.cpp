@@ -85,6 +85,16 @@ TEST_CASE("tokenizer_corpus: JSONL, separators, limits and refusals") {
     options.input.max_bytes = 11;
     CHECK(document_of(read_tokens(options.output, prepare(options), "train")) == "<|endoftext|>one");
 
+    options.input.max_bytes = ~0ull;
+    options.input.keep_separator = true;
+    CHECK(document_of(read_tokens(options.output, prepare(options), "train")) ==
+          "<|endoftext|><><|endoftext|>one<><|endoftext|><><|endoftext|>two<><|endoftext|>three");
+    options.input.keep_separator = false;
+    options.input.strip = true;
+    write_file(folder / "a.txt", " \n<>\tone two \n<>\n<>three\n");
+    CHECK(document_of(read_tokens(options.output, prepare(options), "train")) ==
+          "<|endoftext|>one two<|endoftext|>three");
+
     write_file(folder / "bad.jsonl", "{\"text\": \"ok\"}\n{\"text\": nothing}\n");
     options = {};
     options.input.files = {folder / "bad.jsonl"};

@@ -114,6 +114,17 @@ struct DocumentReader::State {
     bool separated_documents(InputBatch& batch);
     bool lines(InputBatch& batch);
     std::size_t cut_of_pending() const;
+    struct Span {
+        std::size_t begin, count;
+    };
+    // What of a text that ends with a separator of so many bytes is the document.
+    Span document_within(std::string_view text, std::size_t separator) const {
+        if (!options.keep_separator) text.remove_suffix(separator);
+        if (!options.strip) return {0, text.size()};
+        constexpr const char* white = " \t\n\v\f\r";
+        const std::size_t begin = std::min(text.find_first_not_of(white), text.size());
+        return {begin, begin == text.size() ? 0 : text.find_last_not_of(white) + 1 - begin};
+    }
 
     const InputOptions& options;
     DocumentCuts cuts;
@@ -200,13 +211,15 @@ bool DocumentReader::State::separated_documents(InputBatch& batch) {
         std::size_t at = pending().find(options.separator, searched);
         bool last = at == std::string_view::npos && end_of_file;
         if (at != std::string_view::npos || last) {
-            std::size_t count = last ? pending().size() : at;
-            std::size_t skip = last ? 0 : options.separator.size();
-            if (count > 0 && over_limit(count)) return false;
-            if (count > 0) {
-                emit(batch, count, true, skip);
+            const std::size_t separator = last ? 0 : options.separator.size();
+            const std::size_t whole = (last ? pending().size() : at) + separator;
+            const Span kept = document_within(pending().substr(0, whole), separator);
+            if (kept.count > 0 && over_limit(kept.begin + kept.count)) return false;
+            if (kept.count > 0) {
+                drop(kept.begin);
+                emit(batch, kept.count, true, whole - kept.begin - kept.count);
             } else {
-                drop(skip);   // nothing between two separators
+                drop(whole);   // nothing between two separators
             }
             if (last || batch.bytes.size() >= batch_bytes) return true;
             searched = 0;

@@ -19,6 +19,8 @@ struct InputOptions {
     InputFormat format = InputFormat::automatic;
     std::string field = "text";        // of a JSON line
     std::string separator;             // of documents within text; empty: a file is one document
+    bool keep_separator = false;       // at the end of the document before it
+    bool strip = false;                // documents between separators lose white space (ASCII) at both ends
     std::uint64_t max_bytes = ~0ull;   // stop before the document that would bring the input above this
 };
 
