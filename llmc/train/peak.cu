@@ -61,6 +61,18 @@ double measure(int size, Matmul& matmul, cudaStream_t stream) {
     return 2.0 * size * static_cast<double>(elements) / best;
 }
 
+// Smaller matrices where the device, which the model has nearly filled, has no room: a rough figure, but no reason to
+// end.
+double measure_in_the_room(int size, Matmul& matmul, cudaStream_t stream) {
+    for (;; size /= 2) {
+        try {
+            return measure(size, matmul, stream);
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::no_device || size <= 128) throw;
+        }
+    }
+}
+
 }   // namespace
 
 std::optional<double> data_sheet_flops(const std::string& device_name, DType type, bool tf32) {
@@ -74,5 +86,5 @@ std::optional<double> data_sheet_flops(const std::string& device_name, DType typ
 PeakFlops peak_flops(const std::string& device_name, bool tf32, Matmul& matmul, cudaStream_t stream) {
     if (auto flops = data_sheet_flops(device_name, dtype_of<floatX>, tf32)) return {*flops, false};
     const bool is_gpu = device_name.starts_with("NVIDIA") || device_name.starts_with("Tesla");
-    return {measure(is_gpu ? 8192 : 768, matmul, stream), true};
+    return {measure_in_the_room(is_gpu ? 8192 : 768, matmul, stream), true};
 }
