@@ -127,6 +127,41 @@ TEST_CASE("tokenizer: text that spells a special token") {
     CHECK(encode(tokenizer, "no <|token|>", {SpecialText::refuse, InvalidUtf8::tiktoken}).size() == 12);
 }
 
+TEST_CASE("tokenizer: ids beyond 16 bits are merged, remembered and written whole") {
+    TokenizerData data = Tokenizer::bytes().data();
+    data.name = "large";
+    data.tokens.pop_back();
+    data.pattern.rule = SplitRule::gpt2;
+    auto add = [&](std::uint32_t left, std::uint32_t right) {
+        std::uint32_t id = static_cast<std::uint32_t>(data.tokens.size());
+        data.merges.push_back({left, right, id, static_cast<std::uint32_t>(data.merges.size())});
+        data.tokens.push_back(data.tokens[left] + data.tokens[right]);
+        return id;
+    };
+    // every two bytes, (ff, ff) first
+    auto pair = [](std::uint32_t left, std::uint32_t right) { return 256 + (0xffff - (left << 8 | right)); };
+    for (std::uint32_t i = 0; i < 0x10000; i++) add((0xffff - i) >> 8, (0xffff - i) & 0xff);
+    const std::uint32_t high = add(pair(0xf0, 0xa0), pair(0xb9, 0xbf)), higher = add(high, high);
+    CHECK(high > 0xffff);
+    data.end_of_text = static_cast<std::uint32_t>(data.tokens.size());
+    data.tokens.push_back("<|endoftext|>");
+    data.is_special.assign(data.tokens.size(), 0);
+    data.is_special.back() = 1;
+    const Tokenizer tokenizer(data);
+    const std::string once = "\xf0\xa0\xb9\xbf ", twice = "\xf0\xa0\xb9\xbf\xf0\xa0\xb9\xbf";
+    Encoder encoder(tokenizer);
+    for (int time = 0; time < 2; time++) {   // merged, then remembered
+        Ids ids;
+        encoder.encode(once + twice, ids);
+        CHECK(ids == Ids{high, ' ', higher});
+    }
+    // (257, 256) has the low bits of (high, high), if each id had 16
+    Ids ids;
+    BpeModel::Scratch scratch;
+    tokenizer.model().encode("\xff\xfe\xff\xff", scratch, ids);
+    CHECK(ids == Ids{257, 256});
+}
+
 TEST_CASE("tokenizer: an encoder's memory of pieces does not change its answers") {
     Tokenizer tokenizer = small_tokenizer();
     Encoder used(tokenizer);
