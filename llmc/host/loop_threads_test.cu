@@ -141,7 +141,8 @@ TEST_CASE("loop_threads: the classifier's losses and gradients agree either way"
 }
 
 TEST_CASE_TEMPLATE("loop_threads: layer normalisation agrees either way", Real, float, bf16) {
-    for (auto [rows, C] : row_shapes) {
+    for (const RowShape& shape : row_shapes) {
+        const int rows = shape.rows, C = shape.C;   // not a structured binding: clang++ 14 captures none
         auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
             const std::size_t n = static_cast<std::size_t>(rows) * C;
             auto a = upload<Real>(arena, stream, random(n, 7)), b = upload<Real>(arena, stream, random(n, 8));
@@ -169,7 +170,8 @@ TEST_CASE_TEMPLATE("loop_threads: layer normalisation agrees either way", Real, 
 }
 
 TEST_CASE_TEMPLATE("loop_threads: layer normalisation's gradients agree either way", Real, float, bf16) {
-    for (auto [rows, C] : row_shapes) {
+    for (const RowShape& shape : row_shapes) {
+        const int rows = shape.rows, C = shape.C;   // not a structured binding: clang++ 14 captures none
         for (bool accumulate : {false, true}) {
             auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
                 const std::size_t n = static_cast<std::size_t>(rows) * C;
