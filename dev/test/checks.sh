@@ -37,6 +37,7 @@ else
     echo "SKIPPED CUDA build: no nvcc on this machine"
     skipped=$((skipped + 1))
 fi
+if [ "$length" = long ]; then check "builds without and with MPI" dev/test/mpi_builds.sh; fi
 # after the builds, because some look at what those left
 for script in dev/test/*_test.sh; do
     [ -e "$script" ] && check "$(basename "$script")" "$script"

@@ -23,7 +23,10 @@ constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // DESIGN
 struct Layout {
     int dp = 1, zero = 0;
     bool master_weights = true;
-    std::string name() const { return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters"); }
+    bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
+    std::string name() const {
+        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once");
+    }
 };
 
 // What all runs share: data, and a folder each.
@@ -42,7 +45,8 @@ struct Workplace {
 Options options_of(const Layout& layout, const std::string& output) {
     Options options;
     options.layers = 2, options.heads = 2, options.channels = 32;
-    options.seq_len = T, options.micro_batch = 1, options.total_batch = sequences * T, options.max_steps = 4;
+    options.seq_len = T, options.micro_batch = layout.accumulates ? 1 : sequences / layout.dp,
+    options.total_batch = sequences * T, options.max_steps = 4;
     options.lr = 1e-3f;
     options.weight_decay = 0.1f;
     options.val_every = 2, options.val_max_batches = 5, options.sample_every = 0;
@@ -156,7 +160,8 @@ void compare_runs(const std::vector<Layout>& layouts) {
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
         Options options =
-            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights}, place.folder / name);
+            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates},
+                       place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
@@ -187,7 +192,7 @@ void compare_runs(const std::vector<Layout>& layouts) {
 }   // namespace
 
 TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
-    compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}});
+    compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}, {2, 1, true, false}, {3, 3, true, false}});
 }
 
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
@@ -196,6 +201,7 @@ TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doct
         for (int zero : {0, 1, 2, 3}) {
             layouts.push_back({dp, zero});
             layouts.push_back({dp, zero, false});
+            layouts.push_back({dp, zero, true, false});
         }
     }
     compare_runs(layouts);
