@@ -69,6 +69,24 @@ TEST_CASE("tokenizer_corpus: documents follow each other behind end-of-text, acr
     CHECK_FALSE(std::filesystem::exists(options.output + "/train_000001.bin"));
 }
 
+TEST_CASE("tokenizer_corpus: shards of 16 bits up to 65,536 ids, of 32 beyond") {
+    TemporaryFolder folder;
+    write_file(folder / "a.txt", "text");
+    CorpusOptions options;
+    options.input.files = {folder / "a.txt"};
+    options.output = folder / "out";
+    TokenizerData data = Tokenizer::bytes().data();
+    while (data.tokens.size() < 0x10000) data.tokens.push_back(text("filler ", data.tokens.size()));
+    for (std::uint32_t bytes : {2u, 4u}) {
+        data.is_special.resize(data.tokens.size(), 1);
+        data.end_of_text = static_cast<std::uint32_t>(data.tokens.size() - 1);
+        const CorpusManifest manifest = prepare(options, Tokenizer(data));
+        CHECK(manifest.token_bytes == bytes);
+        CHECK(read_tokens(options.output, manifest, "train").front() == static_cast<std::int32_t>(data.end_of_text));
+        data.tokens.push_back("one more");
+    }
+}
+
 TEST_CASE("tokenizer_corpus: JSONL, separators, limits and refusals") {
     TemporaryFolder folder;
     write_file(folder / "a.jsonl", "{\"text\": \"x\\ny\"}\n\n{\"id\": 1, \"text\": \"z\"}");

@@ -127,6 +127,16 @@ TEST_CASE("tokenizer: text that spells a special token") {
     CHECK(encode(tokenizer, "no <|token|>", {SpecialText::refuse, InvalidUtf8::tiktoken}).size() == 12);
 }
 
+TEST_CASE("tokenizer: of several special tokens the first in the text counts, of those that begin there the longest") {
+    TokenizerData data = Tokenizer::bytes().data();
+    const std::uint32_t short_id = static_cast<std::uint32_t>(data.tokens.size());
+    for (const char* bytes : {"<|a|>", "<|a|>b", "<|z|>"}) data.tokens.push_back(bytes);
+    data.is_special.resize(data.tokens.size(), 1);
+    const Tokenizer tokenizer(data);
+    const EncodeOptions options = {SpecialText::encode, InvalidUtf8::tiktoken};
+    CHECK(encode(tokenizer, "<|z|>x<|a|>b<|a|>", options) == Ids{short_id + 2, 'x', short_id + 1, short_id});
+}
+
 TEST_CASE("tokenizer: ids beyond 16 bits are merged, remembered and written whole") {
     TokenizerData data = Tokenizer::bytes().data();
     data.name = "large";
