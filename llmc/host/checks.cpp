@@ -24,10 +24,8 @@ struct Switch {
     bool Checks::*value;
 };
 constexpr Switch switches[] = {
-    {"memory", &Checks::memory},
-    {"poison", &Checks::poison},
-    {"races", &Checks::races},
-    {"order", &Checks::random_order},
+    {"memory", &Checks::memory},      {"poison", &Checks::poison},   {"races", &Checks::races},
+    {"order", &Checks::random_order}, {"shape", &Checks::gpu_shape},
 };
 
 }   // namespace
@@ -53,7 +51,7 @@ Checks parse_checks(const std::string& list, Checks base) {
             for (const Switch& known : switches) base.*(known.value) = false;
         } else if (!word.empty()) {
             throw Error(ErrorKind::usage, text("TRAIN_GPT_CHECKS: unknown check '", word, "'"),
-                        "Known ones: memory, poison, races, order:SEED, all, none.");
+                        "Known ones: memory, poison, races, order:SEED, shape, all, none.");
         }
         if (!value.empty()) {
             if (word != "order" || value.find_first_not_of("0123456789") != std::string::npos)

@@ -6,8 +6,10 @@
 //   poison   fresh device memory is 0xFF.. (not-a-number as fp32 and bf16, -1 as integer); pinned host memory as well
 //   races    operations that touch the same bytes without an order between them are reported (races.h)
 //   order    streams advance in a random order that depends only on the seed
+//   shape    blocks have the shape that they have on a GPU (loop_threads in kernels/launch.cuh), so that what is
+//            checked is what runs there; it orders some sums otherwise. No other check changes a bit of any result.
 //
-// From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED (or `all`, `none`). Unit tests start with all on.
+// From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED,shape (or `all`, `none`). Unit tests start with all on.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,7 @@ struct Checks {
     bool poison = false;
     bool races = false;
     bool random_order = false;
+    bool gpu_shape = false;
     std::uint64_t order_seed = 1;
     double no_progress_seconds = 60;   // how long queues may stand still before that is a fault
 };

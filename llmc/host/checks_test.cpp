@@ -10,12 +10,13 @@ TEST_CASE("checks: a list switches on what it names") {
     CHECK(checks.random_order);
     CHECK(checks.order_seed == 42);
     CHECK_FALSE(checks.poison);
-    CHECK_FALSE(checks.races);
+    CHECK_FALSE((checks.races || checks.gpu_shape));
+    CHECK(host::parse_checks("shape").gpu_shape);
     checks = host::parse_checks("all,order:7");
-    CHECK((checks.memory && checks.poison && checks.races && checks.random_order));
+    CHECK((checks.memory && checks.poison && checks.races && checks.random_order && checks.gpu_shape));
     CHECK(checks.order_seed == 7);
     checks = host::parse_checks("none", checks);
-    CHECK_FALSE((checks.memory || checks.poison || checks.races || checks.random_order));
+    CHECK_FALSE((checks.memory || checks.poison || checks.races || checks.random_order || checks.gpu_shape));
     CHECK_FALSE(host::parse_checks("").memory);
 }
 

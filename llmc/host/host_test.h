@@ -16,7 +16,7 @@ namespace host {
 
 // All checks on, streams in order of creation.
 inline Checks strict_checks() {
-    Checks checks = parse_checks("memory,poison,races");
+    Checks checks = parse_checks("memory,poison,races,shape");
     checks.no_progress_seconds = 0.05;
     return checks;
 }

@@ -1,5 +1,5 @@
-// Kernels that deal a block's work out by blockDim run with one thread on a CPU, and as on a GPU while checks are on.
-// The other tests see the second; here both run and must agree.
+// Kernels that deal a block's work out by blockDim run with one thread on a CPU, and as on a GPU with the check
+// `shape`. The other tests see the second; here both run and must agree.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Calls body(arena, stream) twice, with checks and without, and returns what it returned.
+// Calls body(arena, stream) twice, with every check and without any, and returns what it returned.
 template <class Body>
 auto with_and_without_checks(Body body) {
     auto once = [&](const host::Checks& checks) {
@@ -65,13 +65,12 @@ constexpr std::int64_t lengths[] = {1, 7, 8, 1000, 8192, 8193, 70001};
 
 }   // namespace
 
-TEST_CASE("loop_threads: as many as asked for under checks, else one") {
-    {
-        host::TestDevice device;
-        CHECK(loop_threads(256) == 256);
+TEST_CASE("loop_threads: as many as asked for with `shape`, else one, whatever else is checked") {
+    for (auto [checks, threads] :
+         {std::pair("shape", 256u), {"all", 256}, {"none", 1}, {"memory,poison,races,order", 1}}) {
+        host::TestDevice device(host::parse_checks(checks));
+        CHECK(loop_threads(256) == threads);
     }
-    host::TestDevice device(host::Checks{});
-    CHECK(loop_threads(256) == 1);
 }
 
 TEST_CASE("loop_threads: AdamW gives the same bits with one thread per block as with many") {

@@ -105,12 +105,9 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 
 // The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of blockDim:
 // `threads` on a GPU; on a CPU one, since a thread's loop over all of it is faster than many threads with a share each, above
-// all where they meet. While checks are on (as in tests) as many as on a GPU, so that what runs there is what is tested.
+// all where they meet. With the check `shape` (as in tests) as many as on a GPU, so that what runs there is what is tested.
 constexpr bool loop_threads_may_be_one = true;
-inline unsigned loop_threads(unsigned threads) {
-    const host::Checks& on = host::checks();
-    return on.memory || on.poison || on.races ? threads : 1;
-}
+inline unsigned loop_threads(unsigned threads) { return host::checks().gpu_shape ? threads : 1; }
 
 // Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave.
 #define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
