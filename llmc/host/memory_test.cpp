@@ -262,9 +262,10 @@ TEST_CASE(
                                                   {all[5], 8191L, "byte 8191 of freed device memory"},
                                                   {all[7], 256L, "0 bytes past the end of device memory"}}) {
                 volatile char* address = pointer + offset;
-                INFO(std::string(place));
+                const std::string expected = place;   // clang++ does not capture the binding
+                INFO(expected);
                 CHECK(on_device(stream, [&] { (void)*address; }) == cudaErrorIllegalAddress);
-                CHECK(contains(host::take_fault(), place));
+                CHECK(contains(host::take_fault(), expected));
                 CHECK_FALSE(host::host_fault_of([&] { *address = 1; }).empty());
             }
         }
