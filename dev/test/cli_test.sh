@@ -2,13 +2,8 @@
 # The command line from outside: a table of (exit code, what the message must contain, arguments).
 #
 # TRAIN_GPT and TOKENIZE name the programs to test; by default those of the CPU build.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-train_gpt=$(realpath "${TRAIN_GPT:-build/cpu-bf16/train_gpt}") || exit 70
-tokenize=$(realpath "${TOKENIZE:-build/cpu/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
 
 # expect CODE MESSAGE ARGUMENTS...: runs train_gpt; the message may appear on either stream
 expect() {
@@ -23,10 +18,6 @@ expect() {
         printf 'FAILED: train_gpt %s\n  exit code %d, expected %d; the message must contain: %s\n' "$*" "$status" "$code" "$message"
         sed 's/^/  | /' "$work/out" | tail -n 15
     fi
-}
-
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
 }
 
 # le16 and le32 NUMBER...: little-endian bytes

@@ -1,17 +1,10 @@
 #!/usr/bin/env bash
 # The scripts in data/: without a network they say so and exit with 69; what was downloaded before, or brought by hand,
 # is prepared without one; a file of another hash is refused. Runs in a copy, on small inputs made here.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-tokenize=$(realpath "${TOKENIZE:-build/cpu/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/common.sh"
+needs "$tokenize"
 mkdir "$work/data" "$work/bin" && cp data/*.sh data/*.py "$work/data/" && cd "$work" || exit 70
-passed=0 failed=0
 
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
-}
 expect() {   # CODE MESSAGE COMMAND...
     local code=$1 message=$2 status
     shift 2

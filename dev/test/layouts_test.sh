@@ -1,17 +1,8 @@
 #!/usr/bin/env bash
 # The program under data parallelism and ZeRO: losses of one process, cut and resumed character for character, a trace,
 # and what is refused.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu}
-train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
-tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
-}
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
 
 seq 1 8000 >"$work/numbers.txt"
 "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70

@@ -1,17 +1,9 @@
 #!/usr/bin/env bash
 # A run that was cut and resumed equals the uncut one, character for character in metrics.jsonl but for times; and one that
 # was killed at any moment resumes from a checkpoint that is intact.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}   # which builds
-tokenize=$(realpath "${TOKENIZE:-build/$device$variant/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+source "$(dirname "$0")/common.sh"
+needs "$tokenize"
 
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
-}
 without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
 same() { cmp <(without_times "$1") <(without_times "$2") && cmp "$1/main.log" "$2/main.log"; }
 

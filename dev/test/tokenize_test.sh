@@ -2,18 +2,9 @@
 # The tokenize tool and what the trainer makes of its output, from outside: a table of (exit code, message, arguments).
 #
 # TRAIN_GPT and TOKENIZE name the programs to test; by default those of the CPU build.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-train_gpt=$(realpath "${TRAIN_GPT:-build/cpu-bf16/train_gpt}") || exit 70
-tokenize=$(realpath "${TOKENIZE:-build/cpu/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
 cd "$work" || exit 70
-passed=0 failed=0
-
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
-}
 
 # expect CODE MESSAGE COMMAND...: the message may appear on either stream
 expect() {

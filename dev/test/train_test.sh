@@ -2,17 +2,8 @@
 # Training end to end: the loss of a tiny model falls below a bound, twice the same, in both precisions.
 #
 # The text is the numbers from 1 on, as bytes: after 60 steps the next byte is mostly known (uniform guessing: 5.55).
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}   # which builds
-tokenize=$(realpath "${TOKENIZE:-build/$device$variant/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
-}
+source "$(dirname "$0")/common.sh"
+needs "$tokenize"
 
 # What must be equal in two runs: all but times.
 without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }

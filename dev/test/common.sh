@@ -1,0 +1,22 @@
+# Sourced by the test scripts of this folder: the programs to test, a folder to work in, and the count.
+#
+# Which build: DEVICE, VARIANT and PRECISIONS; TRAIN_GPT and TOKENIZE name programs of any other.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 70
+device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}
+train_gpt=$(realpath -m "${TRAIN_GPT:-build/$device-bf16$variant/train_gpt}")
+tokenize=$(realpath -m "${TOKENIZE:-build/$device$variant/tokenize}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+needs() {   # PROGRAMS...: ends the test where one has not been built
+    local program
+    for program; do
+        [ -x "$program" ] || { echo "there is no $program: build it first" >&2 && exit 70; }
+    done
+}
+
+verdict() {   # STATUS NAME
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
+}
