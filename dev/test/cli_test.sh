@@ -68,6 +68,7 @@ verdict $? "null in metrics.jsonl"
 { le32 20240522 1 2 26 && head -c 1008 /dev/zero &&
     le16 65535 26 0 0 2 3 49 50 49 1 49 1 120 65535 26 1 1 2 3 49 50 49 1 49 1 120; } >"$work/questions.bin"
 expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --hellaswag 1 --hellaswag-data "$work/questions.bin"
+expect 64 "Leave -lg out, and run" -lg 10
 expect 64 "question 0 has 4 tokens, --seq-len is 3" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3
 expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/nan.bin"
 

@@ -104,13 +104,13 @@ public:
 
     // An option of a later version: its final name, and the only value that already means something.
     void later(const std::string& names, const std::string& only, const std::string& help) {
-        const std::string flag = long_name(names);
-        auto read = [only, flag](const std::string& value) {
-            if (value == only) return;
-            throw Error(ErrorKind::usage, text(flag, " ", value, ": not available in this version",
-                                               only.empty() ? "" : text(", expected ", only)));
-        };
-        add(names, "", only, help + " (later version)", read)->configurable(!only.empty());
+        refuse(names, only, help + " (later version)", "not available in this version", "");
+    }
+
+    // One that another program serves better; `instead` says which.
+    void elsewhere(const std::string& names, const std::string& only, const std::string& help,
+                   const std::string& instead) {
+        refuse(names, only, help + " (not served)", "not part of this program", instead);
     }
 
 private:
@@ -119,6 +119,17 @@ private:
     static std::string shortest(Number value) {
         std::array<char, 32> digits;
         return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+    }
+
+    void refuse(const std::string& names, const std::string& only, const std::string& help, const std::string& why,
+                const std::string& instead) {
+        const std::string flag = long_name(names);
+        auto read = [only, flag, why, instead](const std::string& value) {
+            if (value == only) return;
+            throw Error(ErrorKind::usage,
+                        text(flag, " ", value, ": ", why, only.empty() ? "" : text(", expected ", only)), instead);
+        };
+        add(names, "", only, help, read)->configurable(!only.empty());
     }
 
     template <class Read>
@@ -219,7 +230,8 @@ void add_output_options(CLI::App& app, Options& o) {
                   "checkpoints of every this many steps are kept for good, llm.c's -nm");
     output.on_off("--resume,-y", o.resume, "continue from the newest checkpoint in --output-dir, if there is one");
     output.string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");
-    output.later("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg");
+    output.elsewhere("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg",
+                     "Leave -lg out, and run `nvidia-smi dmon -s puct` beside it: clocks, power, temperature, use.");
     output.string(
         "--trace", o.trace,
         "write the second step of the run to this file, as a Chrome trace on a virtual clock (build without a GPU)");
