@@ -153,6 +153,10 @@ cudaError_t enqueue_copy(Device& device, CUstream_st& stream, Copy copy) {
         operation.step = pinned_upload(copy);
     }
 
+    // on a GPU the host waits for the stream before it copies a long one: what a recording must show
+    if (upload && bytes > staging_limit_bytes && device.recorder) {
+        device.recorder->host_waited_for_stream(stream.progress->id);
+    }
     if (cudaError_t error = device.enqueue(stream, std::move(operation)); error != cudaSuccess) return error;
     if (upload) return staged ? cudaSuccess : device.perform(stream);
     if (to == Where::device && from == Where::device) return cudaSuccess;

@@ -6,6 +6,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/host/nccl_comm.h"
+#include "llmc/host/record.h"
 #include "llmc/host/nccl_reduce.h"
 
 namespace host {
@@ -154,7 +155,9 @@ Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
         const auto to = static_cast<std::uint64_t>(is_send ? call.peer : call.comm->rank);
         pair = 1 + from * static_cast<std::uint64_t>(call.comm->size()) + to;
     }
-    Exchange exchange{mix64(mix64(mix64(key.comm) ^ key.sequence) ^ pair), pair ? 2 : call.comm->size(), bytes};
+    const std::uint64_t communicator = mix64(key.comm) % 0xffff + 1;
+    const std::uint64_t of_it = mix64(mix64(mix64(key.comm) ^ key.sequence) ^ pair) >> (64 - communicator_shift);
+    Exchange exchange{communicator << communicator_shift | of_it, pair ? 2 : call.comm->size(), bytes};
     if (call.kind == Kind::all_reduce) exchange.bytes = 2 * (n - 1) / n * bytes;
     if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) exchange.bytes = (n - 1) * bytes;
     return exchange;

@@ -155,14 +155,19 @@ private:
         const int finish = add_moment(0, {computed});
         Placed placed{rank, &step, start, finish, {}};
         for (const Exchange& exchange : step.work.exchanges) {
+            const auto previous = communicators_.find({rank, communicator_of(exchange.key)});
             Meeting& meeting = meetings_[exchange.key];
             if (meeting.moment < 0) meeting.moment = add_moment(0, {});
             meeting.expected = exchange.ranks;
             meeting.came++;
             meeting.most_bytes = std::max(meeting.most_bytes, exchange.bytes);
             order(start, meeting.moment);
+            if (previous != communicators_.end()) order(previous->second, meeting.moment);
             order(meeting.moment, finish);
             placed.meets.push_back(exchange.key);
+        }
+        for (const Exchange& exchange : step.work.exchanges) {
+            if (communicator_of(exchange.key) != 0) communicators_[{rank, communicator_of(exchange.key)}] = finish;
         }
         operations_.push_back(std::move(placed));
         return finish;
@@ -201,6 +206,8 @@ private:
     std::deque<Moment> moments_;   // grows while references to others are held
     std::vector<Placed> operations_;
     std::map<std::uint64_t, Meeting> meetings_;
+    std::map<std::pair<int, std::uint64_t>, int>
+        communicators_;   // (rank, communicator): the end of its latest operation
 };
 
 // The stream's active times, which do not overlap and are in order.

@@ -6,8 +6,9 @@
 // order. Time costs nothing there, and a change that destroys an overlap changes a number.
 //
 // The model: a stream is busy with one operation at a time; operations of different streams do not slow each other
-// down; an exchange between ranks begins when all of them have reached it, and ends for all at once. The legacy default
-// stream counts as one of the non-blocking ones (the program does not use it).
+// down; an exchange between ranks begins when all of them have reached it, and ends for all at once. As with NCCL, the
+// operations of one communicator run one after another, in the order in which the host asked for them, whatever their
+// streams. The legacy default stream counts as one of the non-blocking ones (the program does not use it).
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,10 @@ using Recording = std::vector<RecordedStep>;
 // Runs `program`, which uses this thread's device as ever, and returns what it asked for. Nested calls are refused with
 // Error(bug).
 Recording record(const std::function<void()>& program);
+
+// The communicator that an exchange's key names in its upper bits; 0: none, so its operations wait for no others.
+constexpr int communicator_shift = 48;
+constexpr std::uint64_t communicator_of(std::uint64_t key) { return key >> communicator_shift; }
 
 // What things cost. The default is a machine on which nothing takes any time.
 struct CostModel {

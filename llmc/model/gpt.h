@@ -17,10 +17,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <span>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/pinned.h"
+#include "llmc/base/stream.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/matmul.h"
 #include "llmc/kernels/token_groups.h"
@@ -50,7 +53,8 @@ struct Batch {
     TokenGroupsView groups;         // of the tokens; only backward reads them
 };
 
-// Device memory for one micro-batch, refilled from the host.
+// Device memory for one micro-batch, refilled from the host. The host does not wait for the device unless it is two
+// micro-batches ahead: what is uploaded is kept in pinned memory, of which there are two pieces in turns.
 class BatchBuffer {
 public:
     BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size);
@@ -59,8 +63,14 @@ public:
     const Batch& batch() const { return batch_; }
 
 private:
+    struct Staging {
+        PinnedBuffer<int> values;   // tokens, targets, groups
+        OwnedEvent copied;
+    };
     int vocab_size_;
     DeviceBuffer<int> tokens_, targets_, groups_;
+    std::array<Staging, 2> staging_;
+    std::size_t next_staging_ = 0;
     Batch batch_;
 };
 

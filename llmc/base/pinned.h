@@ -1,0 +1,34 @@
+// Host memory that the device copies from and to while the host goes on: pageable memory makes the host wait for the
+// stream. Whoever refills it must know that the copies from it are over (an event).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "llmc/base/check.h"
+
+template <class T>
+class PinnedBuffer {
+public:
+    PinnedBuffer() = default;
+    explicit PinnedBuffer(std::size_t count) : count_(count) {
+        void* memory = nullptr;
+        if (count > 0) CUDA_CHECK(cudaMallocHost(&memory, count * sizeof(T)));
+        data_ = static_cast<T*>(memory);
+    }
+    ~PinnedBuffer() {
+        if (data_ != nullptr) cudaFreeHost(data_);
+    }
+    PinnedBuffer(PinnedBuffer&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
+    PinnedBuffer& operator=(PinnedBuffer&&) = delete;
+
+    std::span<T> values() const { return {data_, count_}; }
+
+private:
+    T* data_ = nullptr;
+    std::size_t count_ = 0;
+};

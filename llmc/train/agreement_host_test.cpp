@@ -1,0 +1,168 @@
+// Signals to stop and shared work between steps, over several ranks: what all must decide alike, wherever the signal
+// comes. Ranks are threads here, so a signal reaches all of them, each at another place of its work.
+#include "llmc/train/agreement.h"
+
+#include <csignal>
+#include <regex>
+
+#include "llmc/base/stream.h"
+#include "llmc/data/token_file.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/parallel/on_ranks.h"
+#include "llmc/train/telling_files_test.h"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+constexpr int vocab = 61, T = 16;
+
+// Multiple-choice questions about nothing.
+std::vector<Question> questions(int count) {
+    std::vector<Question> result;
+    for (int q = 0; q < count; q++) {
+        Question question;
+        const int completions = 2 + q % 3;
+        question.label = q % completions;
+        for (int t = 0; t < 2 + q % 5; t++) question.context.push_back((7 * q + 3 * t) % vocab);
+        for (int c = 0; c < completions; c++) {
+            question.completions.emplace_back();
+            for (int t = 0; t < 1 + (q + c) % 4; t++) {
+                question.completions.back().push_back((11 * q + 5 * c + t * t) % vocab);
+            }
+        }
+        result.push_back(question);
+    }
+    return result;
+}
+
+GptOptions shape(const TestRank& me, int zero) {
+    GptOptions options;
+    options.B = 3;
+    options.T = T;
+    options.matmul.workspace_bytes = 1 << 16;
+    options.place = {me.world.mesh(), me.world.at(), zero};
+    return options;
+}
+
+Communicator* group_of(TestRank& me) {
+    Communicator* group = me.world.group(MeshAxis::zero);
+    return group ? group : &me.all;
+}
+
+// A run of four steps with validation and questions after every second, on three ranks, into `output`; continued from
+// the newest checkpoint there. `tell`: whenever the first rank has written a record. Returns how it ended.
+RunEnd run(const std::string& data, const std::string& output, int zero, const std::function<void()>& tell) {
+    const StopSignals signals;
+    RunEnd end{};
+    real_files().make_folders(output);
+    on_ranks(3, [&](TestRank& me) {
+        Options options;
+        options.layers = 2, options.heads = 2, options.channels = 32, options.seq_len = T, options.micro_batch = 3;
+        options.total_batch = 18 * T, options.max_steps = 4, options.lr = 1e-3f, options.checkpoint_every = 4;
+        options.val_every = 2, options.val_max_batches = 40, options.sample_every = 0, options.output_dir = output;
+        fit_to_ranks(options, 3);
+        Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+        model.initialize(options.seed);
+        auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+        Evaluation evaluation(model, me.arena, questions(20));
+        std::vector<std::string> skipped;
+        const auto found = newest_checkpoint(real_files(), output, skipped);
+        RunState state;
+        if (found) state = load_training_state(real_files(), found->path, model, *optimizer);
+        TellingFiles files(real_files(), tell);
+        const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
+        const Log log(false);
+        Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
+        Trainer trainer({options, log, me.arena, model, *optimizer, tokens, &tokens, files, metrics, signals, nullptr,
+                         &evaluation, "", options.max_steps, 0.0, group_of(me), &me.world});
+        if (found) trainer.restore(state);
+        const RunEnd own = trainer.run();
+        if (me.rank() == 0) end = own;
+    });
+    return end;
+}
+
+std::string records(const std::string& output) {
+    const std::string lines = read_whole(real_files(), output + "/metrics.jsonl");
+    return std::regex_replace(lines, std::regex("\"(tokens_per_s|mfu|step_ms|memory_bytes)\":[^,}]*,?"), "") +
+           read_whole(real_files(), output + "/main.log");
+}
+
+}   // namespace
+
+TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and between steps") {
+    for (int zero : {0, 3}) {
+        on_ranks(3, [&](TestRank& me) {
+            Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+            model.initialize(1);
+            auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+            BatchBuffer batch(me.arena, 3, T, vocab);
+            batch.upload(std::vector<int>(3 * T, 1), std::vector<int>(3 * T, 2), me.stream);
+            for (const std::vector<int>& asking : {std::vector<int>{}, {1}, {2}, {0, 2}}) {
+                const bool asks = std::count(asking.begin(), asking.end(), me.rank()) > 0;
+                optimizer->forward_backward(batch.batch(), 1.0f / (9 * T), true, true);
+                optimizer->finish_gradients(StopVotes::of(me.rank(), asks));
+                const StopVotes stop = optimizer->result().stop;
+                me.require(stop.asking == static_cast<double>(asking.size()), stop.asking, " votes");
+                me.require(stop.any() == !asking.empty(), "another decision");
+                if (asking.size() == 1) me.require(stop.words() == text("a signal to rank ", asking[0]), stop.words());
+                if (asking.size() == 2) me.require(stop.words() == "signals to 2 ranks", stop.words());
+            }
+            const StopSignals signals;
+            Agreement agreement(me.arena, group_of(me), nullptr, signals, me.stream);
+            me.require(agreement.sum(me.rank() + 0.5) == 4.5, "another sum");
+            me.require(!agreement.stop_asked(), "nobody asked");
+        });
+    }
+}
+
+TEST_CASE("evaluation: ranks that share the questions answer as many right as one") {
+    for (int count : {1, 20}) {
+        int expected = -1;
+        for (int ranks : {1, 2, 3, 4}) {
+            for (int zero : {0, 3}) {
+                int right = -1;
+                on_ranks(ranks, [&](TestRank& me) {
+                    Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+                    model.initialize(9);
+                    auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+                    Evaluation evaluation(model, me.arena, questions(count));
+                    const StopSignals signals;
+                    Agreement agreement(me.arena, group_of(me), nullptr, signals, me.stream);
+                    const auto result = evaluation.run(agreement);
+                    me.require(result && result->questions == count, "questions were lost");
+                    if (me.rank() == 0) right = result->right;
+                });
+                if (expected < 0) expected = right;
+                INFO(count, " questions, ", ranks, " ranks, ZeRO ", zero);
+                CHECK(right == expected);
+            }
+        }
+        if (count > 1) CHECK((expected > 0 && expected < count));
+    }
+}
+
+TEST_CASE("trainer: a signal after any record of three ranks, and the resumed run leaves the records of an uncut one") {
+    TemporaryFolder folder;
+    std::vector<std::uint32_t> ids;
+    for (std::uint32_t i = 0; i < 3000; i++) ids.push_back(i * i % vocab);
+    write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
+    int all = 0;
+    const auto whole = folder / "whole";
+    CHECK(run(folder / "tokens.bin", whole, 3, [&] { all++; }) == RunEnd::finished);
+    CHECK(all == 4 + 3 + 2);
+    int in_the_midst = 0;
+    for (int at = 1; at <= all; at++) {
+        INFO("a signal after record ", at);
+        const std::string output = folder / text("cut ", at);
+        int seen = 0;
+        const RunEnd end = run(folder / "tokens.bin", output, 3, [&] {
+            if (++seen == at) std::raise(SIGTERM);
+        });
+        CHECK(end == (at < all ? RunEnd::signal : RunEnd::finished));
+        in_the_midst += seen == at && at < all;   // nothing more was written: not even the validation at hand
+        CHECK(run(folder / "tokens.bin", output, 3, [] {}) == RunEnd::finished);
+        CHECK(records(output) == records(whole));
+    }
+    CHECK(in_the_midst >= 4);
+}
