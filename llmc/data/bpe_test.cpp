@@ -112,3 +112,16 @@ TEST_CASE("bpe: whole pieces first, and what is special is never made from text"
     BpeModel(v.tokens, v.is_special, v.merges, true).encode("<end>", scratch, ids);
     CHECK(ids.size() == 5);
 }
+
+TEST_CASE("bpe: ids need not follow the order of merges") {
+    std::vector<std::string> tokens;
+    for (int byte = 0; byte < 256; byte++) tokens.push_back(std::string(1, static_cast<char>(byte)));
+    tokens.push_back("bc");
+    tokens.push_back("ab");
+    const std::vector<std::uint8_t> is_special(tokens.size(), 0);
+    const BpeModel model(tokens, is_special, {{'a', 'b', 257, 0}, {'b', 'c', 256, 1}}, false);
+    BpeModel::Scratch scratch;
+    std::vector<std::uint32_t> ids;
+    model.encode("abcbc", scratch, ids);
+    CHECK(ids == std::vector<std::uint32_t>{257, 'c', 256});
+}
