@@ -85,7 +85,8 @@ private:
 
     void read_vocabulary(const Json& vocab) {
         if (!vocab.is_object()) fail("/model/vocab", "not an object");
-        for (const auto& [characters, value] : vocab.items()) {
+        for (const auto& [key, value] : vocab.items()) {
+            const std::string& characters = key;   // clang 14 lets no lambda capture a structured binding
             auto where = [&] { return "/model/vocab" + json_pointer_part(characters); };
             std::uint32_t id = id_of(value, where);
             std::string bytes;

@@ -182,17 +182,16 @@ struct Control::Impl {
         }
     }
 
-    // "b<progress> <waits> <words>": where this rank is, the latest operation first.
-    void send_beats() {
-        if (options.collectives != nullptr) tell_collectives();
+    // Where this rank is now, the latest operation first.
+    void look_at_own_place() {
         own_waits = false;
-        std::uint64_t progress = static_cast<std::uint64_t>(step.load());
+        own_progress = static_cast<std::uint64_t>(step.load());
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
             std::lock_guard lock(mutex);
             for (const Communicator* c : watched) {
                 const CommProgress p = c->progress();
-                progress += p.issued;
+                own_progress += p.issued;
                 if (p.issued == 0) continue;
                 own_waits |= p.issued > p.done;
                 groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
@@ -200,11 +199,15 @@ struct Control::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        std::string words = groups.empty() && step == 0 ? "start-up" : text("step ", step.load());
-        for (const auto& [when, what] : groups) words += ", " + what;
-        own_progress = progress;
-        own_words = words;
-        send_to_all(text(beat, progress, " ", own_waits ? 1 : 0, " ", words));
+        own_words = groups.empty() && step == 0 ? "start-up" : text("step ", step.load());
+        for (const auto& [when, what] : groups) own_words += ", " + what;
+    }
+
+    // "b<progress> <waits> <words>"
+    void send_beats() {
+        if (options.collectives != nullptr) tell_collectives();
+        look_at_own_place();
+        send_to_all(text(beat, own_progress, " ", own_waits ? 1 : 0, " ", own_words));
     }
 
     void listen(double seconds) {
@@ -261,9 +264,11 @@ struct Control::Impl {
         return text("rank ", rank, " on ", peers[static_cast<std::size_t>(rank)].host);
     }
 
+    // Its last words can be a heartbeat old; where this rank is tells what waits for it now.
     void declare_lost(int rank, const std::string& how) {
-        const std::string& words = peers[static_cast<std::size_t>(rank)].last_words;
-        start_abort(text(name_of(rank), " ", how, ", last heard at ", words));
+        look_at_own_place();
+        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].last_words,
+                         "; rank ", place.rank, " is at ", own_words));
     }
 
     std::string silent() const { return text("has been silent for ", options.silence_seconds, " s"); }

@@ -112,7 +112,7 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
         CHECK(ends.of(r).exit_code == 75);
         CHECK(contains(ends.of(r).why, text("rank ", victim, " on ")));
         CHECK(contains(ends.of(r).why, expected));
-        CHECK(contains(ends.of(r).why, "last heard at step 7"));
+        CHECK(contains(ends.of(r).why, text("last heard at step 7; rank ", victim == 0 ? r : 0, " is at start-up")));
     }
 }
 
