@@ -159,7 +159,7 @@ for _ in $(seq 100); do grep -q "^step    2/" "$work/live.log" && break || sleep
 expect 64 "another run is writing there (process $pid on" "${data[@]}" "${tiny[@]}" -o "$work/live" --resume
 kill -USR1 "$pid"
 wait "$pid"
-[ $? -eq 75 ] && grep -q "SIGUSR1 received: stopped after step" "$work/live.log"
+[ $? -eq 75 ] && grep -qE "SIGUSR1 received: stopped after step [0-9]+ of 1000000$" "$work/live.log"
 verdict $? "SIGUSR1 during training: $(tail -n 3 "$work/live.log")"
 
 # ---- and during start-up: 75 at once, and the run can still be resumed. The program waits for its options from a pipe.

@@ -165,6 +165,24 @@ TEST_CASE("record: an exchange begins when all have come, and takes the longest 
     CHECK(timeline.busy(0, 1) == 1 + 3.5 + 1);   // waiting for the others is not counted
 }
 
+TEST_CASE(
+    "record: one communicator's operations go one after another, on whatever streams; two communicators' overlap") {
+    for (std::uint64_t other : {1, 2}) {
+        TestDevice device;
+        cudaStream_t one = device.stream(), two = device.stream();
+        auto key = [](std::uint64_t communicator, std::uint64_t number) {
+            return communicator << host::communicator_shift | number;
+        };
+        Recording recording = host::record([&] {
+            exchange(one, "a", {{key(1, 1), 1, 3}});
+            exchange(two, "b", {{key(other, 2), 1, 2}});
+            cudaDeviceSynchronize();
+        });
+        INFO("communicators 1 and ", other);
+        CHECK(host::replay({recording}, seconds_as_given()).seconds == (other == 1 ? 5 : 3));
+    }
+}
+
 TEST_CASE("record: a pipeline's bubble is (stages - 1) / micro-batches of its ideal time") {
     for (int stages : {1, 2, 4})
         for (int micro_batches : {1, 4, 8}) {

@@ -104,7 +104,10 @@ public:
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
     CommProgress progress() const { return {issued_, done_, operation_, issued_at_}; }   // from any thread
-    void note_all_done() { done_ = issued_.load(); }   // the host has waited for all of them
+    // Before the host waits: for all that was asked for so far. After it has: it was done.
+    void note_waiting() { waited_for_ = issued_.load(); }
+    void note_done() { done_ = waited_for_; }
+    void note_all_done() { done_ = issued_.load(); }
 
     // data[i] = over all ranks; counts are elements.
     template <class T>
@@ -141,8 +144,8 @@ public:
         int exceptions_;
     };
 
-    // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather, and
-    // makes the call itself, or does not.
+    // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather,
+    // and makes the call itself, or does not.
     using Tap = std::function<void(const CommCall& call, const std::function<void()>& make)>;
     void set_tap(Tap tap) { tap_ = std::move(tap); }
 
@@ -165,6 +168,7 @@ private:
     Traffic traffic_;
     Tap tap_;
     std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
+    std::uint64_t waited_for_ = 0;
     std::atomic<const char*> operation_ = "";
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;

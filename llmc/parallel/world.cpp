@@ -95,10 +95,14 @@ void World::set_step(std::int64_t step) {
     if (control_) control_->set_step(step);
 }
 
-void World::synchronised() {
+void World::will_wait() {
+    for_communicators([](Communicator& c) { c.note_waiting(); });
+}
+
+void World::has_waited() {
     if (control_ == nullptr) return;
     control_->throw_if_aborted();
-    for_communicators([](Communicator& c) { c.note_all_done(); });
+    for_communicators([](Communicator& c) { c.note_done(); });
 }
 
 std::vector<std::string> World::gather_text(const std::string& own) {

@@ -62,8 +62,11 @@ public:
 
     // ---- what the control plane tells of this rank
     void set_step(std::int64_t step);   // completed steps
-    // The host has waited for all queued work. Error(resumable) if a rank was lost.
-    void synchronised();
+    // The host will wait for the collectives that were asked for until now; it has waited for them. Those asked for in
+    // between may still be under way. Error(resumable) if a rank was lost.
+    void will_wait();
+    void has_waited();
+    void synchronised() { will_wait(), has_waited(); }   // nothing was asked for in between
 
     // body(). If it throws while there are other ranks, they are told, and this process ends (Control::leave).
     template <class Body>

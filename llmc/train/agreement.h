@@ -2,7 +2,7 @@
 // step both travel with the step's own sums (optimizer.h).
 //
 // So a signal to any one rank is acted upon by all of them at the same place, and long work between steps (validation,
-// evaluation) asks once a micro-batch.
+// evaluation) asks every few micro-batches.
 #pragma once
 
 #include "llmc/base/arena.h"
@@ -22,12 +22,13 @@ public:
     double* addend() const { return sums_.data(); }
     double sum();
     double sum(double own);
+    void ask() { sum(0); }   // only whether a rank asks to stop
 
     // What all ranks know of requests to stop, since the last sum or step.
     bool stop_asked() const { return stop_.any(); }
     const StopVotes& stop() const { return stop_; }
     StopVotes own_vote() const { return StopVotes::of(world_ ? world_->rank() : rank(), !signals_.received().empty()); }
-    void learned(const StopVotes& stop) { stop_ = stop; }   // from a step
+    void note(const StopVotes& stop) { stop_ = stop; }   // from a step
 
 private:
     Communicator* group_;

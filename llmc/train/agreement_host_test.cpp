@@ -59,7 +59,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero, const s
         Options options;
         options.layers = 2, options.heads = 2, options.channels = 32, options.seq_len = T, options.micro_batch = 3;
         options.total_batch = 18 * T, options.max_steps = 4, options.lr = 1e-3f, options.checkpoint_every = 4;
-        options.val_every = 2, options.val_max_batches = 40, options.sample_every = 0, options.output_dir = output;
+        options.val_every = 2, options.val_max_batches = 120, options.sample_every = 0, options.output_dir = output;
         fit_to_ranks(options, 3);
         Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
         model.initialize(options.seed);

@@ -72,7 +72,7 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
         const std::size_t first = std::min(begin, rows.size()), count = std::min(B, rows.size() - first);
         const std::vector<double> means = losses_of(std::span(rows).subspan(first, count));
         losses.insert(losses.end(), means.begin(), means.end());
-        agreement.sum(0);
+        agreement.ask();
         if (agreement.stop_asked()) return std::nullopt;
     }
     EvaluationResult result;

@@ -6,7 +6,7 @@
 //
 // Everything is asynchronous on the model's stream: the norm, the clip factor derived from it and the decision to skip
 // an update whose norm or loss is not finite stay on the device. What ranks must know alike of a step (loss, norm,
-// requests to stop) travels in one all-reduce and comes to the host in one copy: the only wait of a step.
+// requests to stop) travels in one all-reduce and comes to the host in one copy, for which it waits.
 #pragma once
 
 #include <memory>

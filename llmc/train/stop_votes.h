@@ -7,12 +7,12 @@
 #include "llmc/base/error.h"
 
 struct StopVotes {
-    double asking = 0;   // how many ranks ask
-    double ranks = 0;    // the sum of their numbers: the one's that asks, where it is one
+    double asking = 0;     // how many ranks ask
+    double rank_sum = 0;   // of their numbers: the one that asks, where it is one
 
     static StopVotes of(int rank, bool asks) { return asks ? StopVotes{1, static_cast<double>(rank)} : StopVotes{}; }
     bool any() const { return asking > 0; }
     std::string words() const {
-        return asking > 1 ? text("signals to ", asking, " ranks") : text("a signal to rank ", ranks);
+        return asking > 1 ? text("signals to ", asking, " ranks") : text("a signal to rank ", rank_sum);
     }
 };

@@ -51,7 +51,7 @@ RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
-    agreement_.sum(0);                                      // a signal during the start-up
+    agreement_.ask();                                       // a signal during the start-up
     follow_step();                                          // the validation before all, or what an earlier run left
     while (step_ < end && !agreement_.stop_asked()) {
         if (!options_.trace.empty() && step_ == traced_step) {
@@ -79,10 +79,22 @@ RunEnd Trainer::run() {
 void Trainer::follow_step() {
     using Work = bool (Trainer::*)();   // false: a request to stop came before its end
     static constexpr Work works[] = {&Trainer::validate, &Trainer::evaluate, &Trainer::write_sample,
-                                     &Trainer::save_if_due};
-    while (next_ != AfterStep::next_step && !agreement_.stop_asked()) {
-        if (!(this->*works[static_cast<int>(next_)])()) return;
-        next_ = after(next_);
+                                     &Trainer::save_checkpoint};
+    for (; next_ != AfterStep::next_step; next_ = after(next_)) {
+        if (!is_due(next_)) continue;
+        if (agreement_.stop_asked() || !(this->*works[static_cast<int>(next_)])()) return;
+    }
+}
+
+bool Trainer::is_due(AfterStep work) const {
+    auto every = [this](int steps) { return step_ > 0 && steps > 0 && (step_ % steps == 0 || step_ == max_steps_); };
+    switch (work) {
+        case AfterStep::validation: return validation_ && (every(options_.val_every) || step_ == 0);
+        // with every validation but the first: before the first step there is nothing to learn from it
+        case AfterStep::evaluation: return parts_.evaluation && validation_ && every(options_.val_every);
+        case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
+        case AfterStep::checkpoint: return every(options_.checkpoint_every);
+        default: return false;
     }
 }
 
@@ -144,17 +156,18 @@ void Trainer::train_step() {
     step_++;
     if (parts_.world) parts_.world->set_step(step_);
 
+    if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
     const float lr = learning_rate(schedule_, step_);
     const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
     if (!host_decides) parts_.optimizer.update(step_, lr);
-    const StepResult result = parts_.optimizer.result();   // the host's one wait
+    const StepResult result = parts_.optimizer.result();   // the host waits
     const bool outlier = is_outlier(result);
     if (host_decides && !outlier) {
         parts_.optimizer.update(step_, lr);
         CUDA_CHECK(cudaStreamSynchronize(parts_.model.stream()));   // it belongs to the step's time
     }
-    agreement_.learned(result.stop);
-    if (parts_.world) parts_.world->synchronised();
+    agreement_.note(result.stop);
+    if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
 }
 
@@ -211,7 +224,6 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
 // Between steps
 
 bool Trainer::validate() {
-    if (!validation_ || !(due(options_.val_every) || step_ == 0)) return true;
     const std::optional<float> loss = validation_->loss();
     if (!loss) return false;
     parts_.metrics.validation(step_, *loss);
@@ -219,9 +231,7 @@ bool Trainer::validate() {
     return true;
 }
 
-// With every validation but the first: before the first step there is nothing to learn from it.
 bool Trainer::evaluate() {
-    if (parts_.evaluation == nullptr || !validation_ || !due(options_.val_every)) return true;
     const std::optional<EvaluationResult> result = parts_.evaluation->run(agreement_);
     if (!result) return false;
     parts_.metrics.evaluation(step_, result->accuracy());
@@ -230,19 +240,12 @@ bool Trainer::evaluate() {
 }
 
 bool Trainer::write_sample() {
-    if (parts_.sampler != nullptr && due(options_.sample_every)) {
-        parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
-    }
+    parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
     return true;
 }
 
-bool Trainer::save_if_due() {
-    if (due(options_.checkpoint_every)) save_checkpoint();
-    return true;
-}
-
-void Trainer::save_checkpoint() {
-    if (options_.output_dir.empty() || saved_step_ == step_) return;
+bool Trainer::save_checkpoint() {
+    if (options_.output_dir.empty() || saved_step_ == step_) return true;
     RunState state;
     state.step = step_;
     state.seed = options_.seed;
@@ -256,7 +259,8 @@ void Trainer::save_checkpoint() {
     save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
                         WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));
     saved_step_ = step_;
-    if (agreement_.rank() > 0) return;
+    if (agreement_.rank() > 0) return true;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
     parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), checkpoint_name(step_).c_str());
+    return true;
 }

@@ -77,10 +77,9 @@ private:
     bool validate();
     bool evaluate();
     bool write_sample();
-    bool save_if_due();
-    void save_checkpoint();
+    bool save_checkpoint();
     // After the step at hand; of what has an interval, only validation is also made before the first step.
-    bool due(int every) const { return step_ > 0 && every > 0 && (step_ % every == 0 || step_ == max_steps_); }
+    bool is_due(AfterStep work) const;
 
     const Options& options_;
     TrainerParts parts_;

@@ -138,8 +138,11 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
             if (attention == name_of(kind)) s.attention = kind;
         }
         const std::string next = json.value("next", name_of(AfterStep::next_step));   // older ones do not say
-        for (s.next = AfterStep::validation; s.next != AfterStep::next_step && next != name_of(s.next);) {
-            s.next = after(s.next);
+        for (s.next = AfterStep::validation; next != name_of(s.next); s.next = after(s.next)) {
+            if (s.next != AfterStep::next_step) continue;
+            throw Error(ErrorKind::bad_data,
+                        text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
+                        "Resume with the program that saved it, or from another checkpoint.");
         }
         return s;
     } catch (const Json::exception& error) {

@@ -4,6 +4,13 @@
 
 #include "llmc/kernels/classifier.cuh"
 
+namespace {
+
+// So seldom that the device need not wait for the host, so often that a request to stop is soon heard.
+constexpr int kMicroBatchesPerSum = 8;
+
+}   // namespace
+
 Validation::Validation(Gpt& model, BatchBuffer& batch, const TokenSet& tokens, int max_sequences, Agreement& agreement)
     : model_(model),
       batch_(batch),
@@ -35,14 +42,17 @@ std::optional<float> Validation::loss() {
     const float token_share = 1.0f / (static_cast<float>(sequences_) * static_cast<float>(T));
     const std::uint64_t at_once = B * static_cast<std::uint64_t>(agreement_.ranks());
     double loss = 0;
+    int pending = 0;   // micro-batches that the device has added up
     for (std::uint64_t begin = 0; begin < sequences_; begin += at_once) {
-        if (begin > 0 && agreement_.stop_asked()) return std::nullopt;
         read(begin + B * static_cast<std::uint64_t>(agreement_.rank()));
         batch_.upload(inputs_, targets_, model_.stream());
         model_.forward_loss(batch_.batch());
-        sum_losses(agreement_.addend(), model_.activations().losses, static_cast<int>(B * T), token_share, false,
+        sum_losses(agreement_.addend(), model_.activations().losses, static_cast<int>(B * T), token_share, pending > 0,
                    model_.stream());
+        if (++pending < kMicroBatchesPerSum && begin + at_once < sequences_) continue;
         loss += agreement_.sum();
+        pending = 0;
+        if (agreement_.stop_asked() && begin + at_once < sequences_) return std::nullopt;
     }
     return static_cast<float>(loss);
 }
