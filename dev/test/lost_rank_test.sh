@@ -21,7 +21,8 @@ seq 1 20000 >"$work/numbers.txt"
 timeout_s=2   # --peer-timeout
 limit_s=10    # from the loss to the end of the last rank; beyond the timeout it allows for a busy machine
 
-# Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives.
+# Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives; where
+# slow.RANK is, whatever it syncs takes 0.7 s longer.
 with=()
 cat >"$work/loop.cpp" <<'LOOP'
 #include <cstdlib>
@@ -32,6 +33,11 @@ extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
     const std::string sign = std::string(getenv("RUN_FOLDER")) + "/loop." + getenv("RANK");
     while (access(sign.c_str(), F_OK) == 0) usleep(1000);
     return syscall(SYS_pread64, file, into, bytes, offset);
+}
+extern "C" int fsync(int file) {
+    const std::string sign = std::string(getenv("RUN_FOLDER")) + "/slow." + getenv("RANK");
+    if (access(sign.c_str(), F_OK) == 0) usleep(700000);
+    return static_cast<int>(syscall(SYS_fsync, file));
 }
 extern "C" ssize_t pread64(int file, void* into, size_t bytes, off_t offset) { return pread(file, into, bytes, offset); }
 LOOP
@@ -117,6 +123,10 @@ if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     with=(env LD_PRELOAD="$work/loop.so")
     lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3
     [ "${1:-}" != long ] || lose LOOP 0 2 '^step    4/' 3 --zero 3 --stall-timeout 3
+    start slow 2 --zero 2 --stall-timeout 2 --max-steps 4   # all syncs at the end of the checkpoint take longer
+    touch "$run/slow.0"
+    wait "$launcher"
+    verdict $? "a checkpoint that rank 0 ends alone for longer than --stall-timeout: $(tail -n 3 "$run/log")"
     with=()
 else
     echo "SKIPPED a rank that loops: no g++ to build what makes it loop"

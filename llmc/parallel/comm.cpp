@@ -86,6 +86,7 @@ void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& mo
 
 void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
     ENSURE(comm_ != nullptr, operation, " on group ", name_, ", which this rank does not belong to");
+    ENSURE(alone_ == nullptr, operation, " on group ", name_, " by a rank that works alone");
     operation_ = operation;
     issued_at_ = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     issued_++;

@@ -73,6 +73,7 @@ struct CommProgress {
     std::uint64_t done = 0;        // of these, how many the host knows to be finished
     const char* operation = "";    // the last one asked for; a literal
     std::uint64_t issued_at = 0;   // when, in nanoseconds of a steady clock
+    const char* alone = nullptr;   // what this rank does alone just now while the others wait for it; a literal
 };
 
 // One call of a collective, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`.
@@ -103,7 +104,7 @@ public:
     const std::string& name() const { return name_; }
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
-    CommProgress progress() const { return {issued_, done_, operation_, issued_at_}; }   // from any thread
+    CommProgress progress() const { return {issued_, done_, operation_, issued_at_, alone_}; }   // from any thread
     // Before the host waits: for all that was asked for so far. After it has: it was done.
     void note_waiting() { waited_for_ = issued_.load(); }
     void note_done() { done_ = waited_for_; }
@@ -128,6 +129,19 @@ public:
     // `out` and `in` (count x size): piece r of `in` goes to rank r.
     template <class T>
     void all_to_all(T* out, const T* in, std::size_t count, cudaStream_t stream);
+
+    // While one lives, this rank works alone, for however long, and the others may wait for it: no stall, says the
+    // control plane. It calls nothing on the communicator meanwhile. `what`: a literal.
+    class Alone {
+    public:
+        Alone(Communicator& group, const char* what) : group_(group) { group_.alone_ = what; }
+        ~Alone() { group_.alone_ = nullptr; }
+        Alone(const Alone&) = delete;
+        Alone& operator=(const Alone&) = delete;
+
+    private:
+        Communicator& group_;
+    };
 
     // Calls made while a Group lives are started together when it ends.
     class Group {
@@ -170,6 +184,7 @@ private:
     std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
     std::uint64_t waited_for_ = 0;
     std::atomic<const char*> operation_ = "";
+    std::atomic<const char*> alone_ = nullptr;
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;
     std::uint64_t collectives_ = 0;   // without sends and receives, which not all ranks make

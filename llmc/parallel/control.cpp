@@ -7,14 +7,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <random>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/parallel/control_join.h"
 #include "llmc/parallel/sockets.h"
 
 namespace {
+
+// What a rank does, as far as others may have to wait for it. Heartbeats tell it.
+enum class Doing : char {
+    computes = 'c',
+    waits = 'w',   // it has collectives under way
+    alone = 'a',   // what may take any time: it says that it works alone, or it starts up
+};
 
 // What is known of a rank at the other end of a connection.
 struct Peer {
@@ -22,9 +28,9 @@ struct Peer {
     std::string host;
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
-    bool waits = false;                    // it has collectives under way
-    double heard = 0;                      // when its last message came (Impl::clock)
-    bool gone = false;                     // it said goodbye
+    Doing doing = Doing::alone;
+    double heard = 0;    // when its last message came (Impl::clock)
+    bool gone = false;   // it said goodbye
 };
 
 // The first letter of a message.
@@ -42,7 +48,6 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
     _exit(exit_code);
 }
 
-constexpr const char* kAllHaveCome = "all have come";
 constexpr const char* kBugHint = "This is a bug in the program; to resume would meet it again. Please report it.";
 constexpr const char* kHint = "Start again with --resume to go on from the last checkpoint.";
 
@@ -52,93 +57,11 @@ struct Control::Impl {
     Impl(Meeting& meeting, const ProcessPlace& own_place, const ControlOptions& chosen)
         : place(own_place), options(chosen) {
         if (place.ranks == 1) return;
-        connect(meeting);
-    }
-
-    // ---- connecting
-
-    // Rank 0 says where it listens, and a word by which it and its own ranks know each other from strangers.
-    void connect(Meeting& meeting) {
-        std::unique_ptr<ListeningSocket> listener;
-        std::string at;
-        if (place.rank == 0) {
-            listener = std::make_unique<ListeningSocket>(0);
-            at = text(listener->port(), " ", std::random_device{}(), std::random_device{}(), " ", own_host_identity());
-            for (const std::string& address : own_addresses()) at += " " + address;
+        for (ControlConnection& connection : connect_control(meeting, place, options.connect_seconds)) {
+            Peer& peer = peers.emplace_back();
+            peer.socket = std::move(connection.socket);
+            peer.host = std::move(connection.host);
         }
-        std::istringstream said(meeting.from_rank_0(at));
-        int port = 0;
-        std::string word, identity;
-        said >> port >> word >> identity;
-        const std::vector<std::string> hosts = meeting.all_gather(place.host);
-        if (place.rank == 0) {
-            accept_all(*listener, word, hosts);
-            return;
-        }
-        // no names, which may not resolve: first the address by which rank 0 was met
-        std::vector<std::string> addresses;
-        if (std::string met = meeting.rank_0_address(); !met.empty()) addresses.push_back(met);
-        if (identity == own_host_identity()) addresses.emplace_back("127.0.0.1");
-        for (std::string address; said >> address;) addresses.push_back(address);
-        join_rank_0(addresses, port, word, hosts[0]);
-    }
-
-    void join_rank_0(const std::vector<std::string>& addresses, int port, const std::string& word,
-                     const std::string& host) {
-        auto is_rank_0 = [&](Socket& socket) {
-            return socket.send(text(place.rank, " ", word)) && socket.receive(5) == text("rank 0 ", word);
-        };
-        std::optional<Socket> socket = connect_to_any(addresses, port, options.connect_seconds, is_rank_0);
-        if (!socket) {
-            std::string tried;
-            for (const std::string& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
-            throw Error(ErrorKind::no_device,
-                        text("rank ", place.rank, " on ", place.host, " cannot reach the control plane of rank 0 on ",
-                             host, " within ", options.connect_seconds, " s; tried port ", port, " of ", tried),
-                        "Check that the hosts reach each other, on any port.");
-        }
-        // rank 0 is silent until all have come, which is no reason to take it for lost
-        if (socket->receive(options.connect_seconds + 5) != std::string(kAllHaveCome)) {
-            throw Error(ErrorKind::no_device,
-                        text("rank ", place.rank, ": rank 0 on ", host, " has ended the control plane at start-up"),
-                        "Look at that rank's own output for the reason.");
-        }
-        add_peer(0, std::move(*socket), host);
-    }
-
-    void accept_all(ListeningSocket& listener, const std::string& word, const std::vector<std::string>& hosts) {
-        peers.resize(static_cast<std::size_t>(place.ranks));
-        const double deadline = steady_seconds() + options.connect_seconds;
-        for (int missing = place.ranks - 1; missing > 0;) {
-            std::optional<Socket> socket = listener.accept(deadline - steady_seconds());
-            if (steady_seconds() > deadline) throw_missing();
-            std::optional<std::string> hello = socket ? socket->receive(5) : std::nullopt;
-            const int rank = hello ? std::atoi(hello->c_str()) : 0;
-            if (rank <= 0 || rank >= place.ranks || *hello != text(rank, " ", word)) continue;   // a stranger
-            if (!socket->send(text("rank 0 ", word))) continue;
-            // one that has given up on an earlier connection of its own comes twice
-            missing -= !peers[static_cast<std::size_t>(rank)].socket.is_open();
-            add_peer(rank, std::move(*socket), hosts[static_cast<std::size_t>(rank)]);
-        }
-        send_to_all(kAllHaveCome);
-    }
-
-    void add_peer(int rank, Socket socket, const std::string& host) {
-        peers.resize(std::max(peers.size(), static_cast<std::size_t>(rank) + 1));
-        Peer& peer = peers[static_cast<std::size_t>(rank)];
-        peer.socket = std::move(socket);
-        peer.host = host;
-    }
-
-    [[noreturn]] void throw_missing() const {
-        std::string missing;
-        for (std::size_t r = 1; r < peers.size(); r++) {
-            if (!peers[r].socket.is_open()) missing += text(missing.empty() ? "" : ", ", r);
-        }
-        throw Error(
-            ErrorKind::no_device,
-            text("these ranks have not joined the control plane within ", options.connect_seconds, " s: ", missing),
-            "Look at their own output for the reason.");
     }
 
     // ---- the thread
@@ -184,7 +107,8 @@ struct Control::Impl {
 
     // Where this rank is now, the latest operation first.
     void look_at_own_place() {
-        own_waits = false;
+        bool waits = false;
+        std::string alone;
         own_progress = static_cast<std::uint64_t>(step.load());
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
@@ -192,22 +116,24 @@ struct Control::Impl {
             for (const Communicator* c : watched) {
                 const CommProgress p = c->progress();
                 own_progress += p.issued;
+                if (p.alone != nullptr) alone = text(" (alone: ", p.alone, ")");
                 if (p.issued == 0) continue;
-                own_waits |= p.issued > p.done;
+                waits |= p.issued > p.done;
                 groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
                                                       p.issued > p.done ? " (under way)" : " (done)"));
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        own_words = groups.empty() && step == 0 ? "start-up" : text("step ", step.load());
+        own_doing = !alone.empty() ? Doing::alone : waits ? Doing::waits : has_stepped ? Doing::computes : Doing::alone;
+        own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + alone;
         for (const auto& [when, what] : groups) own_words += ", " + what;
     }
 
-    // "b<progress> <waits> <words>"
+    // "b<progress> <doing> <words>"
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         look_at_own_place();
-        send_to_all(text(beat, own_progress, " ", own_waits ? 1 : 0, " ", own_words));
+        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_doing), " ", own_words));
     }
 
     void listen(double seconds) {
@@ -238,10 +164,11 @@ struct Control::Impl {
             case beat: {
                 char* end = nullptr;
                 const std::uint64_t progress = std::strtoull(rest.c_str(), &end, 10);
-                peer.waits = std::strtol(end, &end, 10) != 0;
+                if (std::string(end).size() < 3) break;   // a blank, a letter, a blank
+                peer.doing = static_cast<Doing>(end[1]);
                 if (progress != peer.progress) last_advance = peer.heard;
                 peer.progress = progress;
-                peer.last_words = *end == ' ' ? end + 1 : end;
+                peer.last_words = end + 3;
                 break;
             }
             case goodbye: {
@@ -282,30 +209,31 @@ struct Control::Impl {
     }
 
     // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
-    // elsewhere, in a loop perhaps, or work alone for too long. Where all wait, those that have done least.
+    // elsewhere, in a loop perhaps. Where all wait, those that have done least. While one works alone, nobody is.
     void look_for_stall() {
-        bool some_wait = own_waits, all_wait = own_waits;
+        bool some_wait = own_doing == Doing::waits, all_wait = some_wait, one_alone = own_doing == Doing::alone;
         std::uint64_t least = own_progress;
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
-            some_wait |= peers[r].waits;
-            all_wait &= peers[r].waits;
+            some_wait |= peers[r].doing == Doing::waits;
+            all_wait &= peers[r].doing == Doing::waits;
+            one_alone |= peers[r].doing == Doing::alone;
             least = std::min(least, peers[r].progress);
         }
-        if (own_progress != seen_own_progress || !some_wait) {
+        if (own_progress != seen_own_progress || !some_wait || one_alone) {
             seen_own_progress = own_progress;
             last_advance = clock;
         }
         if (options.stall_seconds <= 0 || clock - last_advance < options.stall_seconds) return;
         std::string found;
-        auto judge = [&](bool waits, std::uint64_t progress, const std::string& name, const std::string& words) {
-            if (all_wait ? progress != least : waits) return;
+        auto judge = [&](Doing doing, std::uint64_t progress, const std::string& name, const std::string& words) {
+            if (all_wait ? progress != least : doing == Doing::waits) return;
             found += text(found.empty() ? "" : "; ", name, " has not advanced, last heard at ", words);
         };
-        judge(own_waits, own_progress, text("rank 0 on ", place.host), own_words);
+        judge(own_doing, own_progress, text("rank 0 on ", place.host), own_words);
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
-            judge(peers[r].waits, peers[r].progress, name_of(static_cast<int>(r)), peers[r].last_words);
+            judge(peers[r].doing, peers[r].progress, name_of(static_cast<int>(r)), peers[r].last_words);
         }
         start_abort(text("nothing has advanced for ", options.stall_seconds, " s; ",
                          all_wait ? "furthest behind of those that wait: " : "the others wait for: ", found));
@@ -404,13 +332,14 @@ struct Control::Impl {
     std::atomic<bool> leaving = false, is_aborted = false;
     std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well
     std::atomic<std::int64_t> step = 0;
-    std::mutex sending;         // one message at a time
-    mutable std::mutex mutex;   // guards the next two
+    std::atomic<bool> has_stepped = false;   // since this process started
+    std::mutex sending;                      // one message at a time
+    mutable std::mutex mutex;                // guards the next two
     std::string reason;
     std::vector<const Communicator*> watched;
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
-    bool own_waits = false;
+    Doing own_doing = Doing::alone;
     std::string own_words = "start-up";
     double clock = 0, listened_at = 0;   // seconds; see advance_clock
     double last_advance = 0, failing_since = 0;
@@ -437,7 +366,10 @@ void Control::forget(const Communicator& communicator) {
     std::erase(impl_->watched, &communicator);
 }
 
-void Control::set_step(std::int64_t step) { impl_->step = step; }
+void Control::set_step(std::int64_t step) {
+    impl_->step = step;
+    impl_->has_stepped = true;
+}
 
 void Control::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);

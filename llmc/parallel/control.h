@@ -24,8 +24,9 @@ struct ControlOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
     // Some ranks have had collectives under way for so long and no rank has advanced: whoever has none under way counts
-    // as hung (in a loop, say, while the others wait for it), else whoever is furthest behind. Work that a rank does
-    // alone, such as the end of a checkpoint, must take less. 0: never.
+    // as hung (in a loop, say, while the others wait for it), else whoever is furthest behind. Not while some rank says
+    // that it works alone (Communicator::Alone), or has not finished a step yet and has no collective under way: it may
+    // read its files for the first time. 0: never.
     double stall_seconds = 600;
     double grace_seconds = 1;               // after a loss, for the main thread to end by itself
     double connect_seconds = 60;            // for everyone to reach rank 0 (World: --init-timeout)
@@ -47,7 +48,7 @@ public:
     // Heartbeats tell how far this communicator is. It must outlive the control plane or be forgotten.
     void watch(const Communicator& communicator);
     void forget(const Communicator& communicator);
-    void set_step(std::int64_t step);
+    void set_step(std::int64_t step);   // completed steps; until the first call this rank starts up
 
     // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error and
     // the loss of another rank, if there is one, and leaves with the error's exit code, or the loss's if that caused

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <optional>
+#include <sstream>
 #include <thread>
 
 #include "llmc/base/stream.h"
@@ -239,6 +241,7 @@ TEST_CASE("control: a rank that is elsewhere while the others wait for it is nam
             me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
             CUDA_CHECK(cudaStreamSynchronize(me.stream));
             me.all.note_all_done();
+            control.set_step(1);
             if (me.rank() == elsewhere) ends.await(me.rank());
             me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
             ends.await(me.rank());
@@ -255,24 +258,111 @@ TEST_CASE("control: a rank that is elsewhere while the others wait for it is nam
     }
 }
 
-TEST_CASE("control: a rank that works alone, while the others wait for it, is no stall within the limit") {
-    if (!ranks_are_threads()) return;
+// Rank `busy` comes to the collective 0.7 s after the other; the limit is 0.3 s. How the ranks ended.
+std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone) {
     TemporaryFolder folder;
     Ends ends(2);
     ControlOptions options = quick();
-    options.stall_seconds = 5;
+    options.stall_seconds = 0.3;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
         Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
         control.watch(me.all);
+        if (has_stepped) control.set_step(1);
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
-        if (me.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(900));   // writes a checkpoint
+        if (me.rank() == busy) {
+            std::optional<Communicator::Alone> scope;
+            if (alone != nullptr) scope.emplace(me.all, alone);
+            std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        }
         me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         x.download(me.stream);
         me.all.note_all_done();
         control.forget(me.all);
     });
-    for (int r = 0; r < 2; r++) CHECK(ends.of(r).why == "");
+    return {ends.of(0).why, ends.of(1).why};
+}
+
+TEST_CASE(
+    "control: a rank that says that it works alone, or that starts up, may take longer than the limit of a stall") {
+    if (!ranks_are_threads()) return;
+    const std::vector<std::string> fine(2);
+    for (int busy : {0, 1}) {
+        CHECK(come_late(busy, true, "writes a file") == fine);
+        CHECK(come_late(busy, false, nullptr) == fine);
+    }
+    for (const std::string& why : come_late(1, true, nullptr)) {   // and one that says nothing may not
+        CHECK(contains(why, "the others wait for: rank 1 on "));
+    }
+}
+
+TEST_CASE("control: the limit of a stall holds again after work alone") {
+    if (!ranks_are_threads()) return;
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.3;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        control.set_step(1);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        if (me.rank() == 1) {
+            {
+                Communicator::Alone alone(me.all, "writes a file");
+                std::this_thread::sleep_for(std::chrono::milliseconds(600));
+                CHECK(ends.of(0).why == "");
+                CHECK_THROWS_AS(me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream), Error);
+            }
+            ends.await(1);   // in a loop
+        }
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        control.forget(me.all);
+    });
+    for (int r = 0; r < 2; r++) CHECK(contains(ends.of(r).why, "the others wait for: rank 1 on "));
+}
+
+TEST_CASE("control: a connection that its rank has given up is not taken for it; silent strangers delay nobody") {
+    const int meeting_port = ListeningSocket(0).port();
+    Ends ends(2);
+    double seconds = 0;
+    std::jthread rank_0([&] {
+        Startup startup = meet_by_tcp(meeting_port, 0, 2);
+        const double begin = steady_seconds();
+        ControlOptions options = ends.options(0);
+        options.connect_seconds = 8;
+        try {
+            Control control(*startup.meeting, startup.place, options);
+        } catch (const Error& error) {
+            FAIL_CHECK(error.what());
+        }
+        seconds = steady_seconds() - begin;
+    });
+    Startup startup = meet_by_tcp(meeting_port, 1, 2);
+    std::istringstream said(startup.meeting->from_rank_0(""));
+    int port = 0;
+    std::string word;
+    said >> port >> word;
+    std::vector<std::optional<Socket>> strangers;
+    for (int i = 0; i < 3; i++) strangers.push_back(connect_to_host("127.0.0.1", port, 5));
+    {
+        std::optional<Socket> given_up = connect_to_host("127.0.0.1", port, 5);
+        REQUIRE(given_up);
+        given_up->send(text("1 ", word));
+    }
+    startup.meeting->all_gather("here");   // now rank 0 begins to accept
+    std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 5);
+    REQUIRE(socket);
+    socket->send(text("1 ", word));
+    CHECK(socket->receive(5) == text("rank 0 ", word));
+    socket->send("confirmed");
+    CHECK(socket->receive(5) == std::string("all have come"));
+    socket->send("g");
+    rank_0.join();
+    CHECK(seconds < 4);
+    CHECK(ends.of(0).why == "");
 }
 
 TEST_CASE("control: collectives in opposite orders on two communicators are named though they would finish") {

@@ -20,6 +20,8 @@ std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int 
                                                 bool only_owned, Arena& arena, cudaStream_t stream);
 
 // Whole tensors on the one rank that writes, rank 0 of the group. All ranks read the same tensors in the same order.
+// Between its first read, or works_alone(), and the end of this object it writes alone, except while it reads
+// (Communicator::Alone).
 class WholeTensors {
 public:
     // `group` null: one rank, which writes.
@@ -28,12 +30,19 @@ public:
 
     bool writes() const { return group_ == nullptr || group_->rank() == 0; }
 
+    // Until the next read, what the one that writes does, it does alone.
+    void works_alone() const {
+        if (group_ != nullptr && writes()) alone_.emplace(*group_, "writes a file");
+    }
+
     // The tensor in its global shape; empty on ranks that do not write.
     template <class T>
     std::vector<float> read(const ModelState<T>& state, int param) const {
         if (group_ == nullptr) return download_tensor(state, param, stream_);
+        alone_.reset();
         std::optional<std::vector<float>> whole = gather_tensor(state, param, *group_, 0, false, arena_, stream_);
-        group_->note_all_done();   // what the one that writes does now, it does alone
+        group_->note_all_done();
+        works_alone();
         return std::move(whole).value_or(std::vector<float>());
     }
 
@@ -41,6 +50,7 @@ private:
     Communicator* group_;
     Arena& arena_;
     cudaStream_t stream_;
+    mutable std::optional<Communicator::Alone> alone_;   // on the one that writes
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ public:
     // Listens on `port` (0: any) of all interfaces. Throws Error(io).
     explicit ListeningSocket(int port);
     int port() const { return port_; }
+    int fd() const { return socket_.fd(); }   // readable when somebody has come
     std::optional<Socket> accept(double timeout_seconds);
 
 private:

@@ -313,19 +313,26 @@ HostPort parse_address(const std::string& given) {
     return {address.substr(0, colon), static_cast<int>(port)};
 }
 
-// Local ranks, where the launcher did not give them, are the ranks on the same host, in order.
+// What the launcher did not say is counted: local ranks are the ranks on the same host, in order. Its word is not of
+// this process where flags give it another rank (several processes started by hand within one task).
 ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment, int gpus_per_node) {
-    ProcessPlace place{meeting.rank(), meeting.ranks(), environment.local_rank, environment.local_ranks,
-                       own_host_name()};
+    const bool is_of_launcher = meeting.rank() == environment.rank && meeting.ranks() == environment.ranks;
+    ProcessPlace place{meeting.rank(), meeting.ranks(), is_of_launcher ? environment.local_rank : -1,
+                       is_of_launcher ? environment.local_ranks : -1, own_host_name()};
     const std::string own = own_host_identity();
     const std::vector<std::string> hosts = meeting.all_gather(own);
     if (gpus_per_node > 0) {
         place.local_rank = place.rank % gpus_per_node;
         place.local_ranks = std::min(gpus_per_node, place.ranks);
     }
-    if (place.local_rank >= 0 && place.local_ranks > 0) return place;
-    place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, own));
-    place.local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
+    if (place.local_rank < 0) {
+        place.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + place.rank, own));
+    }
+    if (place.local_ranks <= 0) {
+        // containers with a network of their own count as hosts, yet there are as many ranks as the number tells
+        place.local_ranks =
+            std::max(static_cast<int>(std::count(hosts.begin(), hosts.end(), own)), place.local_rank + 1);
+    }
     return place;
 }
 

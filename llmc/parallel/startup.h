@@ -59,7 +59,7 @@ struct Startup {
     ProcessPlace place;
 };
 
-// Meets the others. Local ranks are counted by host (own_host_identity) where the environment does not give them.
+// Meets the others. What the environment does not say of local ranks is counted by host (own_host_identity).
 // Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
 // Error(no_device) naming who did not come.
 Startup start_up(const StartupOptions& options);

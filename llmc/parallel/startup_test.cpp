@@ -227,6 +227,32 @@ TEST_CASE("startup: local ranks by --gpus-per-node") {
     }
 }
 
+TEST_CASE("startup: only what the launcher did not say of local ranks is counted") {
+    // threads share an environment, so rank 1 of two alone is a task of srun; rank 0 is told everything by flags
+    auto local_of_rank_1 = [](const std::vector<std::pair<std::string, std::string>>& variables, bool by_flags) {
+        Environment environment(variables);
+        std::vector<StartupOptions> all;
+        const std::string address = text("127.0.0.1:", free_port());
+        for (int r = 0; r < 2; r++) {
+            all.push_back(options_of(InitMethod::tcp, r == 0 || by_flags ? r : -1, r == 0 || by_flags ? 2 : -1));
+            all.back().address = address;
+        }
+        const Outcome second = start(all)[1];
+        CHECK(second.error == "");
+        return std::pair(second.place.local_rank, second.place.local_ranks);
+    };
+    const std::pair<std::string, std::string> step{"SLURM_STEP_ID", "0"}, rank{"SLURM_PROCID", "1"},
+        ranks{"SLURM_NTASKS", "2"};
+    // in a container whose network counts it as a host of its own; here the count would be 1 of 2
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_LOCALID", "0"}}, false) == std::pair(0, 2));
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_LOCALID", "5"}}, false) == std::pair(5, 6));
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_NTASKS_PER_NODE", "4"}}, false) == std::pair(1, 4));
+    CHECK(local_of_rank_1({step, rank, ranks}, false) == std::pair(1, 2));
+    // both started by hand within the one task of a step
+    CHECK(local_of_rank_1({step, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}}, true) ==
+          std::pair(1, 2));
+}
+
 TEST_CASE("startup: files that an earlier run left in the folder do no harm") {
     Environment environment({});
     TemporaryFolder folder;

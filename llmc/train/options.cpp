@@ -275,8 +275,10 @@ void add_parallel_options(CLI::App& app, Options& o) {
                     "process r of a node drives GPU r modulo this, llm.c's -pg; 0: ask the launcher");
     parallel.number("--peer-timeout", o.peer_timeout_s, 0.1, 1e6,
                     "seconds after which a silent process counts as lost; all others end with exit code 75");
-    parallel.number("--stall-timeout", o.stall_timeout_s, 0.0, 1e6,
-                    "the same for the one that the others wait for, when nothing advances for so long; 0: never");
+    parallel.number(
+        "--stall-timeout", o.stall_timeout_s, 0.0, 1e6,
+        "the same for the one that the others wait for, when nothing advances for so long and none starts up "
+        "or writes a checkpoint; 0: never");
     parallel.on_off("--check-collectives", o.check_collectives,
                     "debug: stop and say so when ranks call their collectives in different orders");
 }

@@ -160,6 +160,7 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
         save_optimizer(files, "", model, optimizer, whole);
         return;
     }
+    whole.works_alone();
     CheckpointWriter writer(files, folder, state.step);
     writer.write("config.json", hugging_face_config(model.config()));
     save_hugging_face_weights(writer.files(), writer.path("model.safetensors"), model, whole);
