@@ -110,7 +110,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (!options.export_llmc.empty()) {
-        save_llmc_model(real_files(), options.export_llmc, model, WholeTensors(group, arena, stream.get()));
+        save_llmc_model(real_files(), options.export_llmc, model, trainer.whole_tensors());
     }
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }

@@ -33,6 +33,10 @@ near three alone
 verdict $? "losses of three ranks: $(losses three | xargs) against $(losses alone | xargs)"
 [ "$(grep -c 'ZeRO stage *| 3 ' "$work/three.log")" -eq 1 ] && grep -q 'gathered parameters' "$work/three.log"
 verdict $? "the tables of a ZeRO-3 run"
+# checkpoints included, the run holds at its end what the table at its start says
+held=$(sed -nE 's/^ +sum +([0-9.]+ MiB).*/\1/p' "$work/three.log")
+grep -qE '^ +checkpoint ' "$work/three.log" && [ -n "$held" ] && grep -qF "at the end: the table $held," "$work/three.log"
+verdict $? "at the start $held; $(grep 'memory at the end' "$work/three.log")"
 
 # the trace: every rank with both streams, and traffic between them
 for part in '"traceEvents"' '"rank 0"' '"rank 2"' '"communication ' '"computation ' 'all-gather of' 'reduce-scatter of' '"ph":"X"'; do

@@ -1,5 +1,6 @@
 // A tensor that is cut over ranks, whole on a host: for checkpoints, exports and tests. One tensor at a time, shard by
-// shard, so that no device needs room for more than one shard besides what it keeps.
+// shard, piece by piece: on a device that takes one buffer of a fixed size besides what is kept. Whoever gathers makes
+// it before the run begins, so that no checkpoint can fail for want of device memory.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +13,31 @@
 
 constexpr int everywhere = -1;
 
+// Where pieces of others' shards arrive.
+struct Staging {
+    std::size_t piece = 0;         // elements that travel at once; the same on all ranks
+    DeviceBuffer<float> arrived;   // a piece; empty on ranks that get none, and where nothing is cut
+};
+
+// A piece: at most `most` elements, and no more than the largest shard has. `gets`: whether this rank gets tensors.
+inline Staging make_staging(const ModelLayout& layout, bool gets, Arena& arena, std::int64_t most = 1 << 20) {
+    if (layout.place().zero_stage == 0) return {};
+    std::int64_t largest = 0;
+    for (const TensorPlace& place : layout.tensors()) {
+        largest = std::max(largest, layout.tensor_room(place, StateKind::optimizer));
+    }
+    Staging staging;
+    staging.piece = static_cast<std::size_t>(std::min(largest, most));
+    if (gets) staging.arrived = arena.allocate<float>("checkpoint/staging", staging.piece);
+    return staging;
+}
+
 // The tensor in its global shape as float, on rank `root` of the group or `everywhere`; nullopt on the others.
 // Collective over the group (dp x cp); waits for the stream. A state that is not sharded is taken from the rank's own
 // copy, unless `only_owned` says that no more than each rank's owned part of it is valid (gradients under ZeRO-1).
 template <class T>
 std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int param, Communicator& group, int root,
-                                                bool only_owned, Arena& arena, cudaStream_t stream);
+                                                bool only_owned, const Staging& staging, cudaStream_t stream);
 
 // Whole tensors on the one rank that writes, rank 0 of the group. All ranks read the same tensors in the same order.
 // Between its first read, or works_alone(), and the end of this object it writes alone, except while it reads
@@ -25,8 +45,8 @@ std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int 
 class WholeTensors {
 public:
     // `group` null: one rank, which writes.
-    WholeTensors(Communicator* group, Arena& arena, cudaStream_t stream)
-        : group_(group), arena_(arena), stream_(stream) {}
+    WholeTensors(Communicator* group, const Staging& staging, cudaStream_t stream)
+        : group_(group), staging_(staging), stream_(stream) {}
 
     bool writes() const { return group_ == nullptr || group_->rank() == 0; }
 
@@ -40,7 +60,7 @@ public:
     std::vector<float> read(const ModelState<T>& state, int param) const {
         if (group_ == nullptr) return download_tensor(state, param, stream_);
         alone_.reset();
-        std::optional<std::vector<float>> whole = gather_tensor(state, param, *group_, 0, false, arena_, stream_);
+        std::optional<std::vector<float>> whole = gather_tensor(state, param, *group_, 0, false, staging_, stream_);
         group_->note_all_done();
         works_alone();
         return std::move(whole).value_or(std::vector<float>());
@@ -48,16 +68,16 @@ public:
 
 private:
     Communicator* group_;
-    Arena& arena_;
+    Staging staging_;
     cudaStream_t stream_;
     mutable std::optional<Communicator::Alone> alone_;   // on the one that writes
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The shard of rank `from`, on the ranks that want it: those get it in `scratch` if it is not their own.
+// A piece of the shard of rank `from`, on the ranks that want it: those get it in `scratch` if it is not their own.
 template <class T>
-const T* fetch_shard(T* own, T* scratch, std::size_t count, Communicator& group, int from, int root,
+const T* fetch_piece(T* own, T* scratch, std::size_t count, Communicator& group, int from, int root,
                      cudaStream_t stream) {
     T* data = group.rank() == from ? own : scratch;
     if (root == everywhere) {
@@ -71,40 +91,49 @@ const T* fetch_shard(T* own, T* scratch, std::size_t count, Communicator& group,
 
 template <class T>
 std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int param, Communicator& group, int root,
-                                                bool only_owned, Arena& arena, cudaStream_t stream) {
+                                                bool only_owned, const Staging& staging, cudaStream_t stream) {
+    static_assert(sizeof(T) <= sizeof(float));   // what staging has room for
     const ModelLayout& layout = state.layout();
     const TensorPlace* place = layout.find(param);
     ENSURE(place != nullptr, "this rank holds no ", layout.table()[param].name);
     const bool wanted = root == everywhere || root == group.rank();
     const GlobalTensor& tensor = layout.table()[param].tensor;
     std::vector<float> values(wanted ? static_cast<std::size_t>(tensor.elements()) : 0);
-    // what lies at `data` are these ranges of the tensor
-    auto take = [&](const T* data, std::size_t count, const std::vector<OwnedRange>& ranges) {
+    // what lies at `data` are the elements from `begin` on of a buffer that has these ranges of the tensor
+    auto take = [&](const T* data, std::size_t begin, std::size_t count, const std::vector<OwnedRange>& ranges) {
         std::vector<T> stored(count);
         CUDA_CHECK(cudaMemcpyAsync(stored.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
         for (const OwnedRange& range : ranges) {
-            for (std::int64_t i = 0; i < range.length; i++) {
-                values[static_cast<std::size_t>(range.global_begin + i)] =
-                    static_cast<float>(stored[static_cast<std::size_t>(range.local_begin + i)]);
+            const auto first = static_cast<std::int64_t>(begin), past = static_cast<std::int64_t>(begin + count);
+            const std::int64_t end = std::min(range.local_begin + range.length, past);
+            for (std::int64_t local = std::max(range.local_begin, first); local < end; local++) {
+                values[static_cast<std::size_t>(range.global_begin + local - range.local_begin)] =
+                    static_cast<float>(stored[static_cast<std::size_t>(local - first)]);
             }
         }
     };
 
     if (!is_sharded(only_owned ? StateKind::optimizer : state.state(), layout.place().zero_stage)) {
         if (!wanted) return std::nullopt;
-        take(state.tensor(param), static_cast<std::size_t>(place->elements),
+        take(state.tensor(param), 0, static_cast<std::size_t>(place->elements),
              owned_ranges(tensor, layout.place(), state.state()));
         return values;
     }
     const auto count = static_cast<std::size_t>(layout.tensor_room(*place, StateKind::optimizer));
-    const DeviceBuffer<T> scratch = wanted ? arena.allocate<T>("gather/shard", count) : DeviceBuffer<T>();
+    ENSURE(staging.piece > 0 && (!wanted || staging.arrived.size() >= staging.piece), "no staging to gather ",
+           layout.table()[param].name);
+    T* const arrived = reinterpret_cast<T*>(staging.arrived.data());
     for (int from = 0; from < group.size(); from++) {
-        const T* shard = fetch_shard(state.owned(param), scratch.data(), count, group, from, root, stream);
         ShardPlace theirs = layout.place();
         theirs.at.dp = from / theirs.mesh.cp;
         theirs.at.cp = from % theirs.mesh.cp;
-        if (wanted) take(shard, count, owned_ranges(tensor, theirs, StateKind::optimizer));
+        const std::vector<OwnedRange> ranges = owned_ranges(tensor, theirs, StateKind::optimizer);
+        for (std::size_t begin = 0; begin < count; begin += staging.piece) {
+            const std::size_t size = std::min(staging.piece, count - begin);
+            const T* piece = fetch_piece(state.owned(param) + begin, arrived, size, group, from, root, stream);
+            if (wanted) take(piece, begin, size, ranges);
+        }
     }
     CUDA_CHECK(cudaStreamSynchronize(stream));
     if (!wanted) return std::nullopt;

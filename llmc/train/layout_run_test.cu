@@ -58,6 +58,21 @@ Options options_of(const Layout& layout, const std::string& output) {
     return options;
 }
 
+// An arena brought to its high-water mark, so that whatever is allocated later raises the mark, were it given back at
+// once.
+struct FullArena {
+    const Arena& arena;
+    DeviceBuffer<char> filler;
+    std::size_t bytes;
+    explicit FullArena(Arena& given)
+        : arena(given),
+          filler(given.allocate<char>("test/filler", std::max<std::size_t>(given.high_water() - given.bytes(), 1))),
+          bytes(given.bytes()) {}
+    void require_untouched(const char* by) const {
+        ENSURE(arena.bytes() == bytes && arena.high_water() == bytes, by, " took device memory:\n", arena.table());
+    }
+};
+
 // One rank's model and optimizer.
 struct RankOfRun {
     Options options;
@@ -89,9 +104,11 @@ struct RankOfRun {
         Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, real_files(), metrics, place.signals,
                          nullptr, nullptr, "", options.max_steps, 0.0, group});
         if (!resume_from.empty()) trainer.restore(state);
+        const FullArena full(arena);
         trainer.run();
         // right after the last update, when others' parameters may still be on their way
-        save_llmc_model(real_files(), options.output_dir + ".llmc", model, WholeTensors(group, arena, model.stream()));
+        save_llmc_model(real_files(), options.output_dir + ".llmc", model, trainer.whole_tensors());
+        full.require_untouched("the run after its start");
     }
 
 private:
@@ -224,13 +241,19 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     });
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 1}, Layout{4, 2}, Layout{8, 3}}) {
+    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
+                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
             const RunState state = load_training_state(real_files(), origin, rank.model, *rank.optimizer);
+            // pieces that divide no shard
+            const bool writes = rank.group == nullptr || rank.group->rank() == 0;
+            const Staging staging = make_staging(rank.model.layout(), writes, rank.arena, 100);
+            const FullArena full(rank.arena);
             save_training_state(real_files(), copy, state, rank.model, *rank.optimizer, "",
-                                WholeTensors(rank.group, rank.arena, rank.model.stream()));
+                                WholeTensors(rank.group, staging, rank.model.stream()));
+            full.require_untouched("a checkpoint");
             ENSURE(written_by(rank) == sample, "another sample than one process writes");
             rank.train(place, origin);   // no step is left: writes the weights as they are
         });

@@ -31,7 +31,8 @@ Trainer::Trainer(const TrainerParts& parts)
       batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
       inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
-      agreement_(parts.arena, parts.group, parts.world, parts.signals, parts.model.stream()) {
+      agreement_(parts.arena, parts.group, parts.world, parts.signals, parts.model.stream()),
+      staging_(make_staging(parts.model.layout(), parts.group != nullptr && parts.group->rank() == 0, parts.arena)) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.model, batch_, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
@@ -257,7 +258,7 @@ bool Trainer::save_checkpoint() {
     state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     parts_.metrics.sync();
     save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
-                        WholeTensors(parts_.group, parts_.arena, parts_.model.stream()));
+                        whole_tensors());
     saved_step_ = step_;
     if (agreement_.rank() > 0) return true;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);

@@ -60,6 +60,9 @@ public:
 
     RunEnd run();
 
+    // What checkpoints are gathered with, for another file of the same tensors.
+    WholeTensors whole_tensors() const { return {parts_.group, staging_, parts_.model.stream()}; }
+
 private:
     struct Timing {
         double total_s = 0;   // without the first step, which warms up
@@ -93,6 +96,7 @@ private:
     BatchBuffer batch_;
     std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's
     Agreement agreement_;
+    Staging staging_;   // of checkpoints
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step

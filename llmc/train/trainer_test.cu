@@ -225,7 +225,7 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     state.loss_outliers = losses.state();
     state.norm_outliers = norms.state();
     save_training_state(real_files(), saved.output.path(), state, saved.model, *saved.optimizer, "",
-                        WholeTensors(nullptr, saved.arena, saved.stream.get()));
+                        WholeTensors(nullptr, {}, saved.stream.get()));
     const RunState found =
         load_training_state(real_files(), saved.output / "step_00000099", loaded.model, *loaded.optimizer);
     CHECK(found.step == state.step);
@@ -262,7 +262,7 @@ TEST_CASE("trainer: a resumed run goes on with the windows of past losses and no
             state.windows = run.tokens.windows();
             if (window) (of_loss ? state.loss_outliers : state.norm_outliers) = low.state();
             save_training_state(real_files(), run.output.path(), state, run.model, *run.optimizer, "",
-                                WholeTensors(nullptr, run.arena, run.stream.get()));
+                                WholeTensors(nullptr, {}, run.stream.get()));
             const auto before = run.weights();
             CHECK(run.train(real_files(), run.output / "step_00000001") == RunEnd::stop_requested);
             CHECK((run.weights() == before) == window);   // with its window the update is an outlier's
