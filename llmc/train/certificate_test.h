@@ -112,6 +112,16 @@ public:
         return result;
     }
 
+    // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.
+    std::vector<std::vector<float>> parameters() {
+        optimizer_->settle_parameters();
+        std::vector<std::vector<float>> values;
+        for (int param = 0; param < model_.table().size(); param++) {
+            values.push_back(download_tensor(model_.parameters(), param, stream_.get()));
+        }
+        return values;
+    }
+
     Gpt& gpt() { return model_; }
     Communicator& group() { return *group_; }
     Optimizer& optimizer() { return *optimizer_; }
@@ -140,6 +150,16 @@ private:
     std::optional<BatchBuffer> batch_;
 };
 
+inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double squares = 0;
+    for (std::size_t i = 0; i < b.size(); i++) {
+        const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+        squares += difference * difference;
+    }
+    return std::sqrt(squares);
+}
+inline double length(const std::vector<float>& a) { return distance(a, std::vector<float>(a.size(), 0.0f)); }
+
 // Where two runs differ by more than allowed, in words; empty: nowhere.
 inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {
     std::string story;
@@ -158,13 +178,7 @@ inline std::string difference(const Result& found, const Result& expected, const
     for (int param = 0; param < table.size(); param++) {
         const auto &a = found.gradients[static_cast<std::size_t>(param)],
                    &b = expected.gradients[static_cast<std::size_t>(param)];
-        double error = 0, norm = 0;
-        for (std::size_t i = 0; i < b.size(); i++) {
-            const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
-            error += (x - y) * (x - y);
-            norm += y * y;
-        }
-        check("gradient of " + table[param].name, std::sqrt(error / norm), tolerance.gradients);
+        check("gradient of " + table[param].name, distance(a, b) / length(b), tolerance.gradients);
     }
     return story;
 }
