@@ -83,7 +83,8 @@ void Trainer::follow_step() {
                                      &Trainer::save_checkpoint};
     for (; next_ != AfterStep::next_step; next_ = after(next_)) {
         if (!is_due(next_)) continue;
-        if (agreement_.stop_asked() || !(this->*works[static_cast<int>(next_)])()) return;
+        const Work work = works[static_cast<int>(next_)];
+        if (agreement_.stop_asked() || !(this->*work)()) return;
     }
 }
 
