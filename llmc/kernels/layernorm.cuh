@@ -260,8 +260,9 @@ __device__ __forceinline__ void store_parameter_sums(float* partials, float* sha
 template <class Real, class Grad, class AnyExtent>
 __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
-    float* partials = args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count;
-    ParameterSums<AnyExtent> sums(partials, extent);
+    // where the block's sums go; not kept in a register meanwhile
+    auto partials = [&] { return args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count; };
+    ParameterSums<AnyExtent> sums(partials(), extent);
     int first = static_cast<int>(blockIdx.x * blockDim.y), end = args.rows,
         step = static_cast<int>(gridDim.x * blockDim.y);
     if constexpr (kLoops<AnyExtent>) {   // neighbouring rows, which a CPU fetches ahead
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     }
     if constexpr (!kLoops<AnyExtent>) {
         DYNAMIC_SHARED(float, shared);
-        store_parameter_sums(partials, shared, RowOfThread<AnyExtent>(args.rows, extent, 0), sums);
+        store_parameter_sums(partials(), shared, RowOfThread<AnyExtent>(args.rows, extent, 0), sums);
     }
 }
 
