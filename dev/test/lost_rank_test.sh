@@ -119,11 +119,12 @@ lose() {
 lose KILL 1 3 '^step    3/' 0 --zero 1                  # then validation
 lose STOP 2 3 '^step    4/' 0 --zero 3                  # then a checkpoint
 lose KILL 0 2 '^step    2/' 5
-# without checkpoints, in which a rank may work alone for as long as it takes
+# Without checkpoints, in which a rank may work alone for as long as it takes, and with one micro-batch a step: between
+# micro-batches all ranks have collectives under way, and who waits for whom cannot be told.
 if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     with=(env LD_PRELOAD="$work/loop.so")
-    lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3 --checkpoint-every 0
-    [ "${1:-}" != long ] || lose LOOP 0 2 '^step    4/' 3 --zero 3 --stall-timeout 3 --checkpoint-every 0
+    lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3 --checkpoint-every 0 --total-batch 192
+    [ "${1:-}" != long ] || lose LOOP 0 2 '^step    4/' 3 --zero 3 --stall-timeout 3 --checkpoint-every 0 --total-batch 128
     start slow 2 --zero 2 --stall-timeout 2 --max-steps 4   # all syncs at the end of the checkpoint take longer
     touch "$run/slow.0"
     wait "$launcher"
