@@ -22,7 +22,7 @@ GPU_ANSWERS := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>
 DEVICE ?= $(if $(GPU_ANSWERS),cuda,cpu)
 PRECISION ?= bf16
 VARIANT ?=#             suffix of the build folders, for builds with other compilers or flags side by side
-EXTRA_FLAGS ?=#         added to every compile and link, e.g. -fsanitize=address
+EXTRA_FLAGS ?=#         added to every compile and link, e.g. -fsanitize=address, or -g
 
 ifeq ($(filter $(DEVICE),cuda cpu),)
 $(error DEVICE=$(DEVICE): expected cuda or cpu)
@@ -42,8 +42,11 @@ CPU_ARCH ?= native
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
 DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
-OPTIMIZE = -O3#          tests have less: they are compiled more often than they run
-HOST_FLAGS = -std=c++20 $(OPTIMIZE) -g1 -pthread $(WARNINGS) $(EXTRA_FLAGS)
+OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-O1)
+# Where time goes: kernels, the stand-in, tokenizing, hashes. The rest waits for people, disks and peers; it compiles twice
+# as fast with less. Tests have less too: they are compiled more often than they run.
+HOT := %.cu llmc/kernels/% llmc/host/% llmc/data/bpe% $(addprefix llmc/data/tokenizer,.cpp _encoder.cpp _pieces.cpp _split%) llmc/io/hash.cpp dev/bench/%
+HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
 
 include dev/tools/cuda.mk
@@ -52,25 +55,21 @@ ifeq ($(DEVICE),cpu)
 # kernels are host code here: the stand-in headers take the place of CUDA's; nvcc's pragmas mean nothing to
 # g++, and clang++ takes them for orders
 COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/host/include $(INCLUDES) -MMD -MP
-COMPILE_CPP = $(CXX) $(CPU_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base host kernels parallel data io
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
-COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
 LIB_DIRS := base kernels parallel data io
 EXCLUDE := %_onednn.cpp %_host_test.cpp#   _host_test: of other folders, with the stand-in's own headers
 endif
 
-# optional: for tokenizers with a pattern of their own, and as the oracle of the known ones in tests
-PCRE2 := $(shell echo '\#include <pcre2.h>' | $(CXX) -DPCRE2_CODE_UNIT_WIDTH=8 -x c++ -E - >/dev/null 2>&1 && echo -lpcre2-8)
-LIBRARIES += $(PCRE2)
-
-include dev/tools/mpi.mk
+include dev/tools/optional.mk
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources to objects
@@ -103,14 +102,12 @@ $(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
 	$(COMPILE_CPP) $(DEFINES) -c $< -o $@
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
+$(call common_object,llmc/kernels/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
-$(MPI_OBJECT): override EXTRA_FLAGS += $(MPI_FLAGS)
-$(MPI_OBJECT): $(MPI_STAMP)
-$(MPI_STAMP):
-	@mkdir -p $(@D) && rm -f $(COMMON)/.mpi-* && touch $@
+$(call common_object,$(filter $(OPTIONAL_SOURCES),$(COMMON_SOURCES))): $(OPTIONAL_STAMP)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Programs: objects of their own, and of the libraries what they use
@@ -151,6 +148,9 @@ test_gpt: $(BUILD)/test_gpt
 $(COMMON_OBJECTS) $(MODEL_OBJECTS) $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS): | build/.deps-$(DEVICE)
 build/.deps-$(DEVICE): dev/tools/deps.sh
 	@dev/tools/deps.sh --check $(DEVICE) && mkdir -p build && touch $@
+	@$(if $(filter MPI,$(USED)),,echo "built without MPI: --init mpi will be refused (optional: $(MPI_PACKAGE) openmpi-bin)")
+build/.deps-cuda deps quickstart: export NVCC := $(NVCC)
+build/.deps-cuda deps quickstart: export CUDA_FLAGS = $(if $(filter cuda,$(DEVICE)),$(CUDA_INCLUDES) $(CUDA_LIBRARIES))
 .PHONY: deps
 deps: ## install the packages that building and testing need (root or sudo)
 	@dev/tools/deps.sh $(DEVICE) test
@@ -172,15 +172,16 @@ quickstart: ## train a small model on this machine's C and C++ headers: install,
 .PHONY: fuzz test test-long check-units check-clang cuda-compile gpu-check
 test: ## every check that fits in minutes; ends with "N passed, N failed"
 	@dev/test/run.sh short
-test-long: ## every claim of the project in full (about an hour)
-	@dev/test/run.sh long
+PART ?=#             of test-long: one or more parts, as in make test-long PART=certificate; dev/test/checks.sh names them
+test-long: ## every claim of the project in full, in parts of at most half an hour (hours in all)
+	@dev/test/run.sh long $(PART)
 FUZZ_SECONDS ?= 60#     for each parser
 fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS each
 	@$(MAKE) --no-print-directory DEVICE=cpu CXX=clang++ VARIANT=-fuzz OPTIMIZE=-O1 LIB_DIRS="base data io" \
-	    EXTRA_FLAGS="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" build/cpu-fuzz/parsers_fuzz
+	    EXTRA_FLAGS="-g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" build/cpu-fuzz/parsers_fuzz
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
-	$(LINK) -fsanitize=fuzzer $^ -o $@ $(PCRE2)
+	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES),$(LIBRARIES))
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \

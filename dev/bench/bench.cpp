@@ -7,8 +7,8 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/kernels/operation_timer.h"
 #include "llmc/model/precision.h"
@@ -160,25 +160,24 @@ void Timing::measure_with_breakdown(const std::function<void(int set)>& call) {
 }
 
 void write_json(const std::string& path, const Bench& bench) {
-    nlohmann::json cases = nlohmann::json::array();
+    Json cases = Json::array();
     for (const Result& r : bench.results()) {
-        nlohmann::json one = {
-            {"name", r.what.name},        {"shape", r.what.shape},        {"bytes", r.what.work.bytes},
-            {"flops", r.what.work.flops}, {"tokens", r.what.work.tokens}, {"median_s", r.seconds.median},
-            {"p95_s", r.seconds.p95},     {"best_s", r.seconds.best},     {"samples", r.seconds.samples}};
+        Json one = {{"name", r.what.name},        {"shape", r.what.shape},        {"bytes", r.what.work.bytes},
+                    {"flops", r.what.work.flops}, {"tokens", r.what.work.tokens}, {"median_s", r.seconds.median},
+                    {"p95_s", r.seconds.p95},     {"best_s", r.seconds.best},     {"samples", r.seconds.samples}};
         for (const Result::Share& share : r.breakdown) {
             one["breakdown"].push_back({{"name", share.name}, {"seconds", share.seconds}, {"calls", share.calls}});
         }
         cases.push_back(std::move(one));
     }
-    const nlohmann::json all = {{"device", bench.device().name},
-                                {"precision", precision_name},
-                                {"unix_time", std::time(nullptr)},
-                                {"copy_bytes_per_s", bench.ceilings().copy_bytes_per_s},
-                                {"matmul_flops_per_s", bench.ceilings().matmul_flops_per_s},
-                                {"cases", cases}};
+    const Json all = {{"device", bench.device().name},
+                      {"precision", precision_name},
+                      {"unix_time", std::time(nullptr)},
+                      {"copy_bytes_per_s", bench.ceilings().copy_bytes_per_s},
+                      {"matmul_flops_per_s", bench.ceilings().matmul_flops_per_s},
+                      {"cases", cases}};
     std::ofstream out(path);
-    out << all.dump(1) << "\n";
+    out << to_text(all, 1) << "\n";
     out.close();
     if (!out) throw Error(ErrorKind::io, "cannot write " + path, "Give --json a path in a folder that exists.");
 }

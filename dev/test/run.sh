@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the project's checks and sums them up: `dev/test/run.sh short|long`.
+# Runs the project's checks and sums them up: `dev/test/run.sh short`, or `long [PART...]`: all parts, or those.
 #
 # A check is a line `check NAME COMMAND...` below. It passes when the command exits 0. What doctest programs count as
 # test cases is added up; a script counts as one check, or as many as it reports in a line "N passed, N failed".
@@ -7,6 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 length=${1:-short}
+parts=("${@:2}")
 logs=build/logs
 rm -rf "$logs" && mkdir -p "$logs"
 passed=0 failed=0 skipped=0
@@ -47,14 +48,28 @@ check() {
     fi
 }
 
+# Whether the part of the long checks that follows is to run; it is announced. Unknown names are an error at the end.
+known=()
+part() {   # NAME
+    known+=("$1")
+    [ "$length" = long ] || return 1
+    [ ${#parts[@]} -eq 0 ] || [[ " ${parts[*]} " == *" $1 "* ]] || return 1
+    echo "-- $1"
+}
+
 clang() { make --no-print-directory -j"$jobs" DEVICE=cpu CXX=clang++ VARIANT=-clang "$@"; }
 sanitized() {   # g++ 12 takes its own instrumentation of std::regex for uses of what is not initialised
     make --no-print-directory -j"$jobs" DEVICE=cpu PRECISION=bf16 VARIANT=-sanitized OPTIMIZE=-O1 \
-        EXTRA_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-maybe-uninitialized" "$@"
+        EXTRA_FLAGS="-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-maybe-uninitialized" "$@"
 }
 gnu() { make --no-print-directory -j"$jobs" DEVICE=cpu "$@"; }
 
 . dev/test/checks.sh
+for name in "${parts[@]}"; do
+    [[ " ${known[*]} " == *" $name "* ]] && continue
+    echo "there is no part $name; the parts are: ${known[*]}" >&2
+    exit 64
+done
 
 echo
 if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi

@@ -2,46 +2,56 @@
 # Installs what is missing to build for the given device: `dev/tools/deps.sh [--check] cpu|cuda [test]`.
 # Says which packages, and needs root or sudo; where it has neither it prints the line to run and stops.
 # With --check nothing is installed: missing packages are an error (69).
+# CUDA_FLAGS: compiler and linker flags of the CUDA libraries, as make found them.
 set -euo pipefail
+cd "$(dirname "$0")/../.."
 check=
 [ "${1:-}" = --check ] && { check=yes; shift; }
 device=${1:-cpu}
 with_tests=${2:-}
 
-# a header that must be found : the Debian package that brings it
-needed=(
-    "CLI/CLI.hpp:libcli11-dev"
-    "nlohmann/json.hpp:nlohmann-json3-dev"
-    "xxhash.h:libxxhash-dev"
-)
-[ "$device" = cpu ] && needed+=("dnnl.h:libdnnl-dev")
-[ -n "$with_tests" ] && needed+=("doctest/doctest.h:doctest-dev" "pcre2.h:libpcre2-dev")
-
-# Optional: start-up by mpirun. Only named, never installed: --init tcp and fs need none.
-has_mpi() { command -v mpicc >/dev/null || echo "#include <mpi.h>" | g++ -x c++ -E -o /dev/null - 2>/dev/null; }
-
+builds() { dev/tools/builds.sh "$@" -I. -isystem third_party/include; }
 packages=()
-command -v g++ >/dev/null || packages+=(g++)
-has_header() {
-    [ -e "third_party/include/$1" ] || echo "#include <$1>" |
-        g++ -x c++ -E -DPCRE2_CODE_UNIT_WIDTH=8 -o /dev/null - 2>/dev/null
+needs() {   # PACKAGE HEADER STATEMENT FLAGS...: that package, unless a program that uses it builds
+    builds "${@:2}" || packages+=("$1")
 }
-for entry in "${needed[@]}"; do
-    has_header "${entry%%:*}" || packages+=("${entry##*:}")
-done
+command -v g++ >/dev/null || packages+=(g++)
+# headers alone: that they are found is enough (-E)
+needs libcli11-dev CLI/CLI.hpp "" -E
+needs nlohmann-json3-dev nlohmann/json.hpp "" -E
+needs libxxhash-dev xxhash.h "" -E
+[ "$device" = cpu ] && needs libdnnl-dev dnnl.h "dnnl_version()" -ldnnl
 if [ -n "$with_tests" ]; then
+    needs doctest-dev doctest/doctest.h "" -E
+    needs libpcre2-dev pcre2.h "pcre2_code_free(nullptr)" -DPCRE2_CODE_UNIT_WIDTH=8 -lpcre2-8
     command -v clang++ >/dev/null || packages+=(clang)
     # the stand-in is also tested under clang's sanitizers
     compgen -G "/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.asan-x86_64.a" >/dev/null || packages+=(libclang-rt-dev)
     command -v python3 >/dev/null || packages+=(python3)
 fi
-if [ "$device" = cuda ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-    echo "nvcc is missing: install the CUDA toolkit 12.8 or later (https://developer.nvidia.com/cuda-downloads)," >&2
-    echo "or build without a GPU: make DEVICE=cpu" >&2
+
+# What NVIDIA gives comes from no package of Debian's main archive: it is named, never installed.
+missing=
+cuda_needs() {   # WHAT_AND_WHERE_FROM OTHERS_LIBRARY HEADER STATEMENT
+    local flag flags=()
+    for flag in ${CUDA_FLAGS:-}; do [[ $flag == *$2* ]] || flags+=("$flag"); done
+    builds "$3" "$4" "${flags[@]}" || missing+="  $1"$'\n'
+}
+if [ "$device" = cuda ] && [ ${#packages[@]} -eq 0 ]; then
+    if [ -x "${NVCC:-}" ] || command -v "${NVCC:-nvcc}" >/dev/null; then
+        cuda_needs "cuBLASLt (cublasLt.h, libcublasLt): NVIDIA's libcublas-dev-13-0, or pip's nvidia-cublas" nccl \
+            cublasLt.h "cublasLtCreate(nullptr)"
+        cuda_needs "NCCL (nccl.h, libnccl): NVIDIA's or Debian's libnccl-dev, or pip's nvidia-nccl-cu13" cublasLt \
+            nccl.h "ncclGetVersion(nullptr)"
+    else
+        missing="  nvcc: the CUDA toolkit 12.8 or later (https://developer.nvidia.com/cuda-downloads)"$'\n'
+    fi
+fi
+if [ -n "$missing" ]; then
+    printf 'missing for DEVICE=cuda:\n%sInstall it, or build without a GPU: make DEVICE=cpu\n' "$missing" >&2
     exit 69
 fi
 
-has_mpi || echo "no MPI here: --init mpi will be refused (optional packages: libopenmpi-dev openmpi-bin)"
 if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
 install="apt-get install -y --no-install-recommends ${packages[*]}"
 echo "missing packages: ${packages[*]}"

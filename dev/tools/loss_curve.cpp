@@ -8,11 +8,11 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 namespace {
 
@@ -31,11 +31,18 @@ struct Curves {
 
 Curves read_metrics(const std::string& path) {
     std::ifstream file(path);
-    if (!file) throw Error(ErrorKind::io, text("cannot open ", path), "Give the metrics.jsonl of a run (--output-dir).");
+    if (!file)
+        throw Error(ErrorKind::io, text("cannot open ", path), "Give the metrics.jsonl of a run (--output-dir).");
     Curves curves;
     std::string line;
     for (int number = 1; std::getline(file, line); number++) {
-        nlohmann::json row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+        const Json row = [&] {
+            try {
+                return parse_json(line);
+            } catch (const Json::parse_error&) {
+                return Json();
+            }
+        }();
         if (!row.is_object() || !row.contains("step")) {
             throw Error(ErrorKind::bad_data, text(path, ":", number, ": not a JSON object with a \"step\": ", line));
         }
@@ -54,7 +61,8 @@ Level parse_level(const std::string& argument) {
     char* end = nullptr;
     double loss = equals == std::string::npos ? 0 : std::strtod(argument.c_str() + equals + 1, &end);
     if (equals == std::string::npos || end == argument.c_str() + equals + 1 || *end != '\0') {
-        throw Error(ErrorKind::usage, text("'", argument, "' is no level"), "Write NAME=LOSS, for example bigram=2.41.");
+        throw Error(ErrorKind::usage, text("'", argument, "' is no level"),
+                    "Write NAME=LOSS, for example bigram=2.41.");
     }
     return {argument.substr(0, equals), loss};
 }
@@ -122,8 +130,8 @@ public:
     void level(const Level& level) {
         body_ += text("<line class='level' x1='", left, "' x2='", right, "' y1='", y(level.loss), "' y2='",
                       y(level.loss), "'/>\n");
-        body_ += text("<text class='level' text-anchor='end' x='", right - 4, "' y='", y(level.loss) - 6, "'>", level.name, " ",
-                      number(level.loss), "</text>\n");
+        body_ += text("<text class='level' text-anchor='end' x='", right - 4, "' y='", y(level.loss) - 6, "'>",
+                      level.name, " ", number(level.loss), "</text>\n");
     }
 
     void legend(const std::vector<std::pair<std::string, std::string>>& entries) {
@@ -167,9 +175,11 @@ void draw(const Curves& curves, const std::vector<Level>& levels, const std::str
     picture.dots(curves.validation);
     for (const Level& l : levels) picture.level(l);
     std::vector<std::pair<std::string, std::string>> legend = {
-        {"<line class='mean' style='stroke:#1f5fb4;stroke-width:2' x1='0' x2='26' y1='0' y2='0'/>", "training (running mean)"}};
+        {"<line class='mean' style='stroke:#1f5fb4;stroke-width:2' x1='0' x2='26' y1='0' y2='0'/>",
+         "training (running mean)"}};
     if (!curves.validation.empty()) {
-        legend.push_back({"<circle cx='13' cy='0' r='4'/>", text("validation, last ", number(curves.validation.back().loss))});
+        legend.push_back(
+            {"<circle cx='13' cy='0' r='4'/>", text("validation, last ", number(curves.validation.back().loss))});
     }
     picture.legend(legend);
 

@@ -5,9 +5,10 @@
 // A message says what was found, where (file, offset, flag), and what was expected; the hint says what to do.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 // The values are the program's exit codes (the names follow sysexits.h).
@@ -24,7 +25,9 @@ class Error : public std::runtime_error {
 public:
     Error(ErrorKind kind, std::string message, std::string hint = "")
         : std::runtime_error(hint.empty() ? message : message + "\n  " + hint),
-          kind_(kind), message_(std::move(message)), hint_(std::move(hint)) {}
+          kind_(kind),
+          message_(std::move(message)),
+          hint_(std::move(hint)) {}
 
     ErrorKind kind() const { return kind_; }
     int exit_code() const { return static_cast<int>(kind_); }
@@ -37,11 +40,37 @@ private:
     std::string hint_;
 };
 
+// One argument of text(), added to what is there. The work is in error.cpp: streams would cost every file a second to
+// compile.
+void append_text(std::string& out, std::string_view value);
+void append_text(std::string& out, char value);
+void append_text(std::string& out, long long value);
+void append_text(std::string& out, unsigned long long value);
+void append_text(std::string& out, double value);   // 9 significant digits
+void append_text(std::string& out, const void* value);
+
+template <class Value>
+void append_value(std::string& out, const Value& value) {
+    if constexpr (std::is_convertible_v<const Value&, std::string_view>) {
+        append_text(out, std::string_view(value));
+    } else if constexpr (std::is_same_v<Value, char>) {
+        append_text(out, value);
+    } else if constexpr (std::is_floating_point_v<Value>) {
+        append_text(out, static_cast<double>(value));
+    } else if constexpr (std::is_pointer_v<Value>) {
+        append_text(out, static_cast<const void*>(value));
+    } else if constexpr (std::is_unsigned_v<Value>) {
+        append_text(out, static_cast<unsigned long long>(value));
+    } else {
+        static_assert(std::is_convertible_v<const Value&, long long>, "text() knows strings, numbers and pointers");
+        append_text(out, static_cast<long long>(value));
+    }
+}
+
 // Concatenates its arguments as text: text("found ", n, " tokens").
 template <class... Args>
 std::string text(const Args&... args) {
-    std::ostringstream out;
-    out.precision(9);
-    (out << ... << args);
-    return out.str();
+    std::string out;
+    (append_value(out, args), ...);
+    return out;
 }

@@ -1,7 +1,7 @@
 #include "llmc/data/json_place.h"
+#include "llmc/base/json.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -50,7 +50,7 @@ private:
     std::string key() {
         const std::size_t begin = at_;
         skip_string();
-        return nlohmann::json::parse(json_.substr(begin, at_ - begin)).get<std::string>();
+        return parse_json(json_.substr(begin, at_ - begin)).get<std::string>();
     }
     void skip_value() {
         int depth = 0;

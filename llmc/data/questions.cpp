@@ -2,12 +2,10 @@
 
 #include <array>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/data/multiple_choice.h"
-
-using Json = nlohmann::json;
 
 namespace {
 
@@ -34,7 +32,7 @@ QuestionText from_json(QuestionSource source, const Json& json) {
     for (const Json& ending : json.at("endings")) result.completions.push_back(text(" ", ending.get<std::string>()));
     const Json& label = json.at("label");   // a number, in some copies spelled as a string
     result.label =
-        label.is_string() ? Json::parse(label.get<std::string>()).get<std::size_t>() : label.get<std::size_t>();
+        label.is_string() ? parse_json(label.get<std::string>()).get<std::size_t>() : label.get<std::size_t>();
     return result;
 }
 
@@ -46,7 +44,7 @@ std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view co
         const std::string_view line = content.substr(at, end - at);
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         try {
-            questions.push_back(from_json(source, Json::parse(line)));
+            questions.push_back(from_json(source, parse_json(line)));
         } catch (const Json::parse_error& problem) {
             bad(name, at + problem.byte, text("not JSON: ", problem.what()));
         } catch (const Json::exception& problem) {

@@ -1,17 +1,13 @@
 // Hugging Face's tokenizer.json, for byte-level BPE.
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <tuple>
 #include <unordered_map>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/data/json_place.h"
 #include "llmc/data/tokenizer_files.h"
-
-using Json = nlohmann::json;
-// keeps the order of its keys; its lookups are linear, so only for writing
-using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
@@ -219,7 +215,7 @@ std::vector<BpeMerge> merges_of(const TokenizerData& data) {
 
 TokenizerData parse_huggingface(std::string_view content, const std::string& name) {
     try {
-        Json json = Json::parse(content);
+        Json json = parse_json(content);
         return HuggingFaceReader(json, content, name, content.size()).read();   // a token takes bytes
     } catch (const Json::parse_error& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
@@ -265,12 +261,12 @@ std::string to_huggingface(const TokenizerData& data) {
                      {"ignore_merges", data.whole_piece_first},
                      {"vocab", std::move(vocab)},
                      {"merges", std::move(merges)}};
-    return json.dump(1) + "\n";
+    return to_text(json, 1) + "\n";
 }
 
 void check_gpt2_ids(const TokenizerData& data, std::string_view content, const std::string& name) {
     try {
-        Json ids = Json::parse(content);
+        Json ids = parse_json(content);
         for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
             std::string spelled = data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
             if (!ids.contains(spelled) || ids[spelled] != id) {

@@ -1,16 +1,14 @@
 #include "llmc/data/tokenizer_manifest.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/data/json_place.h"
 #include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
-
 namespace {
 
 constexpr int manifest_version = 1;
@@ -18,15 +16,15 @@ constexpr int manifest_version = 1;
 std::string manifest_path(const std::string& folder) { return (fs::path(folder) / manifest_file_name).string(); }
 
 // `place` is the part being read, a JSON pointer.
-CorpusManifest parse(const Json& json, std::string& place) {
+CorpusManifest parse(const OrderedJson& json, std::string& place) {
     if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
         place = json["format"] != "token shards" ? "/format" : "/version";
-        throw std::invalid_argument(text("found format ", json.at("format").dump(), ", version ",
-                                         json.at("version").dump(), ", expected \"token shards\", version ",
+        throw std::invalid_argument(text("found format ", to_text(json.at("format")), ", version ",
+                                         to_text(json.at("version")), ", expected \"token shards\", version ",
                                          manifest_version));
     }
     CorpusManifest manifest;
-    const Json& tokenizer = json.at("tokenizer");
+    const OrderedJson& tokenizer = json.at("tokenizer");
     place = "/tokenizer";
     manifest.tokenizer_name = tokenizer.at("name");
     manifest.vocab_size = tokenizer.at("vocab_size");
@@ -36,7 +34,7 @@ CorpusManifest parse(const Json& json, std::string& place) {
     manifest.token_bytes = json.at("token_bytes");
     manifest.documents = json.at("documents");
     manifest.source_bytes = json.at("source_bytes");
-    for (const Json& shard : json.at("shards")) {
+    for (const OrderedJson& shard : json.at("shards")) {
         place = text("/shards/", manifest.shards.size());
         manifest.shards.push_back({shard.at("file"), shard.at("split"), shard.at("tokens"),
                                    hash_from_text(shard.at("hash").get<std::string>())});
@@ -64,7 +62,7 @@ CorpusManifest parse_manifest(std::string_view content, const std::string& name)
             hint);
     };
     try {
-        return parse(Json::parse(content), place);
+        return parse(parse_ordered_json(content), place);
     } catch (const Json::parse_error& problem) {
         throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
     } catch (const Json::exception& problem) {
@@ -80,7 +78,7 @@ CorpusManifest read_manifest(const FileSystem& files, const std::string& folder)
 }
 
 void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
-    Json json;
+    OrderedJson json;
     json["format"] = "token shards";
     json["version"] = manifest_version;
     json["tokenizer"] = {{"name", manifest.tokenizer_name},
@@ -90,12 +88,12 @@ void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
     json["token_bytes"] = manifest.token_bytes;
     json["documents"] = manifest.documents;
     json["source_bytes"] = manifest.source_bytes;
-    json["shards"] = Json::array();
+    json["shards"] = OrderedJson::array();
     for (const ShardInfo& shard : manifest.shards) {
         json["shards"].push_back({{"file", shard.file},
                                   {"split", shard.split},
                                   {"tokens", shard.tokens},
                                   {"hash", hash_to_text(shard.hash)}});
     }
-    write_whole(real_files(), manifest_path(folder), json.dump(1) + "\n");
+    write_whole(real_files(), manifest_path(folder), to_text(json, 1) + "\n");
 }

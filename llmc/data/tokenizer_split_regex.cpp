@@ -3,9 +3,8 @@
 #include "llmc/base/error.h"
 #include "llmc/data/tokenizer_split.h"
 
-#if __has_include(<pcre2.h>)
+#ifdef USE_PCRE2
 
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 namespace {

@@ -2,29 +2,27 @@
 
 #include <iomanip>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 namespace host {
 namespace {
 
 using Kind = RecordedStep::Kind;
-using Json = nlohmann::ordered_json;
-
 // Streams that exchange something with other ranks are for communication; of the others one computes.
 std::string name_of_stream(const std::set<int>& exchanging, int stream) {
     return text(exchanging.count(stream) ? "communication" : "computation", " (stream ", stream, ")");
 }
 
-Json event(const char* phase, const std::string& name, int rank, int stream) {
+OrderedJson event(const char* phase, const std::string& name, int rank, int stream) {
     return {{"ph", phase}, {"name", name}, {"pid", rank}, {"tid", stream}};
 }
 
-Json piece(const std::string& name, const Span& span, double begin, double end) {
-    Json json = event("X", name, span.rank, span.stream);
+OrderedJson piece(const std::string& name, const Span& span, double begin, double end) {
+    OrderedJson json = event("X", name, span.rank, span.stream);
     json["ts"] = begin * 1e6;
     json["dur"] = (end - begin) * 1e6;
     return json;
@@ -83,7 +81,7 @@ CostModel trace_machine() {
 }
 
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {
-    Json events = Json::array();
+    OrderedJson events = OrderedJson::array();
     for (std::size_t rank = 0; rank < ranks.size(); rank++) {
         std::set<int> streams, exchanging;
         for (const RecordedStep& step : ranks[rank]) {
@@ -91,11 +89,11 @@ std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& c
             streams.insert(step.stream);
             if (!step.work.exchanges.empty()) exchanging.insert(step.stream);
         }
-        Json process = event("M", "process_name", static_cast<int>(rank), 0);
+        OrderedJson process = event("M", "process_name", static_cast<int>(rank), 0);
         process["args"] = {{"name", text("rank ", rank)}};
         events.push_back(process);
         for (int stream : streams) {
-            Json thread = event("M", "thread_name", static_cast<int>(rank), stream);
+            OrderedJson thread = event("M", "thread_name", static_cast<int>(rank), stream);
             thread["args"] = {{"name", name_of_stream(exchanging, stream)}};
             events.push_back(thread);
         }
@@ -105,14 +103,14 @@ std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& c
             events.push_back(piece("waiting for " + span.name, span, span.begin, span.active));
         events.push_back(piece(span.name, span, span.active, span.end));
     }
-    const Json machine{{"clock", "virtual: the order of the recorded operations, with durations by formula"},
-                       {"flop_per_s", 1 / costs.seconds_per_flop},
-                       {"memory_bytes_per_s", 1 / costs.seconds_per_byte},
-                       {"exchanged_bytes_per_s", 1 / costs.seconds_per_exchanged_byte},
-                       {"seconds_per_operation", costs.seconds_per_operation},
-                       {"seconds_per_exchange", costs.seconds_per_exchange},
-                       {"host_seconds_per_call", costs.host_seconds_per_call}};
-    return Json{{"displayTimeUnit", "ms"}, {"otherData", machine}, {"traceEvents", events}}.dump() + "\n";
+    const OrderedJson machine{{"clock", "virtual: the order of the recorded operations, with durations by formula"},
+                              {"flop_per_s", 1 / costs.seconds_per_flop},
+                              {"memory_bytes_per_s", 1 / costs.seconds_per_byte},
+                              {"exchanged_bytes_per_s", 1 / costs.seconds_per_exchanged_byte},
+                              {"seconds_per_operation", costs.seconds_per_operation},
+                              {"seconds_per_exchange", costs.seconds_per_exchange},
+                              {"host_seconds_per_call", costs.host_seconds_per_call}};
+    return ::to_text(OrderedJson{{"displayTimeUnit", "ms"}, {"otherData", machine}, {"traceEvents", events}}) + "\n";
 }
 
 }   // namespace host

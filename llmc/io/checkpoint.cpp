@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/io/hash.h"
-
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -134,11 +132,12 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
 }
 
 void CheckpointWriter::finish() {
-    Json manifest{{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", Json::object()}};
+    OrderedJson manifest{
+        {"format", format_name}, {"version", format_version}, {"step", step_}, {"files", OrderedJson::object()}};
     for (const auto& [name, entry] : hashing_->entries) {
         manifest["files"][name] = {{"bytes", entry.bytes}, {"xxh3", hash_to_text(entry.hash.digest())}};
     }
-    write(manifest_name, manifest.dump(2) + "\n");
+    write(manifest_name, to_text(manifest, 2) + "\n");
     inner_.sync_folder(temporary_);
     const std::string final_path = folder_ + "/" + checkpoint_name(step_);
     if (inner_.exists(final_path))
@@ -159,14 +158,14 @@ void verify_checkpoint(const FileSystem& files, const std::string& path) {
     } catch (const Error& error) {
         broken(path, text("no readable manifest: ", error.message()));
     }
-    const Json manifest = Json::parse(content, nullptr, false);
     try {
-        if (manifest.is_discarded() || manifest.at("format") != format_name) broken(manifest_path, "not a manifest");
+        const OrderedJson manifest = parse_ordered_json(content);
+        if (manifest.at("format") != format_name) broken(manifest_path, "not a manifest");
         if (manifest.at("version") != format_version) {
-            broken(manifest_path, text("version ", manifest.at("version").dump(), ", expected ", format_version));
+            broken(manifest_path, text("version ", to_text(manifest.at("version")), ", expected ", format_version));
         }
         if (path.substr(path.rfind('/') + 1) != checkpoint_name(manifest.at("step").get<int>())) {
-            broken(manifest_path, text("it says step ", manifest.at("step").dump()));
+            broken(manifest_path, text("it says step ", to_text(manifest.at("step"))));
         }
         for (const auto& [name, entry] : manifest.at("files").items()) {
             const std::string file = path + "/" + name;
@@ -179,6 +178,8 @@ void verify_checkpoint(const FileSystem& files, const std::string& path) {
                 broken(file, text("hash ", hash_to_text(found.hash), ", the manifest says ", hash));
             }
         }
+    } catch (const Json::parse_error&) {
+        broken(manifest_path, "not a manifest");
     } catch (const Json::exception& error) {
         broken(manifest_path, error.what());
     }

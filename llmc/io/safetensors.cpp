@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian, and copied as it is");
-
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -72,19 +70,19 @@ std::string read_header(const File& file) {
 }
 
 // JSON allows a name twice and keeps one of them: that would hide a tensor, so it is refused.
-Json parse_header(const std::string& path, const std::string& header) {
+OrderedJson parse_header(const std::string& path, const std::string& header) {
     std::vector<std::set<std::string>> names;   // of the objects being parsed, innermost last
     std::string twice;
-    auto watch = [&](int, Json::parse_event_t event, Json& value) {
-        if (event == Json::parse_event_t::object_start) names.emplace_back();
-        if (event == Json::parse_event_t::object_end) names.pop_back();
-        if (event == Json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
+    auto watch = [&](int, OrderedJson::parse_event_t event, OrderedJson& value) {
+        if (event == OrderedJson::parse_event_t::object_start) names.emplace_back();
+        if (event == OrderedJson::parse_event_t::object_end) names.pop_back();
+        if (event == OrderedJson::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
             twice = value.get<std::string>();
         }
         return true;
     };
     try {
-        Json json = Json::parse(header, watch);
+        OrderedJson json = OrderedJson::parse(header, watch);
         if (!twice.empty()) bad(path, length_bytes, text("the header has '", twice, "' twice"));
         return json;
     } catch (const Json::parse_error& error) {
@@ -92,38 +90,38 @@ Json parse_header(const std::string& path, const std::string& header) {
     }
 }
 
-std::uint64_t unsigned_number(const Json& value, const std::string& path, const std::string& what) {
+std::uint64_t unsigned_number(const OrderedJson& value, const std::string& path, const std::string& what) {
     if (!value.is_number_unsigned())
-        bad(path, length_bytes, text(what, " is ", value.dump(), ", expected a whole number"));
+        bad(path, length_bytes, text(what, " is ", to_text(value), ", expected a whole number"));
     return value.get<std::uint64_t>();
 }
 
-TensorEntry parse_entry(const std::string& path, const std::string& name, const Json& json, std::uint64_t data_begin,
-                        std::uint64_t data_bytes) {
+TensorEntry parse_entry(const std::string& path, const std::string& name, const OrderedJson& json,
+                        std::uint64_t data_begin, std::uint64_t data_bytes) {
     const std::string tensor = text("tensor '", name, "'");
-    auto field = [&](const char* key) -> const Json& {
+    auto field = [&](const char* key) -> const OrderedJson& {
         if (!json.is_object() || !json.contains(key)) bad(path, length_bytes, text(tensor, " has no ", key));
         return json[key];
     };
     TensorEntry entry;
     entry.name = name;
 
-    const Json& type = field("dtype");
+    const OrderedJson& type = field("dtype");
     const auto row = std::find_if(std::begin(type_names), std::end(type_names), [&](const TypeName& known) {
         return type.is_string() && type.get<std::string>() == known.name;
     });
-    if (row == std::end(type_names)) bad(path, length_bytes, text(tensor, " has the unknown dtype ", type.dump()));
+    if (row == std::end(type_names)) bad(path, length_bytes, text(tensor, " has the unknown dtype ", to_text(type)));
     entry.type = row->type;
 
-    const Json& shape = field("shape");
-    if (!shape.is_array()) bad(path, length_bytes, text(tensor, " has no shape but ", shape.dump()));
-    for (const Json& size : shape) {
+    const OrderedJson& shape = field("shape");
+    if (!shape.is_array()) bad(path, length_bytes, text(tensor, " has no shape but ", to_text(shape)));
+    for (const OrderedJson& size : shape) {
         const std::uint64_t n = unsigned_number(size, path, tensor + ": a size in its shape");
         if (n > std::uint64_t{INT64_MAX}) bad(path, length_bytes, text(tensor, " has a size of ", n));
         entry.shape.push_back(static_cast<std::int64_t>(n));
     }
 
-    const Json& offsets = field("data_offsets");
+    const OrderedJson& offsets = field("data_offsets");
     if (!offsets.is_array() || offsets.size() != 2)
         bad(path, length_bytes, text(tensor, ": data_offsets is not a pair"));
     const std::uint64_t begin = unsigned_number(offsets[0], path, tensor + ": its first offset");
@@ -135,14 +133,14 @@ TensorEntry parse_entry(const std::string& path, const std::string& name, const 
     const std::optional<std::uint64_t> bytes = product(entry.shape, row->bytes);
     if (!bytes || *bytes != end - begin) {
         bad(path, data_begin + begin,
-            text(tensor, " has ", end - begin, " bytes, its shape ", shape.dump(), " of ", row->name, " needs ",
+            text(tensor, " has ", end - begin, " bytes, its shape ", to_text(shape), " of ", row->name, " needs ",
                  bytes ? text(*bytes) : "more than a file can hold"));
     }
     entry.offset = data_begin + begin;
     return entry;
 }
 
-TensorMetadata parse_metadata(const std::string& path, const Json& json) {
+TensorMetadata parse_metadata(const std::string& path, const OrderedJson& json) {
     if (!json.is_object()) bad(path, length_bytes, "__metadata__ is not an object");
     TensorMetadata metadata;
     for (const auto& [key, value] : json.items()) {
@@ -217,7 +215,7 @@ std::uint64_t TensorEntry::bytes() const {
 
 SafetensorsFile::SafetensorsFile(const FileSystem& files, const std::string& path) : file_(files.open(path)) {
     const std::string header = read_header(*file_);
-    const Json json = parse_header(path, header);
+    const OrderedJson json = parse_header(path, header);
     const std::uint64_t data_begin = length_bytes + header.size(), file_bytes = file_->size();
     for (const auto& [name, value] : json.items()) {
         if (name == "__metadata__") {
@@ -283,7 +281,7 @@ template std::vector<std::int64_t> SafetensorsFile::read_as(const TensorEntry&) 
 
 SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path, std::vector<TensorEntry> entries,
                                      const TensorMetadata& metadata) {
-    Json json = Json::object();
+    OrderedJson json = OrderedJson::object();
     if (!metadata.empty()) json["__metadata__"] = metadata;
     for (const TensorEntry& entry : entries) {
         ENSURE(!json.contains(entry.name), "tensor '", entry.name, "' twice");
@@ -292,7 +290,7 @@ SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path,
                             {"data_offsets", {expected_, expected_ + entry.bytes()}}};
         expected_ += entry.bytes();
     }
-    std::string header = json.dump();
+    std::string header = to_text(json);
     header.resize((header.size() + data_alignment - 1) / data_alignment * data_alignment, ' ');
     const std::uint64_t length = header.size();
     file_ = files.create(path);

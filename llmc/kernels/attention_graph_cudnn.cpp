@@ -1,4 +1,4 @@
-#if __has_include(<cudnn.h>)
+#ifdef USE_CUDNN
 
 #include "llmc/kernels/attention_graph_cudnn.h"
 
@@ -122,4 +122,4 @@ CudnnGraph backward_attention_graph(const AttentionLayout& layout) {
     return g;
 }
 
-#endif   // __has_include(<cudnn.h>)
+#endif   // USE_CUDNN

@@ -1,4 +1,4 @@
-#if __has_include(<cudnn.h>)
+#ifdef USE_CUDNN
 
 #include "llmc/kernels/graph_cudnn.h"
 
@@ -295,4 +295,4 @@ void CudnnPlan::run(cudnnHandle_t handle, const std::vector<std::pair<std::int64
     c.check(c.execute(handle, plan_.get(), pack.get()), "running a plan");
 }
 
-#endif   // __has_include(<cudnn.h>)
+#endif   // USE_CUDNN

@@ -2,7 +2,7 @@
 // attention; and that cuDNN's engines accept them for the description of an H200. The latter needs libcudnn and libcuda
 // (a driver, or CUDA's stub of it on LD_LIBRARY_PATH as libcuda.so.1) and skips with a message where they are not.
 
-#if __has_include(<cudnn.h>)
+#ifdef USE_CUDNN
 
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -206,4 +206,4 @@ TEST_CASE("cudnn: engines accept attention forward and backward, causal and full
     }
 }
 
-#endif   // __has_include(<cudnn.h>)
+#endif   // USE_CUDNN

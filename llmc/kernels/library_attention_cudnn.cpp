@@ -17,7 +17,7 @@
 
 #include "llmc/base/check.h"
 
-#if __has_include(<cudnn.h>)
+#ifdef USE_CUDNN
 
 #include <limits>
 #include <map>

@@ -1,13 +1,11 @@
 // Hugging Face GPT-2 folders; weight_source.h says what is read.
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/weight_source.h"
-
-using Json = nlohmann::json;
 
 namespace {
 
@@ -22,7 +20,7 @@ constexpr const char* prefix = "transformer.";
 
 Json read_json(const FileSystem& files, const std::string& path) {
     try {
-        Json json = Json::parse(read_whole(files, path));
+        Json json = parse_json(read_whole(files, path));
         if (!json.is_object()) bad(path, "expected a JSON object");
         return json;
     } catch (const Json::parse_error& error) {
@@ -36,7 +34,7 @@ std::int64_t size_in(const Json& json, const std::string& path, const char* key,
         if (!json.contains(name) || json[name].is_null()) continue;
         const Json& value = json[name];
         if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > largest) {
-            bad(path, text("\"", name, "\" is ", value.dump(), ", expected a size"));
+            bad(path, text("\"", name, "\" is ", to_text(value), ", expected a size"));
         }
         return value.get<std::int64_t>();
     }
@@ -46,7 +44,7 @@ std::int64_t size_in(const Json& json, const std::string& path, const char* key,
 // Settings that would make it another model than ours.
 void require(const Json& json, const std::string& path, const char* key, const Json& expected) {
     if (json.contains(key) && !json[key].is_null() && json[key] != expected) {
-        bad(path, text("\"", key, "\" is ", json[key].dump(), ", only ", expected.dump(), " is supported"));
+        bad(path, text("\"", key, "\" is ", to_text(json[key]), ", only ", to_text(expected), " is supported"));
     }
 }
 
@@ -83,7 +81,7 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
     std::set<std::string> names;
     for (const auto& [tensor, file] : json["weight_map"].items()) {
         if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-            bad(index, text("tensor '", tensor, "' is in ", file.dump(), ", expected a file of this folder"));
+            bad(index, text("tensor '", tensor, "' is in ", to_text(file), ", expected a file of this folder"));
         }
         names.insert(file.get<std::string>());
     }
@@ -151,7 +149,7 @@ private:
         const TensorEntry& entry = *found->second.entry;
         if (entry.shape != expected) {
             bad(found->second.file->path(), text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ",
-                                                 Json(entry.shape).dump(), ", expected ", Json(expected).dump()));
+                                                 to_text(Json(entry.shape)), ", expected ", to_text(Json(expected))));
         }
     }
 

@@ -1,11 +1,8 @@
 #include "llmc/train/matmul_choices.h"
 
-#include <nlohmann/json.hpp>
-
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-
-using Json = nlohmann::ordered_json;
+#include "llmc/base/json.h"
 
 namespace {
 
@@ -25,7 +22,7 @@ Machine this_machine() {
 
 std::string describe(const Machine& machine) { return text(machine.device, ", cuBLASLt ", machine.cublaslt); }
 
-MatmulAlgorithm algorithm_from(const Json& json) {
+MatmulAlgorithm algorithm_from(const OrderedJson& json) {
     MatmulAlgorithm algorithm;
     algorithm.problem = json.at("problem").get<std::string>();
     algorithm.words = json.at("words").get<decltype(algorithm.words)>();
@@ -37,24 +34,24 @@ MatmulAlgorithm algorithm_from(const Json& json) {
 
 std::string matmul_choices_text(const Matmul& matmul) {
     const Machine machine = this_machine();
-    Json json{{"device", machine.device}, {"cublaslt", machine.cublaslt}, {"algorithms", Json::array()}};
+    OrderedJson json{{"device", machine.device}, {"cublaslt", machine.cublaslt}, {"algorithms", OrderedJson::array()}};
     for (const MatmulAlgorithm& algorithm : matmul.algorithms()) {
         json["algorithms"].push_back({{"problem", algorithm.problem},
                                       {"workspace_bytes", algorithm.workspace_bytes},
                                       {"words", algorithm.words}});
     }
-    return json.dump(1) + "\n";
+    return to_text(json, 1) + "\n";
 }
 
 std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul) {
     try {
-        const Json json = Json::parse(content);
+        const OrderedJson json = parse_ordered_json(content);
         const Machine found{json.at("device").get<std::string>(), json.at("cublaslt").get<std::uint64_t>()};
         if (const Machine here = this_machine(); found != here) {
             return text(where, " is of another machine (", describe(found), "), this one is ", describe(here));
         }
         std::vector<MatmulAlgorithm> algorithms;
-        for (const Json& entry : json.at("algorithms")) algorithms.push_back(algorithm_from(entry));
+        for (const OrderedJson& entry : json.at("algorithms")) algorithms.push_back(algorithm_from(entry));
         matmul.use_algorithms(algorithms);
         return "";
     } catch (const Json::exception& error) {

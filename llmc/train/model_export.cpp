@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/weight_source.h"
 
@@ -40,7 +40,7 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Gpt& mode
 }
 
 std::string hugging_face_config(const ModelConfig& config) {
-    const nlohmann::ordered_json json{
+    const OrderedJson json{
         {"architectures", {"GPT2LMHeadModel"}},
         {"model_type", "gpt2"},
         {"n_layer", config.layers},
@@ -58,7 +58,7 @@ std::string hugging_face_config(const ModelConfig& config) {
         {"tie_word_embeddings", true},
         {"torch_dtype", sizeof(floatX) == 2 ? "bfloat16" : "float32"},
     };
-    return json.dump(2) + "\n";
+    return to_text(json, 2) + "\n";
 }
 
 void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model,

@@ -1,14 +1,11 @@
 #include "llmc/train/training_state.h"
 
-#include <nlohmann/json.hpp>
-
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
-
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -82,7 +79,7 @@ void load_optimizer(const FileSystem& files, const std::string& path, Gpt& model
 // ---------------------------------------------------------------------------------------------------------------------
 // run.json
 
-Json to_json(const OutlierDetector::State& s) {
+OrderedJson to_json(const OutlierDetector::State& s) {
     return {{"values", s.values},
             {"count", s.count},
             {"next", s.next},
@@ -90,7 +87,7 @@ Json to_json(const OutlierDetector::State& s) {
             {"sum_of_squares", s.sum_of_squares}};
 }
 
-OutlierDetector::State outliers_from(const Json& json) {
+OutlierDetector::State outliers_from(const OrderedJson& json) {
     OutlierDetector::State s;
     s.values = json.at("values").get<decltype(s.values)>();
     s.count = json.at("count").get<int>();
@@ -101,8 +98,8 @@ OutlierDetector::State outliers_from(const Json& json) {
 }
 
 // Numbers are written with as many digits as read back to the same bits.
-std::string to_text(const RunState& s) {
-    const Json json{
+std::string run_json(const RunState& s) {
+    const OrderedJson json{
         {"step", s.step},
         {"seed", s.seed},
         {"precision", precision_name},
@@ -112,12 +109,12 @@ std::string to_text(const RunState& s) {
         {"attention", name_of(s.attention)},
         {"next", name_of(s.next)},
     };
-    return json.dump(2) + "\n";
+    return to_text(json, 2) + "\n";
 }
 
 RunState run_state_from(const FileSystem& files, const std::string& path) {
     try {
-        const Json json = Json::parse(read_whole(files, path));
+        const OrderedJson json = parse_ordered_json(read_whole(files, path));
         const std::string precision = json.at("precision").get<std::string>();
         if (precision != precision_name) {
             throw Error(ErrorKind::bad_data,
@@ -166,7 +163,7 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
     save_hugging_face_weights(writer.files(), writer.path("model.safetensors"), model, whole);
     save_optimizer(writer.files(), writer.path("optimizer.safetensors"), model, optimizer, whole);
     if (!tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, tokenizer_file));
-    writer.write("run.json", to_text(state));
+    writer.write("run.json", run_json(state));
     writer.write(kMatmulChoicesFile, matmul_choices_text(model.matmul()));
     writer.finish();
 }

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Builds where something optional is hidden: MPI, PCRE2 and cuDNN's headers, the header and the library in turn; and
+# what is said where something needed is missing. `optional_test.sh long` also tries start-up in the build without MPI.
+#
+# A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
+# are made in the folders of the others, so that only the objects concerned are compiled, and made again at the end.
+. "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
+built() { make --no-print-directory -j"$(nproc)" DEVICE=cpu PRECISION=bf16 "$@"; }
+without() {   # HEADER|LIBRARY NAME: sets hidden to compiler flags that hide it
+    local folder="$work/hidden-$2"
+    mkdir -p "$folder"
+    if [ "$1" = header ]; then echo "#error $2 is hidden" >"$folder/$2"; else echo "hidden" >"$folder/lib$2.so"; fi
+    hidden="-I$folder -L$folder"
+}
+links() { ldd "$1" | grep -q "lib$2[-.]"; }   # PROGRAM LIBRARY
+programs=("$train_gpt" "$tokenize" build/cpu/bigram build/cpu/loss_curve)
+
+echo 'some text, some more text' >"$work/text.txt"
+own_pattern=(--train 260 --pattern '[a-z]+|[^a-z]+' --output "$work/own" "$work/text.txt")
+
+hide() {   # header|library FILE PACKAGE LIBRARY
+    local hidden
+    without "$1" "$2"
+    built CXX="g++ $hidden" "${programs[@]}" >"$work/log" 2>&1
+    verdict $? "a build without $3's $1: $(tail -n 3 "$work/log")"
+    ! links "$train_gpt" "$4" && ! links "$tokenize" "$4"
+    verdict $? "without $3's $1 nothing links it"
+    built CXX="g++ $hidden" "USE_$3=1" "${programs[@]}" >"$work/log" 2>&1
+    [ $? -eq 2 ] && grep -q "USE_$3=1, but nothing that uses it builds here: install lib" "$work/log"
+    verdict $? "USE_$3=1 without its $1 names the package: $(tail -n 1 "$work/log")"
+}
+probe() { make --no-print-directory -pn DEVICE="${2:-cpu}" help 2>/dev/null | grep -qE "^$1_FOUND := 1"; }
+
+if probe PCRE2; then
+    for kind in header:pcre2.h library:pcre2-8; do
+        hide "${kind%%:*}" "${kind#*:}" PCRE2 pcre2
+        "$tokenize" "${own_pattern[@]}" >"$work/log" 2>&1
+        [ $? -eq 64 ] && grep -q "Install libpcre2-dev and build again" "$work/log"
+        verdict $? "a pattern of one's own without PCRE2 names the package: $(cat "$work/log")"
+    done
+else
+    echo "SKIPPED hiding PCRE2: it is not here"
+fi
+if probe MPI; then
+    for kind in header:mpi.h library:mpi; do hide "${kind%%:*}" "${kind#*:}" MPI mpi; done
+    if [ "${1:-}" = long ]; then
+        dev/test/startup_test.sh
+        verdict $? "start-up by tcp and fs in a build without MPI"
+    fi
+else
+    echo "SKIPPED hiding MPI: it is not here"
+fi
+built "${programs[@]}" >"$work/log" 2>&1
+verdict $? "the build with all that is here: $(tail -n 3 "$work/log")"
+if probe MPI; then links "$train_gpt" mpi; verdict $? "with MPI it is linked"; fi
+if probe PCRE2; then
+    "$tokenize" "${own_pattern[@]}" >"$work/log" 2>&1
+    verdict $? "a pattern of one's own: $(cat "$work/log")"
+fi
+
+# what cannot be done without is named: by the check that every build begins with
+missing() {   # DEVICE header|library FILE WORDS
+    local hidden
+    without "$2" "$3"
+    rm -f "build/.deps-$1"
+    make --no-print-directory DEVICE="$1" CXX="g++ $hidden" "build/.deps-$1" >"$work/log" 2>&1
+    [ $? -ne 0 ] && grep -q -- "$4" "$work/log"
+    verdict $? "DEVICE=$1 without the $2 $3 names $4: $(tail -n 3 "$work/log")"
+    make --no-print-directory DEVICE="$1" "build/.deps-$1" >/dev/null 2>&1
+}
+missing cpu header dnnl.h libdnnl-dev
+missing cpu library dnnl libdnnl-dev
+missing cpu header CLI/CLI.hpp libcli11-dev
+missing cpu header xxhash.h libxxhash-dev
+if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
+    missing cuda header nccl.h libnccl-dev
+    missing cuda header cublasLt.h nvidia-cublas
+    probe CUDNN cuda || echo "SKIPPED hiding cuDNN's headers: they are not here"
+    without header cudnn.h
+    for source in library_attention_cudnn graph_cudnn attention_graph_cudnn; do
+        make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
+            build/cuda-no-cudnn/obj/llmc/kernels/$source.cpp.o >"$work/log" 2>&1
+        verdict $? "$source.cpp without cuDNN's headers: $(tail -n 3 "$work/log")"
+    done
+    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/graph_cudnn.cpp.o | grep -q cudnn
+    verdict $? "nothing of cuDNN is left in the build without its headers"
+    rm -rf build/cuda-no-cudnn
+    cuda=build/cuda-bf16-all/train_gpt
+    if [ -e "$cuda" ]; then
+        links "$cuda" nccl
+        verdict $? "$cuda links NCCL"
+    else
+        echo "SKIPPED what the CUDA build links: make cuda-compile has not made $cuda"
+    fi
+else
+    echo "SKIPPED the CUDA build's packages: they are not here"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

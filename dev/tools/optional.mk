@@ -1,0 +1,45 @@
+# What is used where it is found: MPI (only --init mpi needs it), PCRE2 (tokenizers with a pattern of their own, and the
+# oracle of the known ones in tests), cuDNN (library attention on a GPU). Found means that a use of it compiles and links.
+# USE_MPI=0 leaves MPI out, USE_MPI=1 insists on it; USE_PCRE2 and USE_CUDNN likewise.
+
+# 1 or 0: $(call found,HEADER,STATEMENT,FLAGS)
+found = $(shell CXX='$(CXX)' dev/tools/builds.sh '$(1)' '$(2)' $(3) && echo 1 || echo 0)
+
+# MPI's flags, as its compiler wrapper says (Open MPI, MPICH), else pkg-config. The C interface alone: Open MPI and MPICH
+# each have a name of their own for that. As system headers, so that our warnings do not judge them.
+MPI_COMPILE := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null || \
+    pkg-config --cflags mpi-c 2>/dev/null || pkg-config --cflags mpich 2>/dev/null)
+MPI_LINK := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null || \
+    pkg-config --libs mpi-c 2>/dev/null || pkg-config --libs mpich 2>/dev/null)
+MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_COMPILE)))
+MPI_LIBRARIES := $(filter -L% -l% -Wl%,$(filter-out -lmpi_cxx -lmpicxx,$(MPI_LINK)))
+MPI_PACKAGE := libopenmpi-dev
+MPI_FOUND := $(call found,mpi.h,MPI_Finalize(),$(MPI_FLAGS) $(MPI_LIBRARIES))
+
+PCRE2_FLAGS := -DUSE_PCRE2 -DPCRE2_CODE_UNIT_WIDTH=8
+PCRE2_LIBRARIES := -lpcre2-8
+PCRE2_PACKAGE := libpcre2-dev
+PCRE2_FOUND := $(call found,pcre2.h,pcre2_code_free(nullptr),$(PCRE2_FLAGS) $(PCRE2_LIBRARIES))
+
+# its library is opened when it is asked for, so the headers are enough
+CUDNN_FLAGS := -DUSE_CUDNN
+CUDNN_LIBRARIES :=
+CUDNN_PACKAGE := NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13
+CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,,$(CUDA_INCLUDES)),0)
+
+OPTIONAL := MPI PCRE2 CUDNN
+USE_MPI ?= $(MPI_FOUND)
+USE_PCRE2 ?= $(PCRE2_FOUND)
+USE_CUDNN ?= $(CUDNN_FOUND)
+$(foreach p,$(OPTIONAL),$(if $(filter 0 1,$(USE_$(p))),,$(error USE_$(p)=$(USE_$(p)): expected 0 or 1)))
+$(foreach p,$(OPTIONAL),$(if $(filter 1:0,$(USE_$(p)):$($(p)_FOUND)),\
+    $(error USE_$(p)=1, but nothing that uses it builds here: install $($(p)_PACKAGE), or build with USE_$(p)=0)))
+USED := $(foreach p,$(OPTIONAL),$(if $(filter 1,$(USE_$(p))),$(p)))
+OPTIONAL_FLAGS := $(foreach p,$(USED),$($(p)_FLAGS))
+LIBRARIES += $(foreach p,$(USED),$($(p)_LIBRARIES))
+
+# What depends on the choice is compiled again when it changes.
+OPTIONAL_STAMP := $(COMMON)/.optional$(subst $() ,,$(foreach p,$(USED),-$(p)))
+OPTIONAL_SOURCES := %/startup_mpi.cpp %/tokenizer_split_regex.cpp %_cudnn.cpp %_cudnn_test.cpp
+$(OPTIONAL_STAMP):
+	@mkdir -p $(@D) && rm -f $(COMMON)/.optional* && touch $@

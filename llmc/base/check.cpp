@@ -1,0 +1,22 @@
+#include "llmc/base/check.h"
+
+void invariant_failed(const char* condition, const char* file, int line, const std::string& message) {
+    throw Error(ErrorKind::bug, text(file, ":", line, ": ", message, " (", condition, " does not hold)"),
+                "This is a bug in the program, please report it with the command that shows it.");
+}
+
+void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
+    bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
+    std::string message =
+        text(file, ":", line, ": ", call, " failed: ", cudaGetErrorName(status), ": ", cudaGetErrorString(status));
+    if (no_device) {
+        throw Error(
+            ErrorKind::no_device, message,
+            "This build needs an NVIDIA GPU and its driver; `make DEVICE=cpu` builds for machines without one.");
+    }
+    if (status == cudaErrorMemoryAllocation) {
+        throw Error(ErrorKind::no_device, message,
+                    "The device has too little free memory: lower --micro-batch or --seq-len, or use --recompute.");
+    }
+    throw Error(ErrorKind::bug, message);
+}

@@ -1,0 +1,20 @@
+#include "llmc/base/error.h"
+
+#include <cstdint>
+#include <cstdio>
+
+void append_text(std::string& out, std::string_view value) { out += value; }
+void append_text(std::string& out, char value) { out += value; }
+void append_text(std::string& out, long long value) { out += std::to_string(value); }
+void append_text(std::string& out, unsigned long long value) { out += std::to_string(value); }
+void append_text(std::string& out, double value) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.9g", value);
+    out += digits;
+}
+void append_text(std::string& out, const void* value) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "0x%llx",
+                  static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(value)));
+    out += digits;
+}
