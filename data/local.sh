@@ -4,8 +4,9 @@
 #
 #   data/local.sh [--output DIR] [--folder DIR] [--max-bytes SIZE] [--vocab N|bytes] [options of tokenize]
 #
-# The files are taken in an order that depends only on their names, until SIZE (24MB) is reached; 5% of them become
-# validation data. The vocabulary has N tokens (1024), or is that of single bytes. Run again, it replaces what it wrote before.
+# The files are taken in an order that depends only on their names, until SIZE (24MB) is reached. A document is a stretch
+# of a file between blank lines; 5% of all become validation data, so that it is text of the same files as training.
+# The vocabulary has N tokens (1024), or is that of single bytes. Run again, it replaces what it wrote before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +33,7 @@ mkdir -p "$output"
 # The C++ standard library's headers have no suffix.
 find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' \
     -o -path '*/c++/*' ! -name '*.*' \) | LC_ALL=C sort >"$output/files.txt"
-input=(--files-from "$output/files.txt" --shuffle-files --max-bytes "$max_bytes")
+input=(--files-from "$output/files.txt" --shuffle-files --max-bytes "$max_bytes" --separator '\n\n' --keep-separator)
 if [ "$vocab" = bytes ]; then
     tokenizer=bytes
 else

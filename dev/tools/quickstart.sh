@@ -54,7 +54,7 @@ step_ms=$(sed -nE 's/.*"step_ms":([0-9.]+).*/\1/p' "$out/timing/metrics.jsonl" |
 steps=$(awk -v ms="$step_ms" -v s="$seconds" 'BEGIN { n = int(s * 1000 / ms); if (n < 60) n = 60; if (n > 4000) n = 4000; print n }')
 echo "a step takes $step_ms ms: training $steps steps"
 "${train[@]}" --warmup 20 --max-steps "$steps" --val-every $(((steps + 4) / 5)) --sample-every "$steps" --sample-tokens 256 \
-    --temperature 0.7 --output-dir "$out"
+    --temperature 0.7 --log-every $(((steps + 49) / 50)) --output-dir "$out"
 
 say "Result"
 val_loss=$(sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$out/metrics.jsonl" | tail -n 1)

@@ -1,6 +1,11 @@
 #include "llmc/base/log.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <cstdarg>
+#include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -14,12 +19,44 @@ std::string format_list(const char* format, std::va_list list) {
     return result;
 }
 
-void put(std::FILE* file, const std::string& content) {
+// Columns of a terminal; many where it does not say.
+std::size_t columns_of(std::FILE* file) {
+    winsize size{};
+    return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 1000;
+}
+
+}   // namespace
+
+Log::Log(bool speaks, std::FILE* out, std::FILE* err)
+    : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {
+    const char* kind = std::getenv("TERM");
+    on_terminal_ = speaks && isatty(fileno(out)) && kind != nullptr && std::strcmp(kind, "dumb") != 0;
+}
+
+Log::~Log() {
+    if (line_is_open_) put(out_, "");
+}
+
+void Log::put(std::FILE* file, const std::string& content) const {
+    if (line_is_open_) {
+        std::fputc('\n', out_);
+        std::fflush(out_);
+        line_is_open_ = false;
+    }
     std::fwrite(content.data(), 1, content.size(), file);   // a closed pipe is no reason to stop training
     std::fflush(file);
 }
 
-}   // namespace
+void Log::progress(const std::string& line, bool due) const {
+    if (out_ == nullptr) return;
+    if (!on_terminal_) {
+        if (due) put(out_, line + "\n");
+        return;
+    }
+    line_is_open_ = false;
+    put(out_, "\r" + line.substr(0, columns_of(out_) - 1) + "\x1b[K");   // and clear what is left of a longer one
+    line_is_open_ = true;
+}
 
 void Log::line(const char* format, ...) const {
     if (out_ == nullptr) return;

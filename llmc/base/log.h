@@ -1,6 +1,7 @@
 // What the program tells a person: one line at a time, flushed, so that it is seen through pipes and launchers.
 //
-// One rank speaks. Results and progress go to stdout, warnings and errors to stderr.
+// One rank speaks. Results and progress go to stdout, warnings and errors to stderr. On a terminal a line of progress
+// stays in place: the next one is written over it, anything else below it.
 #pragma once
 
 #include <cstdio>
@@ -8,8 +9,10 @@
 
 class Log {
 public:
-    explicit Log(bool speaks = true, std::FILE* out = stdout, std::FILE* err = stderr)
-        : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {}
+    explicit Log(bool speaks = true, std::FILE* out = stdout, std::FILE* err = stderr);
+    ~Log();
+    Log(const Log&) = delete;
+    Log& operator=(const Log&) = delete;
 
     bool speaks() const { return out_ != nullptr; }
 
@@ -19,10 +22,17 @@ public:
     void warning(const char* format, ...) const __attribute__((format(printf, 2, 3)));
     // Whole blocks of lines (tables, samples).
     void block(const std::string& lines) const;
+    // One more line of progress. On a terminal it replaces the last one, cut to the terminal's width; elsewhere it is
+    // written if it is `due`.
+    void progress(const std::string& line, bool due) const;
 
 private:
+    void put(std::FILE* file, const std::string& content) const;
+
     std::FILE* out_;
     std::FILE* err_;
+    bool on_terminal_;
+    mutable bool line_is_open_ = false;   // a line of progress stands there without its end
 };
 
 // printf into a string.

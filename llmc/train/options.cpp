@@ -223,6 +223,8 @@ void add_output_options(CLI::App& app, Options& o) {
     OptionGroup output(app, "Output");
     output.string("--output-dir,-o", o.output_dir,
                   "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
+    output.number("--log-every", o.log_every, 1, kMost,
+                  "print a line every this many steps, and first and last; a terminal shows each step, in place");
     output.number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
                   "save every this many steps, and after the last; 0: only a run that is cut short");
     output.number("--keep-checkpoints", o.keep_checkpoints, 0, kMost, "the newest so many, llm.c's -nk; 0: all");

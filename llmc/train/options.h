@@ -57,6 +57,7 @@ struct Options {
     int val_every = 20;         // steps; 0: never
     int val_max_batches = 80;   // sequences; -1: all
     int sample_every = 20;      // steps; 0: never
+    int log_every = 1;          // steps between lines of progress, where they go to no terminal
     int sample_tokens = 64;
     float temperature = 1.0f;   // 0: always the likeliest token
     bool hellaswag = false;     // multiple-choice evaluation with every validation but the first

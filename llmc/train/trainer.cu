@@ -214,12 +214,13 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
     const int last = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
-    parts_.log.line("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | %.2f ms | %.0f tok/s | %s | ETA %s", step_,
-                    max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
-                    static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                    record.step_ms, record.tokens_per_s,
-                    record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name).c_str() : "MFU unknown",
-                    duration(mean * (last - step_)).c_str());
+    const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
+    parts_.log.progress(
+        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | %.2f ms | %.0f tok/s | %s | ETA %s", step_,
+                  max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+                  static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
+                  record.step_ms, record.tokens_per_s, mfu.c_str(), duration(mean * (last - step_)).c_str()),
+        step_ == 1 || step_ == last || step_ % options_.log_every == 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
