@@ -5,19 +5,23 @@
 # A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
 # are made in the folders of the others, so that only the objects concerned are compiled, and made again at the end.
 . "$(dirname "$0")/common.sh"
+train_gpt=build/cpu-bf16/train_gpt tokenize=build/cpu/tokenize   # as make names them
 needs "$train_gpt" "$tokenize"
 built() { make --no-print-directory -j"$(nproc)" DEVICE=cpu PRECISION=bf16 "$@"; }
 without() {   # HEADER|LIBRARY NAME: sets hidden to compiler flags that hide it
-    local folder="$work/hidden-$2"
-    mkdir -p "$folder"
+    local folder="$work/hidden-${2##*/}"
+    mkdir -p "$folder/$(dirname "$2")"
     if [ "$1" = header ]; then echo "#error $2 is hidden" >"$folder/$2"; else echo "hidden" >"$folder/lib$2.so"; fi
     hidden="-I$folder -L$folder"
 }
-links() { ldd "$1" | grep -q "lib$2[-.]"; }   # PROGRAM LIBRARY
+links() { [[ $(ldd "$1") == *"lib$2"[-.]* ]]; }   # PROGRAM LIBRARY
 programs=("$train_gpt" "$tokenize" build/cpu/bigram build/cpu/loss_curve)
 
+# a tokenizer whose pattern is none of the known ones
 echo 'some text, some more text' >"$work/text.txt"
-own_pattern=(--train 260 --pattern '[a-z]+|[^a-z]+' --output "$work/own" "$work/text.txt")
+"$tokenize" --train 260 --split cl100k --output "$work/tokenizer" "$work/text.txt" >/dev/null
+sed -i 's/{1,3}/{1,2}/' "$work/tokenizer/tokenizer.json"
+own_pattern=(--tokenizer "$work/tokenizer/tokenizer.json" --output "$work/own" "$work/text.txt")
 
 hide() {   # header|library FILE PACKAGE LIBRARY
     local hidden
@@ -30,9 +34,11 @@ hide() {   # header|library FILE PACKAGE LIBRARY
     [ $? -eq 2 ] && grep -q "USE_$3=1, but nothing that uses it builds here: install lib" "$work/log"
     verdict $? "USE_$3=1 without its $1 names the package: $(tail -n 1 "$work/log")"
 }
-probe() { make --no-print-directory -pn DEVICE="${2:-cpu}" help 2>/dev/null | grep -qE "^$1_FOUND := 1"; }
+found() {   # NAME [DEVICE]
+    [ "$(make --no-print-directory -pn DEVICE="${2:-cpu}" help 2>/dev/null | sed -nE "s/^$1_FOUND := //p")" = 1 ]
+}
 
-if probe PCRE2; then
+if found PCRE2; then
     for kind in header:pcre2.h library:pcre2-8; do
         hide "${kind%%:*}" "${kind#*:}" PCRE2 pcre2
         "$tokenize" "${own_pattern[@]}" >"$work/log" 2>&1
@@ -42,7 +48,7 @@ if probe PCRE2; then
 else
     echo "SKIPPED hiding PCRE2: it is not here"
 fi
-if probe MPI; then
+if found MPI; then
     for kind in header:mpi.h library:mpi; do hide "${kind%%:*}" "${kind#*:}" MPI mpi; done
     if [ "${1:-}" = long ]; then
         dev/test/startup_test.sh
@@ -53,8 +59,8 @@ else
 fi
 built "${programs[@]}" >"$work/log" 2>&1
 verdict $? "the build with all that is here: $(tail -n 3 "$work/log")"
-if probe MPI; then links "$train_gpt" mpi; verdict $? "with MPI it is linked"; fi
-if probe PCRE2; then
+if found MPI; then links "$train_gpt" mpi; verdict $? "with MPI it is linked"; fi
+if found PCRE2; then
     "$tokenize" "${own_pattern[@]}" >"$work/log" 2>&1
     verdict $? "a pattern of one's own: $(cat "$work/log")"
 fi
@@ -76,7 +82,7 @@ missing cpu header xxhash.h libxxhash-dev
 if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header nccl.h libnccl-dev
     missing cuda header cublasLt.h nvidia-cublas
-    probe CUDNN cuda || echo "SKIPPED hiding cuDNN's headers: they are not here"
+    found CUDNN cuda || echo "SKIPPED hiding cuDNN's headers: they are not here"
     without header cudnn.h
     for source in library_attention_cudnn graph_cudnn attention_graph_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
