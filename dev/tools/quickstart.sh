@@ -11,7 +11,9 @@ precision=$2
 out=runs/quickstart
 seconds=${QUICKSTART_SECONDS:-110}   # of training
 
-say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+bold= plain=
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+say() { printf '\n%s== %s%s\n' "$bold" "$*" "$plain"; }
 
 say "Packages"
 dev/tools/deps.sh "$device"
