@@ -216,10 +216,10 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(
-        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | %.2f ms | %.0f tok/s | %s | ETA %s", step_,
+        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s", step_,
                   max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                  record.step_ms, record.tokens_per_s, mfu.c_str(), duration(mean * (last - step_)).c_str()),
+                  duration(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str()),
         step_ == 1 || step_ == last || step_ % options_.log_every == 0);
 }
 
