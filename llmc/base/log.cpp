@@ -27,8 +27,7 @@ std::size_t columns_of(std::FILE* file) {
 
 }   // namespace
 
-Log::Log(bool speaks, std::FILE* out, std::FILE* err)
-    : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {
+Log::Log(bool speaks, std::FILE* out, std::FILE* err) : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {
     const char* kind = std::getenv("TERM");
     on_terminal_ = speaks && isatty(fileno(out)) && kind != nullptr && std::strcmp(kind, "dumb") != 0;
 }

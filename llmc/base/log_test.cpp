@@ -1,0 +1,74 @@
+// Progress on a terminal (a pseudo-terminal here) and elsewhere.
+#include "llmc/base/log.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <string>
+
+namespace {
+
+// What a log writes to a terminal of so many columns.
+template <class Body>
+std::string on_terminal(unsigned short columns, Body body) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    REQUIRE(terminal >= 0);
+    REQUIRE(grantpt(terminal) == 0);
+    REQUIRE(unlockpt(terminal) == 0);
+    std::FILE* out = std::fopen(ptsname(terminal), "w");
+    REQUIRE(out != nullptr);
+    const winsize size{24, columns, 0, 0};
+    ioctl(terminal, TIOCSWINSZ, &size);
+    {
+        const Log log(true, out, out);
+        body(log);
+    }
+    char content[1000];
+    const ssize_t length = read(terminal, content, sizeof content);
+    std::fclose(out);
+    close(terminal);
+    return {content, length > 0 ? static_cast<std::size_t>(length) : 0};
+}
+
+// What it writes to a file.
+template <class Body>
+std::string in_file(Body body) {
+    std::FILE* out = std::tmpfile();
+    {
+        const Log log(true, out, out);
+        body(log);
+    }
+    char content[1000];
+    std::rewind(out);
+    const std::size_t length = std::fread(content, 1, sizeof content, out);
+    std::fclose(out);
+    return {content, length};
+}
+
+void three_steps(const Log& log) {
+    log.progress("step 1, a long line", false);
+    log.progress("step 2", true);
+    log.line("val loss");
+    log.progress("step 3", false);
+}
+
+struct WithTerm {
+    explicit WithTerm(const char* kind) { setenv("TERM", kind, 1); }
+    ~WithTerm() { unsetenv("TERM"); }
+};
+
+}   // namespace
+
+TEST_CASE("log: on a terminal progress stays in place, other lines go below it") {
+    const WithTerm term("xterm");
+    CHECK(on_terminal(12, three_steps) == "\rstep 1, a l\x1b[K\rstep 2\x1b[K\r\nval loss\r\n\rstep 3\x1b[K\r\n");
+}
+
+TEST_CASE("log: elsewhere progress is what is due, a line each") {
+    CHECK(in_file(three_steps) == "step 2\nval loss\n");
+    const WithTerm term("dumb");
+    CHECK(on_terminal(12, three_steps) == "step 2\r\nval loss\r\n");
+}
