@@ -45,7 +45,8 @@ DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
 OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-O1)
 # Where time goes: kernels, the stand-in, tokenizing, hashes. The rest waits for people, disks and peers; it compiles twice
 # as fast with less. Tests have less too: they are compiled more often than they run.
-HOT := %.cu llmc/kernels/% llmc/host/% llmc/data/bpe% $(addprefix llmc/data/tokenizer,.cpp _encoder.cpp _pieces.cpp _split%) llmc/io/hash.cpp dev/bench/%
+HOT := %.cu llmc/kernels/% llmc/host/% llmc/data/bpe% llmc/io/hash.cpp dev/bench/% \
+    $(filter-out %_huggingface.cpp %_manifest.cpp %_files.cpp %_inspect.cpp,$(wildcard llmc/data/tokenizer*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
 

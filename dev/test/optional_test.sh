@@ -82,8 +82,9 @@ missing cpu header xxhash.h libxxhash-dev
 if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header nccl.h libnccl-dev
     missing cuda header cublasLt.h nvidia-cublas
-    found CUDNN cuda || echo "SKIPPED hiding cuDNN's headers: they are not here"
     without header cudnn.h
+    ! make --no-print-directory DEVICE=cuda CXX="g++ $hidden" USE_CUDNN=1 help >"$work/log" 2>&1 && grep -q nvidia-cudnn "$work/log"
+    verdict $? "USE_CUDNN=1 without its headers names the package: $(tail -n 1 "$work/log")"
     for source in library_attention_cudnn graph_cudnn attention_graph_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
             build/cuda-no-cudnn/obj/llmc/kernels/$source.cpp.o >"$work/log" 2>&1
@@ -94,8 +95,11 @@ if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     rm -rf build/cuda-no-cudnn
     cuda=build/cuda-bf16-all/train_gpt
     if [ -e "$cuda" ]; then
-        links "$cuda" nccl
-        verdict $? "$cuda links NCCL"
+        for with in 0 $(found MPI && echo 1); do
+            make --no-print-directory -j"$(nproc)" DEVICE=cuda VARIANT=-all PRECISION=bf16 USE_MPI="$with" "$cuda" >"$work/log" 2>&1
+            links "$cuda" nccl && { [ "$with" = 1 ] && links "$cuda" mpi || { [ "$with" = 0 ] && ! links "$cuda" mpi; }; }
+            verdict $? "the CUDA build with USE_MPI=$with links NCCL, and MPI where it should: $(tail -n 2 "$work/log")"
+        done
     else
         echo "SKIPPED what the CUDA build links: make cuda-compile has not made $cuda"
     fi

@@ -26,7 +26,7 @@ count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log
         f=$((f + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
     done < <(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$log")
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
-    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ]; then p=1; fi
+    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ] && ! grep -qaE '^SKIPPED' "$log"; then p=1; fi
 }
 
 check() {

@@ -62,7 +62,7 @@ void append_value(std::string& out, const Value& value) {
     } else if constexpr (std::is_unsigned_v<Value>) {
         append_text(out, static_cast<unsigned long long>(value));
     } else {
-        static_assert(std::is_convertible_v<const Value&, long long>, "text() knows strings, numbers and pointers");
+        static_assert(std::is_integral_v<Value> || std::is_enum_v<Value>, "text() knows strings, numbers and pointers");
         append_text(out, static_cast<long long>(value));
     }
 }

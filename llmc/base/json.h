@@ -1,4 +1,4 @@
-// JSON, by nlohmann-json. Reading and writing take seconds to compile, so that is done once, in json.cpp.
+// JSON, by nlohmann-json. Its reading and writing take seconds to compile, so json.cpp does it once for (nearly) all files.
 // For host .cpp files only.
 #pragma once
 
