@@ -24,6 +24,7 @@
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
+#include "llmc/train/stop_signals.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -65,6 +66,7 @@ std::optional<RunState> resume(const RunInputs& inputs, const Options& options, 
 }
 
 int train(Options options, World& world, const StopSignals& signals) {
+    signals.leave_if_received();
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
     open_device(world.place().local_rank);
@@ -124,7 +126,7 @@ std::string whose(const StartupOptions& startup) {
 }   // namespace
 
 int main(int argc, char** argv) {
-    const StopSignals signals;   // from the start, so that none finds the program unprepared
+    StopSignals& signals = take_stop_signals();   // before any library starts a thread
     std::string who;
     try {
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
@@ -135,6 +137,7 @@ int main(int argc, char** argv) {
         }
         who = whose(options.startup);
         World world(world_options(options));
+        signals.remember_from_now(world.is_first());
         return world.guarded([&] {
             world.require_same("the command line", command_line.shared);
             return train(options, world, signals);

@@ -4,7 +4,11 @@
 # Every process learns its place from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 # Waits for all of them; once one has ended badly, the others get SECONDS (default 60) to follow, then they are killed,
 # stopped ones too. Returns 0 if all ended well, else the first code that is neither 0 nor 75 (a mistake or a bug, which
-# starting again would not cure), else 75 (stopped or lost, but resumable). Signals INT, TERM and USR1 are passed on.
+# starting again would not cure), else 75 (stopped or lost, but resumable).
+#
+# Signals INT, TERM, HUP and USR1 are passed on, each time one comes. Every rank is a process group of its own, so that a
+# terminal's Ctrl-C reaches it once, by way of this script; Ctrl-Z suspends ranks and script together. Should the script
+# be killed, ranks get TERM (where setpriv is there to arrange it).
 set -u
 
 usage() {
@@ -28,27 +32,46 @@ shift $((OPTIND - 1))
 # an unprivileged port below the range that outgoing connections use, different between runs on one machine
 [ -n "$port" ] || port=$((10000 + ($$ * 7 + RANDOM) % 20000))
 
-pids=()
+with_parent=()
+if setpriv --pdeathsig TERM true 2>/dev/null; then with_parent=(setpriv --pdeathsig TERM); fi
+groups=()   # of the ranks; each has its leader's number
 pass_on() {
-    for pid in "${pids[@]}"; do kill -s "$1" "$pid" 2>/dev/null; done
+    local group
+    for group in "${groups[@]}"; do kill -s "$1" -- "-$group" 2>/dev/null; done
 }
-for signal in INT TERM USR1; do trap "pass_on $signal" "$signal"; done
+suspend() {
+    pass_on STOP
+    kill -s STOP $$
+    pass_on CONT
+}
 
+# A signal that comes while ranks are started is passed on when all are there.
+asked=
+for signal in INT TERM HUP USR1; do trap "asked=$signal" "$signal"; done
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+set -m   # job control gives each a process group
 for ((rank = 0; rank < ranks; rank++)); do
-    RANK=$rank LOCAL_RANK=$rank "$@" &
-    pids+=($!)
+    RANK=$rank LOCAL_RANK=$rank "${with_parent[@]}" "$@" </dev/null &
+    groups+=($!)
 done
+set +m
+for signal in INT TERM HUP USR1; do trap "pass_on $signal" "$signal"; done
+trap suspend TSTP
+[ -z "$asked" ] || pass_on "$asked"
 
 # A process that ends badly starts a timer, whose end is what else `wait -n` may return for.
+pids=("${groups[@]}")   # that have not ended, by rank
 timer=
 result=0
 left=$ranks
 while [ "$left" -gt 0 ]; do
     ended=
-    wait -n -p ended "${pids[@]}" $timer
+    for pid in "${pids[@]}" $timer; do   # `wait -n` may be silent of what died while this script did something else
+        kill -s 0 "$pid" 2>/dev/null || { ended=$pid && break; }
+    done
+    if [ -n "$ended" ]; then wait "$ended"; else wait -n -p ended "${pids[@]}" $timer; fi
     code=$?
-    [ -n "$ended" ] || continue   # a signal arrived: it has been passed on
+    [ -n "${ended:-}" ] || continue   # a signal arrived, which has been passed on; bash has unset the variable
     if [ "$ended" = "$timer" ]; then
         echo "launch.sh: killing what has not ended $patience s after the first loss" >&2
         pass_on KILL
@@ -65,9 +88,21 @@ while [ "$left" -gt 0 ]; do
     [ $code -ne 0 ] || continue
     if [ $result -eq 0 ] || { [ $result -eq 75 ] && [ $code -ne 75 ]; }; then result=$code; fi
     if [ -z "$timer" ] && [ "$left" -gt 0 ]; then
+        set -m   # out of the way of signals to this script's group
         sleep "$patience" &
+        set +m
         timer=$!
     fi
 done
 [ -z "$timer" ] || kill "$timer" 2>/dev/null
+
+# A rank may be a script that a signal has ended before the program in it: that one gets as long to follow.
+still_there() {
+    local group
+    for group in "${groups[@]}"; do ! kill -s 0 -- "-$group" 2>/dev/null || return 0; done
+    return 1
+}
+deadline=$((SECONDS + patience))
+while still_there && [ $SECONDS -lt $deadline ]; do sleep 0.1; done
+still_there && pass_on KILL
 exit $result

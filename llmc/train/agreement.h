@@ -7,7 +7,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/parallel/world.h"
-#include "llmc/train/guard.h"
+#include "llmc/train/stop_signals.h"
 #include "llmc/train/stop_votes.h"
 
 class Agreement {

@@ -51,8 +51,8 @@ Communicator* group_of(TestRank& me) {
 
 // A run of four steps with validation and questions after every second, on three ranks, into `output`; continued from
 // the newest checkpoint there. `tell`: whenever the first rank has written a record. Returns how it ended.
-RunEnd run(const std::string& data, const std::string& output, int zero, const std::function<void()>& tell) {
-    const StopSignals signals;
+RunEnd run(const std::string& data, const std::string& output, int zero, const std::function<void(StopSignals&)>& tell) {
+    StopSignals signals;
     RunEnd end{};
     real_files().make_folders(output);
     on_ranks(3, [&](TestRank& me) {
@@ -69,7 +69,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero, const s
         const auto found = newest_checkpoint(real_files(), output, skipped);
         RunState state;
         if (found) state = load_training_state(real_files(), found->path, model, *optimizer);
-        TellingFiles files(real_files(), tell);
+        TellingFiles files(real_files(), [&] { tell(signals); });
         const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
         const Log log(false);
         Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
@@ -149,19 +149,19 @@ TEST_CASE("trainer: a signal after any record of three ranks, and the resumed ru
     write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
     int all = 0;
     const auto whole = folder / "whole";
-    CHECK(run(folder / "tokens.bin", whole, 3, [&] { all++; }) == RunEnd::finished);
+    CHECK(run(folder / "tokens.bin", whole, 3, [&](StopSignals&) { all++; }) == RunEnd::finished);
     CHECK(all == 4 + 3 + 2);
     int in_the_midst = 0;
     for (int at = 1; at <= all; at++) {
         INFO("a signal after record ", at);
         const std::string output = folder / text("cut ", at);
         int seen = 0;
-        const RunEnd end = run(folder / "tokens.bin", output, 3, [&] {
-            if (++seen == at) std::raise(SIGTERM);
+        const RunEnd end = run(folder / "tokens.bin", output, 3, [&](StopSignals& signals) {
+            if (++seen == at) signals.note(SIGTERM);
         });
         CHECK(end == (at < all ? RunEnd::signal : RunEnd::finished));
         in_the_midst += seen == at && at < all;   // nothing more was written: not even the validation at hand
-        CHECK(run(folder / "tokens.bin", output, 3, [] {}) == RunEnd::finished);
+        CHECK(run(folder / "tokens.bin", output, 3, [](StopSignals&) {}) == RunEnd::finished);
         CHECK(records(output) == records(whole));
     }
     CHECK(in_the_midst >= 4);

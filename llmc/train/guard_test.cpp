@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <csignal>
 
 TEST_CASE("guard: z-scores begin once the window is full, and match their definition") {
     OutlierDetector detector;
@@ -37,13 +36,4 @@ TEST_CASE("guard: a restored detector goes on exactly") {
     OutlierDetector second;
     second.restore(first.state());
     for (int i = 150; i < 400; i++) CHECK(whole.update(std::sin(i)) == second.update(std::sin(i)));
-}
-
-TEST_CASE("guard: signals are remembered by name") {
-    StopSignals signals;
-    CHECK(signals.received().empty());
-    std::raise(SIGUSR1);
-    CHECK(signals.received() == "SIGUSR1");
-    std::raise(SIGTERM);
-    CHECK(signals.received() == "SIGTERM");
 }

@@ -16,8 +16,8 @@
 #include "llmc/model/config.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/parallel/world.h"
-#include "llmc/train/guard.h"
 #include "llmc/train/options.h"
+#include "llmc/train/stop_signals.h"
 #include "llmc/train/training_state.h"
 
 struct RunInputs {

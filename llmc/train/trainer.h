@@ -21,6 +21,7 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sampler.h"
+#include "llmc/train/stop_signals.h"
 #include "llmc/train/training_state.h"
 #include "llmc/train/validation.h"
 
@@ -48,7 +49,7 @@ struct TrainerParts {
 enum class RunEnd {
     finished,         // all steps done
     stop_requested,   // --stop-after
-    signal,           // SIGINT, SIGTERM or SIGUSR1
+    signal,           // a request to stop (stop_signals.h)
 };
 
 class Trainer {

@@ -1,0 +1,234 @@
+#!/usr/bin/env bash
+# Requests to stop, as an operator makes them: one process and several under launch.sh, by kill and by Ctrl-C in a
+# pseudo-terminal, at random times. Whatever was stopped ends with 75, leaves nothing behind, and its resumed run equals
+# the uncut one. `signals_test.sh long`: 300 runs of one process and 50 of 2 and 4; SEED=N repeats their times.
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
+seed=${SEED:-$RANDOM}
+RANDOM=$seed
+echo "SEED=$seed"
+single_runs=8 launched_runs=4
+if [ "${1:-}" = long ]; then single_runs=300 launched_runs=50; fi
+
+seq 1 20000 >"$work/numbers.txt"
+"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+steps=40
+command_of() {   # FOLDER ARGUMENTS...: sets the array `command`
+    command=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2
+        --channels 64 --seq-len 64 --micro-batch 2 --total-batch 512 --max-steps $steps --lr 1e-3 --val-every 20
+        --val-max-batches 8 --sample-every 0 --checkpoint-every 50 --output-dir "$@")
+}
+start() {   # as a terminal's foreground job, which does not ignore SIGINT; sets pid
+    set -m
+    "$@" &
+    pid=$!
+    set +m
+}
+train() {   # FOLDER ARGUMENTS...: in the background
+    command_of "$@"
+    start "${command[@]}" >>"$1.log" 2>&1
+}
+launch() {   # RANKS FOLDER ARGUMENTS...: in the background
+    local ranks=$1
+    shift
+    command_of "$@"
+    start scripts/launch.sh -n "$ranks" "${command[@]}" --zero 2 >>"$1.log" 2>&1
+}
+ends() { wait "$pid"; code=$?; }   # sets code
+await() {   # FOLDER PATTERN: until its log has it, or the run has ended
+    until grep -qs "$2" "$1.log" || ! kill -0 "$pid" 2>/dev/null; do sleep 0.01; done
+}
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+pause() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }   # MILLISECONDS
+below() { echo $(((RANDOM * 32768 + RANDOM) % $1)); }
+left_over() { pgrep -f -- "--output-dir $1( |$)"; }   # processes of the run
+
+# The signals that all threads of a process block, and those that have a handler: 1 is HUP, 2 INT, 10 USR1, 15 TERM.
+stop_mask=0x4203
+field() { sed -n "s/^$2:\s*/0x/p" "$1" 2>/dev/null; }
+has_begun() { local mask; mask=$(field "/proc/$pid/status" SigBlk); [ $((${mask:-0} & stop_mask)) -eq $((stop_mask)) ]; }
+
+# same FOLDER UNCUT: records but for times, and the state at the end
+records() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+last_step=$(printf 'step_%08d' $steps)
+same() {
+    cmp <(records "$1") <(records "$2") && cmp "$1/main.log" "$2/main.log" &&
+        diff -rq -x manifest.json "$1/$last_step" "$2/$last_step"
+}
+
+# resumes FOLDER UNCUT CODE COMMAND...: the run ended with CODE 75 and goes on to equal the uncut one; sets bad
+resumes() {
+    local out=$1 uncut=$2
+    bad=
+    if [ "$3" -ne 75 ]; then bad="exit $3"; fi
+    shift 3
+    if [ -z "$bad" ] && grep -q '"loss"' "$out/metrics.jsonl" 2>/dev/null && ! compgen -G "$out/step_*/manifest.json" >/dev/null; then
+        bad="steps were made and nothing was saved"
+    fi
+    grep -q 'received' "$out.log" || bad+=" does not say why it stopped"
+    [ -n "$bad" ] || { "$@" "$out" --resume && ends && [ "$code" -eq 0 ]; } || bad+=" resumed: exit $code"
+    [ -n "$bad" ] || same "$out" "$uncut" || bad="resumed differs from uncut"
+}
+
+# ---- one process
+for attention in library own; do
+    began=$(milliseconds)
+    train "$work/uncut-$attention" --attention $attention && ends
+    declare "took_$attention=$(($(milliseconds) - began))"
+    verdict "$code" "uncut, $attention: $(tail -n 3 "$work/uncut-$attention.log")"
+done
+
+train "$work/threads" --max-steps 100000
+await "$work/threads" '^step    3/'
+threads=0 ready=0   # the one that waits for them counts as not blocking them
+for task in /proc/"$pid"/task/*/status; do
+    threads=$((threads + 1))
+    [ $(($(field "$task" SigBlk) & stop_mask)) -ne $((stop_mask)) ] || ready=$((ready + 1))
+done
+[ $ready -eq $((threads - 1)) ] && [ $ready -gt 0 ] && [ $(($(field "/proc/$pid/status" SigCgt) & stop_mask)) -eq 0 ]
+verdict $? "signals to stop are blocked in $ready of $threads threads, and have no handler: $(grep Sig "/proc/$pid/status")"
+kill -TERM "$pid"; ends
+
+for signal in INT TERM HUP USR1; do
+    train "$work/$signal"
+    await "$work/$signal" '^step    3/'
+    kill -s $signal "$pid"; ends
+    resumes "$work/$signal" "$work/uncut-library" "$code" train
+    [ -z "$bad" ] && grep -q "SIG$signal received: stopped after step" "$work/$signal.log"
+    verdict $? "SIG$signal: $bad $(tail -n 3 "$work/$signal.log")"
+done
+
+# a step of several seconds: one request waits for it, what arrives twice at once is one, a second ends the run
+long_step=(--total-batch 131072)
+train "$work/twice" "${long_step[@]}" --val-every 0
+await "$work/twice" '^step    1/'
+pause 100; kill -INT "$pid"; pause 50; kill -INT "$pid"; ends
+[ "$code" -eq 75 ] && compgen -G "$work/twice/step_*/manifest.json" >/dev/null
+verdict $? "SIGINT twice within 50 ms is one request (exit $code): $(tail -n 3 "$work/twice.log")"
+train "$work/second" "${long_step[@]}" --val-every 0
+await "$work/second" '^step    1/'
+pause 100; kill -INT "$pid"; pause 600; kill -INT "$pid"; ends
+[ "$code" -eq 130 ] && grep -q "SIGINT within 10 s of another request" "$work/second.log"
+verdict $? "a second SIGINT ends the run at once (exit $code): $(tail -n 3 "$work/second.log")"
+
+# start-up: a rank that waits for another one, which never comes
+train "$work/alone" --init tcp --init-address "127.0.0.1:$((10000 + $$ % 20000))" --processes 2 --process-rank 0
+until has_begun; do sleep 0.01; done
+pause 300; began=$(milliseconds); kill -INT "$pid"; ends
+[ "$code" -eq 75 ] && [ $(($(milliseconds) - began)) -lt 5000 ] && grep -q "during start-up" "$work/alone.log"
+verdict $? "a rank that waits for its peers stops at once (exit $code): $(tail -n 3 "$work/alone.log")"
+
+# what was ignored from the start stays so; nobody reads the output
+trap '' HUP
+train "$work/nohup"
+trap - HUP
+await "$work/nohup" '^step    3/'
+kill -HUP "$pid"; ends
+[ "$code" -eq 0 ] && same "$work/nohup" "$work/uncut-library"
+verdict $? "SIGHUP under nohup is ignored (exit $code): $(tail -n 3 "$work/nohup.log")"
+command_of "$work/pipe"
+"${command[@]}" 2>"$work/pipe.log" | head -n 1 >/dev/null
+[ "${PIPESTATUS[0]}" -eq 0 ] && same "$work/pipe" "$work/uncut-library"
+verdict $? "a closed pipe does not end a run: $(tail -n 3 "$work/pipe.log")"
+
+# at random times, from the program's begin (before, signals do what they do to any program) to after its end
+died=0 finished=0 stopped=0 early=0
+for ((run = 0; run < single_runs; run++)); do
+    attention=$([ $((run % 2)) -eq 0 ] && echo library || echo own)
+    signal=$([ $((run / 2 % 2)) -eq 0 ] && echo INT || echo TERM)
+    took=took_$attention out=$work/random
+    delay=$(below $((${!took} * 11 / 10)))
+    rm -rf "$out" "$out.log"
+    train "$out" --attention $attention
+    until has_begun || ! kill -0 "$pid" 2>/dev/null; do :; done
+    pause "$delay"; kill -s $signal "$pid" 2>/dev/null; ends
+    if [ "$code" -eq 0 ]; then
+        finished=$((finished + 1)) bad=
+        same "$out" "$work/uncut-$attention" || bad="exit 0, but not as uncut"
+    else
+        grep -q '"loss"' "$out/metrics.jsonl" 2>/dev/null && stopped=$((stopped + 1)) || early=$((early + 1))
+        resumes "$out" "$work/uncut-$attention" "$code" train
+    fi
+    [ -z "$bad" ] || { died=$((died + 1)) && echo "run $run, SIG$signal after $delay ms, $attention: $bad $(tail -n 4 "$out.log")"; }
+done
+[ $died -eq 0 ]
+verdict $? "$died of $single_runs interrupted runs went wrong"
+echo "$single_runs interrupted runs: $stopped stopped with a checkpoint, $early before the first step, $finished finished, $died went wrong"
+
+# ---- several processes under launch.sh
+mkfifo "$work/keys"
+in_terminal() {   # RANKS FOLDER ARGUMENTS...: in the foreground of a pseudo-terminal; what is written to 5 is typed there
+    local ranks=$1
+    shift
+    command_of "$@"
+    exec 5<>"$work/keys"
+    start script -qec "exec $(printf '%q ' scripts/launch.sh -n "$ranks" "${command[@]}" --zero 2)" /dev/null \
+        <&5 >>"$1.log" 2>&1
+}
+command -v script >/dev/null || echo "SKIPPED Ctrl-C in a terminal: there is no script(1) (bsdutils)"
+for ranks in 2 4; do
+    launch $ranks "$work/uncut-$ranks" && ends
+    verdict "$code" "uncut, $ranks ranks: $(tail -n 3 "$work/uncut-$ranks.log")"
+done
+wrong=0
+for ((run = 0; run < launched_runs; run++)); do
+    ranks=$((2 + run % 2 * 2)) out=$work/launched at=$((1 + $(below $((steps / 2)))))
+    how=$([ $((run / 2 % 2)) -eq 0 ] && echo Ctrl-C || echo "kill")
+    command -v script >/dev/null || how=kill
+    rm -rf "$out" "$out.log"
+    if [ $how = Ctrl-C ]; then in_terminal $ranks "$out"; else launch $ranks "$out"; fi
+    await "$out" "^step *$at/"
+    pause "$(below 20)"
+    if [ $how = Ctrl-C ]; then
+        printf '\003' >&5
+    else
+        signals=(INT TERM HUP USR1)
+        how="kill -${signals[run / 4 % 4]}"
+        $how "$pid"
+    fi
+    ends; exec 5>&-
+    orphans=$(left_over "$out")
+    resumes "$out" "$work/uncut-$ranks" "$code" launch $ranks
+    [ -z "$orphans" ] || bad+=" processes remain: $orphans"
+    [ -z "$bad" ] || { wrong=$((wrong + 1)) && echo "run $run, $ranks ranks, $how after step $at: $bad $(tail -n 6 "$out.log")"; }
+done
+[ $wrong -eq 0 ]
+verdict $? "$wrong of $launched_runs runs under launch.sh went wrong"
+echo "$launched_runs runs of 2 and 4 ranks under launch.sh: $wrong went wrong"
+
+# a second Ctrl-C reaches the ranks too
+if command -v script >/dev/null; then
+    in_terminal 2 "$work/insist" "${long_step[@]}" --val-every 0
+    await "$work/insist" '^step    1/'
+    printf '\003' >&5; pause 600; printf '\003' >&5; ends; exec 5>&-
+    [ "$code" -eq 75 ] && grep -q "SIGINT within 10 s of another request" "$work/insist.log" && [ -z "$(left_over "$work/insist")" ]
+    verdict $? "a second Ctrl-C ends all at once (exit $code): $(tail -n 5 "$work/insist.log")"
+    in_terminal 2 "$work/suspended"
+    await "$work/suspended" '^step    2/'
+    launcher=$(pgrep -f "launch.sh -n 2 .*--output-dir $work/suspended" | tail -n 1)
+    printf '\032' >&5; pause 500
+    states=$(for rank in $(pgrep -P "$launcher") $launcher; do sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$rank/status"; done | tr -d '\n')
+    kill -CONT "$pid" "$launcher"; ends; exec 5>&-   # script(1) stops itself, too
+    [ "$states" = TTT ] && [ "$code" -eq 0 ] && same "$work/suspended" "$work/uncut-2"
+    verdict $? "Ctrl-Z suspends ranks and script ($states), which go on (exit $code): $(tail -n 3 "$work/suspended.log")"
+fi
+# a rank that is a script, which dies of the signal before the program in it has ended
+printf '#!/usr/bin/env bash\n"$@"\nexit $?\n' >"$work/wrapper.sh"
+command_of "$work/wrapped" "${long_step[@]}" --val-every 0
+start scripts/launch.sh -n 2 bash "$work/wrapper.sh" "${command[@]}" >"$work/wrapped.log" 2>&1
+await "$work/wrapped" '^step    1/'
+kill -TERM "$pid"; ends
+[ "$code" -eq 75 ] && [ -z "$(left_over "$work/wrapped")" ] && compgen -G "$work/wrapped/step_*/manifest.json" >/dev/null
+verdict $? "ranks inside scripts are waited for (exit $code): $(tail -n 5 "$work/wrapped.log")"
+# the script itself is killed
+if setpriv --pdeathsig TERM true 2>/dev/null; then
+    launch 2 "$work/killed" --max-steps 100000
+    await "$work/killed" '^step    3/'
+    kill -KILL "$pid"; ends 2>/dev/null
+    for ((i = 0; i < 1000; i++)); do [ -n "$(left_over "$work/killed")" ] && sleep 0.01 || break; done
+    [ -z "$(left_over "$work/killed")" ] && compgen -G "$work/killed/step_*/manifest.json" >/dev/null
+    verdict $? "ranks save and end when launch.sh is killed: $(tail -n 3 "$work/killed.log")"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

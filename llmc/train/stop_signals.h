@@ -1,0 +1,56 @@
+// Requests to stop a run: SIGINT (Ctrl-C), SIGTERM, SIGHUP, and SIGUSR1 (what batch systems send before the time is up).
+//
+// The training loop stops after the step at hand and saves; the start-up has nothing to save and just ends.
+// No handler runs: oneDNN lets the stack pointer point into the heap while it multiplies, so a handler would write
+// there. Instead the signals are blocked and one thread waits for them.
+//
+// What must hold: take_stop_signals() comes before anything that may start a thread, because a thread inherits what is
+// blocked, and one that does not block a signal dies of it. A program that this one starts would inherit it too; there
+// is none.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <string>
+
+class StopSignals {
+public:
+    // The name of the signal that asked first, or an empty string.
+    std::string received() const;
+
+    // For the start-up: Error(resumable) where a signal has been received.
+    void leave_if_received() const;
+
+    // From now on a request is remembered, and the caller looks for it often. Until then it ends the process with exit
+    // code 75, because the start-up may wait long for other ranks. `speaks`: whether this rank tells of it at once.
+    void remember_from_now(bool speaks);
+
+    // A signal arrived, or a test says so.
+    void note(int signal);
+
+private:
+    friend StopSignals& take_stop_signals();
+    void note_or_leave(int signal);
+
+    std::atomic<int> first_ = 0;
+    std::atomic<bool> remembers_ = false, speaks_ = false;
+};
+
+// Blocks the signals, starts the thread that takes them, and makes SIGPIPE an error of the write instead of the end of
+// the process. All of it lasts as long as the process, so that a signal that comes while it ends changes nothing.
+// A signal that was ignored when the program began stays so: SIGHUP under nohup, SIGINT in a script's background.
+// A second request within 10 seconds ends the process at once, as the signal does by default. To be called once.
+StopSignals& take_stop_signals();
+
+// Tells requests from deliveries: one Ctrl-C may arrive twice, from the terminal and from a launcher that passes it on.
+class RequestCount {
+public:
+    enum class Request { first, same, second };
+    static constexpr double kSameSeconds = 0.4, kSecondSeconds = 10;
+
+    // A signal at this time; times do not decrease. What comes after kSecondSeconds is a first one again.
+    Request count(double seconds);
+
+private:
+    std::optional<double> last_;   // when the last request began
+};
