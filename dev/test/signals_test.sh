@@ -12,11 +12,11 @@ if [ "${1:-}" = long ]; then single_runs=300 launched_runs=50; fi
 
 seq 1 20000 >"$work/numbers.txt"
 "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
-steps=40
+steps=24
 command_of() {   # FOLDER ARGUMENTS...: sets the array `command`
     command=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2
-        --channels 64 --seq-len 64 --micro-batch 2 --total-batch 512 --max-steps $steps --lr 1e-3 --val-every 20
-        --val-max-batches 8 --sample-every 0 --checkpoint-every 50 --output-dir "$@")
+        --channels 64 --seq-len 64 --micro-batch 2 --total-batch 512 --max-steps $steps --lr 1e-3 --val-every 10
+        --val-max-batches 8 --sample-every 0 --checkpoint-every 15 --output-dir "$@")
 }
 start() {   # as a terminal's foreground job, which does not ignore SIGINT; sets pid
     set -m
@@ -56,7 +56,9 @@ same() {
         diff -rq -x manifest.json "$1/$last_step" "$2/$last_step"
 }
 
-# resumes FOLDER UNCUT CODE COMMAND...: the run ended with CODE 75 and goes on to equal the uncut one; sets bad
+# resumes FOLDER UNCUT CODE COMMAND...: the run ended with CODE 75 and goes on by COMMAND FOLDER --resume, and whatever
+# `options` holds, to equal the uncut one; sets bad
+options=()
 resumes() {
     local out=$1 uncut=$2
     bad=
@@ -66,7 +68,7 @@ resumes() {
         bad="steps were made and nothing was saved"
     fi
     grep -q 'received' "$out.log" || bad+=" does not say why it stopped"
-    [ -n "$bad" ] || { "$@" "$out" --resume && ends && [ "$code" -eq 0 ]; } || bad+=" resumed: exit $code"
+    [ -n "$bad" ] || { "$@" "$out" --resume "${options[@]}" && ends && [ "$code" -eq 0 ]; } || bad+=" resumed: exit $code"
     [ -n "$bad" ] || same "$out" "$uncut" || bad="resumed differs from uncut"
 }
 
@@ -98,22 +100,22 @@ for signal in INT TERM HUP USR1; do
     verdict $? "SIG$signal: $bad $(tail -n 3 "$work/$signal.log")"
 done
 
-# a step of several seconds: one request waits for it, what arrives twice at once is one, a second ends the run
-long_step=(--total-batch 131072)
-train "$work/twice" "${long_step[@]}" --val-every 0
+# long steps: one request waits for it, what arrives twice at once is one, a second ends the run in the midst of a step
+long_step=(--total-batch 32768 --val-every 0) endless_step=(--total-batch 16777216 --val-every 0)
+train "$work/twice" "${long_step[@]}"
 await "$work/twice" '^step    1/'
-pause 100; kill -INT "$pid"; pause 50; kill -INT "$pid"; ends
+pause 50; kill -INT "$pid"; pause 50; kill -INT "$pid"; ends
 [ "$code" -eq 75 ] && compgen -G "$work/twice/step_*/manifest.json" >/dev/null
 verdict $? "SIGINT twice within 50 ms is one request (exit $code): $(tail -n 3 "$work/twice.log")"
-train "$work/second" "${long_step[@]}" --val-every 0
-await "$work/second" '^step    1/'
-pause 100; kill -INT "$pid"; pause 600; kill -INT "$pid"; ends
+train "$work/second" "${endless_step[@]}"
+await "$work/second" 'the device reports'
+pause 300; kill -INT "$pid"; pause 600; kill -INT "$pid"; ends
 [ "$code" -eq 130 ] && grep -q "SIGINT within 10 s of another request" "$work/second.log"
 verdict $? "a second SIGINT ends the run at once (exit $code): $(tail -n 3 "$work/second.log")"
 
 # start-up: a rank that waits for another one, which never comes
-train "$work/alone" --init tcp --init-address "127.0.0.1:$((10000 + $$ % 20000))" --processes 2 --process-rank 0
-until has_begun; do sleep 0.01; done
+train "$work/alone" --init tcp --init-address "127.0.0.1:$((10000 + $$ % 20000))" --processes 2 --process-rank 0 --init-timeout 10
+until has_begun || ! kill -0 "$pid" 2>/dev/null; do sleep 0.01; done
 pause 300; began=$(milliseconds); kill -INT "$pid"; ends
 [ "$code" -eq 75 ] && [ $(($(milliseconds) - began)) -lt 5000 ] && grep -q "during start-up" "$work/alone.log"
 verdict $? "a rank that waits for its peers stops at once (exit $code): $(tail -n 3 "$work/alone.log")"
@@ -136,12 +138,13 @@ died=0 finished=0 stopped=0 early=0
 for ((run = 0; run < single_runs; run++)); do
     attention=$([ $((run % 2)) -eq 0 ] && echo library || echo own)
     signal=$([ $((run / 2 % 2)) -eq 0 ] && echo INT || echo TERM)
-    took=took_$attention out=$work/random
+    took=took_$attention out=$work/random options=(--attention $attention)
     delay=$(below $((${!took} * 11 / 10)))
     rm -rf "$out" "$out.log"
-    train "$out" --attention $attention
+    train "$out" "${options[@]}"
     until has_begun || ! kill -0 "$pid" 2>/dev/null; do :; done
-    pause "$delay"; kill -s $signal "$pid" 2>/dev/null; ends
+    [ "$delay" -eq 0 ] || pause "$delay"
+    kill -s $signal "$pid" 2>/dev/null; ends
     if [ "$code" -eq 0 ]; then
         finished=$((finished + 1)) bad=
         same "$out" "$work/uncut-$attention" || bad="exit 0, but not as uncut"
@@ -156,6 +159,7 @@ verdict $? "$died of $single_runs interrupted runs went wrong"
 echo "$single_runs interrupted runs: $stopped stopped with a checkpoint, $early before the first step, $finished finished, $died went wrong"
 
 # ---- several processes under launch.sh
+options=()
 mkfifo "$work/keys"
 in_terminal() {   # RANKS FOLDER ARGUMENTS...: in the foreground of a pseudo-terminal; what is written to 5 is typed there
     local ranks=$1
@@ -198,9 +202,9 @@ echo "$launched_runs runs of 2 and 4 ranks under launch.sh: $wrong went wrong"
 
 # a second Ctrl-C reaches the ranks too
 if command -v script >/dev/null; then
-    in_terminal 2 "$work/insist" "${long_step[@]}" --val-every 0
-    await "$work/insist" '^step    1/'
-    printf '\003' >&5; pause 600; printf '\003' >&5; ends; exec 5>&-
+    in_terminal 2 "$work/insist" "${endless_step[@]}"
+    await "$work/insist" 'the device reports'
+    pause 300; printf '\003' >&5; pause 600; printf '\003' >&5; ends; exec 5>&-
     [ "$code" -eq 75 ] && grep -q "SIGINT within 10 s of another request" "$work/insist.log" && [ -z "$(left_over "$work/insist")" ]
     verdict $? "a second Ctrl-C ends all at once (exit $code): $(tail -n 5 "$work/insist.log")"
     in_terminal 2 "$work/suspended"
@@ -214,7 +218,7 @@ if command -v script >/dev/null; then
 fi
 # a rank that is a script, which dies of the signal before the program in it has ended
 printf '#!/usr/bin/env bash\n"$@"\nexit $?\n' >"$work/wrapper.sh"
-command_of "$work/wrapped" "${long_step[@]}" --val-every 0
+command_of "$work/wrapped" "${long_step[@]}"
 start scripts/launch.sh -n 2 bash "$work/wrapper.sh" "${command[@]}" >"$work/wrapped.log" 2>&1
 await "$work/wrapped" '^step    1/'
 kill -TERM "$pid"; ends

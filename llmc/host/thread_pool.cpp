@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "llmc/host/fault.h"
+
 namespace host {
 namespace {
 
@@ -96,6 +98,7 @@ private:
     }
 
     void help(int number) {
+        prepare_thread_for_faults();   // oneDNN may be at work on it when a fault comes, its stack pointer in the heap
         current_thread_number = number;
         std::uint64_t seen = 0;
         std::unique_lock<std::mutex> lock(mutex_);

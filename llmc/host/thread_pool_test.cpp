@@ -1,5 +1,6 @@
 // The thread pool: every item once, whatever the numbers; errors come back; nested calls; threads counted.
 #include <doctest/doctest.h>
+#include <signal.h>
 
 #include <atomic>
 #include <chrono>
@@ -130,4 +131,23 @@ TEST_CASE("thread pool: callers on several threads take turns") {
     }
     for (std::thread& caller : callers) caller.join();
     CHECK(sum == 4 * 50 * 190);
+}
+
+TEST_CASE("thread pool: helpers have a stack for handlers of faults") {
+    WithThreads with(4);
+    std::atomic<int> helpers{0}, without{0};
+    for (int round = 0; round < 50 && helpers < 3; round++) {
+        host::parallel_for(
+            16,
+            [&](std::int64_t) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                if (host::thread_number() == 0) return;
+                stack_t stack{};
+                sigaltstack(nullptr, &stack);
+                helpers++, without += (stack.ss_flags & SS_DISABLE) != 0;
+            },
+            1);
+    }
+    CHECK(helpers > 0);
+    CHECK(without == 0);
 }

@@ -1,4 +1,4 @@
-// Requests to stop a run: SIGINT (Ctrl-C), SIGTERM, SIGHUP, and SIGUSR1 (what batch systems send before the time is up).
+// Requests to stop a run: SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 (from batch systems, before the time is up).
 //
 // The training loop stops after the step at hand and saves; the start-up has nothing to save and just ends.
 // No handler runs: oneDNN lets the stack pointer point into the heap while it multiplies, so a handler would write

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 gpus=${GPUS:-8} node=${NODE:?} nodes=${NODES:?} head=${HEAD:?}
 
 pids=()
-trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM INT
+trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM INT HUP USR1
 for ((gpu = 0; gpu < gpus; gpu++)); do
     ./train_gpt --init tcp --init-address "$head:29500" --processes $((nodes * gpus)) \
         --process-rank $((node * gpus + gpu)) --gpus-per-node "$gpus" --zero 1 \
@@ -19,5 +19,10 @@ for ((gpu = 0; gpu < gpus; gpu++)); do
     pids+=($!)
 done
 result=0
-for pid in "${pids[@]}"; do wait "$pid" || result=$?; done
+for pid in "${pids[@]}"; do
+    wait "$pid"
+    code=$?
+    while kill -0 "$pid" 2>/dev/null; do wait "$pid"; code=$?; done   # a signal ends the waiting, not yet the rank
+    [ $code -eq 0 ] || result=$code
+done
 exit $result
