@@ -7,7 +7,7 @@ needs "$train_gpt" "$tokenize"
 seed=${SEED:-$RANDOM}
 RANDOM=$seed
 echo "SEED=$seed"
-single_runs=8 launched_runs=4
+single_runs=8 launched_runs=8
 if [ "${1:-}" = long ]; then single_runs=300 launched_runs=50; fi
 
 seq 1 20000 >"$work/numbers.txt"
@@ -176,8 +176,8 @@ for ranks in 2 4; do
 done
 wrong=0
 for ((run = 0; run < launched_runs; run++)); do
-    ranks=$((2 + run % 2 * 2)) out=$work/launched at=$((1 + $(below $((steps / 2)))))
-    how=$([ $((run / 2 % 2)) -eq 0 ] && echo Ctrl-C || echo "kill")
+    ranks=$((2 + run / 2 % 2 * 2)) out=$work/launched at=$((1 + $(below $((steps / 2)))))
+    how=$([ $((run % 2)) -eq 0 ] && echo Ctrl-C || echo kill)
     command -v script >/dev/null || how=kill
     rm -rf "$out" "$out.log"
     if [ $how = Ctrl-C ]; then in_terminal $ranks "$out"; else launch $ranks "$out"; fi
@@ -187,7 +187,7 @@ for ((run = 0; run < launched_runs; run++)); do
         printf '\003' >&5
     else
         signals=(INT TERM HUP USR1)
-        how="kill -${signals[run / 4 % 4]}"
+        how="kill -${signals[run / 2 % 4]}"
         $how "$pid"
     fi
     ends; exec 5>&-
