@@ -61,7 +61,6 @@ fi
 if part processes; then
     builds_for_cpu
     check "a rank lost at 20 places" dev/test/lost_rank_test.sh long
-    check "300 runs interrupted at random times, 50 of several ranks" dev/test/signals_test.sh long
     check "builds without what is optional" dev/test/optional_test.sh long
 fi
 if part signals; then

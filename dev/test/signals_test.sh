@@ -48,12 +48,15 @@ stop_mask=0x4203
 field() { sed -n "s/^$2:\s*/0x/p" "$1" 2>/dev/null; }
 has_begun() { local mask; mask=$(field "/proc/$pid/status" SigBlk); [ $((${mask:-0} & stop_mask)) -eq $((stop_mask)) ]; }
 
-# same FOLDER UNCUT: records but for times, and the state at the end
+# same FOLDER UNCUT: records but for times, and the state at the end. The note of what was still to be done after the last
+# step may differ: who stops during the last validation has saved that step before.
 records() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+state() { sed -E 's/"next": *"[a-z_ -]*"//g' "$1/$last_step/run.json"; }
 last_step=$(printf 'step_%08d' $steps)
 same() {
     cmp <(records "$1") <(records "$2") && cmp "$1/main.log" "$2/main.log" &&
-        diff -rq -x manifest.json "$1/$last_step" "$2/$last_step"
+        diff -rq -x manifest.json -x run.json "$1/$last_step" "$2/$last_step" &&
+        cmp <(state "$1") <(state "$2")
 }
 
 # resumes FOLDER UNCUT CODE COMMAND...: the run ended with CODE 75 and goes on by COMMAND FOLDER --resume, and whatever
