@@ -84,7 +84,7 @@ for attention in library own; do
 done
 
 train "$work/threads" --max-steps 100000
-await "$work/threads" '^step    3/'
+await "$work/threads" 'step    3/'
 threads=0 ready=0   # the one that waits for them counts as not blocking them
 for task in /proc/"$pid"/task/*/status; do
     threads=$((threads + 1))
@@ -96,7 +96,7 @@ kill -TERM "$pid"; ends
 
 for signal in INT TERM HUP USR1; do
     train "$work/$signal"
-    await "$work/$signal" '^step    3/'
+    await "$work/$signal" 'step    3/'
     kill -s $signal "$pid"; ends
     resumes "$work/$signal" "$work/uncut-library" "$code" train
     [ -z "$bad" ] && grep -q "SIG$signal received: stopped after step" "$work/$signal.log"
@@ -106,7 +106,7 @@ done
 # long steps: one request waits for it, what arrives twice at once is one, a second ends the run in the midst of a step
 long_step=(--total-batch 32768 --val-every 0) endless_step=(--total-batch 16777216 --val-every 0)
 train "$work/twice" "${long_step[@]}"
-await "$work/twice" '^step    1/'
+await "$work/twice" 'step    1/'
 pause 50; kill -INT "$pid"; pause 50; kill -INT "$pid"; ends
 [ "$code" -eq 75 ] && compgen -G "$work/twice/step_*/manifest.json" >/dev/null
 verdict $? "SIGINT twice within 50 ms is one request (exit $code): $(tail -n 3 "$work/twice.log")"
@@ -127,7 +127,7 @@ verdict $? "a rank that waits for its peers stops at once (exit $code): $(tail -
 trap '' HUP
 train "$work/nohup"
 trap - HUP
-await "$work/nohup" '^step    3/'
+await "$work/nohup" 'step    3/'
 kill -HUP "$pid"; ends
 [ "$code" -eq 0 ] && same "$work/nohup" "$work/uncut-library"
 verdict $? "SIGHUP under nohup is ignored (exit $code): $(tail -n 3 "$work/nohup.log")"
@@ -184,7 +184,7 @@ for ((run = 0; run < launched_runs; run++)); do
     command -v script >/dev/null || how=kill
     rm -rf "$out" "$out.log"
     if [ $how = Ctrl-C ]; then in_terminal $ranks "$out"; else launch $ranks "$out"; fi
-    await "$out" "^step *$at/"
+    await "$out" "step *$at/"
     pause "$(below 20)"
     if [ $how = Ctrl-C ]; then
         printf '\003' >&5
@@ -211,7 +211,7 @@ if command -v script >/dev/null; then
     [ "$code" -eq 75 ] && grep -q "SIGINT within 10 s of another request" "$work/insist.log" && [ -z "$(left_over "$work/insist")" ]
     verdict $? "a second Ctrl-C ends all at once (exit $code): $(tail -n 5 "$work/insist.log")"
     in_terminal 2 "$work/suspended"
-    await "$work/suspended" '^step    2/'
+    await "$work/suspended" 'step    2/'
     launcher=$(pgrep -f "launch.sh -n 2 .*--output-dir $work/suspended" | tail -n 1)
     printf '\032' >&5; pause 500
     states=$(for rank in $(pgrep -P "$launcher") $launcher; do sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$rank/status"; done | tr -d '\n')
@@ -223,14 +223,14 @@ fi
 printf '#!/usr/bin/env bash\n"$@"\nexit $?\n' >"$work/wrapper.sh"
 command_of "$work/wrapped" "${long_step[@]}"
 start scripts/launch.sh -n 2 bash "$work/wrapper.sh" "${command[@]}" >"$work/wrapped.log" 2>&1
-await "$work/wrapped" '^step    1/'
+await "$work/wrapped" 'step    1/'
 kill -TERM "$pid"; ends
 [ "$code" -eq 75 ] && [ -z "$(left_over "$work/wrapped")" ] && compgen -G "$work/wrapped/step_*/manifest.json" >/dev/null
 verdict $? "ranks inside scripts are waited for (exit $code): $(tail -n 5 "$work/wrapped.log")"
 # the script itself is killed
 if setpriv --pdeathsig TERM true 2>/dev/null; then
     launch 2 "$work/killed" --max-steps 100000
-    await "$work/killed" '^step    3/'
+    await "$work/killed" 'step    3/'
     kill -KILL "$pid"; ends 2>/dev/null
     for ((i = 0; i < 1000; i++)); do [ -n "$(left_over "$work/killed")" ] && sleep 0.01 || break; done
     [ -z "$(left_over "$work/killed")" ] && compgen -G "$work/killed/step_*/manifest.json" >/dev/null

@@ -32,7 +32,8 @@ std::string stopped_in_start_up(int signal) {
 // To stderr, unless that would wait: a terminal may be held, or nobody may empty a pipe, and the next signal must find
 // the thread awake.
 void say(const std::string& line) {
-    const std::string whole = text("train_gpt: ", line, "\n");
+    const char* const below_progress = isatty(STDERR_FILENO) ? "\n" : "";   // that stays in its line
+    const std::string whole = text(below_progress, "train_gpt: ", line, "\n");
     pollfd out{STDERR_FILENO, POLLOUT, 0};
     if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT)) return;
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, whole.data(), whole.size());
