@@ -34,7 +34,18 @@ launch() {   # RANKS FOLDER ARGUMENTS...: in the background
     command_of "$@"
     start scripts/launch.sh -n "$ranks" "${command[@]}" --zero 2 >>"$1.log" 2>&1
 }
-ends() { wait "$pid"; code=$?; }   # sets code
+ends() {   # sets code; what has not ended after two minutes never will
+    (
+        for ((tenth = 0; tenth < 1200; tenth++)); do sleep 0.1 && kill -0 "$pid" 2>/dev/null || exit 0; done
+        echo "not ended after 120 s: $pid, killed"
+        kill -KILL -- "-$pid"
+        pkill -KILL -f -- "--output-dir $work/"
+    ) &
+    local watchdog=$!
+    wait "$pid"
+    code=$?
+    kill "$watchdog" 2>/dev/null
+}
 await() {   # FOLDER PATTERN: until its log has it, or the run has ended
     until grep -qs "$2" "$1.log" || ! kill -0 "$pid" 2>/dev/null; do sleep 0.01; done
 }
