@@ -47,6 +47,7 @@ suspend() {
 
 # A signal that comes while ranks are started is passed on when all are there.
 asked=
+trap : PIPE   # nobody need read what this script says
 for signal in INT TERM HUP USR1; do trap "asked=$signal" "$signal"; done
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
 set -m   # job control gives each a process group

@@ -28,6 +28,7 @@ if [ -n "$with_tests" ]; then
     # the stand-in is also tested under clang's sanitizers
     compgen -G "/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.asan-x86_64.a" >/dev/null || packages+=(libclang-rt-dev)
     command -v python3 >/dev/null || packages+=(python3)
+    command -v pgrep >/dev/null || packages+=(procps)
 fi
 
 # What NVIDIA gives comes from no package of Debian's main archive: it is named, never installed.

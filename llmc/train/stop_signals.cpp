@@ -88,7 +88,7 @@ void StopSignals::note_or_leave(int signal) {
         _exit(static_cast<int>(ErrorKind::resumable));
     }
     if (speaks_) {
-        say(text(name_of(signal), " received: stopping after this step; another within ", RequestCount::kSecondSeconds,
+        say(text(name_of(signal), " received: stopping after this step; Ctrl-C within ", RequestCount::kSecondSeconds,
                  " s ends the run at once, without saving"));
     }
 }
@@ -115,7 +115,7 @@ StopSignals& take_stop_signals() {
             int signal = 0;
             if (sigwait(&taken, &signal) != 0) continue;
             const RequestCount::Request request = requests.count(seconds_now());
-            if (request == RequestCount::Request::second) end_at_once(signal);
+            if (request == RequestCount::Request::second && signal == SIGINT) end_at_once(signal);
             if (request == RequestCount::Request::first) signals.note_or_leave(signal);
         }
     }).detach();

@@ -39,7 +39,8 @@ private:
 // Blocks the signals, starts the thread that takes them, and makes SIGPIPE an error of the write instead of the end of
 // the process. All of it lasts as long as the process, so that a signal that comes while it ends changes nothing.
 // A signal that was ignored when the program began stays so: SIGHUP under nohup, SIGINT in a script's background.
-// A second request within 10 seconds ends the process at once, as the signal does by default. To be called once.
+// A SIGINT within 10 seconds of a request ends the process at once: somebody insists at a keyboard. Other signals may be
+// a batch system's that follow one another, so they never cost the checkpoint. To be called once.
 StopSignals& take_stop_signals();
 
 // Tells requests from deliveries: one Ctrl-C may arrive twice, from the terminal and from a launcher that passes it on.
