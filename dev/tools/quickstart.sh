@@ -22,11 +22,13 @@ echo "all there"
 say "Build ($device, $precision)"
 log=build/quickstart.log
 mkdir -p build
+build_start=$SECONDS
 if ! make --no-print-directory -j"$(nproc)" DEVICE="$device" PRECISION="$precision" all >"$log" 2>&1; then
     tail -n 30 "$log"
     echo "The build failed; the whole log is in $log" >&2
     exit 70
 fi
+build_seconds=$((SECONDS - build_start))
 echo "./train_gpt, ./tokenize"
 
 # A model that learns something in two minutes on two cores (about 1.5 million tokens: so a small vocabulary, two layers
@@ -70,6 +72,7 @@ awk -v v="$val_loss" -v g="$bigram" -v b="$bytes_per_token" 'BEGIN {
     printf "  a bigram model of these tokens   %14.4f  %14.4f\n", g, g / b
 }'
 echo "loss curve: $out/loss.svg"
+echo "it took $SECONDS s, of which the build $build_seconds s"
 awk -v v="$val_loss" -v b="$bigram" 'BEGIN { exit !(v < b) }' || {
     echo "The model did not beat the bigram model." >&2
     exit 70
