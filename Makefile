@@ -136,7 +136,7 @@ $(TOOLS): $(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 
 .PHONY: all train_gpt tools unit_test test_gpt
-all: train_gpt tools ## build train_gpt and its tools for the device at hand
+all: tools train_gpt ## build train_gpt and its tools for the device at hand
 train_gpt: $(BUILD)/train_gpt
 	@ln -sfn $(BUILD)/train_gpt train_gpt
 tools: $(TOOLS)
