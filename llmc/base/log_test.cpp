@@ -26,11 +26,12 @@ std::string on_terminal(unsigned short columns, Body body) {
         const Log log(true, out, out);
         body(log);
     }
+    std::fclose(out);   // what was written can be read until an error says that it is all
+    std::string all;
     char content[1000];
-    const ssize_t length = read(terminal, content, sizeof content);
-    std::fclose(out);
+    for (ssize_t length; (length = read(terminal, content, sizeof content)) > 0;) all.append(content, content + length);
     close(terminal);
-    return {content, length > 0 ? static_cast<std::size_t>(length) : 0};
+    return all;
 }
 
 // What it writes to a file.
