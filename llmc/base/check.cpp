@@ -1,10 +1,5 @@
 #include "llmc/base/check.h"
 
-void invariant_failed(const char* condition, const char* file, int line, const std::string& message) {
-    throw Error(ErrorKind::bug, text(file, ":", line, ": ", message, " (", condition, " does not hold)"),
-                "This is a bug in the program, please report it with the command that shows it.");
-}
-
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
     bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
     std::string message =

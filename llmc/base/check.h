@@ -10,8 +10,6 @@
 
 #include "llmc/base/error.h"
 
-[[noreturn]] void invariant_failed(const char* condition, const char* file, int line, const std::string& message);
-
 #define ENSURE(condition, ...)                                                                 \
     do {                                                                                       \
         if (!(condition)) invariant_failed(#condition, __FILE__, __LINE__, text(__VA_ARGS__)); \

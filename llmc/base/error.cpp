@@ -3,6 +3,11 @@
 #include <cstdint>
 #include <cstdio>
 
+void invariant_failed(const char* condition, const char* file, int line, const std::string& message) {
+    throw Error(ErrorKind::bug, text(file, ":", line, ": ", message, " (", condition, " does not hold)"),
+                "This is a bug in the program, please report it with the command that shows it.");
+}
+
 void append_text(std::string& out, std::string_view value) { out += value; }
 void append_text(std::string& out, char value) { out += value; }
 void append_text(std::string& out, long long value) { out += std::to_string(value); }

@@ -40,6 +40,10 @@ private:
     std::string hint_;
 };
 
+// What ENSURE (check.h) does when its condition does not hold. Here, because parsers are also built without CUDA's
+// stand-in.
+[[noreturn]] void invariant_failed(const char* condition, const char* file, int line, const std::string& message);
+
 // One argument of text(), added to what is there. The work is in error.cpp: streams would cost every file a second to
 // compile.
 void append_text(std::string& out, std::string_view value);
