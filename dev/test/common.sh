@@ -20,3 +20,6 @@ needs() {   # PROGRAMS...: ends the test where one has not been built
 verdict() {   # STATUS NAME
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
 }
+
+# What two equal runs have in common of a metrics.jsonl: all but its times.
+without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }

@@ -5,9 +5,6 @@
 source "$(dirname "$0")/common.sh"
 needs "$tokenize"
 
-# What must be equal in two runs: all but times.
-without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }
-
 seq 1 20000 >"$work/numbers.txt"
 "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
 run() {   # PRECISION FOLDER ARGUMENTS...
