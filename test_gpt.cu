@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
@@ -56,7 +57,7 @@ Problem random_problem(const ModelConfig& config, int B, int T, std::uint64_t se
         Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
         const float center = param.init == Init::ones ? 1.0f : 0.0f;
         for (std::size_t k = 0; k < static_cast<std::size_t>(param.exported_elements()); k++) {
-            const float value = center + 0.1f * normal(mix64(seed ^ param.rng_tensor), k);
+            const float value = center + 0.1f * normal(mix64(seed ^ param.random_tensor()), k);
             values[k] = static_cast<double>(static_cast<float>(static_cast<bf16>(value)));
         }
     }
@@ -436,6 +437,31 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
     }
 }
 
+TEST_CASE("gpt: a tensor's initial weights depend on its name alone, not on what other tensors there are") {
+    OwnedStream stream;
+    Arena arena;
+    // all initial weights, by name; those that end in the residual stream depend on the number of layers besides
+    auto initial = [&](const ModelConfig& config) {
+        const ModelLayout layout{ParamTable(config)};
+        const ModelState<floatX> weights(arena, "weights", layout, StateKind::parameters);
+        initialize_parameters(weights, 42, stream.get());
+        std::map<std::string, std::vector<float>> result;
+        for (int i = 0; i < layout.table().size(); i++) {
+            const ParamInfo& param = layout.table()[i];
+            if (!param.name.ends_with("c_proj.weight")) result[param.name] = download_tensor(weights, i, stream.get());
+        }
+        return result;
+    };
+    const auto small = initial(custom_model_config(2, 4, 64, 24, 200));
+    auto large = initial(custom_model_config(5, 4, 64, 24, 200));
+    CHECK(large.size() > small.size());
+    for (const auto& [name, values] : small) {
+        INFO(name);
+        CHECK(large[name] == values);
+    }
+    CHECK(small.at("h.0.mlp.c_fc.weight") != small.at("h.1.mlp.c_fc.weight"));
+}
+
 TEST_CASE("gpt: sizes that do not fit are usage errors") {
     OwnedStream stream;
     Arena arena;
@@ -466,7 +492,7 @@ TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-pre
         const float center = table[i].init == Init::ones ? 1.0f : 0.0f;
         const float deviation = table[i].init == Init::normal ? table[i].deviation : 0.02f;
         for (std::size_t k = 0; k < static_cast<std::size_t>(table[i].exported_elements()); k++) {
-            values[k] = center + deviation * normal(table[i].rng_tensor, k);
+            values[k] = center + deviation * normal(table[i].random_tensor(), k);
         }
         return values;
     });

@@ -8,17 +8,31 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 
 struct Random4 {
     std::uint32_t x, y, z, w;
 };
 
-// Mixes 64 bits well (the finaliser of splitmix64); makes keys from seeds and names.
+// Mixes 64 bits well (the finaliser of splitmix64).
 __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
+}
+
+// 64 bits that stand for a name: FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv). What is random about a tensor
+// follows from its name, not from its place in a table: so a model that gains a tensor draws no other one anew.
+constexpr std::uint64_t name_hash(std::string_view name) {
+    std::uint64_t hash = 0xcbf29ce484222325ull;
+    for (char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+    return hash;
+}
+
+// The key of a tensor's random numbers; `tensor` is the hash of its name.
+__host__ __device__ inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t tensor) {
+    return mix64(mix64(seed) ^ tensor);
 }
 
 __host__ __device__ inline Random4 philox(std::uint64_t key, std::uint64_t counter_low,

@@ -20,6 +20,14 @@ TEST_CASE("rng: Philox4x32-10 gives the known answers of its authors") {
     CHECK(ones.w == 0x6d5451fdu);
 }
 
+TEST_CASE("rng: the hash of a name is FNV-1a") {
+    // known answers of its authors (test vectors of fnv_64a)
+    CHECK(name_hash("") == 0xcbf29ce484222325ull);
+    CHECK(name_hash("a") == 0xaf63dc4c8601ec8cull);
+    CHECK(name_hash("foobar") == 0x85944171f73967e8ull);
+    static_assert(name_hash("h.0.attn.c_attn.weight") != name_hash("h.1.attn.c_attn.weight"));
+}
+
 namespace {
 
 // Units in the last place of a float of this size.

@@ -37,7 +37,7 @@ struct AdamRange {
     float* v;
     std::int64_t count;
     float weight_decay;              // 0 for tensors that do not decay
-    std::uint64_t tensor_key = 0;    // names the tensor to the stochastic rounding
+    std::uint64_t tensor_key = 0;    // hash of its name, for the stochastic rounding
     GlobalSpan span = {};            // which global elements these are, likewise
     std::int64_t first_block = 0;    // filled by make_adam_table
 };
@@ -148,7 +148,7 @@ __device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, s
     if (range.master) store8(range.master, i, extent, w);
     if constexpr (std::is_same_v<Real, bf16>) {
         if (!range.master) {
-            const std::uint64_t key = mix64(mix64(f.seed) ^ range.tensor_key);
+            const std::uint64_t key = random_key(f.seed, range.tensor_key);
             store8(range.parameter, i, extent, round_stochastically8(w, i, key, f.step, range.span));
             return;
         }

@@ -18,10 +18,7 @@
 template <class Real>
 void fill(Real* out, std::int64_t n, float value, cudaStream_t stream);
 
-// The key of a tensor's random numbers.
-inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t tensor_key) { return mix64(mix64(seed) ^ tensor_key); }
-
-// out[i] = deviation * normal(key, span.element(i)) for n elements, rounded to Real.
+// out[i] = deviation * normal(key, span.element(i)) for n elements, rounded to Real. `key`: random_key (rng.h).
 template <class Real>
 void fill_normal(Real* out, std::int64_t n, float deviation, std::uint64_t key, GlobalSpan span, cudaStream_t stream);
 

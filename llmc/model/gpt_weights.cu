@@ -61,7 +61,7 @@ void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaS
         const ParamInfo& param = layout.table()[tensor.param];
         if (param.init == Init::zeros) continue;
         T* data = state.tensor(tensor.param);
-        const std::uint64_t key = random_key(seed, param.rng_tensor);
+        const std::uint64_t key = random_key(seed, param.random_tensor());
         const std::vector<OwnedRange> owned = owned_ranges(param.tensor, layout.place(), state.state());
         for (const RangeRun& run : runs_of(without_padding(owned, param.exported_elements()))) {
             T* first = data + run.first.local_begin;

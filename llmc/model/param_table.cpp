@@ -75,7 +75,6 @@ ParamInfo make_info(const Row& row, int layer, int unit, const ModelConfig& conf
         info.deviation = weight_deviation;
         if (row.residual) info.deviation /= std::sqrt(2.0f * static_cast<float>(config.layers));
     }
-    info.rng_tensor = static_cast<std::uint64_t>(layer + 1) * param_kinds + static_cast<std::uint64_t>(row.kind);
     return info;
 }
 

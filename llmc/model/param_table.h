@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/rng.h"
 #include "llmc/model/config.h"
 #include "llmc/parallel/shard.h"
 
@@ -48,11 +49,13 @@ struct ParamInfo {
     bool tied;                    // held by the first and by the last pipeline stage
     bool decays;                  // weight decay: matrices and embeddings, as llm.c
     Init init;
-    float deviation;            // of the normal distribution; padding rows are zero whatever `init` says
-    std::uint64_t rng_tensor;   // names the tensor in random-number keys (random_key of init.cuh): element i of the
-                                // tensor is drawn with counter i, whatever the layout and the number of layers
+    float deviation;   // of the normal distribution; padding rows are zero whatever `init` says
 
     std::int64_t exported_elements() const { return exported_rows * tensor.cols; }
+    // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
+    // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
+    // number of layers, or what other tensors there are.
+    std::uint64_t random_tensor() const { return name_hash(name); }
 };
 
 class ParamTable {

@@ -23,7 +23,7 @@ Example make_example(const ModelConfig& config, int B, int T, std::uint64_t seed
         Doubles& values = e.model.parameters[static_cast<std::size_t>(i)];
         const double center = param.init == Init::ones ? 1.0 : 0.0;
         const auto real = static_cast<std::size_t>(param.exported_elements());
-        for (std::size_t k = 0; k < real; k++) values[k] = center + 0.3 * normal(mix64(seed ^ param.rng_tensor), k);
+        for (std::size_t k = 0; k < real; k++) values[k] = center + 0.3 * normal(mix64(seed ^ param.random_tensor()), k);
     }
     for (int r = 0; r < B * T; r++) {
         const std::uint64_t bits = mix64(seed + 1000 + static_cast<std::uint64_t>(r));

@@ -130,7 +130,7 @@ private:
                 range.v = v_.tensor(place.param) + owned.local_begin;
                 range.count = owned.length;
                 range.weight_decay = info.decays ? options_.weight_decay : 0.0f;
-                range.tensor_key = info.rng_tensor;
+                range.tensor_key = info.random_tensor();
                 range.span.first = owned.global_begin;
                 adam.push_back(range);
                 norm.push_back({range.gradient, range.count});
