@@ -5,9 +5,9 @@
 #   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
 #   make USE_MPI=0              without MPI though it is there (--init tcp and fs need none)
 #
-# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model and
-# llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is compiled
-# once per device.
+# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model, llmc/parallel
+# and llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is
+# compiled once per device.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -45,8 +45,8 @@ DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
 OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-O1)
 # Where time goes: kernels, the stand-in, tokenizing, hashes. The rest waits for people, disks and peers; it compiles twice
 # as fast with less. Tests have less too: they are compiled more often than they run.
-HOT := %.cu llmc/kernels/% llmc/host/% llmc/data/bpe% llmc/io/hash.cpp dev/bench/% \
-    $(filter-out %_huggingface.cpp %_manifest.cpp %_files.cpp %_inspect.cpp,$(wildcard llmc/data/tokenizer*.cpp))
+HOT := %.cu llmc/kernels/% llmc/cuda_on_cpu/% llmc/data/corpus.cpp llmc/io/hash.cpp dev/bench/% \
+    $(filter-out %/huggingface.cpp %/files.cpp %/json_place.cpp,$(wildcard llmc/tokenizer/*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
 
@@ -55,19 +55,19 @@ include dev/tools/cuda.mk
 ifeq ($(DEVICE),cpu)
 # kernels are host code here: the stand-in headers take the place of CUDA's; nvcc's pragmas mean nothing to
 # g++, and clang++ takes them for orders
-COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/host/include $(INCLUDES) -MMD -MP
-COMPILE_CPP = $(CXX) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/host/include $(INCLUDES) -MMD -MP
+COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
-LIB_DIRS := base host kernels parallel data io
+LIB_DIRS := base io $(patsubst llmc/%/,%,$(wildcard llmc/cuda_on_cpu/*/)) kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
-LIB_DIRS := base kernels parallel data io
-EXCLUDE := %_onednn.cpp %_host_test.cpp#   _host_test: of other folders, with the stand-in's own headers
+LIB_DIRS := base io kernels mesh process tokenizer data
+EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
 endif
 
 include dev/tools/optional.mk
@@ -81,15 +81,15 @@ common_object = $(patsubst %,$(COMMON)/obj/%.o,$(1))
 precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
 
 COMMON_SOURCES := $(call find_sources,$(LIB_DIRS))
-MODEL_SOURCES := $(call find_sources,model train)
+MODEL_SOURCES := $(call find_sources,model parallel train)
 COMMON_OBJECTS := $(call common_object,$(filter-out $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
 UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
 COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
-STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/host/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
-    $(filter $(call common_object,llmc/kernels/launch_test.cu llmc/kernels/reduce_test.cu llmc/kernels/ptx_test.cu),$(COMMON_TESTS))
+STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
+    $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu reduce_test.cu ptx_test.cu loop_threads_host_test.cu ptx_model_host_test.cu)),$(COMMON_TESTS))
 BENCH_OBJECTS := $(call precision_object,$(wildcard dev/bench/*.cu dev/bench/*.cpp))
 TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
 
@@ -178,7 +178,7 @@ test-long: ## every claim of the project in full, in parts of at most half an ho
 	@dev/test/run.sh long $(PART)
 FUZZ_SECONDS ?= 60#     for each parser
 fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS each
-	@$(MAKE) --no-print-directory DEVICE=cpu CXX=clang++ VARIANT=-fuzz OPTIMIZE=-O1 LIB_DIRS="base data io" \
+	@$(MAKE) --no-print-directory DEVICE=cpu CXX=clang++ VARIANT=-fuzz OPTIMIZE=-O1 LIB_DIRS="base io tokenizer data" \
 	    EXTRA_FLAGS="-g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" build/cpu-fuzz/parsers_fuzz
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)

@@ -2,7 +2,7 @@
 //
 // An index of the program: options -> processes and devices -> data and model -> training loop -> exit code. The parts
 // are in
-//   llmc/train/options.h      the command line         llmc/parallel/world.h   this process among the others
+//   llmc/train/options.h      the command line         llmc/process/world.h   this process among the others
 //   llmc/train/run_inputs.h   what a run starts from   llmc/data/loader.h      token files and the sample order
 //   llmc/train/trainer.h      the training loop        llmc/model/gpt.h        forward and backward
 //   llmc/train/training_state.h, llmc/io/checkpoint.h  saving and resuming

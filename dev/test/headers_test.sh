@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks that neither build sees the other's headers, and that the stand-ins say what CUDA's say.
 #
-#   1. every header in llmc/host/include refuses nvcc at once;
+#   1. every header in llmc/cuda_on_cpu/include refuses nvcc at once;
 #   2. no CPU source depends on a header of the CUDA toolkit. -MMD leaves out headers in system folders, where a
 #      distribution or an administrator may have put the toolkit's, so the dependencies are asked for with -M;
-#   3. no object of a CUDA build depends on llmc/host;
+#   3. no object of a CUDA build depends on llmc/cuda_on_cpu;
 #   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -25,19 +25,19 @@ report() {   # NAME FILE: passes if FILE, which lists what is wrong, is empty
 
 # ---- 1. stand-ins refuse nvcc
 while read -r header; do
-    message=$("$CXX" -D__CUDACC__ -x c++ -std=c++20 -Illmc/host/include -I. -fsyntax-only "$header" 2>&1 | grep -m1 'error')
+    message=$("$CXX" -D__CUDACC__ -x c++ -std=c++20 -Illmc/cuda_on_cpu/include -I. -fsyntax-only "$header" 2>&1 | grep -m1 'error')
     case $message in
         *'#error'*) ;;
         *) echo "$header: under nvcc the first error is not its #error but: ${message:-none}" ;;
     esac
-done < <(find llmc/host/include -type f) >"$work/refusal"
+done < <(find llmc/cuda_on_cpu/include -type f) >"$work/refusal"
 report "stand-in headers refuse nvcc" "$work/refusal"
 
 # ---- 2. CPU sources see no header of the toolkit
 third_party=$([ -d third_party/include ] && echo "-isystem third_party/include")
 mpi=$(for d in /usr/lib/x86_64-linux-gnu/openmpi/include; do [ -d $d ] && echo "-isystem $d"; done)
 find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cpp' \) ! -name '*_cudnn*.cpp' -print0 2>/dev/null |
-    xargs -0 -P "$(nproc)" -n 4 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/host/include -I. $third_party $mpi -M \
+    xargs -0 -P "$(nproc)" -n 4 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/cuda_on_cpu/include -I. $third_party $mpi -M \
         >"$work/cpu.d" 2>"$work/cpu.err"
 grep -h 'fatal error' "$work/cpu.err" >"$work/unreadable"
 report "dependencies of the CPU sources can be listed" "$work/unreadable"
@@ -52,7 +52,7 @@ report "CPU sources see no header of the CUDA toolkit" "$work/toolkit"
 # ---- 3. CUDA objects see no stand-in
 mapfile -t cuda_dependencies < <(find build -path 'build/cuda*/*' -name '*.d' 2>/dev/null)
 if [ ${#cuda_dependencies[@]} -gt 0 ]; then
-    grep -l 'llmc/host/' "${cuda_dependencies[@]}" >"$work/standin"
+    grep -l 'llmc/cuda_on_cpu/' "${cuda_dependencies[@]}" >"$work/standin"
     report "CUDA objects see no stand-in header" "$work/standin"
 else
     echo "SKIPPED dependencies of the CUDA build: there is none below build/ (make cuda-compile)"
@@ -63,7 +63,7 @@ toolkit=
 for folder in "${CUDA_HOME:-}" "$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /none)")")")" /usr/local/cuda; do
     [ -n "$folder" ] && [ -e "$folder/include/driver_types.h" ] && toolkit=$folder && break
 done
-types=llmc/host/include/driver_types.h
+types=llmc/cuda_on_cpu/include/driver_types.h
 if [ -n "$toolkit" ]; then
     {
         echo '#include <cuda_runtime_api.h>'

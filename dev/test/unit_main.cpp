@@ -1,8 +1,8 @@
 // Runs every unit test linked into this program. `--help` shows doctest's options, `-tc='name*'` picks tests.
 //
-// On a CPU the checks of llmc/host/checks.h are on, unless TRAIN_GPT_CHECKS says otherwise; a test that leaves the
-// device with a fault (which a GPU would keep for ever) has failed, and the next one starts without it. Signals are
-// left to llmc/host/fault.h, which names the device memory that was touched.
+// On a CPU the checks of llmc/cuda_on_cpu/checks/checks.h are on, unless TRAIN_GPT_CHECKS says otherwise; a test that
+// leaves the device with a fault (which a GPU would keep for ever) has failed, and the next one starts without it.
+// Signals are left to llmc/cuda_on_cpu/memory/fault.h, which names the device memory that was touched.
 #define DOCTEST_CONFIG_IMPLEMENT
 #define DOCTEST_CONFIG_NO_POSIX_SIGNALS
 #include <doctest/doctest.h>

@@ -40,6 +40,6 @@ LIBRARIES += $(foreach p,$(USED),$($(p)_LIBRARIES))
 
 # What depends on the choice is compiled again when it changes.
 OPTIONAL_STAMP := $(COMMON)/.optional$(subst $() ,,$(foreach p,$(USED),-$(p)))
-OPTIONAL_SOURCES := %/startup_mpi.cpp %/tokenizer_split_regex.cpp %_cudnn.cpp %_cudnn_test.cpp
+OPTIONAL_SOURCES := %/startup_mpi.cpp %/split_regex.cpp %_cudnn.cpp %_cudnn_test.cpp
 $(OPTIONAL_STAMP):
 	@mkdir -p $(@D) && rm -f $(COMMON)/.optional* && touch $@

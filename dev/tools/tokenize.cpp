@@ -5,7 +5,7 @@
 //   tokenize --verify --stats data/mine
 //   tokenize --questions hellaswag --tokenizer gpt2/vocab.bpe --output data/hellaswag/hellaswag_val.bin val.jsonl
 //
-// The work is done by llmc/data/; here are the command line and the progress line.
+// The work is done by llmc/tokenizer and llmc/data; here are the command line and the progress line.
 
 #include <unistd.h>
 
@@ -22,15 +22,15 @@
 #include <thread>
 
 #include "llmc/base/error.h"
-#include "llmc/data/bpe_train.h"
+#include "llmc/data/corpus.h"
+#include "llmc/data/inspect.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/data/tokenizer_corpus.h"
-#include "llmc/data/tokenizer_files.h"
-#include "llmc/data/tokenizer_inspect.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
+#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;
 

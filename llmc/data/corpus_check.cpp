@@ -6,11 +6,11 @@
 #include <optional>
 
 #include "llmc/base/error.h"
+#include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/data/tokenizer_files.h"
-#include "llmc/data/tokenizer_manifest.h"
 #include "llmc/io/hash.h"
+#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;
 

@@ -1,6 +1,6 @@
 // What a trainer demands of prepared data before it starts: that data, tokenizer and model belong together.
 //
-// The tokenize tool leaves a manifest beside its shards (tokenizer_manifest.h). Where a shard's folder has one, checked
+// The tokenize tool leaves a manifest beside its shards (manifest.h). Where a shard's folder has one, checked
 // are, in this order:
 //   - the tokenizer.bin beside the shards is the one the manifest names;
 //   - the manifest's vocabulary is as large as the model's;

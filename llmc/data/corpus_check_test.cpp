@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "llmc/base/error.h"
-#include "llmc/data/tokenizer_corpus.h"
+#include "llmc/data/corpus.h"
 #include "llmc/io/temporary_folder.h"
 
 namespace fs = std::filesystem;

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/data/tokenizer.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 enum class QuestionSource { hellaswag, mmlu };
 

@@ -21,9 +21,9 @@
 #define LAUNCH_ON_HOST 1
 #include <cuda_bf16.h>
 
-#include "llmc/host/checks.h"
-#include "llmc/host/exec_grid.h"
-#include "llmc/host/queue.h"
+#include "llmc/cuda_on_cpu/checks/checks.h"
+#include "llmc/cuda_on_cpu/exec/grid.h"
+#include "llmc/cuda_on_cpu/queue/queue.h"
 #endif
 
 // Blocks (or anything) of `size` that cover `count`.

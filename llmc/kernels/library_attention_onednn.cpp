@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "llmc/base/check.h"
-#include "llmc/host/attention_workspace.h"
-#include "llmc/host/gemm.h"
-#include "llmc/host/queue.h"
-#include "llmc/host/thread_pool.h"
-#include "llmc/host/vector_math.h"
+#include "llmc/cuda_on_cpu/blas/attention_workspace.h"
+#include "llmc/cuda_on_cpu/blas/gemm.h"
+#include "llmc/cuda_on_cpu/blas/vector_math.h"
+#include "llmc/cuda_on_cpu/exec/thread_pool.h"
+#include "llmc/cuda_on_cpu/queue/queue.h"
 #include "llmc/kernels/library_attention.h"
 
 namespace {

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/host/exec_thread_end.h"
 
 namespace ptx_model {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
 #include "llmc/model/precision.h"
-#include "llmc/parallel/shard.h"
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {

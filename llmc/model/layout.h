@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/mesh/shard.h"
 #include "llmc/model/param_table.h"
-#include "llmc/parallel/shard.h"
 
 // One tensor this rank holds a slab of.
 struct TensorPlace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "llmc/base/rng.h"
+#include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
-#include "llmc/parallel/shard.h"
 
 // Kinds of parameters, in the order in which llm.c's model files store them.
 enum class Param : std::uint8_t {

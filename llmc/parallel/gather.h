@@ -9,7 +9,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/model/gpt.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/process/comm.h"
 
 constexpr int everywhere = -1;
 

@@ -32,7 +32,7 @@
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/model/layout.h"
 #include "llmc/model/unit_watcher.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/process/comm.h"
 
 // The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; working ones are whole and,
 // where nothing is sharded, the same as the kept ones.

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "llmc/base/arena.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
 #include "llmc/train/stop_signals.h"
 #include "llmc/train/stop_votes.h"
 

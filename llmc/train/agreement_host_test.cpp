@@ -8,7 +8,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/temporary_folder.h"
-#include "llmc/parallel/on_ranks.h"
+#include "llmc/process/on_ranks.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
 

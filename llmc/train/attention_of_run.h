@@ -9,7 +9,7 @@
 #include <string>
 
 #include "llmc/model/gpt.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
 
 // `earlier`: what the run to be resumed used; auto_ where there is none, or an old checkpoint does not say. Collective.
 // Returns an empty string, or a warning: that the earlier one is not used (the library is missing here), so that

@@ -12,7 +12,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/parallel/on_ranks.h"
+#include "llmc/process/on_ranks.h"
 #include "llmc/train/optimizer.h"
 
 namespace certificate {

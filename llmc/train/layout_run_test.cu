@@ -9,7 +9,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
-#include "llmc/parallel/on_ranks.h"
+#include "llmc/process/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/sampler.h"

@@ -13,7 +13,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/model/gpt.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/process/comm.h"
 #include "llmc/train/options.h"
 #include "llmc/train/stop_votes.h"
 

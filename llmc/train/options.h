@@ -21,7 +21,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/activations.h"
-#include "llmc/parallel/startup.h"
+#include "llmc/process/startup.h"
 #include "llmc/train/schedule.h"
 
 struct Options {

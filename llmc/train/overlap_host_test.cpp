@@ -1,10 +1,10 @@
 // How much of data parallelism's traffic is hidden behind computation, judged on the stand-in's virtual clock
-// (llmc/host/record.h): with the same order of work, so much would be hidden on a machine of the given speeds. What is
-// recorded is the training loop itself, so that what it asks for between passes counts.
+// (llmc/cuda_on_cpu/clock/record.h): with the same order of work, so much would be hidden on a machine of the given
+// speeds. What is recorded is the training loop itself, so that what it asks for between passes counts.
+#include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/data/token_file.h"
-#include "llmc/host/record.h"
 #include "llmc/io/temporary_folder.h"
-#include "llmc/parallel/on_ranks.h"
+#include "llmc/process/on_ranks.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "llmc/model/gpt.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
 #include "llmc/train/evaluate.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/options.h"

@@ -1,6 +1,6 @@
 // The peak of an unknown device is measured in what room the model has left.
 #include "llmc/base/stream.h"
-#include "llmc/host/host_test.h"
+#include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/train/peak.h"
 
 #include <doctest/doctest.h>

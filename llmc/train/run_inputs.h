@@ -11,11 +11,11 @@
 
 #include "llmc/base/log.h"
 #include "llmc/data/loader.h"
-#include "llmc/data/tokenizer.h"
 #include "llmc/io/folder_lock.h"
 #include "llmc/model/config.h"
 #include "llmc/model/weight_source.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "llmc/train/options.h"
 #include "llmc/train/stop_signals.h"
 #include "llmc/train/training_state.h"

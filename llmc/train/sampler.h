@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/data/tokenizer.h"
 #include "llmc/model/gpt.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 struct SamplerOptions {
     int tokens = 64;

@@ -1,11 +1,12 @@
-// --trace FILE: one step of all ranks as a Chrome trace, on the virtual clock of the stand-in (llmc/host/trace.h).
+// --trace FILE: one step of all ranks as a Chrome trace, on the virtual clock of the stand-in
+// (llmc/cuda_on_cpu/clock/trace.h).
 #pragma once
 
 #include <functional>
 #include <string>
 
 #include "llmc/io/file.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
 
 // Error(usage) where this build cannot record: on a GPU, where Nsight Systems shows the same on the real clock.
 void check_can_trace(const std::string& path);

@@ -14,7 +14,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/data/loader.h"
-#include "llmc/parallel/world.h"
+#include "llmc/process/world.h"
 #include "llmc/train/evaluate.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/metrics.h"

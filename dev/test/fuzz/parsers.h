@@ -1,4 +1,5 @@
-// Every parser of llmc/data, as a function of bytes that must return or throw Error, whatever the bytes are.
+// Every parser of llmc/tokenizer and llmc/data, as a function of bytes that must return or throw Error, whatever the
+// bytes are.
 //
 // Two programs call them: parsers_fuzz.cpp for libFuzzer (`make fuzz`), and llmc/data/parsers_test.cpp, which mutates
 // the seeds for a second in every `make test`. Where a parser accepts its input, what it made must hold together: a
@@ -12,14 +13,14 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-#include "llmc/data/bpe_train.h"
+#include "llmc/data/manifest.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/data/tokenizer_files.h"
-#include "llmc/data/tokenizer_jsonl.h"
-#include "llmc/data/tokenizer_manifest.h"
+#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/jsonl.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 struct FuzzTarget {
     const char* name;

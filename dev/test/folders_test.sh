@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Checks that the folders of llmc/ build on each other in one order, without cycles.
+#
+#   1. a file includes only files of its own folder and of folders that stand above it in the list below;
+#   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
+#      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
+#
+# Tests (*_test.*) may look further down: they try a thing as its users do.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+folders="base io cuda_on_cpu kernels mesh process tokenizer data model parallel train"
+passed=0 failed=0
+
+report() {   # NAME WRONG: passes if WRONG, which lists what is wrong, is empty
+    if [ -n "$2" ]; then
+        failed=$((failed + 1))
+        echo "FAILED: $1"
+        sed 's/^/    /' <<<"$2" | head -n 20
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+# Every include of a file of llmc/ by another one: "file folder included-folder", tests left out.
+includes=$(grep -roE --include='*.h' --include='*.cuh' --include='*.cu' --include='*.cpp' '#include "llmc/[a-z_]+/' llmc |
+    grep -vE '^[^:]*_test\.[a-z]+:' | sed -E 's|^(llmc/([a-z_]+)/[^:]*):#include "llmc/([a-z_]+)/|\1 \2 \3|')
+if [ "$(wc -l <<<"$includes")" -gt 500 ]; then passed=$((passed + 1)); else report "includes are found" "only: $includes"; fi
+
+report "every folder of llmc/ has its place in the order" "$(
+    for folder in llmc/*/; do [[ " $folders " = *" $(basename "$folder") "* ]] || echo "$folder"; done)"
+report "folders include only what stands above them: $folders" "$(
+    awk -v order="$folders" 'BEGIN { n = split(order, names, " "); for (i = 1; i <= n; i++) place[names[i]] = i }
+        place[$3] > place[$2] { print $1 " includes llmc/" $3 }' <<<"$includes")"
+report "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
+    awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
+        grep -vE '^llmc/kernels/(launch\.cuh|ptx[a-z_]*\.(h|cuh)|[a-z_]*_onednn\.cpp)$')"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,268 @@
+// Recordings and the virtual clock: durations that can be added up by hand.
+#include "llmc/cuda_on_cpu/clock/record.h"
+
+#include <cuda_runtime.h>
+#include <doctest/doctest.h>
+#include <nccl.h>
+
+#include <thread>
+
+#include "llmc/base/error.h"
+#include "llmc/cuda_on_cpu/checks/test_device.h"
+
+using host::CostModel;
+using host::Exchange;
+using host::Recording;
+using host::TestDevice;
+using host::Timeline;
+
+namespace {
+
+// A step of `seconds` virtual seconds; cost models below make a flop a second and an exchanged byte a second.
+void compute(cudaStream_t stream, const char* name, double seconds) {
+    host::Operation operation = host::operation(name, {});
+    operation.work.flops = seconds;
+    REQUIRE(host::enqueue(stream, std::move(operation)) == cudaSuccess);
+}
+
+void exchange(cudaStream_t stream, const char* name, std::vector<Exchange> exchanges) {
+    host::Operation operation = host::operation(name, {});
+    operation.work.exchanges = std::move(exchanges);
+    REQUIRE(host::enqueue(stream, std::move(operation)) == cudaSuccess);
+}
+
+CostModel seconds_as_given() {
+    CostModel costs;
+    costs.seconds_per_flop = 1;
+    costs.seconds_per_exchanged_byte = 1;
+    return costs;
+}
+
+void wait_across(cudaStream_t waiting, cudaStream_t awaited) {
+    cudaEvent_t event;
+    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaEventRecord(event, awaited);
+    cudaStreamWaitEvent(waiting, event);
+    cudaEventDestroy(event);
+}
+
+std::uint64_t between(int from, int to, int number) {
+    return static_cast<std::uint64_t>(from) << 40 | static_cast<std::uint64_t>(to) << 20 |
+           static_cast<std::uint64_t>(number);
+}
+
+// Forward passes of `micro_batches` through stage `stage` of a pipeline, each a second; transfers take no time.
+Recording pipeline_stage(int stage, int stages, int micro_batches) {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    return host::record([&] {
+        for (int m = 0; m < micro_batches; m++) {
+            if (stage > 0) exchange(stream, "receive", {{between(stage - 1, stage, m), 2, 0}});
+            compute(stream, "forward", 1);
+            if (stage + 1 < stages) exchange(stream, "send", {{between(stage, stage + 1, m), 2, 0}});
+        }
+        cudaStreamSynchronize(stream);
+    });
+}
+
+}   // namespace
+
+TEST_CASE("record: one stream adds up, two overlap, and an event wait puts them in a row") {
+    for (bool waits : {false, true}) {
+        TestDevice device;
+        cudaStream_t one = device.stream(), two = device.stream();
+        Recording recording = host::record([&] {
+            compute(one, "a", 3);
+            if (waits) wait_across(two, one);
+            compute(two, "b", 2);
+            compute(one, "c", 1);
+            cudaDeviceSynchronize();
+        });
+        Timeline timeline = host::replay({recording}, seconds_as_given());
+        CHECK(timeline.seconds == (waits ? 5 : 4));
+        REQUIRE(timeline.spans.size() == 3);
+        CHECK(timeline.spans[1].name == "b");
+        CHECK(timeline.spans[1].begin == (waits ? 3 : 0));
+        CHECK(timeline.spans[1].end == (waits ? 5 : 2));
+        CHECK(timeline.busy(0, 1) == 4);
+        CHECK(timeline.busy(0, 2) == 2);
+        CHECK(timeline.overlap(0, 1, 2) == (waits ? 1 : 2));
+        CHECK(timeline.overlap(0, 2, 1) == timeline.overlap(0, 1, 2));
+        CHECK(host::contains(timeline.table(), "b\n"));
+    }
+}
+
+TEST_CASE("record: what the host waits for delays what it asks for next, and calls take the host's time") {
+    TestDevice device;
+    cudaStream_t one = device.stream(), two = device.stream();
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    auto seconds = [&](int how, CostModel costs) {
+        return host::replay({host::record([&] {
+                                compute(one, "a", 3);
+                                cudaEventRecord(event, one);
+                                compute(one, "b", 2);
+                                if (how == 1) cudaEventSynchronize(event);
+                                if (how == 2) cudaStreamSynchronize(one);
+                                compute(two, "c", 4);
+                                cudaDeviceSynchronize();
+                            })},
+                            costs)
+            .seconds;
+    };
+    CHECK(seconds(0, seconds_as_given()) == 5);
+    CHECK(seconds(1, seconds_as_given()) == 7);
+    CHECK(seconds(2, seconds_as_given()) == 9);
+    CostModel slow_host = seconds_as_given();
+    slow_host.host_seconds_per_call = 10;
+    CHECK(seconds(0, slow_host) == 34);
+}
+
+TEST_CASE("record: the longer of arithmetic and memory, plus the start") {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    float* memory = device.allocate<float>(100);
+    Recording recording = host::record([&] {
+        cudaMemsetAsync(memory, 0, 400, stream);
+        host::Operation both = host::operation("both", {{memory, 400, true}, {memory, 400, false}});
+        both.work.flops = 1000;
+        host::enqueue(stream, std::move(both));
+        cudaStreamSynchronize(stream);
+    });
+    CostModel costs;
+    costs.seconds_per_byte = 1;
+    costs.seconds_per_operation = 5;
+    CHECK(host::replay({recording}, costs).seconds == 405 + 805);
+    costs.seconds_per_flop = 1;
+    CHECK(host::replay({recording}, costs).seconds == 405 + 1005);
+    costs.compute_seconds = [](const host::RecordedStep& step) { return step.name == "both" ? 2.0 : 1.0; };
+    CHECK(host::replay({recording}, costs).seconds == 3);
+}
+
+TEST_CASE("record: an exchange begins when all have come, and takes the longest message's time") {
+    auto rank = [](double before, double bytes) {
+        TestDevice device;
+        cudaStream_t stream = device.stream();
+        char* memory = device.allocate<char>(1000);
+        return host::record([&] {
+            compute(stream, "before", before);
+            host::Operation reduce = host::operation("all-reduce", {{memory, 1000, true}});   // not moved beside
+            reduce.work.exchanges = {{7, 3, bytes}};
+            host::enqueue(stream, std::move(reduce));
+            compute(stream, "after", 1);
+        });
+    };
+    CostModel costs = seconds_as_given();
+    costs.seconds_per_exchange = 0.5;
+    costs.seconds_per_byte = 1;
+    Timeline timeline = host::replay({rank(1, 2), rank(4, 2), rank(2, 3)}, costs);
+    CHECK(timeline.seconds == 4 + 0.5 + 3 + 1);
+    const host::Span& first = timeline.spans[1];
+    CHECK(first.name == "all-reduce");
+    CHECK(first.begin == 1);
+    CHECK(first.active == 4);
+    CHECK(first.end == 7.5);
+    CHECK(timeline.busy(0, 1) == 1 + 3.5 + 1);   // waiting for the others is not counted
+}
+
+TEST_CASE(
+    "record: one communicator's operations go one after another, on whatever streams; two communicators' overlap") {
+    for (std::uint64_t other : {1, 2}) {
+        TestDevice device;
+        cudaStream_t one = device.stream(), two = device.stream();
+        auto key = [](std::uint64_t communicator, std::uint64_t number) {
+            return communicator << host::communicator_shift | number;
+        };
+        Recording recording = host::record([&] {
+            exchange(one, "a", {{key(1, 1), 1, 3}});
+            exchange(two, "b", {{key(other, 2), 1, 2}});
+            cudaDeviceSynchronize();
+        });
+        INFO("communicators 1 and ", other);
+        CHECK(host::replay({recording}, seconds_as_given()).seconds == (other == 1 ? 5 : 3));
+    }
+}
+
+TEST_CASE("record: a pipeline's bubble is (stages - 1) / micro-batches of its ideal time") {
+    for (int stages : {1, 2, 4})
+        for (int micro_batches : {1, 4, 8}) {
+            std::vector<Recording> ranks;
+            for (int stage = 0; stage < stages; stage++) ranks.push_back(pipeline_stage(stage, stages, micro_batches));
+            Timeline timeline = host::replay(ranks, seconds_as_given());
+            CHECK(timeline.seconds == micro_batches + stages - 1);
+            CHECK(timeline.busy(stages - 1, 1) == micro_batches);
+        }
+}
+
+TEST_CASE("record: ranks that can never meet are named") {
+    auto rank = [](std::vector<std::uint64_t> keys) {
+        TestDevice device;
+        cudaStream_t stream = device.stream();
+        return host::record([&] {
+            for (std::uint64_t key : keys) exchange(stream, key == 1 ? "first" : "second", {{key, 2, 0}});
+        });
+    };
+    CHECK(host::replay({rank({1, 2}), rank({1, 2})}, seconds_as_given()).seconds == 0);
+    CHECK_THROWS_WITH_AS(host::replay({rank({1, 2}), rank({2, 1})}, seconds_as_given()),
+                         doctest::Contains("rank 0, stream 1: 'first'"), Error);
+    CHECK_THROWS_WITH_AS(host::replay({rank({1, 2}), rank({1})}, seconds_as_given()),
+                         doctest::Contains("rank 0, stream 1: 'second'"), Error);
+}
+
+TEST_CASE("record: recording does not nest, and ends with its program") {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    CHECK_THROWS_AS(host::record([] { host::record([] {}); }), Error);
+    Recording recording = host::record([&] { compute(stream, "seen", 1); });
+    compute(stream, "unseen", 1);
+    CHECK(recording.size() == 1);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they send") {
+    constexpr int ranks = 3, count = 3000;
+    ncclUniqueId id;
+    REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+    std::vector<Recording> recordings(ranks);
+    auto run = [&](int rank) {
+        host::Device device;
+        host::BindDevice bind(device);
+        ncclComm_t world = nullptr;
+        cudaStream_t stream = nullptr;
+        float *in = nullptr, *out = nullptr;
+        ncclCommInitRank(&world, ranks, id, rank);
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        cudaMalloc(&in, count * ranks * sizeof(float));
+        cudaMalloc(&out, count * ranks * sizeof(float));
+        cudaMemsetAsync(in, 0, count * ranks * sizeof(float), stream);
+        recordings[static_cast<std::size_t>(rank)] = host::record([&] {
+            ncclAllReduce(in, out, count, ncclFloat32, ncclSum, world, stream);
+            ncclAllGather(in, out, count, ncclFloat32, world, stream);
+            if (rank == 0) {
+                ncclSend(in, 10, ncclFloat32, 1, world, stream);
+                ncclRecv(out, 20, ncclFloat32, 1, world, stream);
+            } else if (rank == 1) {
+                ncclRecv(out, 10, ncclFloat32, 0, world, stream);
+                ncclSend(in, 20, ncclFloat32, 0, world, stream);
+            }
+            ncclGroupStart();
+            ncclSend(in, count, ncclFloat32, (rank + 1) % ranks, world, stream);
+            ncclRecv(out, count, ncclFloat32, (rank + ranks - 1) % ranks, world, stream);
+            ncclGroupEnd();
+            cudaStreamSynchronize(stream);
+        });
+        ncclCommDestroy(world);
+        cudaFree(in);
+        cudaFree(out);
+        cudaStreamDestroy(stream);
+    };
+    std::thread first(run, 1), second(run, 2);
+    run(0);
+    first.join();
+    second.join();
+    // By a ring of three: an all-reduce sends a third of its bytes four times, an all-gather two blocks. Two transfers
+    // go one after the other, then all ranks send at the same time.
+    const double bytes = count * sizeof(float);
+    Timeline timeline = host::replay(recordings, seconds_as_given());
+    CHECK(timeline.seconds == doctest::Approx(bytes * 4 / 3 + 2 * bytes + 40 + 80 + bytes));
+}

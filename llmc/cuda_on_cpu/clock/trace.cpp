@@ -1,0 +1,116 @@
+#include "llmc/cuda_on_cpu/clock/trace.h"
+
+#include <iomanip>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+
+namespace host {
+namespace {
+
+using Kind = RecordedStep::Kind;
+// Streams that exchange something with other ranks are for communication; of the others one computes.
+std::string name_of_stream(const std::set<int>& exchanging, int stream) {
+    return text(exchanging.count(stream) ? "communication" : "computation", " (stream ", stream, ")");
+}
+
+OrderedJson event(const char* phase, const std::string& name, int rank, int stream) {
+    return {{"ph", phase}, {"name", name}, {"pid", rank}, {"tid", stream}};
+}
+
+OrderedJson piece(const std::string& name, const Span& span, double begin, double end) {
+    OrderedJson json = event("X", name, span.rank, span.stream);
+    json["ts"] = begin * 1e6;
+    json["dur"] = (end - begin) * 1e6;
+    return json;
+}
+
+}   // namespace
+
+std::string to_text(const Recording& recording) {
+    std::ostringstream out;
+    out << std::setprecision(17);
+    for (const RecordedStep& step : recording) {
+        out << static_cast<int>(step.kind) << ' ' << step.stream << ' ' << step.record << ' ' << step.work.flops << ' '
+            << step.work.bytes << ' ' << step.work.exchanges.size();
+        for (const Exchange& exchange : step.work.exchanges) {
+            out << ' ' << exchange.key << ' ' << exchange.ranks << ' ' << exchange.bytes;
+        }
+        out << ' ' << step.name << '\n';
+    }
+    return out.str();
+}
+
+Recording recording_from(const std::string& text_of_it) {
+    Recording recording;
+    std::istringstream lines(text_of_it);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream in(line);
+        int kind = -1;
+        std::size_t exchanges = 0;
+        RecordedStep step{};
+        in >> kind >> step.stream >> step.record >> step.work.flops >> step.work.bytes >> exchanges;
+        for (std::size_t i = 0; i < exchanges && in; i++) {
+            Exchange exchange{};
+            in >> exchange.key >> exchange.ranks >> exchange.bytes;
+            step.work.exchanges.push_back(exchange);
+        }
+        if (!in || kind < 0 || kind > static_cast<int>(Kind::host_waited_for_event)) {
+            throw Error(ErrorKind::bug, text("not a line of a recording: ", line));
+        }
+        step.kind = static_cast<Kind>(kind);
+        step.file = "";
+        std::getline(in >> std::ws, step.name);
+        recording.push_back(std::move(step));
+    }
+    return recording;
+}
+
+CostModel trace_machine() {
+    CostModel costs;
+    costs.seconds_per_flop = 1 / 400e12;
+    costs.seconds_per_byte = 1 / 3.0e12;
+    costs.seconds_per_operation = 2e-6;
+    costs.seconds_per_exchanged_byte = 1 / 50e9;
+    costs.seconds_per_exchange = 10e-6;
+    costs.host_seconds_per_call = 1e-6;
+    return costs;
+}
+
+std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {
+    OrderedJson events = OrderedJson::array();
+    for (std::size_t rank = 0; rank < ranks.size(); rank++) {
+        std::set<int> streams, exchanging;
+        for (const RecordedStep& step : ranks[rank]) {
+            if (step.kind != Kind::operation) continue;
+            streams.insert(step.stream);
+            if (!step.work.exchanges.empty()) exchanging.insert(step.stream);
+        }
+        OrderedJson process = event("M", "process_name", static_cast<int>(rank), 0);
+        process["args"] = {{"name", text("rank ", rank)}};
+        events.push_back(process);
+        for (int stream : streams) {
+            OrderedJson thread = event("M", "thread_name", static_cast<int>(rank), stream);
+            thread["args"] = {{"name", name_of_stream(exchanging, stream)}};
+            events.push_back(thread);
+        }
+    }
+    for (const Span& span : replay(ranks, costs).spans) {
+        if (span.active > span.begin)
+            events.push_back(piece("waiting for " + span.name, span, span.begin, span.active));
+        events.push_back(piece(span.name, span, span.active, span.end));
+    }
+    const OrderedJson machine{{"clock", "virtual: the order of the recorded operations, with durations by formula"},
+                              {"flop_per_s", 1 / costs.seconds_per_flop},
+                              {"memory_bytes_per_s", 1 / costs.seconds_per_byte},
+                              {"exchanged_bytes_per_s", 1 / costs.seconds_per_exchanged_byte},
+                              {"seconds_per_operation", costs.seconds_per_operation},
+                              {"seconds_per_exchange", costs.seconds_per_exchange},
+                              {"host_seconds_per_call", costs.host_seconds_per_call}};
+    return ::to_text(OrderedJson{{"displayTimeUnit", "ms"}, {"otherData", machine}, {"traceEvents", events}}) + "\n";
+}
+
+}   // namespace host

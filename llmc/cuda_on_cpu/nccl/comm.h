@@ -1,0 +1,72 @@
+// One rank's side of a communicator, and of one operation on it. Internal to llmc/cuda_on_cpu.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/cuda_on_cpu/nccl/fabric.h"
+#include "llmc/cuda_on_cpu/queue/queue.h"
+
+struct ncclComm {
+    std::shared_ptr<host::Fabric> fabric;
+    std::uint64_t id = 0;
+    int rank = 0;
+    std::vector<int> members;   // ranks in the fabric, by rank in this communicator
+    std::string name;
+
+    std::uint64_t issued = 0;    // operations the host has asked for
+    std::uint64_t started = 0;   // of these, operations that have begun: they begin in the order they were asked for
+    std::uint64_t collectives = 0, splits = 0;
+    std::vector<std::uint64_t> sent, received;   // sends to and receives from each rank, counted when asked for
+    std::atomic<ncclResult_t> async_error = ncclSuccess;   // asked for from any thread
+    bool aborted = false;
+
+    int size() const { return static_cast<int>(members.size()); }
+    int member(int r) const { return members[static_cast<std::size_t>(r)]; }
+};
+
+namespace host {
+
+// One call of the program, before it is queued.
+struct CollectiveCall {
+    enum class Kind { all_reduce, reduce_scatter, all_gather, reduce, broadcast, send, receive } kind;
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::size_t count = 0;   // as the NCCL call counts
+    ncclDataType_t type = ncclFloat32;
+    ncclRedOp_t op = ncclSum;
+    int peer = 0;            // or root
+    ncclComm* comm = nullptr;
+    cudaStream_t stream = nullptr;
+};
+
+// What both sides of each of the call's transfers must agree on: "all-reduce of 1024 fp32, sum".
+std::string describe(const CollectiveCall& call);
+std::vector<Access> accesses(const CollectiveCall& call);
+
+// What the call sends by a ring, or to its peer, as bytes; with the key of its transfers, for replays (record.h).
+Exchange exchange_of(const CollectiveCall& call, const TransferKey& key);
+
+// Transfers that go on at the same time; when all are done, `then` runs.
+struct CollectivePhase {
+    struct Part {
+        bool is_send;
+        int peer;   // rank in the communicator
+        void* data;
+        std::size_t bytes;
+        TransferKey key;
+        std::string what;
+    };
+    std::vector<Part> parts;
+    std::function<void()> then;
+};
+
+// The phases of one call, with the scratch they need kept alive by them.
+std::vector<CollectivePhase> plan(const CollectiveCall& call);
+
+}   // namespace host

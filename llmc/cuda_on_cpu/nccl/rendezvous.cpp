@@ -1,0 +1,249 @@
+#include "llmc/cuda_on_cpu/nccl/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+namespace host {
+
+namespace {
+
+[[noreturn]] void fail_with_errno(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
+
+// Machine and network namespace, so that unix sockets are used exactly where they reach. NCCL_HOSTID replaces it.
+std::uint64_t host_id() {
+    if (const char* given = std::getenv("NCCL_HOSTID")) return std::hash<std::string>{}(given);
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    struct stat network {};
+    stat("/proc/self/ns/net", &network);
+    return std::hash<std::string>{}(boot) ^ (network.st_ino * 0x9e3779b97f4a7c15ull);
+}
+
+// The address others reach this host by: of the interface that NCCL_SOCKET_IFNAME names (a prefix), else of the first
+// that is up and no loopback, else loopback.
+in_addr_t own_ip() {
+    const char* wanted = std::getenv("NCCL_SOCKET_IFNAME");
+    in_addr_t result = htonl(INADDR_LOOPBACK);
+    ifaddrs* list = nullptr;
+    if (getifaddrs(&list) != 0) return result;
+    for (ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+        if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
+        bool chosen = wanted ? std::string(i->ifa_name).starts_with(wanted) : !(i->ifa_flags & IFF_LOOPBACK);
+        if (!chosen) continue;
+        result = reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr.s_addr;
+        break;
+    }
+    freeifaddrs(list);
+    return result;
+}
+
+// An abstract name: a leading zero byte, no file to leave behind.
+socklen_t unix_address(const char* name, sockaddr_un* out) {
+    *out = {};
+    out->sun_family = AF_UNIX;
+    std::size_t length = std::strlen(name);
+    std::memcpy(out->sun_path + 1, name, length);
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+struct Introduction {
+    std::uint32_t magic = 0x6d656574;
+    std::int32_t rank = 0, ranks = 0;
+    FabricAddress address;
+};
+
+// What the meeting answers: 0 and then the table, or the number of ranks that are missing and then those.
+struct Answer {
+    std::int32_t missing = 0;
+};
+
+}   // namespace
+
+double now_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Descriptor::~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+        if (fd_ >= 0) close(fd_);
+        fd_ = other.release();
+    }
+    return *this;
+}
+
+Listener::Listener() {
+    static std::atomic<unsigned> counter = 0;
+    const auto ticks = static_cast<unsigned long long>(now_seconds() * 1e6);
+    std::snprintf(address.unix_name, sizeof address.unix_name, "nccl%x.%x.%llx", static_cast<unsigned>(getpid()) & 0xffffffu,
+                  counter++ & 0xfffu, ticks & 0xffffffffffull);
+    address.host = host_id();
+    address.ip = own_ip();
+
+    by_unix = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un local;
+    socklen_t length = unix_address(address.unix_name, &local);
+    if (bind(by_unix.get(), reinterpret_cast<sockaddr*>(&local), length) != 0 || listen(by_unix.get(), 1024) != 0) {
+        fail_with_errno("cannot listen on a unix socket");
+    }
+    by_tcp = Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in remote{};
+    remote.sin_family = AF_INET;
+    remote.sin_addr.s_addr = address.ip;
+    socklen_t size = sizeof remote;
+    if (bind(by_tcp.get(), reinterpret_cast<sockaddr*>(&remote), size) != 0 || listen(by_tcp.get(), 1024) != 0 ||
+        getsockname(by_tcp.get(), reinterpret_cast<sockaddr*>(&remote), &size) != 0) {
+        fail_with_errno("cannot listen on a TCP port");
+    }
+    address.port = remote.sin_port;
+}
+
+Descriptor Listener::accept(double deadline) const {
+    pollfd waiting[2] = {{by_unix.get(), POLLIN, 0}, {by_tcp.get(), POLLIN, 0}};
+    for (;;) {
+        double left = deadline - now_seconds();
+        if (left <= 0) return Descriptor();
+        if (poll(waiting, 2, static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
+        for (const pollfd& p : waiting) {
+            if (!(p.revents & POLLIN)) continue;
+            Descriptor connection(accept4(p.fd, nullptr, nullptr, SOCK_CLOEXEC));
+            if (connection.get() >= 0) return connection;
+        }
+    }
+}
+
+Descriptor connect_to(const FabricAddress& address, double deadline) {
+    const bool local = address.host == host_id();
+    for (;;) {
+        Descriptor connection(socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_un by_name;
+        sockaddr_in by_port{};
+        int status;
+        if (local) {
+            socklen_t length = unix_address(address.unix_name, &by_name);
+            status = connect(connection.get(), reinterpret_cast<sockaddr*>(&by_name), length);
+        } else {
+            by_port.sin_family = AF_INET;
+            by_port.sin_addr.s_addr = address.ip;
+            by_port.sin_port = address.port;
+            status = connect(connection.get(), reinterpret_cast<sockaddr*>(&by_port), sizeof by_port);
+            int yes = 1;
+            setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        }
+        if (status == 0) return connection;
+        if (now_seconds() > deadline) fail_with_errno("cannot connect to a peer");
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+}
+
+void write_all(int fd, const void* data, std::size_t bytes) {
+    for (std::size_t done = 0; done < bytes;) {
+        ssize_t n = ::send(fd, static_cast<const char*>(data) + done, bytes - done, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) fail_with_errno("a peer went away while connecting");
+        done += static_cast<std::size_t>(n);
+    }
+}
+
+void read_all(int fd, void* data, std::size_t bytes, double deadline) {
+    for (std::size_t done = 0; done < bytes;) {
+        double left = deadline - now_seconds();
+        if (left <= 0) throw std::runtime_error("a peer did not answer in time while connecting");
+        pollfd waiting{fd, POLLIN, 0};
+        if (poll(&waiting, 1, static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
+        ssize_t n = ::recv(fd, static_cast<char*>(data) + done, bytes - done, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) throw std::runtime_error("a peer went away while connecting");
+        done += static_cast<std::size_t>(n);
+    }
+}
+
+std::vector<FabricAddress> meet(const FabricAddress& meeting, const FabricAddress& own, int rank, int ranks,
+                                double timeout_seconds) {
+    const double deadline = now_seconds() + timeout_seconds;
+    Descriptor connection = connect_to(meeting, deadline);
+    Introduction hello{.rank = rank, .ranks = ranks, .address = own};
+    write_all(connection.get(), &hello, sizeof hello);
+    write_all(connection.get(), &timeout_seconds, sizeof timeout_seconds);
+    Answer answer;
+    read_all(connection.get(), &answer, sizeof answer, deadline + 5);   // the meeting's own time limit comes first
+    if (answer.missing > 0) {
+        std::vector<std::int32_t> missing(static_cast<std::size_t>(answer.missing));
+        read_all(connection.get(), missing.data(), missing.size() * sizeof missing[0], deadline + 5);
+        std::string list;
+        for (std::int32_t m : missing) list += (list.empty() ? "" : ", ") + std::to_string(m);
+        throw std::runtime_error("of " + std::to_string(ranks) + " ranks these have not come: " + list);
+    }
+    std::vector<FabricAddress> table(static_cast<std::size_t>(ranks));
+    read_all(connection.get(), table.data(), table.size() * sizeof table[0], deadline + 5);
+    return table;
+}
+
+void serve_meeting_on(Listener listener) {
+    std::vector<FabricAddress> table;
+    std::vector<Descriptor> connections;
+    std::size_t present = 0;
+    double deadline = now_seconds() + 24 * 3600;   // until the first rank comes and says how long it waits
+    while (table.empty() || present < table.size()) {
+        Descriptor connection = listener.accept(deadline);
+        if (connection.get() < 0) break;
+        try {
+            Introduction hello;
+            double timeout = 0;
+            read_all(connection.get(), &hello, sizeof hello, now_seconds() + 5);
+            read_all(connection.get(), &timeout, sizeof timeout, now_seconds() + 5);
+            if (hello.magic != Introduction{}.magic || hello.ranks <= 0 || hello.rank < 0 || hello.rank >= hello.ranks) continue;
+            if (table.empty()) {
+                table.resize(static_cast<std::size_t>(hello.ranks));
+                connections.resize(table.size());
+                deadline = now_seconds() + timeout;
+            }
+            const auto rank = static_cast<std::size_t>(hello.rank);
+            if (rank >= table.size()) continue;
+            if (connections[rank].get() < 0) present++;
+            table[rank] = hello.address;
+            connections[rank] = std::move(connection);
+        } catch (const std::runtime_error&) {
+            // a stranger, or a rank that died while it introduced itself: it counts as missing
+        }
+    }
+    std::vector<std::int32_t> missing;
+    for (std::size_t i = 0; i < table.size(); i++) {
+        if (connections[i].get() < 0) missing.push_back(static_cast<std::int32_t>(i));
+    }
+    for (const Descriptor& connection : connections) {
+        if (connection.get() < 0) continue;
+        try {
+            Answer answer{static_cast<std::int32_t>(missing.size())};
+            write_all(connection.get(), &answer, sizeof answer);
+            if (missing.empty()) {
+                write_all(connection.get(), table.data(), table.size() * sizeof table[0]);
+            } else {
+                write_all(connection.get(), missing.data(), missing.size() * sizeof missing[0]);
+            }
+        } catch (const std::runtime_error&) {
+            // it died meanwhile; the others will notice
+        }
+    }
+}
+
+}   // namespace host

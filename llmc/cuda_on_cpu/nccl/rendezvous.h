@@ -1,0 +1,57 @@
+// How ranks find each other: blocking sockets, used only while connecting.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <string>
+#include <vector>
+
+#include "llmc/cuda_on_cpu/nccl/fabric.h"
+
+namespace host {
+
+double now_seconds();   // of a steady clock
+
+// A file descriptor that closes itself.
+class Descriptor {
+public:
+    explicit Descriptor(int fd = -1) : fd_(fd) {}
+    ~Descriptor();
+    Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+    Descriptor& operator=(Descriptor&& other) noexcept;
+    int get() const { return fd_; }
+    int release() {
+        int fd = fd_;
+        fd_ = -1;
+        return fd;
+    }
+
+private:
+    int fd_;
+};
+
+// Listens on a unix name and a TCP port of its own.
+struct Listener {
+    Listener();
+    FabricAddress address;
+    Descriptor by_unix, by_tcp;
+
+    // The next connection, or -1 when `deadline` (now_seconds) passes.
+    Descriptor accept(double deadline) const;
+};
+
+// Connects, retrying until the deadline. Throws std::runtime_error.
+Descriptor connect_to(const FabricAddress& address, double deadline);
+
+// All of it or std::runtime_error.
+void write_all(int fd, const void* data, std::size_t bytes);
+void read_all(int fd, void* data, std::size_t bytes, double deadline);
+
+// The meeting: every rank introduces itself, then all are told about all.
+std::vector<FabricAddress> meet(const FabricAddress& meeting, const FabricAddress& own, int rank, int ranks,
+                                double timeout_seconds);
+void serve_meeting_on(Listener listener);
+
+}   // namespace host

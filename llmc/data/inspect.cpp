@@ -1,0 +1,115 @@
+#include "llmc/data/inspect.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+#include "llmc/data/token_file.h"
+#include "llmc/io/file.h"
+#include "llmc/io/hash.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t block_tokens = 1 << 18;
+
+// Passes all tokens of a shard on, in blocks.
+template <class Visit>
+void for_each_block(const std::string& path, std::int64_t vocab_size, Visit visit) {
+    TokenFile file(real_files(), path);
+    std::vector<std::int32_t> block;
+    for (std::uint64_t first = 0; first < file.count(); first += block.size()) {
+        block.resize(std::min<std::uint64_t>(block_tokens, file.count() - first));
+        file.read(first, block, vocab_size);
+        visit(block);
+    }
+}
+
+[[noreturn]] void differs(const std::string& file, const std::string& what) {
+    throw Error(ErrorKind::bad_data, text(file, ": ", what), "Prepare the corpus again, or copy it again.");
+}
+
+void verify_hash(const std::string& path, const ShardInfo& shard) {
+    const std::uint64_t hash = hash_of_tokens(real_files(), path);
+    if (hash != shard.hash) {
+        differs(path, text("the tokens from offset ", kTokenHeaderBytes, " on have the hash ", hash_to_text(hash),
+                           ", the manifest says ", hash_to_text(shard.hash)));
+    }
+}
+
+void verify_shard(const std::string& path, const ShardInfo& shard, const CorpusManifest& manifest) {
+    TokenFile file(real_files(), path);   // checks header and size
+    if (file.count() != shard.tokens) {
+        differs(path, text("offset 8: ", file.count(), " tokens, the manifest says ", shard.tokens));
+    }
+    if (bytes_per_token(file.format()) != manifest.token_bytes) {
+        differs(path, text("offset 0: tokens of ", bytes_per_token(file.format()), " bytes, the manifest says ",
+                           manifest.token_bytes));
+    }
+    file.check_ids(manifest.vocab_size);
+    verify_hash(path, shard);
+}
+
+}   // namespace
+
+CorpusManifest verify_corpus(const std::string& folder) {
+    CorpusManifest manifest = read_manifest(real_files(), folder);
+    Tokenizer tokenizer = Tokenizer::load(folder);
+    if (tokenizer.hash() != manifest.tokenizer_hash || tokenizer.vocab_size() != manifest.vocab_size) {
+        differs(folder, text("the tokenizer here has the hash ", hash_to_text(tokenizer.hash()), ", the manifest says ",
+                             hash_to_text(manifest.tokenizer_hash)));
+    }
+    for (const ShardInfo& shard : manifest.shards) {
+        // a name in a manifest must not lead out of its folder
+        if (fs::path(shard.file).filename() != shard.file) differs(folder, text("a shard named ", shard.file));
+        verify_shard((fs::path(folder) / shard.file).string(), shard, manifest);
+    }
+    return manifest;
+}
+
+std::vector<std::string> shards_of(const std::string& path, const std::string& split) {
+    if (!fs::is_directory(path)) return {path};
+    std::vector<std::string> files;
+    for (const ShardInfo& shard : read_manifest(real_files(), path).shards) {
+        if (split.empty() || shard.split == split) files.push_back((fs::path(path) / shard.file).string());
+    }
+    return files;
+}
+
+void decode_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards,
+                   const std::function<void(const std::string&)>& write) {
+    for (const std::string& path : shards) {
+        for_each_block(path, tokenizer.vocab_size(), [&](const std::vector<std::int32_t>& block) {
+            write(tokenizer.decode(block.data(), block.size()));
+        });
+    }
+}
+
+CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards) {
+    CorpusStats stats;
+    stats.id_counts.resize(tokenizer.vocab_size());
+    std::int32_t end_of_text = static_cast<std::int32_t>(tokenizer.end_of_text());
+    std::uint64_t document = 0;
+    for (const std::string& path : shards) {
+        for_each_block(path, tokenizer.vocab_size(), [&](const std::vector<std::int32_t>& block) {
+            for (std::int32_t id : block) {
+                stats.id_counts[static_cast<std::size_t>(id)]++;
+                document = id == end_of_text ? 0 : document + 1;
+                stats.longest_document = std::max(stats.longest_document, document);
+            }
+            stats.tokens += block.size();
+        });
+    }
+    stats.documents = stats.id_counts[tokenizer.end_of_text()];
+    for (std::uint32_t id = 0; id < stats.id_counts.size(); id++) {
+        std::uint64_t count = stats.id_counts[id];
+        if (count == 0) continue;
+        stats.distinct_ids++;
+        if (id != tokenizer.end_of_text()) stats.bytes += count * tokenizer.data().tokens[id].size();
+        double part = static_cast<double>(count) / static_cast<double>(stats.tokens);
+        stats.entropy -= part * std::log2(part);
+    }
+    return stats;
+}

@@ -1,0 +1,31 @@
+// Looking into prepared corpora: verify every byte, count, and turn tokens back into text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/data/manifest.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+// Checks a folder against its manifest: that the tokenizer in it is the one named; of every shard the header, size,
+// number of tokens, every id, and the hash. Throws Error bad_data with file and offset at the first thing that is
+// wrong.
+CorpusManifest verify_corpus(const std::string& folder);
+
+// The shards of a split ("train", "val"; empty: all) of a folder, or the file itself when `path` is one.
+std::vector<std::string> shards_of(const std::string& path, const std::string& split);
+
+// Reads the shards and passes their text on in pieces, special tokens as their text.
+void decode_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards,
+                   const std::function<void(const std::string&)>& write);
+
+struct CorpusStats {
+    std::uint64_t tokens = 0, documents = 0, bytes = 0;   // bytes of text, end-of-text apart
+    std::uint64_t longest_document = 0;                   // in tokens
+    std::uint32_t distinct_ids = 0;
+    double entropy = 0;                     // of single tokens, in bits: what a model without context would need
+    std::vector<std::uint64_t> id_counts;   // per id
+};
+CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards);

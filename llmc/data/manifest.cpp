@@ -1,0 +1,99 @@
+#include "llmc/data/manifest.h"
+
+#include <filesystem>
+#include <stdexcept>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/io/hash.h"
+#include "llmc/tokenizer/json_place.h"
+
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int manifest_version = 1;
+
+std::string manifest_path(const std::string& folder) { return (fs::path(folder) / manifest_file_name).string(); }
+
+// `place` is the part being read, a JSON pointer.
+CorpusManifest parse(const OrderedJson& json, std::string& place) {
+    if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
+        place = json["format"] != "token shards" ? "/format" : "/version";
+        throw std::invalid_argument(text("found format ", to_text(json.at("format")), ", version ",
+                                         to_text(json.at("version")), ", expected \"token shards\", version ",
+                                         manifest_version));
+    }
+    CorpusManifest manifest;
+    const OrderedJson& tokenizer = json.at("tokenizer");
+    place = "/tokenizer";
+    manifest.tokenizer_name = tokenizer.at("name");
+    manifest.vocab_size = tokenizer.at("vocab_size");
+    manifest.end_of_text = tokenizer.at("end_of_text");
+    manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").get<std::string>());
+    place = "";
+    manifest.token_bytes = json.at("token_bytes");
+    manifest.documents = json.at("documents");
+    manifest.source_bytes = json.at("source_bytes");
+    for (const OrderedJson& shard : json.at("shards")) {
+        place = text("/shards/", manifest.shards.size());
+        manifest.shards.push_back({shard.at("file"), shard.at("split"), shard.at("tokens"),
+                                   hash_from_text(shard.at("hash").get<std::string>())});
+    }
+    return manifest;
+}
+
+}   // namespace
+
+std::uint64_t CorpusManifest::tokens(const std::string& split) const {
+    std::uint64_t sum = 0;
+    for (const ShardInfo& shard : shards) {
+        if (shard.split == split) sum += shard.tokens;
+    }
+    return sum;
+}
+
+CorpusManifest parse_manifest(std::string_view content, const std::string& name) {
+    const char* const hint = "Prepare the data again with the tokenize tool.";
+    std::string place;
+    auto fail = [&](const std::exception& problem) {
+        throw Error(
+            ErrorKind::bad_data,
+            text(name, ": byte ", json_place(content, place), ": not a manifest of token shards: ", problem.what()),
+            hint);
+    };
+    try {
+        return parse(parse_ordered_json(content), place);
+    } catch (const Json::parse_error& problem) {
+        throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
+    } catch (const Json::exception& problem) {
+        fail(problem);
+    } catch (const std::invalid_argument& problem) {   // a version or a hash
+        fail(problem);
+    }
+    return {};
+}
+
+CorpusManifest read_manifest(const FileSystem& files, const std::string& folder) {
+    return parse_manifest(read_whole(files, manifest_path(folder)), manifest_path(folder));
+}
+
+void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
+    OrderedJson json;
+    json["format"] = "token shards";
+    json["version"] = manifest_version;
+    json["tokenizer"] = {{"name", manifest.tokenizer_name},
+                         {"vocab_size", manifest.vocab_size},
+                         {"end_of_text", manifest.end_of_text},
+                         {"hash", hash_to_text(manifest.tokenizer_hash)}};
+    json["token_bytes"] = manifest.token_bytes;
+    json["documents"] = manifest.documents;
+    json["source_bytes"] = manifest.source_bytes;
+    json["shards"] = OrderedJson::array();
+    for (const ShardInfo& shard : manifest.shards) {
+        json["shards"].push_back({{"file", shard.file},
+                                  {"split", shard.split},
+                                  {"tokens", shard.tokens},
+                                  {"hash", hash_to_text(shard.hash)}});
+    }
+    write_whole(real_files(), manifest_path(folder), to_text(json, 1) + "\n");
+}

@@ -1,0 +1,183 @@
+#include "llmc/mesh/shard.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+namespace {
+
+std::vector<MeshShape> all_meshes(int most_ranks) {
+    std::vector<MeshShape> meshes;
+    for (int world = 1; world <= most_ranks; world++) {
+        for (int pp = 1; pp <= world; pp++) {
+            for (int cp = 1; cp * pp <= world; cp++) {
+                for (int tp = 1; tp * cp * pp <= world; tp++) {
+                    if (world % (pp * cp * tp) == 0) meshes.push_back({pp, world / (pp * cp * tp), cp, tp});
+                }
+            }
+        }
+    }
+    return meshes;
+}
+
+// Small tensors of every kind, cut evenly by `tp` where the cut requires it; odd sizes everywhere else.
+std::vector<GlobalTensor> sample_tensors(int tp) {
+    return {
+        {13, 1, TensorCut::none},          {5, 29, TensorCut::none},        {3 * tp, 7, TensorCut::rows},
+        {2 * tp, 1, TensorCut::rows},      {9, 5 * tp, TensorCut::columns}, {3 * 2 * tp, 11, TensorCut::qkv_heads},
+        {3 * tp, 1, TensorCut::qkv_heads}, {128, 3, TensorCut::vocabulary}, {100, 2, TensorCut::vocabulary},
+    };
+}
+
+constexpr StateKind all_states[] = {StateKind::optimizer, StateKind::gradients, StateKind::parameters};
+
+}   // namespace
+
+TEST_CASE("mesh: ranks and coordinates are each other's inverse, tp fastest") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (int rank = 0; rank < mesh.size(); rank++) {
+            MeshCoordinates at = coordinates_of(mesh, rank);
+            REQUIRE(rank_of(mesh, at) == rank);
+            if (at.tp + 1 < mesh.tp) {
+                MeshCoordinates next = at;
+                next.tp++;
+                REQUIRE(rank_of(mesh, next) == rank + 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("mesh: groups of every axis partition the world, in order of their ranks") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (MeshAxis axis : {MeshAxis::pp, MeshAxis::dp, MeshAxis::cp, MeshAxis::tp, MeshAxis::zero}) {
+            std::map<int, std::vector<int>> groups;
+            for (int rank = 0; rank < mesh.size(); rank++) {
+                MeshCoordinates at = coordinates_of(mesh, rank);
+                std::vector<int> members = group_members(mesh, at, axis);
+                REQUIRE(static_cast<int>(members.size()) == group_size(mesh, axis));
+                REQUIRE(members[static_cast<std::size_t>(group_rank(mesh, at, axis))] == rank);
+                REQUIRE(std::is_sorted(members.begin(), members.end()));
+                auto [place, is_new] = groups.try_emplace(group_color(mesh, at, axis), members);
+                REQUIRE(place->second == members);
+            }
+            REQUIRE(static_cast<int>(groups.size()) * group_size(mesh, axis) == mesh.size());
+        }
+    }
+}
+
+TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
+    CHECK(make_mesh(16, 2, 2, 2) == MeshShape{2, 2, 2, 2});
+    CHECK(make_mesh(8, 1, 1, 2, 4) == MeshShape{1, 4, 1, 2});
+    CHECK_THROWS_AS(make_mesh(8, 3, 1, 1), Error);
+    CHECK_THROWS_AS(make_mesh(2, 2, 2, 1), Error);
+    CHECK_THROWS_AS(make_mesh(8, 2, 1, 1, 3), Error);
+    CHECK_THROWS_AS(make_mesh(8, 0, 1, 1), Error);
+}
+
+TEST_CASE("shard: every element is owned exactly once per replica group, for every mesh up to 16 ranks") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+            for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
+                for (StateKind state : all_states) {
+                    const bool sharded = is_sharded(state, zero_stage);
+                    std::vector<int> owners(static_cast<std::size_t>(tensor.elements()), 0);
+                    for (int rank = 0; rank < mesh.size(); rank++) {
+                        ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                        std::int64_t local = 0;
+                        for (const OwnedRange& range : owned_ranges(tensor, place, state)) {
+                            REQUIRE(range.length > 0);
+                            REQUIRE(range.local_begin >= local);   // ascending, no overlap
+                            local = range.local_begin + range.length;
+                            for (std::int64_t i = 0; i < range.length; i++) {
+                                owners[static_cast<std::size_t>(range.global_begin + i)]++;
+                            }
+                        }
+                        REQUIRE(local <= stored_elements(tensor, place, state));
+                    }
+                    // copies: every stage has one here, replicas where nothing cuts
+                    const int copies =
+                        mesh.pp * (sharded ? 1 : mesh.zero_ranks()) * (tensor.cut == TensorCut::none ? mesh.tp : 1);
+                    REQUIRE(std::all_of(owners.begin(), owners.end(), [&](int n) { return n == copies; }));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        if (mesh.pp > 1) continue;   // stages do not enter
+        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+            for (int zero_stage : {0, 1, 3}) {
+                for (int rank = 0; rank < mesh.size(); rank++) {
+                    ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                    for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::parameters)) {
+                        for (std::int64_t i = 0; i < range.length; i++) {
+                            ElementHome home = home_of(tensor, place, StateKind::parameters, range.global_begin + i);
+                            REQUIRE((home.tp_rank == -1 || home.tp_rank == place.at.tp));
+                            REQUIRE((home.zero_rank == -1 || home.zero_rank == zero_rank(mesh, place.at)));
+                            REQUIRE(home.local == range.local_begin + i);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("shard: both owners of a tied tensor cut it alike") {
+    const GlobalTensor tied{128, 6, TensorCut::vocabulary};
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
+            for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {   // the ranks of the first stage
+                ShardPlace first{mesh, coordinates_of(mesh, rank), zero_stage}, last = first;
+                last.at.pp = mesh.pp - 1;
+                REQUIRE(owned_ranges(tied, first, StateKind::optimizer) ==
+                        owned_ranges(tied, last, StateKind::optimizer));
+            }
+        }
+    }
+}
+
+TEST_CASE("shard: slabs of q, k and v hold the same heads of each") {
+    const GlobalTensor qkv{3 * 4, 2, TensorCut::qkv_heads};   // two heads of two channels
+    std::vector<OwnedRange> second = slab_ranges(qkv, 2, 1);
+    REQUIRE(second.size() == 3);
+    CHECK(second[0] == OwnedRange{2 * 2, 0, 4});
+    CHECK(second[1] == OwnedRange{6 * 2, 4, 4});
+    CHECK(second[2] == OwnedRange{10 * 2, 8, 4});
+}
+
+TEST_CASE("shard: shards are aligned and a slab's room is their sum") {
+    for (std::int64_t elements : {1, 63, 64, 65, 768, 50304 * 768}) {
+        for (int ranks = 1; ranks <= 16; ranks++) {
+            ZeroCut cut = zero_cut(elements, ranks);
+            CHECK(cut.shard % shard_alignment == 0);
+            CHECK(cut.padded == cut.shard * ranks);
+            CHECK(cut.padded >= elements);
+            CHECK(cut.padded < elements + shard_alignment * ranks + ranks);
+        }
+    }
+}
+
+TEST_CASE("shard: layers are balanced over pipeline parts, embedding and classifier counted") {
+    CHECK(balance_layers(12, 1, 0.5, 5.0) == std::vector<LayerRange>{{0, 12}});
+    CHECK(balance_layers(12, 4, 0, 0) == std::vector<LayerRange>{{0, 3}, {3, 6}, {6, 9}, {9, 12}});
+    // a classifier as costly as two layers takes two layers from the last part
+    CHECK(balance_layers(10, 3, 0, 2) == std::vector<LayerRange>{{0, 4}, {4, 8}, {8, 10}});
+    for (std::int64_t layers = 1; layers <= 24; layers++) {
+        for (int parts = 1; parts <= std::min<std::int64_t>(layers, 16); parts++) {
+            for (double head : {0.0, 0.7, 3.0}) {
+                std::vector<LayerRange> ranges = balance_layers(layers, parts, 0.1, head);
+                REQUIRE(static_cast<int>(ranges.size()) == parts);
+                std::int64_t next = 0;
+                for (const LayerRange& range : ranges) {
+                    REQUIRE(range.begin == next);
+                    REQUIRE(range.size() >= 1);
+                    next = range.end;
+                }
+                REQUIRE(next == layers);
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+#include "llmc/process/comm.h"
+
+#include <chrono>
+#include <cstdlib>
+
+void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
+    if (status == ncclSuccess) return;
+    std::string message =
+        text(file, ":", line, ": ", call, " failed: ", ncclGetErrorString(status), ": ", ncclGetLastError(nullptr));
+    if (status == ncclRemoteError)
+        throw Error(ErrorKind::resumable, message, "A rank was lost; start again to resume.");
+    if (status == ncclSystemError) {
+        throw Error(ErrorKind::no_device, message,
+                    "Check that every rank was started and that the hosts reach each other.");
+    }
+    throw Error(ErrorKind::bug, message);
+}
+
+namespace {
+
+ncclConfig_t named(const std::string& name) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = name.c_str();
+    return config;
+}
+
+const char* name_of(ncclDataType_t type) {
+    switch (type) {
+        case ncclFloat32: return "fp32";
+        case ncclBfloat16: return "bf16";
+        case ncclFloat64: return "fp64";
+        case ncclInt32: return "int32";
+        case ncclInt64: return "int64";
+        case ncclUint64: return "uint64";
+        default: return "elements";
+    }
+}
+
+// Before NCCL reads its environment.
+void prefer_reproducible() { setenv("NCCL_NVLS_ENABLE", "0", 0); }
+
+ncclRedOp_t nccl_op(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : ncclMax; }
+
+}   // namespace
+
+ncclUniqueId Communicator::make_unique_id() {
+    prefer_reproducible();
+    ncclUniqueId id;
+    NCCL_CHECK(ncclGetUniqueId(&id));
+    return id;
+}
+
+Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name)
+    : rank_(rank), size_(ranks), name_(std::move(name)) {
+    prefer_reproducible();
+    ncclConfig_t config = named(name_);
+    NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config));
+}
+
+Communicator::Communicator(const Communicator& parent, int color, int key, std::string name) : name_(std::move(name)) {
+    ncclConfig_t config = named(name_);
+    NCCL_CHECK(ncclCommSplit(parent.comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm_, &config));
+    if (comm_ == nullptr) return;
+    NCCL_CHECK(ncclCommCount(comm_, &size_));
+    NCCL_CHECK(ncclCommUserRank(comm_, &rank_));
+}
+
+Communicator::~Communicator() {
+    if (comm_ != nullptr) ncclCommDestroy(comm_);   // errors have shown themselves at an earlier call
+}
+
+std::string Communicator::failure() const {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+    if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return "";
+    return text("group ", name_, ": ", ncclGetErrorString(asked == ncclSuccess ? state : asked), " at ",
+                operation_.load(), " number ", issued_.load());
+}
+
+void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& more) {
+    if (log_ == nullptr) return;
+    collectives_++;
+    log_->add({members_, text(operation_.load(), " of ", n, " ", name_of(type), more),
+               text("number ", collectives_, " of group ", name_)});
+}
+
+void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
+    ENSURE(comm_ != nullptr, operation, " on group ", name_, ", which this rank does not belong to");
+    ENSURE(alone_ == nullptr, operation, " on group ", name_, " by a rank that works alone");
+    operation_ = operation;
+    issued_at_ = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    issued_++;
+    traffic_.*kind += bytes;
+}
+
+void Communicator::make(const CommCall& call, const std::function<void()>& make_it) const {
+    if (tap_) {
+        tap_(call, make_it);
+    } else {
+        make_it();
+    }
+}
+
+template <class T>
+void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t stream) {
+    count("all-reduce", &Traffic::all_reduce, 2.0 * (size_ - 1) / size_ * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value, op == ReduceOp::sum ? ", sum" : ", max");
+    make({"all-reduce", data, data, n, NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclAllReduce(data, data, n, NcclType<T>::value, nccl_op(op), comm_, stream)); });
+}
+
+template <class T>
+void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream_t stream) {
+    count("reduce-scatter", &Traffic::reduce_scatter,
+          static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value);
+    make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream)); });
+}
+
+template <class T>
+void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t stream) {
+    count("all-gather", &Traffic::all_gather, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
+    log(n, NcclType<T>::value);
+    make({"all-gather", in, out, n, NcclType<T>::value, stream},
+         [&] { NCCL_CHECK(ncclAllGather(in, out, n, NcclType<T>::value, comm_, stream)); });
+}
+
+template <class T>
+void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stream) {
+    const bool sends = rank_ == root && size_ > 1;
+    count("broadcast", &Traffic::broadcast, sends ? static_cast<double>(n * sizeof(T)) : 0.0);
+    log(n, NcclType<T>::value, text(" from rank ", root));
+    NCCL_CHECK(ncclBroadcast(data, data, n, NcclType<T>::value, root, comm_, stream));
+}
+
+template <class T>
+void Communicator::send(const T* data, std::size_t n, int peer, cudaStream_t stream) {
+    count("send", &Traffic::point_to_point, static_cast<double>(n * sizeof(T)));
+    NCCL_CHECK(ncclSend(data, n, NcclType<T>::value, peer, comm_, stream));
+}
+
+template <class T>
+void Communicator::receive(T* data, std::size_t n, int peer, cudaStream_t stream) {
+    count("receive", &Traffic::point_to_point, 0);
+    NCCL_CHECK(ncclRecv(data, n, NcclType<T>::value, peer, comm_, stream));
+}
+
+template <class T>
+void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t stream) {
+    Group group;
+    for (int r = 0; r < size_; r++) {
+        const std::size_t piece = static_cast<std::size_t>(r) * n;
+        send(in + piece, n, r, stream);
+        receive(out + piece, n, r, stream);
+    }
+    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // the piece for oneself does not travel
+}
+
+#define INSTANTIATE(T)                                                                      \
+    template void Communicator::all_reduce<T>(T*, std::size_t, ReduceOp, cudaStream_t);     \
+    template void Communicator::reduce_scatter<T>(T*, const T*, std::size_t, cudaStream_t); \
+    template void Communicator::all_gather<T>(T*, const T*, std::size_t, cudaStream_t);     \
+    template void Communicator::broadcast<T>(T*, std::size_t, int, cudaStream_t);           \
+    template void Communicator::send<T>(const T*, std::size_t, int, cudaStream_t);          \
+    template void Communicator::receive<T>(T*, std::size_t, int, cudaStream_t);             \
+    template void Communicator::all_to_all<T>(T*, const T*, std::size_t, cudaStream_t);
+INSTANTIATE(float)
+INSTANTIATE(bf16)
+INSTANTIATE(double)
+INSTANTIATE(std::int32_t)
+INSTANTIATE(std::int64_t)
+INSTANTIATE(std::uint64_t)
+#undef INSTANTIATE

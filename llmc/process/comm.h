@@ -1,0 +1,191 @@
+// Collectives over a group of ranks: NCCL, with names, checked sizes and counted bytes.
+//
+// A Communicator is one rank's end of one group (the world, or the dp, tp, ... group of the mesh). All calls are queued
+// on a stream, in the order in which the host makes them, which must be the same on every rank of the group.
+//
+// Element types are those of the buffers; a sum is made in that type by NCCL, so what must be exact is sent as fp32.
+// The stand-in adds bf16 in fp32 and rounds once. Every call says by its buffer type in which type it reduces.
+//
+// Results are the same bits every time: in-switch reductions (NVLS), which NCCL does not promise that of, are turned
+// off unless the environment sets NCCL_NVLS_ENABLE (not run on a GPU).
+//
+// Traffic is counted logically, where the call is made, as bytes that a rank must send in the best algorithm with
+// n ranks and f = (n - 1) / n: all-reduce 2fB, reduce-scatter and all-gather fB (B: bytes of the whole buffer),
+// broadcast B from its root, sends their bytes. The stand-in or NCCL may move more.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/base/check.h"
+#include "llmc/base/dtype.h"
+#include "llmc/process/collective_order.h"
+
+void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
+#define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+template <class T>
+struct NcclType;
+template <>
+struct NcclType<float> {
+    static constexpr ncclDataType_t value = ncclFloat32;
+};
+template <>
+struct NcclType<bf16> {
+    static constexpr ncclDataType_t value = ncclBfloat16;
+};
+template <>
+struct NcclType<std::int32_t> {
+    static constexpr ncclDataType_t value = ncclInt32;
+};
+template <>
+struct NcclType<std::int64_t> {
+    static constexpr ncclDataType_t value = ncclInt64;
+};
+template <>
+struct NcclType<std::uint64_t> {
+    static constexpr ncclDataType_t value = ncclUint64;
+};
+template <>
+struct NcclType<double> {
+    static constexpr ncclDataType_t value = ncclFloat64;
+};
+
+enum class ReduceOp : std::uint8_t { sum, max };
+
+// Logical bytes this rank has sent, by kind of call.
+struct Traffic {
+    double all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0, point_to_point = 0;
+    double total() const { return all_reduce + reduce_scatter + all_gather + broadcast + point_to_point; }
+};
+
+// What the control plane tells about a rank: the last operation it asked for, and its number in this communicator.
+struct CommProgress {
+    std::uint64_t issued = 0;      // operations asked for
+    std::uint64_t done = 0;        // of these, how many the host knows to be finished
+    const char* operation = "";    // the last one asked for; a literal
+    std::uint64_t issued_at = 0;   // when, in nanoseconds of a steady clock
+    const char* alone = nullptr;   // what this rank does alone just now while the others wait for it; a literal
+};
+
+// One call of a collective, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`.
+struct CommCall {
+    const char* operation;
+    const void* in;
+    void* out;
+    std::size_t count;
+    ncclDataType_t type;
+    cudaStream_t stream;
+};
+
+class Communicator {
+public:
+    // The first communicator of the program: all ranks, who agree on `id` (make_unique_id on one of them).
+    Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name);
+    // A part of `parent`: the ranks that give the same color, ordered by key. Collective over the parent; a rank that
+    // belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
+    Communicator(const Communicator& parent, int color, int key, std::string name);
+    ~Communicator();
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    static ncclUniqueId make_unique_id();
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    const std::string& name() const { return name_; }
+    const Traffic& traffic() const { return traffic_; }
+    void reset_traffic() { traffic_ = {}; }
+    CommProgress progress() const { return {issued_, done_, operation_, issued_at_, alone_}; }   // from any thread
+    // Before the host waits: for all that was asked for so far. After it has: it was done.
+    void note_waiting() { waited_for_ = issued_.load(); }
+    void note_done() { done_ = waited_for_; }
+    void note_all_done() { done_ = issued_.load(); }
+
+    // data[i] = over all ranks; counts are elements.
+    template <class T>
+    void all_reduce(T* data, std::size_t count, ReduceOp op, cudaStream_t stream);
+    // `out` (count) = this rank's piece of the sum of all ranks' `in` (count x size). `out` may be in + rank x count.
+    template <class T>
+    void reduce_scatter(T* out, const T* in, std::size_t count, cudaStream_t stream);
+    // `out` (count x size) = all ranks' `in` (count) in rank order. `in` may be out + rank x count.
+    template <class T>
+    void all_gather(T* out, const T* in, std::size_t count, cudaStream_t stream);
+    template <class T>
+    void broadcast(T* data, std::size_t count, int root, cudaStream_t stream);
+    // Several sends and receives that must go on together stand inside a Group.
+    template <class T>
+    void send(const T* data, std::size_t count, int peer, cudaStream_t stream);
+    template <class T>
+    void receive(T* data, std::size_t count, int peer, cudaStream_t stream);
+    // `out` and `in` (count x size): piece r of `in` goes to rank r.
+    template <class T>
+    void all_to_all(T* out, const T* in, std::size_t count, cudaStream_t stream);
+
+    // While one lives, this rank works alone, for however long, and the others may wait for it: no stall, says the
+    // control plane. It calls nothing on the communicator meanwhile. `what`: a literal.
+    class Alone {
+    public:
+        Alone(Communicator& group, const char* what) : group_(group) { group_.alone_ = what; }
+        ~Alone() { group_.alone_ = nullptr; }
+        Alone(const Alone&) = delete;
+        Alone& operator=(const Alone&) = delete;
+
+    private:
+        Communicator& group_;
+    };
+
+    // Calls made while a Group lives are started together when it ends.
+    class Group {
+    public:
+        Group() : exceptions_(std::uncaught_exceptions()) { NCCL_CHECK(ncclGroupStart()); }
+        ~Group() noexcept(false) {
+            const ncclResult_t result = ncclGroupEnd();
+            if (std::uncaught_exceptions() == exceptions_) NCCL_CHECK(result);   // else another error is on its way
+        }
+        Group(const Group&) = delete;
+        Group& operator=(const Group&) = delete;
+
+    private:
+        int exceptions_;
+    };
+
+    // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather,
+    // and makes the call itself, or does not.
+    using Tap = std::function<void(const CommCall& call, const std::function<void()>& make)>;
+    void set_tap(Tap tap) { tap_ = std::move(tap); }
+
+    // From any thread: "" or what has gone wrong in the background, in words (a lost rank, a broken network).
+    std::string failure() const;
+    // Every collective is logged from now on (collective_order.h). `members`: the world ranks of this group.
+    void log_into(CollectiveLog& log, std::vector<int> members) {
+        log_ = &log;
+        members_ = std::move(members);
+    }
+
+private:
+    void count(const char* operation, double Traffic::*kind, double bytes);
+    void log(std::size_t count, ncclDataType_t type, const std::string& more = "");
+    void make(const CommCall& call, const std::function<void()>& make_it) const;
+
+    ncclComm_t comm_ = nullptr;
+    int rank_ = 0, size_ = 0;
+    std::string name_;
+    Traffic traffic_;
+    Tap tap_;
+    std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
+    std::uint64_t waited_for_ = 0;
+    std::atomic<const char*> operation_ = "";
+    std::atomic<const char*> alone_ = nullptr;
+    CollectiveLog* log_ = nullptr;
+    std::vector<int> members_;
+    std::uint64_t collectives_ = 0;   // without sends and receives, which not all ranks make
+};

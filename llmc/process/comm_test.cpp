@@ -1,0 +1,188 @@
+// Collectives on several ranks: values against what every rank can compute for itself, traffic against the formulas.
+#include "llmc/process/comm.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/process/on_ranks.h"
+
+namespace {
+
+// Element i of rank r's contribution; sums over up to 8 ranks are exact in every type, bf16 included.
+template <class T>
+std::vector<T> values(int rank, std::size_t count) {
+    std::vector<T> result(count);
+    for (std::size_t i = 0; i < count; i++) {
+        result[i] = static_cast<T>(
+            static_cast<float>((rank + 1) * (1 + static_cast<int>((i + static_cast<std::size_t>(rank)) % 7))));
+    }
+    return result;
+}
+
+template <class T>
+double as_double(T x) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return static_cast<double>(static_cast<float>(x));
+    else
+        return static_cast<double>(x);
+}
+
+template <class T>
+double sum_of_values(int ranks, std::size_t i) {
+    double sum = 0;
+    for (int r = 0; r < ranks; r++) sum += as_double(values<T>(r, i + 1)[i]);
+    return sum;
+}
+
+template <class T>
+void require_sum(TestRank& me, const std::vector<T>& got, std::size_t first, const char* what) {
+    for (std::size_t i = 0; i < got.size(); i++) {
+        const double expected = sum_of_values<T>(me.ranks(), first + i);
+        me.require(as_double(got[i]) == expected, what, ": element ", i, " is ", as_double(got[i]), ", not ", expected);
+    }
+}
+
+// Every collective in one type, in place and not.
+template <class T>
+void collectives(TestRank& me) {
+    const std::size_t n = 37, ranks = static_cast<std::size_t>(me.ranks()), all = n * ranks;
+    const std::size_t own = n * static_cast<std::size_t>(me.rank());
+    DeviceBuffer<T> x = me.on_device(values<T>(me.rank(), all));
+    me.all.all_reduce(x.data(), all, ReduceOp::sum, me.stream);
+    require_sum(me, x.download(me.stream), 0, "all-reduce");
+
+    DeviceBuffer<T> in = me.on_device(values<T>(me.rank(), all)), out = me.on_device(std::vector<T>(n));
+    me.all.reduce_scatter(out.data(), in.data(), n, me.stream);
+    require_sum(me, out.download(me.stream), own, "reduce-scatter");
+    me.all.reduce_scatter(in.data() + own, in.data(), n, me.stream);
+    require_sum(me, in.download(me.stream, own, n), own, "reduce-scatter in place");
+
+    DeviceBuffer<T> gathered = me.on_device(std::vector<T>(all));
+    me.all.all_gather(gathered.data(), out.data(), n, me.stream);
+    require_sum(me, gathered.download(me.stream), 0, "all-gather");
+    me.all.all_gather(in.data(), in.data() + own, n, me.stream);
+    require_sum(me, in.download(me.stream), 0, "all-gather in place");
+
+    DeviceBuffer<T> largest = me.on_device(values<T>(me.rank(), 1));
+    me.all.all_reduce(largest.data(), 1, ReduceOp::max, me.stream);
+    double expected = 0;
+    for (int r = 0; r < me.ranks(); r++) expected = std::max(expected, as_double(values<T>(r, 1)[0]));
+    me.require(as_double(largest.download(me.stream)[0]) == expected, "max");
+
+    for (int root = 0; root < me.ranks(); root++) {
+        DeviceBuffer<T> told = me.on_device(values<T>(me.rank(), n));
+        me.all.broadcast(told.data(), n, root, me.stream);
+        const std::vector<T> got = told.download(me.stream), wanted = values<T>(root, n);
+        for (std::size_t i = 0; i < n; i++)
+            me.require(as_double(got[i]) == as_double(wanted[i]), "broadcast from ", root);
+    }
+}
+
+}   // namespace
+
+TEST_CASE("comm: every collective in every type, 1 to 5 ranks") {
+    for (int ranks : {1, 2, 3, 5}) {
+        on_ranks(ranks, [](TestRank& me) {
+            collectives<float>(me);
+            collectives<bf16>(me);
+            collectives<double>(me);
+            collectives<std::int32_t>(me);
+            collectives<std::int64_t>(me);
+            collectives<std::uint64_t>(me);
+        });
+    }
+}
+
+TEST_CASE("comm: groups of a mesh, made by splitting, hold who they should, in order") {
+    const MeshShape mesh{2, 1, 1, 3};
+    on_ranks(mesh, [&](TestRank& me) {
+        for (MeshAxis axis : {MeshAxis::pp, MeshAxis::tp, MeshAxis::zero}) {
+            Communicator* group = me.world.group(axis);
+            const std::vector<int> members = group_members(mesh, me.world.at(), axis);
+            me.require((group == nullptr) == (members.size() == 1), "a group of more than one");
+            if (group == nullptr) continue;
+            me.require(group->size() == static_cast<int>(members.size()), "its size");
+            DeviceBuffer<std::int32_t> own = me.on_device(std::vector<std::int32_t>{me.rank()});
+            DeviceBuffer<std::int32_t> all = me.on_device(std::vector<std::int32_t>(members.size(), -1));
+            group->all_gather(all.data(), own.data(), 1, me.stream);
+            me.require(all.download(me.stream) == members, "its members");
+        }
+    });
+    on_ranks(3, [](TestRank& me) {   // all axes but one are single: no second communicator
+        me.require(me.world.group(MeshAxis::zero) == &me.all, "the world's own communicator");
+        me.require(me.world.group(MeshAxis::tp) == nullptr, "no group of one");
+        Communicator none(me.all, me.rank() == 0 ? -1 : 0, me.rank(), "others");
+        me.require(none.size() == (me.rank() == 0 ? 0 : 2), "color -1 belongs nowhere");
+    });
+}
+
+TEST_CASE("comm: point to point, all-to-all, and groups of calls") {
+    on_ranks(3, [](TestRank& me) {
+        std::vector<float> mine;
+        for (int r = 0; r < 3; r++) mine.insert(mine.end(), 2, static_cast<float>(10 * me.rank() + r));
+        DeviceBuffer<float> in = me.on_device(mine), out = me.on_device(std::vector<float>(6, -1));
+        me.all.all_to_all(out.data(), in.data(), 2, me.stream);
+        const std::vector<float> got = out.download(me.stream);
+        for (int r = 0; r < 3; r++) {
+            me.require(got[static_cast<std::size_t>(2 * r)] == static_cast<float>(10 * r + me.rank()), "from rank ", r);
+        }
+        me.require(me.all.traffic().point_to_point == 2 * 2 * sizeof(float), "its bytes: the own piece stays");
+
+        DeviceBuffer<float> ring = me.on_device(std::vector<float>{static_cast<float>(me.rank()), -1});
+        {
+            Communicator::Group together;
+            me.all.send(ring.data(), 1, (me.rank() + 1) % 3, me.stream);
+            me.all.receive(ring.data() + 1, 1, (me.rank() + 2) % 3, me.stream);
+        }
+        me.require(ring.download(me.stream)[1] == static_cast<float>((me.rank() + 2) % 3), "the left neighbour's");
+    });
+}
+
+TEST_CASE("comm: logical bytes by formula") {
+    for (int ranks : {1, 2, 5}) {
+        on_ranks(ranks, [ranks](TestRank& me) {
+            const double n = ranks, f = (n - 1) / n;
+            const std::size_t count = 30, whole = count * static_cast<std::size_t>(ranks);
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(whole)),
+                                y = me.on_device(std::vector<float>(count));
+            me.all.reset_traffic();
+            me.all.all_reduce(x.data(), whole, ReduceOp::sum, me.stream);
+            me.require(me.all.traffic().all_reduce == doctest::Approx(2 * f * static_cast<double>(4 * whole)),
+                       "all-reduce");
+            me.all.reduce_scatter(y.data(), x.data(), count, me.stream);
+            me.require(me.all.traffic().reduce_scatter == doctest::Approx(f * static_cast<double>(4 * whole)),
+                       "scatter");
+            me.all.all_gather(x.data(), y.data(), count, me.stream);
+            me.require(me.all.traffic().all_gather == doctest::Approx(f * static_cast<double>(4 * whole)),
+                       "all-gather");
+            me.all.broadcast(x.data(), whole, ranks - 1, me.stream);
+            const bool sends = me.rank() == ranks - 1 && ranks > 1;
+            me.require(me.all.traffic().broadcast == (sends ? static_cast<double>(4 * whole) : 0.0), "broadcast");
+            me.require(me.all.progress().issued == 4 && std::string(me.all.progress().operation) == "broadcast",
+                       "progress");
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            me.all.note_all_done();
+            me.require(me.all.progress().done == 4 && me.all.failure().empty(), "all done, none failed");
+        });
+    }
+}
+
+TEST_CASE("comm: a call refused inside a group is an Error, and another error on its way is kept") {
+    on_ranks(1, [](TestRank& me) {
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(4));
+        std::string caught;
+        try {
+            Communicator::Group together;
+            me.all.send(x.data(), 4, 7, me.stream);   // there is no rank 7
+        } catch (const Error& error) {
+            caught = error.what();
+        }
+        me.require(caught.find("rank 7") != std::string::npos, "refused: ", caught);
+        try {
+            Communicator::Group together;
+            throw Error(ErrorKind::io, "something else");
+        } catch (const Error& error) {
+            caught = error.message();
+        }
+        me.require(caught == "something else", "kept: ", caught);
+    });
+}

@@ -1,0 +1,410 @@
+#include "llmc/process/control.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "llmc/base/exit_code.h"
+#include "llmc/process/control_join.h"
+#include "llmc/process/sockets.h"
+
+namespace {
+
+// What a rank does, as far as others may have to wait for it. Heartbeats tell it.
+enum class Doing : char {
+    computes = 'c',
+    waits = 'w',   // it has collectives under way
+    alone = 'a',   // what may take any time: it says that it works alone, or it starts up
+};
+
+// What is known of a rank at the other end of a connection.
+struct Peer {
+    Socket socket;
+    std::string host;
+    std::string last_words = "start-up";   // where it was, in words
+    std::uint64_t progress = 0;            // grows with everything it does
+    Doing doing = Doing::alone;
+    double heard = 0;    // when its last message came (Impl::clock)
+    bool gone = false;   // it said goodbye
+};
+
+// The first letter of a message.
+constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a', collectives = 'c';
+
+void print_and_exit(int rank, int exit_code, const std::string& why) {
+    // whatever becomes of the output: it may go to a pipe that nobody empties, where the main thread is stuck too
+    std::thread([exit_code] {
+        std::this_thread::sleep_for(std::chrono::seconds(2));
+        _exit(exit_code);
+    }).detach();
+    const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
+    std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", why.c_str());
+    std::fflush(nullptr);
+    _exit(exit_code);
+}
+
+constexpr const char* kBugHint = "This is a bug in the program; to resume would meet it again. Please report it.";
+constexpr const char* kHint = "Start again with --resume to go on from the last checkpoint.";
+
+}   // namespace
+
+struct Control::Impl {
+    Impl(Meeting& meeting, const ProcessPlace& own_place, const ControlOptions& chosen)
+        : place(own_place), options(chosen) {
+        if (place.ranks == 1) return;
+        for (ControlConnection& connection : connect_control(meeting, place, options.connect_seconds)) {
+            Peer& peer = peers.emplace_back();
+            peer.socket = std::move(connection.socket);
+            peer.host = std::move(connection.host);
+        }
+    }
+
+    // ---- the thread
+
+    void run() {
+        double next_beat = 0;
+        listened_at = steady_seconds();
+        while (!leaving && !is_aborted) {
+            if (steady_seconds() >= next_beat) {
+                send_beats();
+                next_beat = steady_seconds() + options.heartbeat_seconds;
+            }
+            advance_clock();   // before listening: what has come until now is heard, and only then judged
+            listen(std::min(0.05, options.heartbeat_seconds / 2));
+            look_for_silence();
+            look_for_failure();
+            if (place.rank == 0) look_for_stall();
+        }
+        if (!is_aborted) {
+            send_to_all(std::string(1, goodbye));
+            await_goodbyes();
+        }
+        if (is_aborted) leave_after_grace();
+    }
+
+    // Others are judged by the time that this thread has spent listening. Time in which it could not (the machine was
+    // suspended, all processes were stopped, others had the cores) says nothing of them, so a turn counts a quarter of
+    // the limit at most.
+    void advance_clock() {
+        const double now = steady_seconds();
+        clock += std::min(now - listened_at, options.silence_seconds / 4);
+        listened_at = now;
+    }
+
+    bool is_connected(const Peer& peer) const { return peer.socket.is_open() && !peer.gone; }
+
+    void send_to_all(const std::string& message) {
+        std::lock_guard lock(sending);
+        for (Peer& peer : peers) {
+            if (is_connected(peer)) peer.socket.send(message);   // a failure shows itself when listening
+        }
+    }
+
+    // Where this rank is now, the latest operation first.
+    void look_at_own_place() {
+        bool waits = false;
+        std::string alone;
+        own_progress = static_cast<std::uint64_t>(step.load());
+        std::vector<std::pair<std::uint64_t, std::string>> groups;
+        {
+            std::lock_guard lock(mutex);
+            for (const Communicator* c : watched) {
+                const CommProgress p = c->progress();
+                own_progress += p.issued;
+                if (p.alone != nullptr) alone = text(" (alone: ", p.alone, ")");
+                if (p.issued == 0) continue;
+                waits |= p.issued > p.done;
+                groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
+                                                      p.issued > p.done ? " (under way)" : " (done)"));
+            }
+        }
+        std::sort(groups.rbegin(), groups.rend());
+        own_doing = !alone.empty() ? Doing::alone : waits ? Doing::waits : has_stepped ? Doing::computes : Doing::alone;
+        own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + alone;
+        for (const auto& [when, what] : groups) own_words += ", " + what;
+    }
+
+    // "b<progress> <doing> <words>"
+    void send_beats() {
+        if (options.collectives != nullptr) tell_collectives();
+        look_at_own_place();
+        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_doing), " ", own_words));
+    }
+
+    void listen(double seconds) {
+        std::vector<pollfd> waiting;
+        std::vector<int> ranks;
+        for (std::size_t r = 0; r < peers.size(); r++) {
+            if (!is_connected(peers[r])) continue;
+            waiting.push_back({peers[r].socket.fd(), POLLIN, 0});
+            ranks.push_back(static_cast<int>(r));
+        }
+        poll(waiting.data(), waiting.size(), static_cast<int>(seconds * 1e3) + 1);
+        for (std::size_t i = 0; i < waiting.size() && !is_aborted; i++) {
+            if (waiting[i].revents != 0) take_message(ranks[i]);
+        }
+    }
+
+    void take_message(int rank) {
+        Peer& peer = peers[static_cast<std::size_t>(rank)];
+        bool timed_out = false;
+        std::optional<std::string> message = peer.socket.receive(options.silence_seconds, &timed_out);
+        if (!message || message->empty()) {
+            declare_lost(rank, timed_out ? silent() : "died");
+            return;
+        }
+        peer.heard = clock;
+        const std::string rest = message->substr(1);
+        switch ((*message)[0]) {
+            case beat: {
+                char* end = nullptr;
+                const std::uint64_t progress = std::strtoull(rest.c_str(), &end, 10);
+                if (std::string(end).size() < 3) break;   // a blank, a letter, a blank
+                peer.doing = static_cast<Doing>(end[1]);
+                if (progress != peer.progress) last_advance = peer.heard;
+                peer.progress = progress;
+                peer.last_words = end + 3;
+                break;
+            }
+            case goodbye: {
+                std::lock_guard lock(sending);
+                peer.gone = true;
+                break;
+            }
+            case failure: start_abort(text(name_of(rank), " failed: ", rest)); break;
+            case abort_all: {   // "a<exit code> <reason>"
+                const std::size_t space = rest.find(' ');
+                start_abort(rest.substr(space + 1), static_cast<ErrorKind>(std::atoi(rest.c_str())));
+                break;
+            }
+            case collectives: compare_collectives(rank, rest); break;
+            default: break;
+        }
+    }
+
+    std::string name_of(int rank) const {
+        return text("rank ", rank, " on ", peers[static_cast<std::size_t>(rank)].host);
+    }
+
+    // Its last words can be a heartbeat old; where this rank is tells what waits for it now.
+    void declare_lost(int rank, const std::string& how) {
+        look_at_own_place();
+        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].last_words,
+                         "; rank ", place.rank, " is at ", own_words));
+    }
+
+    std::string silent() const { return text("has been silent for ", options.silence_seconds, " s"); }
+
+    void look_for_silence() {
+        for (std::size_t r = 0; r < peers.size() && !is_aborted; r++) {
+            if (is_connected(peers[r]) && clock - peers[r].heard > options.silence_seconds) {
+                declare_lost(static_cast<int>(r), silent());
+            }
+        }
+    }
+
+    // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
+    // elsewhere, in a loop perhaps. Where all wait, those that have done least. While one works alone, nobody is.
+    void look_for_stall() {
+        bool some_wait = own_doing == Doing::waits, all_wait = some_wait, one_alone = own_doing == Doing::alone;
+        std::uint64_t least = own_progress;
+        for (std::size_t r = 1; r < peers.size(); r++) {
+            if (!is_connected(peers[r])) continue;
+            some_wait |= peers[r].doing == Doing::waits;
+            all_wait &= peers[r].doing == Doing::waits;
+            one_alone |= peers[r].doing == Doing::alone;
+            least = std::min(least, peers[r].progress);
+        }
+        if (own_progress != seen_own_progress || !some_wait || one_alone) {
+            seen_own_progress = own_progress;
+            last_advance = clock;
+        }
+        if (options.stall_seconds <= 0 || clock - last_advance < options.stall_seconds) return;
+        std::string found;
+        auto judge = [&](Doing doing, std::uint64_t progress, const std::string& name, const std::string& words) {
+            if (all_wait ? progress != least : doing == Doing::waits) return;
+            found += text(found.empty() ? "" : "; ", name, " has not advanced, last heard at ", words);
+        };
+        judge(own_doing, own_progress, text("rank 0 on ", place.host), own_words);
+        for (std::size_t r = 1; r < peers.size(); r++) {
+            if (!is_connected(peers[r])) continue;
+            judge(peers[r].doing, peers[r].progress, name_of(static_cast<int>(r)), peers[r].last_words);
+        }
+        start_abort(text("nothing has advanced for ", options.stall_seconds, " s; ",
+                         all_wait ? "furthest behind of those that wait: " : "the others wait for: ", found));
+    }
+
+    // What NCCL itself has noticed. A lost rank is better told by its own connection, so that gets some time first.
+    void look_for_failure() {
+        std::string found;
+        {
+            std::lock_guard lock(mutex);
+            for (const Communicator* c : watched) {
+                if (found.empty()) found = c->failure();
+            }
+        }
+        if (found.empty()) {
+            failing_since = 0;
+        } else if (failing_since == 0) {
+            failing_since = steady_seconds();
+        } else if (steady_seconds() - failing_since > 2 * options.heartbeat_seconds + 1) {
+            if (place.rank != 0) send_to_all(failure + found);
+            start_abort(text("rank ", place.rank, " on ", place.host, " failed: ", found));
+        }
+    }
+
+    void tell_collectives() {
+        const std::string logged = options.collectives->take();
+        if (logged.empty()) return;
+        if (place.rank == 0) {
+            compare_collectives(0, logged);
+        } else {
+            send_to_all(collectives + logged);
+        }
+    }
+
+    void compare_collectives(int rank, const std::string& logged) {
+        for (const CollectiveRecord& record : CollectiveLog::parse(logged)) {
+            if (is_aborted) return;
+            if (std::optional<std::string> difference = order.add(rank, record)) {
+                start_abort(text("--check-collectives: ", *difference), ErrorKind::bug);
+            }
+        }
+    }
+
+    // ---- the end
+
+    void start_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
+        {
+            std::lock_guard lock(mutex);
+            if (is_aborted) return;
+            reason = why;
+            abort_kind = kind;
+            is_aborted = true;
+        }
+        if (place.rank == 0) tell_abort(why, kind);
+    }
+
+    void tell_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
+        send_to_all(text(abort_all, static_cast<int>(kind), " ", why));
+    }
+
+    const char* hint() const { return abort_kind == ErrorKind::resumable ? kHint : kBugHint; }
+
+    std::string abort_reason() const {
+        std::lock_guard lock(mutex);
+        return reason;
+    }
+
+    void leave_after_grace() {
+        const double end = steady_seconds() + options.grace_seconds;
+        while (!leaving && steady_seconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        if (leaving) return;   // the main thread has come to its end
+        end_process(static_cast<int>(abort_kind.load()), text(abort_reason(), "\n  ", hint()));
+    }
+
+    void end_process(int exit_code, const std::string& why) const {
+        if (options.leave) {
+            options.leave(exit_code, why);
+        } else {
+            print_and_exit(place.rank, exit_code, why);
+        }
+    }
+
+    // Rank 0 stays until all have said goodbye, so that a loss among the last ones is still told.
+    void await_goodbyes() {
+        for (const double end = steady_seconds() + options.silence_seconds;
+             place.rank == 0 && steady_seconds() < end && !is_aborted;) {
+            if (std::none_of(peers.begin(), peers.end(), [this](const Peer& p) { return is_connected(p); })) return;
+            listen(0.05);
+        }
+    }
+
+    ProcessPlace place;
+    ControlOptions options;
+    std::vector<Peer> peers;   // by rank on rank 0; elsewhere only [0], which is rank 0
+    std::thread thread;
+    std::atomic<bool> leaving = false, is_aborted = false;
+    std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well
+    std::atomic<std::int64_t> step = 0;
+    std::atomic<bool> has_stepped = false;   // since this process started
+    std::mutex sending;                      // one message at a time
+    mutable std::mutex mutex;                // guards the next two
+    std::string reason;
+    std::vector<const Communicator*> watched;
+    // of the thread alone
+    std::uint64_t own_progress = 0, seen_own_progress = 0;
+    Doing own_doing = Doing::alone;
+    std::string own_words = "start-up";
+    double clock = 0, listened_at = 0;   // seconds; see advance_clock
+    double last_advance = 0, failing_since = 0;
+    CollectiveOrder order;   // on rank 0
+};
+
+Control::Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options)
+    : impl_(std::make_shared<Impl>(meeting, place, options)) {
+    if (place.ranks > 1) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
+
+Control::~Control() {
+    impl_->leaving = true;
+    if (impl_->thread.joinable()) impl_->thread.join();
+}
+
+void Control::watch(const Communicator& communicator) {
+    std::lock_guard lock(impl_->mutex);
+    impl_->watched.push_back(&communicator);
+}
+
+void Control::forget(const Communicator& communicator) {
+    std::lock_guard lock(impl_->mutex);
+    std::erase(impl_->watched, &communicator);
+}
+
+void Control::set_step(std::int64_t step) {
+    impl_->step = step;
+    impl_->has_stepped = true;
+}
+
+void Control::leave(const std::exception& error) {
+    const int own_code = exit_code_of(error);
+    const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
+    if (may_be_consequence) {
+        // most likely of another rank's loss, which the control plane is about to name
+        const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
+        while (!impl_->is_aborted && steady_seconds() < patience) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+    const std::string own = error.what();
+    if (impl_->is_aborted) {
+        // Both are told: who reads only one of them may look for the cause in the wrong place.
+        const std::string reason = abort_reason();
+        const bool is_same = own.find(reason) != std::string::npos;
+        const std::string loss = text(reason, "\n  ", impl_->hint());
+        impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
+                           is_same              ? own
+                           : may_be_consequence ? text(loss, "\n  what this rank met: ", own)
+                                                : text(own, "\n  besides: ", reason));
+        return;
+    }
+    if (impl_->place.rank == 0) {
+        impl_->tell_abort(text("rank 0 on ", impl_->place.host, " failed: ", own));
+    } else {
+        impl_->send_to_all(failure + own);
+    }
+    impl_->end_process(own_code, own);
+}
+
+bool Control::aborted() const { return impl_->is_aborted; }
+
+std::string Control::abort_reason() const { return impl_->abort_reason(); }
+
+void Control::throw_if_aborted() const {
+    if (aborted()) throw Error(impl_->abort_kind, abort_reason(), impl_->hint());
+}

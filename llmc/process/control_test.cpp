@@ -1,0 +1,402 @@
+// The control plane: ranks are threads here, those that are lost are processes of their own.
+#include "llmc/process/control.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "llmc/base/stream.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/process/on_ranks.h"
+#include "llmc/process/sockets.h"
+
+namespace {
+
+ControlOptions quick() {
+    ControlOptions options;
+    options.heartbeat_seconds = 0.02;
+    options.silence_seconds = 0.6;
+    options.stall_seconds = 0;
+    options.grace_seconds = 0.05;
+    return options;
+}
+
+Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
+    StartupOptions options;
+    options.method = InitMethod::fs;
+    options.folder = folder.path() + "/meeting";
+    options.rank = rank;
+    options.ranks = ranks;
+    options.timeout_seconds = 20;
+    return start_up(options);
+}
+
+// How a rank would have left.
+struct End {
+    int exit_code = 0;
+    std::string why;
+};
+
+class Ends {
+public:
+    explicit Ends(int ranks) : ends_(static_cast<std::size_t>(ranks)) {}
+    ControlOptions options(int rank, ControlOptions base = quick()) {
+        base.leave = [this, rank](int exit_code, const std::string& why) {
+            std::lock_guard lock(mutex_);
+            End& end = ends_[static_cast<std::size_t>(rank)];
+            if (end.exit_code == 0) end = {exit_code, why};   // a process ends once
+        };
+        return base;
+    }
+    End of(int rank) {
+        std::lock_guard lock(mutex_);
+        return ends_[static_cast<std::size_t>(rank)];
+    }
+    void await(int rank) {
+        for (const double end = steady_seconds() + 20; steady_seconds() < end && of(rank).exit_code == 0;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<End> ends_;
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The same over tcp, whose end waits for nobody.
+Startup meet_by_tcp(int port, int rank, int ranks) {
+    StartupOptions options;
+    options.method = InitMethod::tcp;
+    options.address = text("127.0.0.1:", port);
+    options.rank = rank;
+    options.ranks = ranks;
+    options.timeout_seconds = 20;
+    return start_up(options);
+}
+
+// Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that does `last_act` once all have met.
+void lose(int ranks, int victim, int signal_number, const std::string& expected) {
+    const int port = ListeningSocket(0).port();
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        Startup startup = meet_by_tcp(port, victim, ranks);
+        Control control(*startup.meeting, startup.place, quick());
+        control.set_step(7);
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
+        raise(signal_number);
+        _exit(0);
+    }
+    Ends ends(ranks);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; r++) {
+        if (r == victim) continue;
+        threads.emplace_back([&, r] {
+            Startup startup = meet_by_tcp(port, r, ranks);
+            Control control(*startup.meeting, startup.place, ends.options(r));
+            ends.await(r);
+        });
+    }
+    for (std::thread& t : threads) t.join();
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    for (int r = 0; r < ranks; r++) {
+        if (r == victim) continue;
+        INFO("rank ", r, ": ", ends.of(r).why);
+        CHECK(ends.of(r).exit_code == 75);
+        CHECK(contains(ends.of(r).why, text("rank ", victim, " on ")));
+        CHECK(contains(ends.of(r).why, expected));
+        CHECK(contains(ends.of(r).why, text("last heard at step 7; rank ", victim == 0 ? r : 0, " is at start-up")));
+    }
+}
+
+}   // namespace
+
+TEST_CASE("control: an orderly end is no loss, whoever comes first") {
+    for (int first : {0, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 3; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 3);
+                Control control(*startup.meeting, startup.place, ends.options(r));
+                if (r != first) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+                CHECK(!control.aborted());
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 3; r++) CHECK(ends.of(r).exit_code == 0);
+    }
+}
+
+TEST_CASE("control: a rank that dies is named to all others") {
+    lose(3, 1, SIGKILL, "died");
+    lose(3, 0, SIGKILL, "died");
+}
+
+TEST_CASE("control: a rank that hangs is named to all others") {
+    lose(3, 2, SIGSTOP, "has been silent for 0.6 s");
+    lose(2, 0, SIGSTOP, "has been silent for 0.6 s");
+}
+
+TEST_CASE("control: a rank that fails says why, and keeps its own exit code") {
+    for (int failing : {0, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 3; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 3);
+                Control control(*startup.meeting, startup.place, ends.options(r));
+                if (r == failing) control.leave(Error(ErrorKind::io, "the disk is full"));
+                ends.await(r);
+                if (r == failing) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 3; r++) {
+            CHECK(ends.of(r).exit_code == (r == failing ? 74 : 75));
+            CHECK(contains(ends.of(r).why, "the disk is full"));
+            if (r != failing) CHECK(contains(ends.of(r).why, text("rank ", failing, " on ")));
+        }
+    }
+}
+
+TEST_CASE("control: a rank with an error of its own, after another is lost, tells of both") {
+    TemporaryFolder folder;
+    Ends ends(2);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 2; r++) {
+        threads.emplace_back([&, r] {
+            Startup startup = meet(folder, r, 2);
+            ControlOptions options = ends.options(r);
+            if (r == 0) options.grace_seconds = 20;   // its main thread comes to its end by itself
+            Control control(*startup.meeting, startup.place, options);
+            if (r == 1) {
+                control.leave(Error(ErrorKind::bad_data, "a broken shard"));
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                return;
+            }
+            for (const double end = steady_seconds() + 20; steady_seconds() < end && !control.aborted();) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            }
+            control.leave(Error(ErrorKind::io, "the disk is full"));
+        });
+    }
+    for (std::thread& t : threads) t.join();
+    INFO(ends.of(0).why);
+    CHECK(ends.of(0).exit_code == 74);
+    CHECK(contains(ends.of(0).why, "the disk is full"));
+    CHECK(contains(ends.of(0).why, "rank 1 on "));
+    CHECK(contains(ends.of(0).why, "a broken shard"));
+}
+
+TEST_CASE("control: ranks that wait for each other are a stall, of which the one furthest behind is named") {
+    if (!ranks_are_threads()) return;   // where each rank is a process nobody looks at its end
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.4;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        if (me.rank() == 0) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        ends.await(me.rank());
+        if (me.rank() == 1) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        control.forget(me.all);
+    });
+    for (int r = 0; r < 2; r++) {
+        INFO("rank ", r, ": ", ends.of(r).why);
+        CHECK(ends.of(r).exit_code == 75);
+        CHECK(contains(ends.of(r).why, "furthest behind of those that wait: rank 1 on "));
+        CHECK(contains(ends.of(r).why, "all-reduce number 1 of group all (under way)"));
+    }
+}
+
+TEST_CASE("control: a rank that is elsewhere while the others wait for it is named, though its heartbeats go on") {
+    if (stand_in_own_device == nullptr) return;
+    for (int elsewhere : {0, 1}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        ControlOptions options = quick();
+        options.stall_seconds = 0.4;
+        on_ranks(3, [&](TestRank& me) {
+            Startup startup = meet(folder, me.rank(), 3);
+            Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+            control.watch(me.all);
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+            me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            me.all.note_all_done();
+            control.set_step(1);
+            if (me.rank() == elsewhere) ends.await(me.rank());
+            me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+            ends.await(me.rank());
+            x.download(me.stream);
+            control.forget(me.all);
+        });
+        for (int r = 0; r < 3; r++) {
+            INFO("rank ", r, ": ", ends.of(r).why);
+            CHECK(ends.of(r).exit_code == 75);
+            CHECK(contains(ends.of(r).why, text("the others wait for: rank ", elsewhere, " on ")));
+            CHECK(contains(ends.of(r).why, "all-reduce number 1 of group all (done)"));
+            CHECK(!contains(ends.of(r).why, "; rank"));   // it alone
+        }
+    }
+}
+
+// Rank `busy` comes to the collective 0.7 s after the other; the limit is 0.3 s. How the ranks ended.
+std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone) {
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.3;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        if (has_stepped) control.set_step(1);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        if (me.rank() == busy) {
+            std::optional<Communicator::Alone> scope;
+            if (alone != nullptr) scope.emplace(me.all, alone);
+            std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        }
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        me.all.note_all_done();
+        control.forget(me.all);
+    });
+    return {ends.of(0).why, ends.of(1).why};
+}
+
+TEST_CASE(
+    "control: a rank that says that it works alone, or that starts up, may take longer than the limit of a stall") {
+    if (!ranks_are_threads()) return;
+    const std::vector<std::string> fine(2);
+    for (int busy : {0, 1}) {
+        CHECK(come_late(busy, true, "writes a file") == fine);
+        CHECK(come_late(busy, false, nullptr) == fine);
+    }
+    for (const std::string& why : come_late(1, true, nullptr)) {   // and one that says nothing may not
+        CHECK(contains(why, "the others wait for: rank 1 on "));
+    }
+}
+
+TEST_CASE("control: the limit of a stall holds again after work alone") {
+    if (!ranks_are_threads()) return;
+    TemporaryFolder folder;
+    Ends ends(2);
+    ControlOptions options = quick();
+    options.stall_seconds = 0.3;
+    on_ranks(2, [&](TestRank& me) {
+        Startup startup = meet(folder, me.rank(), 2);
+        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+        control.watch(me.all);
+        control.set_step(1);
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+        if (me.rank() == 1) {
+            {
+                Communicator::Alone alone(me.all, "writes a file");
+                std::this_thread::sleep_for(std::chrono::milliseconds(600));
+                CHECK(ends.of(0).why == "");
+                CHECK_THROWS_AS(me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream), Error);
+            }
+            ends.await(1);   // in a loop
+        }
+        me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+        x.download(me.stream);
+        control.forget(me.all);
+    });
+    for (int r = 0; r < 2; r++) CHECK(contains(ends.of(r).why, "the others wait for: rank 1 on "));
+}
+
+TEST_CASE("control: a connection that its rank has given up is not taken for it; silent strangers delay nobody") {
+    const int meeting_port = ListeningSocket(0).port();
+    Ends ends(2);
+    double seconds = 0;
+    std::jthread rank_0([&] {
+        Startup startup = meet_by_tcp(meeting_port, 0, 2);
+        const double begin = steady_seconds();
+        ControlOptions options = ends.options(0);
+        options.connect_seconds = 8;
+        try {
+            Control control(*startup.meeting, startup.place, options);
+        } catch (const Error& error) {
+            FAIL_CHECK(error.what());
+        }
+        seconds = steady_seconds() - begin;
+    });
+    Startup startup = meet_by_tcp(meeting_port, 1, 2);
+    std::istringstream said(startup.meeting->from_rank_0(""));
+    int port = 0;
+    std::string word;
+    said >> port >> word;
+    std::vector<std::optional<Socket>> strangers;
+    for (int i = 0; i < 3; i++) strangers.push_back(connect_to_host("127.0.0.1", port, 5));
+    {
+        std::optional<Socket> given_up = connect_to_host("127.0.0.1", port, 5);
+        REQUIRE(given_up);
+        given_up->send(text("1 ", word));
+    }
+    startup.meeting->all_gather("here");   // now rank 0 begins to accept
+    std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 5);
+    REQUIRE(socket);
+    socket->send(text("1 ", word));
+    CHECK(socket->receive(5) == text("rank 0 ", word));
+    socket->send("confirmed");
+    CHECK(socket->receive(5) == std::string("all have come"));
+    socket->send("g");
+    rank_0.join();
+    CHECK(seconds < 4);
+    CHECK(ends.of(0).why == "");
+}
+
+TEST_CASE("control: collectives in opposite orders on two communicators are named though they would finish") {
+    if (!ranks_are_threads()) return;
+    for (bool planted : {true, false}) {
+        TemporaryFolder folder;
+        Ends ends(2);
+        on_ranks(2, [&](TestRank& me) {
+            Communicator part(me.all, 0, me.rank(), "part");
+            CollectiveLog log;
+            me.all.log_into(log, {0, 1});
+            part.log_into(log, {0, 1});
+            ControlOptions options = quick();
+            options.collectives = &log;
+            Startup startup = meet(folder, me.rank(), 2);
+            Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(8)), y = me.on_device(std::vector<float>(8));
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            OwnedStream other;
+            for (int turn = 0; turn < 2; turn++) {
+                const bool part_now = (turn == 0) == (planted && me.rank() == 1);
+                if (part_now) part.all_reduce(y.data(), 8, ReduceOp::max, other.get());
+                if (!part_now) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+            }
+            x.download(me.stream);
+            y.download(other.get());
+            if (planted) ends.await(me.rank());
+            if (!planted) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        });
+        for (int r = 0; r < 2; r++) {
+            INFO("rank ", r, ": ", ends.of(r).why);
+            CHECK(ends.of(r).exit_code == (planted ? 70 : 0));   // a bug, which a resumed run would meet again
+            CHECK(contains(ends.of(r).why, "number 1 of group part") == planted);
+            CHECK(contains(ends.of(r).why, "all-reduce of 8 fp32, sum (number 1 of group all)") == planted);
+        }
+    }
+}

@@ -1,0 +1,422 @@
+// How processes find each other, with threads for processes; dev/test/startup_test.sh does it with processes.
+#include "llmc/process/startup.h"
+
+#include <arpa/inet.h>
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "llmc/base/error.h"
+#include "llmc/io/temporary_folder.h"
+#include "llmc/process/sockets.h"
+
+namespace {
+
+// Environment variables of a launcher while it lives; all those of other launchers are gone meanwhile.
+class Environment {
+public:
+    explicit Environment(const std::vector<std::pair<std::string, std::string>>& variables) {
+        for (const char* name : {"RANK",
+                                 "WORLD_SIZE",
+                                 "LOCAL_RANK",
+                                 "LOCAL_WORLD_SIZE",
+                                 "MASTER_ADDR",
+                                 "MASTER_PORT",
+                                 "OMPI_COMM_WORLD_RANK",
+                                 "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK",
+                                 "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "PMI_RANK",
+                                 "PMI_SIZE",
+                                 "MPI_LOCALRANKID",
+                                 "MPI_LOCALNRANKS",
+                                 "SLURM_PROCID",
+                                 "SLURM_NTASKS",
+                                 "SLURM_LOCALID",
+                                 "SLURM_NTASKS_PER_NODE",
+                                 "SLURM_STEP_ID",
+                                 "SLURM_STEP_NUM_TASKS"}) {
+            const char* value = std::getenv(name);
+            if (value) before_.emplace_back(name, value);
+            unsetenv(name);
+        }
+        for (const auto& [name, value] : variables) {
+            setenv(name.c_str(), value.c_str(), 1);
+            set_.push_back(name);
+        }
+    }
+    ~Environment() {
+        for (const std::string& name : set_) unsetenv(name.c_str());
+        for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
+    }
+
+private:
+    std::vector<std::pair<std::string, std::string>> before_;
+    std::vector<std::string> set_;
+};
+
+StartupOptions options_of(InitMethod method, int rank, int ranks) {
+    StartupOptions options;
+    options.method = method;
+    options.rank = rank;
+    options.ranks = ranks;
+    options.timeout_seconds = 20;
+    return options;
+}
+
+int free_port() { return ListeningSocket(0).port(); }
+
+// Starts the given ranks as threads. What each found out, or the error's code and message.
+struct Outcome {
+    ProcessPlace place;
+    std::vector<std::string> heard;
+    int exit_code = 0;
+    std::string error;
+};
+std::vector<Outcome> start(const std::vector<StartupOptions>& all) {
+    std::vector<Outcome> outcomes(all.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < all.size(); i++) {
+        threads.emplace_back([&, i] {
+            try {
+                Startup startup = start_up(all[i]);
+                outcomes[i].place = startup.place;
+                outcomes[i].heard = startup.meeting->all_gather(text("rank ", startup.place.rank));
+                outcomes[i].heard.push_back(startup.meeting->from_rank_0(startup.place.rank == 0 ? "word" : "other"));
+            } catch (const Error& error) {
+                outcomes[i].exit_code = error.exit_code();
+                outcomes[i].error = error.what();
+            }
+        });
+    }
+    for (std::thread& t : threads) t.join();
+    return outcomes;
+}
+
+void check_all_met(const std::vector<Outcome>& outcomes) {
+    const int ranks = static_cast<int>(outcomes.size());
+    for (int r = 0; r < ranks; r++) {
+        const Outcome& o = outcomes[static_cast<std::size_t>(r)];
+        INFO("rank ", r, ": ", o.error);
+        REQUIRE(o.exit_code == 0);
+        CHECK(o.place.rank == r);
+        CHECK(o.place.ranks == ranks);
+        CHECK(o.place.local_rank == r);   // all are on this host
+        CHECK(o.place.local_ranks == ranks);
+        REQUIRE(o.heard.size() == outcomes.size() + 1);
+        for (int other = 0; other < ranks; other++) {
+            CHECK(o.heard[static_cast<std::size_t>(other)] == text("rank ", other));
+        }
+        CHECK(o.heard.back() == "word");
+    }
+}
+
+sockaddr_in address_of(const char* digits, int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = inet_addr(digits);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    return address;
+}
+
+sockaddr_in local_address(const Socket& socket) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size);
+    return address;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}   // namespace
+
+TEST_CASE("startup: what launchers put into the environment") {
+    struct Row {
+        std::vector<std::pair<std::string, std::string>> variables;
+        LaunchEnvironment expected;
+    };
+    const Row rows[] = {
+        {{}, {-1, -1, -1, -1, ""}},
+        {{{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}},
+         {3, 8, 1, 2, "torchrun"}},
+        {{{"OMPI_COMM_WORLD_RANK", "5"},
+          {"OMPI_COMM_WORLD_SIZE", "6"},
+          {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}},
+         {5, 6, 2, 3, "mpirun"}},
+        {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, {0, 4, -1, -1, "mpirun"}},
+        {{{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "3"}},
+         {7, 16, 3, -1, "srun"}},
+        {{{"SLURM_STEP_ID", "2"},   // srun -n 4 in a job of 16 tasks: the step's number counts
+          {"SLURM_PROCID", "3"},
+          {"SLURM_NTASKS", "16"},
+          {"SLURM_STEP_NUM_TASKS", "4"},
+          {"SLURM_NTASKS_PER_NODE", "16"}},
+         {3, 4, -1, -1, "srun"}},
+        {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "0"}}, {-1, -1, -1, -1, ""}},   // sbatch
+        {{{"SLURM_STEP_ID", "4294967290"},   // the shell of salloc, a step of Slurm's own
+          {"SLURM_PROCID", "0"},
+          {"SLURM_NTASKS", "16"},
+          {"SLURM_STEP_NUM_TASKS", "1"}},
+         {-1, -1, -1, -1, ""}},
+        {{{"SLURM_PROCID", "0"},   // mpirun inside a Slurm job: mpirun's word counts
+          {"SLURM_NTASKS", "16"},
+          {"OMPI_COMM_WORLD_RANK", "1"},
+          {"OMPI_COMM_WORLD_SIZE", "2"}},
+         {1, 2, -1, -1, "mpirun"}},
+        {{{"RANK", "3"}}, {-1, -1, -1, -1, ""}},   // half of it says nothing
+    };
+    for (const Row& row : rows) {
+        Environment environment(row.variables);
+        const LaunchEnvironment found = read_launch_environment();
+        INFO(row.expected.launcher, " ", row.variables.size());
+        CHECK(found.rank == row.expected.rank);
+        CHECK(found.ranks == row.expected.ranks);
+        CHECK(found.local_rank == row.expected.local_rank);
+        CHECK(found.local_ranks == row.expected.local_ranks);
+        CHECK(std::string(found.launcher) == row.expected.launcher);
+    }
+    Environment environment({{"RANK", "three"}, {"WORLD_SIZE", "8"}});
+    CHECK_THROWS_WITH_AS(read_launch_environment(), doctest::Contains("RANK=three"), Error);
+}
+
+TEST_CASE("startup: one process alone starts nothing") {
+    Environment environment({});
+    const Startup startup = start_up({});
+    CHECK(startup.place.ranks == 1);
+    CHECK(startup.meeting->all_gather("x") == std::vector<std::string>{"x"});
+}
+
+TEST_CASE("startup: tcp and fs, any order of coming") {
+    Environment environment({});
+    for (int ranks : {2, 5}) {
+        TemporaryFolder folder;
+        const std::string address = text("127.0.0.1:", free_port());
+        for (InitMethod method : {InitMethod::tcp, InitMethod::fs, InitMethod::fs}) {   // fs twice in one folder
+            std::vector<StartupOptions> all;
+            for (int r = 0; r < ranks; r++) {
+                all.push_back(options_of(method, r, ranks));
+                all.back().address = address;
+                all.back().folder = folder.path() + "/meeting";
+            }
+            check_all_met(start(all));
+        }
+    }
+}
+
+TEST_CASE("startup: local ranks by --gpus-per-node") {
+    Environment environment({});
+    const std::string address = text("127.0.0.1:", free_port());
+    std::vector<StartupOptions> all;
+    for (int r = 0; r < 4; r++) {
+        all.push_back(options_of(InitMethod::tcp, r, 4));
+        all.back().address = address;
+        all.back().gpus_per_node = 2;
+    }
+    const std::vector<Outcome> outcomes = start(all);
+    for (int r = 0; r < 4; r++) {
+        CHECK(outcomes[static_cast<std::size_t>(r)].place.local_rank == r % 2);
+        CHECK(outcomes[static_cast<std::size_t>(r)].place.local_ranks == 2);
+    }
+}
+
+TEST_CASE("startup: only what the launcher did not say of local ranks is counted") {
+    // threads share an environment, so rank 1 of two alone is a task of srun; rank 0 is told everything by flags
+    auto local_of_rank_1 = [](const std::vector<std::pair<std::string, std::string>>& variables, bool by_flags) {
+        Environment environment(variables);
+        std::vector<StartupOptions> all;
+        const std::string address = text("127.0.0.1:", free_port());
+        for (int r = 0; r < 2; r++) {
+            all.push_back(options_of(InitMethod::tcp, r == 0 || by_flags ? r : -1, r == 0 || by_flags ? 2 : -1));
+            all.back().address = address;
+        }
+        const Outcome second = start(all)[1];
+        CHECK(second.error == "");
+        return std::pair(second.place.local_rank, second.place.local_ranks);
+    };
+    const std::pair<std::string, std::string> step{"SLURM_STEP_ID", "0"}, rank{"SLURM_PROCID", "1"},
+        ranks{"SLURM_NTASKS", "2"};
+    // in a container whose network counts it as a host of its own; here the count would be 1 of 2
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_LOCALID", "0"}}, false) == std::pair(0, 2));
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_LOCALID", "5"}}, false) == std::pair(5, 6));
+    CHECK(local_of_rank_1({step, rank, ranks, {"SLURM_NTASKS_PER_NODE", "4"}}, false) == std::pair(1, 4));
+    CHECK(local_of_rank_1({step, rank, ranks}, false) == std::pair(1, 2));
+    // both started by hand within the one task of a step
+    CHECK(local_of_rank_1({step, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}}, true) ==
+          std::pair(1, 2));
+}
+
+TEST_CASE("startup: files that an earlier run left in the folder do no harm") {
+    Environment environment({});
+    TemporaryFolder folder;
+    auto leave = [&](const std::string& name, const std::string& content) {
+        std::ofstream(folder.path() + "/" + name) << content;
+    };
+    leave("hello.1", "old1");
+    leave("hello.2", "old2");
+    leave("welcome", "old0 old1 old2");
+    for (const char* name : {"old0.ready.1", "old0.ready.2", "old0.round0.rank0", "old0.round0.rank1"})
+        leave(name, "x");
+    std::vector<StartupOptions> all;
+    for (int r = 0; r < 3; r++) {
+        all.push_back(options_of(InitMethod::fs, r, 3));
+        all.back().folder = folder.path();
+    }
+    check_all_met(start(all));
+    int left = 0;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+        left += !file.path().filename().string().starts_with("old0");
+    }
+    CHECK(left == 0);   // its own are gone
+}
+
+TEST_CASE("startup: who does not come is named") {
+    Environment environment({});
+    TemporaryFolder folder;
+    const std::string address = text("127.0.0.1:", free_port());
+    for (InitMethod method : {InitMethod::tcp, InitMethod::fs}) {
+        std::vector<StartupOptions> all;
+        for (int r : {0, 2}) {   // of four
+            all.push_back(options_of(method, r, 4));
+            all.back().address = address;
+            all.back().folder = folder.path() + "/meeting";
+            all.back().timeout_seconds = 0.5;
+        }
+        const std::vector<Outcome> outcomes = start(all);
+        CHECK(outcomes[0].exit_code == 69);
+        CHECK(contains(outcomes[0].error, "of 4 ranks these have not come within 0.5 s: 1, 3"));
+        CHECK(outcomes[1].exit_code == 69);
+        CHECK(contains(outcomes[1].error, "1, 3"));
+    }
+    StartupOptions alone = options_of(InitMethod::tcp, 1, 2);
+    alone.address = text("127.0.0.1:", free_port());
+    alone.timeout_seconds = 0.3;
+    const std::vector<Outcome> outcomes = start({alone});
+    CHECK(outcomes[0].exit_code == 69);
+    CHECK(contains(outcomes[0].error, "rank 1 cannot reach rank 0 at " + alone.address));
+}
+
+TEST_CASE("startup: ranks that were told other numbers are refused, strangers are not minded") {
+    Environment environment({});
+    const int port = free_port();
+    std::vector<StartupOptions> all;
+    for (int r = 0; r < 2; r++) {
+        all.push_back(options_of(InitMethod::tcp, r, 2));
+        all.back().address = text("127.0.0.1:", port);
+    }
+    StartupOptions wrong = options_of(InitMethod::tcp, 1, 3);
+    wrong.address = all[0].address;
+    Outcome refused;
+    std::thread stranger([&] {
+        std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 10);
+        if (socket) socket->send("GET / HTTP/1.0");
+        refused = start({wrong})[0];
+        start({all[1]});   // the right one, late
+    });
+    const std::vector<Outcome> outcomes = start({all[0]});
+    stranger.join();
+    CHECK(outcomes[0].exit_code == 0);
+    CHECK(refused.exit_code == 69);
+    CHECK(contains(refused.error, "no to rank 1 of 3: it expects ranks 1 to 1 of 2"));
+}
+
+TEST_CASE("startup: settings that make no sense are refused") {
+    Environment environment({});
+    auto code_of = [](const StartupOptions& options) { return start({options})[0]; };
+    CHECK(code_of(options_of(InitMethod::tcp, 0, 2)).exit_code == 64);   // no address
+    CHECK(code_of(options_of(InitMethod::fs, 0, 2)).exit_code == 64);    // no folder
+    CHECK(code_of(options_of(InitMethod::tcp, 2, 2)).exit_code == 64);
+    StartupOptions bad_port = options_of(InitMethod::tcp, 0, 2);
+    for (const char* address : {"host:", "host:0", "host:99999", "host:12x", ":29500"}) {
+        bad_port.address = address;
+        CHECK(code_of(bad_port).exit_code == 64);
+    }
+    if (!built_with_mpi()) {
+        const Outcome without = code_of(options_of(InitMethod::mpi, 0, 2));
+        CHECK(without.exit_code == 64);
+        CHECK(contains(without.error, "libopenmpi-dev"));
+    }
+}
+
+TEST_CASE("sockets: texts of any length arrive whole; silence and a closed connection are told apart") {
+    ListeningSocket listener(0);
+    std::optional<Socket> client = connect_to_host("127.0.0.1", listener.port(), 5);
+    std::optional<Socket> server = listener.accept(5);
+    REQUIRE(client);
+    REQUIRE(server);
+    const std::string longer(3 << 20, 'x');
+    std::thread sender([&] {
+        client->send("");
+        client->send(longer);
+    });
+    CHECK(server->receive(5) == std::optional<std::string>(""));
+    CHECK(server->receive(5) == std::optional<std::string>(longer));
+    sender.join();
+    bool timed_out = false;
+    CHECK(!server->receive(0.05, &timed_out));
+    CHECK(timed_out);
+    client->close();
+    CHECK(!server->receive(5, &timed_out));
+    CHECK(!timed_out);
+    CHECK(!listener.accept(0.01));
+    CHECK(!connect_to_host("127.0.0.1", free_port(), 0.1));
+}
+
+TEST_CASE("sockets: an address that never answers neither holds up the limit nor hides one that does") {
+    // a listener whose queue is full: the kernel drops what else comes, as a firewall would
+    auto listen_at = [](const char* where, int port, int queue) {
+        Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        const sockaddr_in address = address_of(where, port);
+        REQUIRE(bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+        REQUIRE(listen(socket.fd(), queue) == 0);
+        return socket;
+    };
+    const Socket full = listen_at("127.0.0.2", 0, 0);
+    const int port = ntohs(local_address(full).sin_port);
+    std::vector<Socket> in_queue;
+    for (int i = 0; i < 4; i++) {
+        in_queue.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        const sockaddr_in address = address_of("127.0.0.2", port);
+        (void)!connect(in_queue.back().fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    }
+
+    const double begin = steady_seconds();
+    CHECK(!connect_to_host("127.0.0.2", port, 0.5));
+    CHECK(steady_seconds() - begin < 5);   // a blocking connect() takes two minutes
+
+    const Socket right = listen_at("127.0.0.1", port, 5);
+    const auto found = connect_to_any({"127.0.0.2", "no.such.host.invalid", "127.0.0.1"}, port, 20, {});
+    REQUIRE(found);
+    CHECK(found->peer_address() == "127.0.0.1");
+}
+
+TEST_CASE("sockets: of several hosts the one that greets rightly is taken") {
+    ListeningSocket listener(0);   // at all addresses of 127.0.0.0/8
+    std::atomic<bool> done = false;
+    std::thread server([&] {
+        while (!done) {
+            std::optional<Socket> connection = listener.accept(0.05);
+            if (!connection) continue;
+            const bool right = local_address(*connection).sin_addr.s_addr == inet_addr("127.0.0.2");
+            connection->send(right ? "the right one" : "a stranger");
+        }
+    });
+    int greeted = 0;
+    auto is_right = [&greeted](Socket& socket) {
+        greeted++;
+        return socket.receive(20) == "the right one";
+    };
+    const auto found = connect_to_any({"127.0.0.1", "127.0.0.2", "127.0.0.3"}, listener.port(), 20, is_right);
+    done = true;
+    server.join();
+    REQUIRE(found);
+    CHECK(found->peer_address() == "127.0.0.2");
+    CHECK(greeted >= 2);
+}

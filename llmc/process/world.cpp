@@ -1,0 +1,139 @@
+#include "llmc/process/world.h"
+
+#include <numeric>
+#include <sstream>
+
+#include "llmc/base/check.h"
+
+// Defined by the stand-in; null on a GPU.
+extern "C" __attribute__((weak)) void stand_in_shares_machine(int local_ranks, double stall_seconds);
+
+namespace {
+
+std::string to_text(const ncclUniqueId& id) { return {id.internal, sizeof id.internal}; }
+
+ncclUniqueId to_id(const std::string& bytes) {
+    ncclUniqueId id;
+    ENSURE(bytes.size() == sizeof id.internal, "an NCCL id of ", bytes.size(), " bytes");
+    bytes.copy(id.internal, sizeof id.internal);
+    return id;
+}
+
+}   // namespace
+
+int open_device(int local_rank) {
+    int devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    if (devices == 0) CUDA_CHECK(cudaErrorNoDevice);
+    const int device = local_rank % devices;
+    CUDA_CHECK(cudaSetDevice(device));
+    return device;
+}
+
+World::World() = default;
+
+World::World(const WorldOptions& options) {
+    Startup startup = start_up(options.startup);
+    place_ = startup.place;
+    meeting_ = std::move(startup.meeting);
+    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp);
+    at_ = coordinates_of(mesh_, place_.rank);
+    if (ranks() == 1) return;
+    if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.control.stall_seconds);
+    ControlOptions control = options.control;
+    control.connect_seconds = options.startup.timeout_seconds;
+    if (options.check_collectives) {
+        log_ = std::make_unique<CollectiveLog>();
+        control.collectives = log_.get();
+    }
+    control_ = std::make_unique<Control>(*meeting_, place_, control);
+    guarded([&] {
+        open_device(place_.local_rank);
+        make_communicators(to_id(meeting_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
+    });
+    for_communicators([this](Communicator& c) { control_->watch(c); });
+}
+
+World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
+    place_ = {rank, mesh.size(), rank, mesh.size(), ""};
+    make_communicators(id);
+}
+
+World::~World() {
+    if (control_ == nullptr) return;
+    for_communicators([this](Communicator& c) { control_->forget(c); });
+}
+
+void World::for_communicators(const std::function<void(Communicator&)>& what) {
+    if (all_) what(*all_);
+    for (const auto& part : parts_) what(*part);
+}
+
+void World::make_communicators(const ncclUniqueId& id) {
+    all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
+    // dp has none of its own: what replicas reduce is reduced over zero
+    for (const auto& [axis, name] : {std::pair{MeshAxis::pp, "pp"}, std::pair{MeshAxis::cp, "cp"},
+                                     std::pair{MeshAxis::tp, "tp"}, std::pair{MeshAxis::zero, "zero"}}) {
+        const int size = group_size(mesh_, axis);
+        if (size == 1) continue;
+        Communicator*& group = groups_[static_cast<std::size_t>(axis)];
+        group = all_.get();
+        if (size == ranks()) continue;   // a second one would only take memory, and could get in the first one's way
+        parts_.push_back(
+            std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axis), group_rank(mesh_, at_, axis), name));
+        group = parts_.back().get();
+        if (log_) group->log_into(*log_, group_members(mesh_, at_, axis));
+    }
+    if (log_) {
+        std::vector<int> everyone(static_cast<std::size_t>(ranks()));
+        std::iota(everyone.begin(), everyone.end(), 0);
+        all_->log_into(*log_, everyone);
+    }
+}
+
+void World::set_step(std::int64_t step) {
+    if (control_) control_->set_step(step);
+}
+
+void World::will_wait() {
+    for_communicators([](Communicator& c) { c.note_waiting(); });
+}
+
+void World::has_waited() {
+    if (control_ == nullptr) return;
+    control_->throw_if_aborted();
+    for_communicators([](Communicator& c) { c.note_done(); });
+}
+
+std::vector<std::string> World::gather_text(const std::string& own) {
+    if (meeting_ == nullptr || ranks() == 1) return {own};
+    return meeting_->all_gather(own);
+}
+
+void World::require_same(const std::string& what, const std::string& value) {
+    if (meeting_ == nullptr || ranks() == 1) return;
+    const std::vector<std::string> all = meeting_->all_gather(value);
+    for (std::size_t r = 1; r < all.size(); r++) {
+        if (all[r] == all[0]) continue;
+        std::istringstream first(all[0]), other(all[r]);
+        std::string ours, theirs;
+        bool more = true;
+        while (more && ours == theirs) {
+            const bool our_line = static_cast<bool>(std::getline(first, ours));
+            const bool their_line = static_cast<bool>(std::getline(other, theirs));
+            if (!our_line) ours = "nothing";
+            if (!their_line) theirs = "nothing";
+            more = our_line || their_line;
+        }
+        throw Error(ErrorKind::usage, text(what, " differs: rank 0 has ", ours, ", rank ", r, " has ", theirs),
+                    "Start all processes alike, with the same files in view.");
+    }
+}
+
+std::string World::from_first(const std::string& value) {
+    return meeting_ == nullptr || ranks() == 1 ? value : meeting_->from_rank_0(value);
+}
+
+void World::leave(const std::exception& error) {
+    if (control_) control_->leave(error);
+}

@@ -1,0 +1,100 @@
+// This process among the others: its place, the mesh, the communicators, the control plane. Made once by main and taken
+// by reference by whatever communicates.
+//
+// With one process nothing is started: there is no communicator, and every function here does nothing.
+//
+// What must hold: all ranks make their worlds with the same options; work that the control plane should see runs inside
+// `guarded`, so that a rank that fails tells the others, which then end with exit code 75 instead of waiting for it.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/mesh/mesh.h"
+#include "llmc/process/comm.h"
+#include "llmc/process/control.h"
+#include "llmc/process/startup.h"
+
+struct WorldOptions {
+    StartupOptions startup;
+    int pp = 1, cp = 1, tp = 1;
+    int dp = 0;   // 0: what the others leave
+    ControlOptions control;
+    bool check_collectives = false;   // debug: collective_order.h
+};
+
+class World {
+public:
+    World();   // alone
+    // Meets the other processes, opens this rank's device, makes the communicators and the control plane. Collective.
+    // Errors: those of start_up, make_mesh and Communicator.
+    explicit World(const WorldOptions& options);
+    // Ranks that know each other already, without a control plane: for tests, where ranks may be threads. Here even a
+    // single rank has a communicator.
+    World(const MeshShape& mesh, int rank, const ncclUniqueId& id);
+    ~World();
+    World(const World&) = delete;
+    World& operator=(const World&) = delete;
+
+    int rank() const { return place_.rank; }
+    int ranks() const { return place_.ranks; }
+    bool is_first() const { return place_.rank == 0; }   // the one that speaks and writes
+    const ProcessPlace& place() const { return place_; }
+    const MeshShape& mesh() const { return mesh_; }
+    const MeshCoordinates& at() const { return at_; }
+
+    Communicator* all() const { return all_.get(); }   // of all ranks; null when alone
+    // Of the ranks that differ from this one along `axis` only; null where that is this rank alone, and for dp, whose
+    // reductions go over zero. The communicator of all ranks where these are all ranks.
+    Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
+
+    // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
+    // that differs from rank 0's.
+    void require_same(const std::string& what, const std::string& value);
+    // Rank 0's value. Collective.
+    std::string from_first(const std::string& value);
+
+    // Every rank's text, by rank. Collective, apart from NCCL.
+    std::vector<std::string> gather_text(const std::string& own);
+
+    // ---- what the control plane tells of this rank
+    void set_step(std::int64_t step);   // completed steps
+    // The host will wait for the collectives that were asked for until now; it has waited for them. Those asked for in
+    // between may still be under way. Error(resumable) if a rank was lost.
+    void will_wait();
+    void has_waited();
+    void synchronised() { will_wait(), has_waited(); }   // nothing was asked for in between
+
+    // body(). If it throws while there are other ranks, they are told, and this process ends (Control::leave).
+    template <class Body>
+    auto guarded(Body&& body) {
+        try {
+            return body();
+        } catch (const std::exception& error) {
+            leave(error);
+            throw;   // alone
+        }
+    }
+
+private:
+    void leave(const std::exception& error);
+    void make_communicators(const ncclUniqueId& id);
+    void for_communicators(const std::function<void(Communicator&)>& what);
+
+    ProcessPlace place_;
+    MeshShape mesh_;
+    MeshCoordinates at_;
+    std::unique_ptr<Meeting> meeting_;
+    std::unique_ptr<CollectiveLog> log_;   // with --check-collectives
+    std::unique_ptr<Control> control_;   // goes after the communicators: losses in their last operations are still told
+    std::unique_ptr<Communicator> all_;
+    std::vector<std::unique_ptr<Communicator>> parts_;   // split from it
+    std::array<Communicator*, kMeshAxes> groups_{};      // each `all_` or one of the parts
+};
+
+// The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which
+// NCCL refuses unless it was told that each is a host of its own (NCCL_HOSTID). Error(no_device) where there is none.
+int open_device(int local_rank);

@@ -1,0 +1,199 @@
+// Encoder: special tokens and bytes that are not UTF-8; the rest is done by pieces.h.
+
+#include <algorithm>
+#include <optional>
+
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/pieces.h"
+#include "llmc/tokenizer/tokenizer.h"
+#include "llmc/tokenizer/unicode.h"
+
+namespace {
+
+constexpr std::size_t max_text_bytes = 0xffffff00u;   // offsets within a text are 32 bits
+
+using Ids = std::vector<std::uint32_t>;
+
+// Bytes from the beginning of the text up to the next valid character.
+std::size_t ill_formed_run(std::string_view text) {
+    std::size_t bad = 0;
+    while (bad < text.size() && valid_utf8_prefix(text.substr(bad, 4)) == 0) {
+        bad += invalid_utf8_length(text.substr(bad));
+    }
+    return bad;
+}
+
+std::string replace_invalid(std::string_view text) {
+    std::string out;
+    while (!text.empty()) {
+        std::size_t valid = valid_utf8_prefix(text);
+        out += text.substr(0, valid);
+        text.remove_prefix(valid);
+        if (text.empty()) break;
+        append_utf8(0xfffd, out);
+        text.remove_prefix(invalid_utf8_length(text));
+    }
+    return out;
+}
+
+}   // namespace
+
+struct Encoder::State {
+    State(const Tokenizer& t, EncodeOptions o)
+        : tokenizer(t),
+          options(o),
+          model(t.model()),
+          splitter(make_splitter(t.data().pattern)),
+          pieces(make_piece_encoder(model, t.data().pattern, t.vocab_size())) {
+        const TokenizerData& data = t.data();
+        for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+            if (data.is_special[id] && !data.tokens[id].empty()) special_ids.push_back(id);
+        }
+        for (int byte = 0; byte < 256; byte++) {
+            char c = static_cast<char>(byte);
+            byte_ids[byte] = model.find({&c, 1});
+        }
+    }
+
+    void encode_ordinary(std::string_view text, Ids& ids);
+    void encode_around_invalid(std::string_view text, Ids& ids);
+    void encode_valid(std::string_view text, Ids& ids);
+    void encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids);
+    std::size_t last_piece_ids(std::string_view text);
+    std::optional<std::uint32_t> next_special(std::string_view text, std::size_t& at) const;
+
+    Tokenizer tokenizer;
+    EncodeOptions options;
+    const BpeModel& model;
+    std::unique_ptr<PieceSplitter> splitter;
+    std::vector<std::uint32_t> special_ids;
+    std::uint32_t byte_ids[256];
+    BpeModel::Scratch scratch;
+    std::unique_ptr<PieceEncoder> pieces;
+    Ids last_piece;
+};
+
+Encoder::Encoder(const Tokenizer& tokenizer, EncodeOptions options) {
+    if (!tokenizer.data().can_encode) {
+        throw Error(ErrorKind::usage, text("tokenizer ", tokenizer.name(), " can only decode: its file has no merges"),
+                    "Give a tokenizer.json, vocab.bpe or tiktoken file.");
+    }
+    state_ = std::make_unique<State>(tokenizer, options);
+}
+Encoder::~Encoder() = default;
+Encoder::Encoder(Encoder&&) noexcept = default;
+
+PieceCounts Encoder::counts() const { return state_->pieces->counts(); }
+
+void Encoder::encode(std::string_view document, Ids& ids) {
+    if (state_->options.special == SpecialText::ordinary) {
+        state_->encode_ordinary(document, ids);
+        return;
+    }
+    while (!document.empty()) {
+        std::size_t at = 0;
+        std::optional<std::uint32_t> special = state_->next_special(document, at);
+        if (special && state_->options.special == SpecialText::refuse) {
+            throw Error(ErrorKind::bad_data,
+                        text("the text contains the special token ", state_->tokenizer.data().tokens[*special]),
+                        "Let it pass as text with --special ordinary, or as the token with --special encode.");
+        }
+        state_->encode_ordinary(document.substr(0, at), ids);
+        if (!special) return;
+        ids.push_back(*special);
+        document.remove_prefix(at + state_->tokenizer.data().tokens[*special].size());
+    }
+}
+
+// The first special token in the text, the longest where several begin; `at`: its place, or the end of the text.
+std::optional<std::uint32_t> Encoder::State::next_special(std::string_view text, std::size_t& at) const {
+    std::optional<std::uint32_t> found;
+    at = text.size();
+    for (std::uint32_t id : special_ids) {
+        const std::string& bytes = tokenizer.data().tokens[id];
+        // nothing later than the best so far is of interest
+        std::size_t place = text.substr(0, std::min(text.size(), at + bytes.size())).find(bytes);
+        if (place == std::string_view::npos) continue;
+        bool better = place < at || (found && place == at && bytes.size() > tokenizer.data().tokens[*found].size());
+        if (!better) continue;
+        at = place;
+        found = id;
+    }
+    return found;
+}
+
+void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
+    if (text.size() > max_text_bytes) {
+        throw Error(ErrorKind::bad_data, ::text("a document of ", text.size(), " bytes"), "A document has up to 4 GB.");
+    }
+    std::size_t valid = valid_utf8_prefix(text);
+    if (valid == text.size()) {
+        encode_valid(text, ids);
+        return;
+    }
+    switch (options.invalid) {
+        case InvalidUtf8::tiktoken: encode_like_tiktoken(text, valid, ids); break;
+        case InvalidUtf8::split: encode_around_invalid(text, ids); break;
+        case InvalidUtf8::replace: encode_valid(replace_invalid(text), ids); break;
+        case InvalidUtf8::refuse:
+            throw Error(ErrorKind::bad_data, ::text("byte ", valid, " of the text is not UTF-8"),
+                        "Choose with --invalid-utf8 what becomes of such bytes.");
+    }
+}
+
+// Runs of ill-formed bytes are pieces of their own.
+void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
+    while (!text.empty()) {
+        std::size_t valid = valid_utf8_prefix(text);
+        encode_valid(text.substr(0, valid), ids);
+        text.remove_prefix(valid);
+        std::size_t bad = ill_formed_run(text);
+        if (bad > 0) model.encode(text.substr(0, bad), scratch, ids);
+        text.remove_prefix(bad);
+    }
+}
+
+// What tiktoken's _encode_bytes does: the valid beginning is encoded, then the tokens of its last piece (with all
+// tokens of white space before it, when it is white space) are taken back, and their bytes and the whole rest are one
+// piece.
+void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids) {
+    std::string_view beginning = text.substr(0, valid);
+    std::size_t first_id = ids.size();
+    encode_valid(beginning, ids);
+    std::size_t taken = last_piece_ids(beginning);
+    auto is_white = [&](std::uint32_t id) {
+        return tokenizer.data().tokens[id].find_first_not_of(" \n\t") == std::string::npos;
+    };
+    if (taken > 0 && is_white(ids[ids.size() - taken])) {
+        while (ids.size() - taken > first_id && is_white(ids[ids.size() - taken - 1])) taken++;
+    }
+    std::size_t taken_bytes = 0;
+    for (; taken > 0; taken--) {
+        taken_bytes += tokenizer.data().tokens[ids.back()].size();
+        ids.pop_back();
+    }
+    model.encode(text.substr(valid - taken_bytes), scratch, ids);
+}
+
+// How many ids the last piece of a text has.
+std::size_t Encoder::State::last_piece_ids(std::string_view text) {
+    std::uint32_t ends[split_capacity], begin = 0, last_end = 0;
+    splitter->begin(text);
+    while (std::size_t count = splitter->next(ends, split_capacity)) {
+        begin = count > 1 ? ends[count - 2] : last_end;
+        last_end = ends[count - 1];
+    }
+    last_piece.clear();
+    if (last_end > begin) model.encode(text.substr(begin, last_end - begin), scratch, last_piece);
+    return last_piece.size();
+}
+
+void Encoder::State::encode_valid(std::string_view text, Ids& ids) {
+    if (tokenizer.single_bytes()) {
+        std::size_t first = ids.size();
+        ids.resize(first + text.size());
+        for (std::size_t i = 0; i < text.size(); i++) ids[first + i] = byte_ids[static_cast<unsigned char>(text[i])];
+        return;
+    }
+    pieces->encode(text, ids);
+}

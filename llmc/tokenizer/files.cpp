@@ -1,0 +1,312 @@
+// vocab.bpe, tiktoken ranks and llm.c's tokenizer.bin. Hugging Face's tokenizer.json is in huggingface.cpp.
+
+#include "llmc/tokenizer/files.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <numeric>
+#include <unordered_map>
+
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/unicode.h"
+
+namespace {
+
+constexpr std::size_t llmc_header_words = 256;
+constexpr std::size_t llmc_header_bytes = llmc_header_words * sizeof(std::int32_t);
+constexpr std::int32_t llmc_magic = 20240328, llmc_version = 2;
+
+// Bytes that GPT-2 spells as themselves; the others get characters from U+0100 on, in their order.
+constexpr bool spelled_as_itself(unsigned byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
+}
+
+struct ByteCharacters {
+    std::array<std::uint16_t, 256> of_byte{};
+    std::array<std::int16_t, 0x200> to_byte{};
+    constexpr ByteCharacters() {
+        to_byte.fill(-1);
+        std::uint16_t next = 0x100;
+        for (unsigned byte = 0; byte < 256; byte++) {
+            of_byte[byte] = spelled_as_itself(byte) ? static_cast<std::uint16_t>(byte) : next++;
+            to_byte[of_byte[byte]] = static_cast<std::int16_t>(byte);
+        }
+    }
+};
+constexpr ByteCharacters byte_characters;
+
+// Lines of a text with their offsets.
+class Lines {
+public:
+    explicit Lines(std::string_view content) : content_(content) {}
+    bool next(std::string_view& line) {
+        if (next_ >= content_.size()) return false;
+        offset_ = next_;
+        std::size_t end = content_.find('\n', next_);
+        if (end == std::string_view::npos) end = content_.size();
+        line = content_.substr(offset_, end - offset_);
+        if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+        next_ = end + 1;
+        return true;
+    }
+    std::size_t offset() const { return offset_; }
+
+private:
+    std::string_view content_;
+    std::size_t offset_ = 0, next_ = 0;
+};
+
+int base64_value(char c) {
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+bool from_base64(std::string_view digits, std::string& bytes) {
+    if (digits.empty() || digits.size() % 4 != 0) return false;
+    std::size_t padding = digits.ends_with("==") ? 2 : digits.ends_with("=") ? 1 : 0;
+    std::uint32_t bits = 0;
+    int count = 0;
+    for (char c : digits.substr(0, digits.size() - padding)) {
+        int value = base64_value(c);
+        if (value < 0) return false;
+        bits = bits << 6 | static_cast<std::uint32_t>(value);
+        count += 6;
+        if (count >= 8) bytes.push_back(static_cast<char>(bits >> (count -= 8)));
+    }
+    return true;
+}
+
+std::string to_base64(std::string_view bytes) {
+    constexpr char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out;
+    for (std::size_t i = 0; i < bytes.size(); i += 3) {
+        std::size_t n = std::min<std::size_t>(3, bytes.size() - i);
+        std::uint32_t bits = 0;
+        for (std::size_t j = 0; j < 3; j++) bits = bits << 8 | (j < n ? static_cast<unsigned char>(bytes[i + j]) : 0u);
+        for (std::size_t j = 0; j < 4; j++) out += j <= n ? digits[bits >> (18 - 6 * j) & 63] : '=';
+    }
+    return out;
+}
+
+void add_special(TokenizerData& data, std::uint32_t id, std::string bytes) {
+    if (id >= data.tokens.size()) data.tokens.resize(id + 1);
+    data.tokens[id] = std::move(bytes);
+    data.is_special.resize(data.tokens.size(), 0);
+    data.is_special[id] = 1;
+}
+
+// Split rule and special tokens of the published rank files, which are told apart by their number of ranks.
+bool complete_known_ranks(TokenizerData& data) {
+    data.is_special.assign(data.tokens.size(), 0);
+    switch (data.tokens.size()) {
+        case 50256:   // r50k_base: GPT-2
+            data.pattern.rule = SplitRule::gpt2;
+            add_special(data, 50256, "<|endoftext|>");
+            data.end_of_text = 50256;
+            return true;
+        case 100256:   // cl100k_base
+            data.pattern.rule = SplitRule::cl100k;
+            add_special(data, 100257, "<|endoftext|>");
+            add_special(data, 100258, "<|fim_prefix|>");
+            add_special(data, 100259, "<|fim_middle|>");
+            add_special(data, 100260, "<|fim_suffix|>");
+            add_special(data, 100276, "<|endofprompt|>");
+            data.end_of_text = 100257;
+            return true;
+        case 128000: {   // Llama-3; documents begin with begin_of_text, as in llm.c's data
+            data.pattern.rule = SplitRule::llama3;
+            constexpr const char* first[] = {"<|begin_of_text|>",
+                                             "<|end_of_text|>",
+                                             "<|reserved_special_token_0|>",
+                                             "<|reserved_special_token_1|>",
+                                             "<|reserved_special_token_2|>",
+                                             "<|reserved_special_token_3|>",
+                                             "<|start_header_id|>",
+                                             "<|end_header_id|>",
+                                             "<|reserved_special_token_4|>",
+                                             "<|eot_id|>"};
+            std::uint32_t id = 128000;
+            for (const char* bytes : first) add_special(data, id++, bytes);
+            for (int i = 5; id < 128256; i++) add_special(data, id++, text("<|reserved_special_token_", i, "|>"));
+            data.end_of_text = 128000;
+            return true;
+        }
+        default: return false;
+    }
+}
+
+}   // namespace
+
+void malformed_tokenizer(const std::string& name, std::size_t offset, const std::string& what) {
+    throw Error(ErrorKind::bad_data, text(name, ": offset ", offset, ": ", what),
+                "Make the tokenizer file again, or take it from where it was published.");
+}
+
+int missing_byte(const TokenizerData& data) {
+    bool has_byte[256] = {};
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+        const std::string& bytes = data.tokens[id];
+        if (bytes.size() == 1 && !data.is_special[id]) has_byte[static_cast<unsigned char>(bytes[0])] = true;
+    }
+    const bool* missing = std::find(std::begin(has_byte), std::end(has_byte), false);
+    return missing == std::end(has_byte) ? -1 : static_cast<int>(missing - has_byte);
+}
+
+std::uint32_t byte_to_character(unsigned char byte) { return byte_characters.of_byte[byte]; }
+
+std::string to_characters(std::string_view bytes) {
+    std::string out;
+    for (char byte : bytes) append_utf8(byte_to_character(static_cast<unsigned char>(byte)), out);
+    return out;
+}
+
+bool from_characters(std::string_view characters, std::string& bytes) {
+    if (valid_utf8_prefix(characters) != characters.size()) return false;
+    for (std::size_t at = 0; at < characters.size();) {
+        Utf8Char c = decode_utf8(characters.data() + at);
+        if (c.code >= byte_characters.to_byte.size() || byte_characters.to_byte[c.code] < 0) return false;
+        bytes.push_back(static_cast<char>(byte_characters.to_byte[c.code]));
+        at += c.length;
+    }
+    return true;
+}
+
+TokenizerData parse_gpt2_merges(std::string_view content, const std::string& name) {
+    TokenizerData data;
+    data.name = name;
+    data.pattern.rule = SplitRule::gpt2;
+    // single bytes come first: those spelled as themselves, then the others
+    for (int itself = 1; itself >= 0; itself--) {
+        for (unsigned byte = 0; byte < 256; byte++) {
+            if (spelled_as_itself(byte) == (itself == 1))
+                data.tokens.push_back(std::string(1, static_cast<char>(byte)));
+        }
+    }
+    std::unordered_map<std::string, std::uint32_t> ids;
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) ids[data.tokens[id]] = id;
+    Lines lines(content);
+    std::string_view line;
+    if (!lines.next(line) || !line.starts_with("#version")) {
+        malformed_tokenizer(name, 0, "the first line does not begin with #version");
+    }
+    while (lines.next(line)) {
+        if (line.empty()) continue;
+        std::size_t gap = line.find(' ');
+        std::string left, right;
+        if (gap == std::string_view::npos || !from_characters(line.substr(0, gap), left) ||
+            !from_characters(line.substr(gap + 1), right)) {
+            malformed_tokenizer(name, lines.offset(), text("'", line.substr(0, 80), "' is not a merge of two tokens"));
+        }
+        auto left_id = ids.find(left), right_id = ids.find(right);
+        if (left_id == ids.end() || right_id == ids.end()) {
+            malformed_tokenizer(name, lines.offset(), "a merge of a token that no earlier merge makes");
+        }
+        std::uint32_t id = static_cast<std::uint32_t>(data.tokens.size());
+        if (!ids.emplace(left + right, id).second) malformed_tokenizer(name, lines.offset(), "a token is made twice");
+        data.merges.push_back({left_id->second, right_id->second, id, static_cast<std::uint32_t>(data.merges.size())});
+        data.tokens.push_back(left + right);
+    }
+    data.end_of_text = static_cast<std::uint32_t>(data.tokens.size());
+    data.is_special.assign(data.tokens.size(), 0);
+    add_special(data, data.end_of_text, "<|endoftext|>");
+    return data;
+}
+
+TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& name) {
+    TokenizerData data;
+    data.name = name;
+    data.merge_by_rank = data.whole_piece_first = true;
+    Lines lines(content);
+    std::string_view line;
+    std::size_t ranks = 0;
+    while (lines.next(line)) {
+        if (line.empty()) continue;
+        std::size_t gap = line.find(' ');
+        std::string bytes;
+        std::uint32_t id = 0;
+        bool good = gap != std::string_view::npos && from_base64(line.substr(0, gap), bytes);
+        if (good) {
+            auto [end, problem] = std::from_chars(line.data() + gap + 1, line.data() + line.size(), id);
+            good = problem == std::errc() && end == line.data() + line.size() && id < content.size();
+        }
+        if (!good) {
+            malformed_tokenizer(name, lines.offset(),
+                                text("'", line.substr(0, 80), "' is not a token in base64 and its rank"));
+        }
+        if (id >= data.tokens.size()) data.tokens.resize(id + 1);
+        if (!data.tokens[id].empty()) malformed_tokenizer(name, lines.offset(), text("rank ", id, " is given twice"));
+        data.tokens[id] = std::move(bytes);
+        ranks++;
+    }
+    if (ranks == 0) malformed_tokenizer(name, 0, "no ranks");
+    if (ranks != data.tokens.size()) {
+        malformed_tokenizer(name, content.size(), text(ranks, " ranks, the highest ", data.tokens.size() - 1));
+    }
+    if (!complete_known_ranks(data)) {   // a vocabulary of one's own, as `tokenize --train` writes it
+        data.pattern.rule = SplitRule::gpt2;
+        data.end_of_text = static_cast<std::uint32_t>(data.tokens.size());
+        add_special(data, data.end_of_text, "<|endoftext|>");
+    }
+    const int byte = missing_byte(data);
+    if (byte >= 0) malformed_tokenizer(name, content.size(), text("the file ends and has no token for byte ", byte));
+    return data;
+}
+
+TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name) {
+    std::array<std::int32_t, llmc_header_words> header;
+    if (content.size() < llmc_header_bytes) {
+        malformed_tokenizer(name, content.size(),
+                            text("the file ends inside its header of ", llmc_header_bytes, " bytes"));
+    }
+    std::memcpy(header.data(), content.data(), llmc_header_bytes);
+    auto [magic, version, vocab_size, end_of_text] = std::array{header[0], header[1], header[2], header[3]};
+    if (magic != llmc_magic) malformed_tokenizer(name, 0, text("magic number ", magic, ", expected ", llmc_magic));
+    if (version != llmc_version) malformed_tokenizer(name, 4, text("version ", version, ", expected ", llmc_version));
+    if (vocab_size <= 0 || end_of_text < 0 || end_of_text >= vocab_size) {
+        malformed_tokenizer(name, 8, text("a vocabulary of ", vocab_size, " tokens with end of text ", end_of_text));
+    }
+    TokenizerData data;
+    data.name = name;
+    data.can_encode = false;
+    data.end_of_text = static_cast<std::uint32_t>(end_of_text);
+    std::size_t at = llmc_header_bytes;
+    for (std::int32_t id = 0; id < vocab_size; id++) {
+        std::size_t length = at < content.size() ? static_cast<unsigned char>(content[at]) : 0;
+        if (at >= content.size() || at + 1 + length > content.size()) {
+            malformed_tokenizer(name, at, text("the file ends inside token ", id, " of ", vocab_size));
+        }
+        data.tokens.emplace_back(content.substr(at + 1, length));
+        at += 1 + length;
+    }
+    if (at != content.size()) malformed_tokenizer(name, at, text(content.size() - at, " bytes follow the last token"));
+    data.is_special.assign(data.tokens.size(), 0);
+    data.is_special[data.end_of_text] = 1;
+    return data;
+}
+
+std::string to_tiktoken_ranks(const TokenizerData& data) {
+    std::string out;
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+        if (!data.is_special[id] && !data.tokens[id].empty()) out += text(to_base64(data.tokens[id]), " ", id, "\n");
+    }
+    return out;
+}
+
+std::string to_llmc_tokenizer(const TokenizerData& data) {
+    std::array<std::int32_t, llmc_header_words> header{};
+    header[0] = llmc_magic;
+    header[1] = llmc_version;
+    header[2] = static_cast<std::int32_t>(data.tokens.size());
+    header[3] = static_cast<std::int32_t>(data.end_of_text);
+    std::string out(reinterpret_cast<const char*>(header.data()), llmc_header_bytes);
+    for (const std::string& bytes : data.tokens) {
+        std::size_t length = std::min<std::size_t>(bytes.size(), 255);   // a longer token loses its end
+        out.push_back(static_cast<char>(length));
+        out.append(bytes, 0, length);
+    }
+    return out;
+}

@@ -1,0 +1,39 @@
+// The tokenizer files of others, read and written.
+//
+//   vocab.bpe          GPT-2's merges: a line "#version: ...", then two tokens a line, in the bytes-as-characters
+//                      spelling of GPT-2; ids follow from the order. encoder.json beside it is checked against it.
+//   *.tiktoken,        tiktoken's ranks: per line a token in base64, a space, its id. The split rule and the special
+//   tokenizer.model    tokens are not in the file; they follow from the number of ranks (GPT-2, cl100k, Llama-3).
+//   tokenizer.json     Hugging Face: byte-level BPE only; its pattern, merges and added tokens.
+//   tokenizer.bin      llm.c: 256 little-endian int32 (magic 20240328, version 2, vocabulary size, end-of-text id),
+//                      then per token a length byte and the bytes; enough to decode.
+//
+// Every reader takes the content and the name it goes by in messages, and throws Error bad_data with name and offset.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "llmc/tokenizer/tokenizer.h"
+
+TokenizerData parse_gpt2_merges(std::string_view content, const std::string& name);
+// Checks that encoder.json gives every token of `data` its id.
+void check_gpt2_ids(const TokenizerData& data, std::string_view content, const std::string& name);
+TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& name);
+TokenizerData parse_huggingface(std::string_view content, const std::string& name);
+TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name);
+
+std::string to_tiktoken_ranks(const TokenizerData& data);   // without special tokens
+std::string to_huggingface(const TokenizerData& data);
+std::string to_llmc_tokenizer(const TokenizerData& data);
+
+// GPT-2's spelling of bytes as printable characters, used by vocab.bpe and tokenizer.json: byte -> code point.
+std::uint32_t byte_to_character(unsigned char byte);
+std::string to_characters(std::string_view bytes);   // in UTF-8
+// False when a character stands for no byte; `bytes` then holds what came before it.
+bool from_characters(std::string_view characters, std::string& bytes);
+
+// The first byte that no ordinary token stands for, so that not every text could be encoded; -1: there is none.
+int missing_byte(const TokenizerData& data);
+
+[[noreturn]] void malformed_tokenizer(const std::string& name, std::size_t offset, const std::string& what);

@@ -1,0 +1,282 @@
+// Hugging Face's tokenizer.json, for byte-level BPE.
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/json_place.h"
+
+namespace {
+
+// Reads the parts of the file in turn; `place_` is the one being read, a JSON pointer.
+class HuggingFaceReader {
+public:
+    // Ids lie below `max_ids`, so that a broken one does not make a table of gigabytes.
+    HuggingFaceReader(const Json& json, std::string_view content, const std::string& name, std::size_t max_ids)
+        : json_(json), content_(content), name_(name), max_ids_(max_ids) {
+        data_.name = name;
+    }
+
+    TokenizerData read() {
+        try {
+            read_parts();
+        } catch (const Json::exception& problem) {   // something is missing, or of another type
+            fail(place_, text("not as in a tokenizer.json: ", problem.what()));
+        }
+        return std::move(data_);
+    }
+
+private:
+    void read_parts() {
+        if (json_.contains("normalizer") && !json_["normalizer"].is_null()) {
+            fail("/normalizer", "text would be normalised, which is not supported");
+        }
+        const Json& model = json_.at("model");
+        place_ = "/model";
+        if (model.value("type", "BPE") != "BPE") fail("/model/type", "only BPE is supported");
+        if (flag(model, "byte_fallback")) fail("/model/byte_fallback", "only byte-level BPE is supported");
+        for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+            if (model.contains(key) && model[key].is_string() && model[key] != "") {
+                fail(text("/model/", key), "not supported");
+            }
+        }
+        data_.whole_piece_first = flag(model, "ignore_merges");
+        read_vocabulary(model.at("vocab"));
+        read_merges(model.at("merges"));
+        place_ = "/added_tokens";
+        if (json_.contains("added_tokens")) read_added_tokens(json_["added_tokens"]);
+        place_ = "/pre_tokenizer";
+        if (json_.contains("pre_tokenizer")) read_pre_tokenizer(json_["pre_tokenizer"]);
+        choose_end_of_text();
+        const int byte = missing_byte(data_);
+        if (byte >= 0) fail("/model/vocab", text("no token for byte ", byte));
+    }
+
+    [[noreturn]] void fail(const std::string& where, const std::string& what) const {
+        throw Error(ErrorKind::bad_data,
+                    text(name_, ": offset ", json_place(content_, where), " (", where, "): ", what),
+                    "A tokenizer.json must be of byte-level BPE, as GPT-2's and Llama-3's are.");
+    }
+
+    static bool flag(const Json& object, const char* key) {
+        return object.contains(key) && object[key].is_boolean() && object[key].get<bool>();
+    }
+
+    template <class Where>
+    std::uint32_t id_of(const Json& value, Where where) const {
+        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_ids_) fail(where(), "not a token id");
+        return value.get<std::uint32_t>();
+    }
+
+    std::string& slot(std::uint32_t id) {
+        if (id >= data_.tokens.size()) {
+            data_.tokens.resize(id + 1);
+            data_.is_special.resize(id + 1, 0);
+        }
+        return data_.tokens[id];
+    }
+
+    void read_vocabulary(const Json& vocab) {
+        if (!vocab.is_object()) fail("/model/vocab", "not an object");
+        for (const auto& [key, value] : vocab.items()) {
+            const std::string& characters = key;   // clang 14 lets no lambda capture a structured binding
+            auto where = [&] { return "/model/vocab" + json_pointer_part(characters); };
+            std::uint32_t id = id_of(value, where);
+            std::string bytes;
+            // tokens that are not in the alphabet of bytes can only be added tokens, which come later
+            if (!from_characters(characters, bytes)) bytes = characters;
+            if (!slot(id).empty()) fail(where(), text("id ", id, " is given twice"));
+            slot(id) = bytes;
+            ids_[characters] = id;
+        }
+    }
+
+    void read_merges(const Json& merges) {
+        if (!merges.is_array()) fail("/model/merges", "not a list");
+        for (const Json& merge : merges) {
+            std::string left, right;
+            std::string where = text("/model/merges/", data_.merges.size());
+            if (merge.is_string()) {
+                const std::string& pair = merge.get_ref<const std::string&>();
+                std::size_t gap = pair.find(' ');
+                if (gap == std::string::npos) fail(where, "not two tokens");
+                left = pair.substr(0, gap);
+                right = pair.substr(gap + 1);
+            } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+                left = merge[0];
+                right = merge[1];
+            } else {
+                fail(where, "not two tokens");
+            }
+            auto l = ids_.find(left), r = ids_.find(right), both = ids_.find(left + right);
+            if (l == ids_.end() || r == ids_.end() || both == ids_.end()) {
+                fail(where, text("'", left, "' and '", right, "' or what they make is not in the vocabulary"));
+            }
+            std::uint32_t priority = static_cast<std::uint32_t>(data_.merges.size());
+            data_.merges.push_back({l->second, r->second, both->second, priority});
+        }
+    }
+
+    void read_added_tokens(const Json& added) {
+        for (std::size_t i = 0; i < added.size(); i++) {
+            place_ = text("/added_tokens/", i);
+            std::uint32_t id = id_of(added.at(i).at("id"), [&] { return place_ + "/id"; });
+            slot(id) = added[i].at("content").get<std::string>();
+            data_.is_special[id] = 1;
+        }
+    }
+
+    void read_pre_tokenizer(const Json& pre) {
+        if (pre.is_null()) fail("/pre_tokenizer", "missing: this is not a byte-level tokenizer");
+        bool byte_level = false;
+        std::vector<Json> steps;
+        if (pre.at("type") == "Sequence") {
+            for (const Json& step : pre.at("pretokenizers")) steps.push_back(step);
+        } else {
+            steps.push_back(pre);
+        }
+        for (const Json& step : steps) {
+            std::string type = step.at("type");
+            if (type == "ByteLevel") {
+                if (flag(step, "add_prefix_space")) fail("/pre_tokenizer", "add_prefix_space is not supported");
+                byte_level = true;
+                if (step.value("use_regex", true)) set_pattern({SplitRule::gpt2, ""});
+            } else if (type == "Split" && step.at("pattern").contains("Regex") && keeps_pieces(step)) {
+                set_pattern(pattern_of(step.at("pattern").at("Regex").get<std::string>()));
+            } else {
+                fail("/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
+            }
+        }
+        if (!byte_level) fail("/pre_tokenizer", "no ByteLevel step");
+    }
+
+    // Pieces are the matches, and what lies between them, if anything, is kept.
+    static bool keeps_pieces(const Json& step) {
+        std::string behavior = step.value("behavior", "");
+        return behavior == "Isolated" || (behavior == "Removed" && flag(step, "invert"));
+    }
+
+    void set_pattern(SplitPattern pattern) {
+        if (data_.pattern.rule != SplitRule::none) fail("/pre_tokenizer", "more than one pattern is not supported");
+        data_.pattern = std::move(pattern);
+    }
+
+    void choose_end_of_text() {
+        for (const char* name : {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<eos>", "</s>"}) {
+            for (std::uint32_t id = 0; id < data_.tokens.size(); id++) {
+                if (data_.is_special[id] && data_.tokens[id] == name) {
+                    data_.end_of_text = id;
+                    return;
+                }
+            }
+        }
+        auto first = std::find(data_.is_special.begin(), data_.is_special.end(), 1);
+        if (first == data_.is_special.end()) fail("/added_tokens", "no token to separate documents");
+        data_.end_of_text = static_cast<std::uint32_t>(first - data_.is_special.begin());
+    }
+
+    const Json& json_;
+    std::string_view content_;
+    const std::string& name_;
+    std::string place_;
+    std::size_t max_ids_;
+    TokenizerData data_;
+    std::unordered_map<std::string, std::uint32_t> ids_;
+};
+
+OrderedJson byte_level_step(bool use_regex) {
+    return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+
+OrderedJson pre_tokenizer_of(const SplitPattern& pattern) {
+    if (pattern.rule == SplitRule::none) return byte_level_step(false);
+    if (pattern.rule == SplitRule::gpt2) return byte_level_step(true);
+    OrderedJson split = {
+        {"type", "Split"}, {"pattern", {{"Regex", regex_of(pattern)}}}, {"behavior", "Isolated"}, {"invert", false}};
+    return {{"type", "Sequence"}, {"pretokenizers", OrderedJson::array({split, byte_level_step(false)})}};
+}
+
+std::vector<BpeMerge> merges_of(const TokenizerData& data) {
+    if (!data.merge_by_rank) return data.merges;
+    std::vector<std::string> ordinary = data.tokens;
+    for (std::uint32_t id = 0; id < ordinary.size(); id++) {
+        if (data.is_special[id]) ordinary[id].clear();
+    }
+    std::vector<BpeMerge> merges = all_merges(ordinary);
+    auto key = [](const BpeMerge& merge) { return std::tuple(merge.priority, merge.left, merge.right); };
+    std::sort(merges.begin(), merges.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    return merges;
+}
+
+}   // namespace
+
+TokenizerData parse_huggingface(std::string_view content, const std::string& name) {
+    try {
+        Json json = parse_json(content);
+        return HuggingFaceReader(json, content, name, content.size()).read();   // a token takes bytes
+    } catch (const Json::parse_error& problem) {
+        malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
+    }
+}
+
+std::string to_huggingface(const TokenizerData& data) {
+    OrderedJson vocab = OrderedJson::object(), merges = OrderedJson::array(), added = OrderedJson::array();
+    auto& entries = vocab.get_ref<OrderedJson::object_t&>();
+    std::vector<std::string> spelled;
+    for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+        spelled.push_back(to_characters(data.tokens[id]));
+        if (data.tokens[id].empty()) continue;
+        entries.emplace_back(data.is_special[id] ? data.tokens[id] : spelled[id], id);
+        if (!data.is_special[id]) continue;
+        added.push_back({{"id", id},
+                         {"content", data.tokens[id]},
+                         {"single_word", false},
+                         {"lstrip", false},
+                         {"rstrip", false},
+                         {"normalized", false},
+                         {"special", true}});
+    }
+    for (const BpeMerge& merge : merges_of(data)) {
+        merges.push_back(OrderedJson::array({spelled[merge.left], spelled[merge.right]}));
+    }
+    OrderedJson json;
+    json["version"] = "1.0";
+    json["truncation"] = nullptr;
+    json["padding"] = nullptr;
+    json["added_tokens"] = added;
+    json["normalizer"] = nullptr;
+    json["pre_tokenizer"] = pre_tokenizer_of(data.pattern);
+    json["post_processor"] = nullptr;
+    json["decoder"] = byte_level_step(true);
+    json["model"] = {{"type", "BPE"},
+                     {"dropout", nullptr},
+                     {"unk_token", nullptr},
+                     {"continuing_subword_prefix", nullptr},
+                     {"end_of_word_suffix", nullptr},
+                     {"fuse_unk", false},
+                     {"byte_fallback", false},
+                     {"ignore_merges", data.whole_piece_first},
+                     {"vocab", std::move(vocab)},
+                     {"merges", std::move(merges)}};
+    return to_text(json, 1) + "\n";
+}
+
+void check_gpt2_ids(const TokenizerData& data, std::string_view content, const std::string& name) {
+    try {
+        Json ids = parse_json(content);
+        for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
+            std::string spelled = data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
+            if (!ids.contains(spelled) || ids[spelled] != id) {
+                const std::size_t place = json_place(content, json_pointer_part(spelled));
+                throw Error(ErrorKind::bad_data,
+                            text(name, ": offset ", place, ": token '", spelled, "' does not have the id ", id),
+                            "The file does not belong to the vocab.bpe beside it.");
+            }
+        }
+    } catch (const Json::parse_error& problem) {
+        malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
+    }
+}

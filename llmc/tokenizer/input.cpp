@@ -1,0 +1,288 @@
+#include "llmc/tokenizer/input.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/unicode.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t batch_bytes = 1 << 20;
+// A document that offers no safe cut, or is not UTF-8, is held in memory up to here and then cut anyway.
+constexpr std::size_t max_part_bytes = 8 << 20;
+// Patterns about which nothing is known need the whole document; a line of JSON must fit too.
+constexpr std::size_t max_whole_bytes = 1 << 28;
+
+}   // namespace
+
+struct DocumentReader::State {
+    State(const InputOptions& o, DocumentCuts c) : options(o), cuts(std::move(c)) {
+        known_total = true;
+        for (const std::string& name : options.files) {
+            if (name == "-" || !fs::is_regular_file(name)) {
+                known_total = false;
+            } else {
+                total += fs::file_size(name);
+            }
+        }
+        total = std::min(total, options.max_bytes);
+    }
+    ~State() { close_file(); }
+
+    const std::string& file_name() const { return options.files[file]; }
+
+    void open_file() {
+        const std::string& name = file_name();
+        descriptor = name == "-" ? ::dup(STDIN_FILENO) : ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+        if (descriptor < 0) throw Error(ErrorKind::io, text("cannot open ", name, ": ", std::strerror(errno)));
+        end_of_file = false;
+        offset = 0;
+        buffer.clear();
+        head = 0;
+        in_document = false;
+        bool named_jsonl = name.ends_with(".jsonl") || name.ends_with(".ndjson");
+        jsonl = options.format == InputFormat::jsonl || (options.format == InputFormat::automatic && named_jsonl);
+    }
+
+    void close_file() {
+        if (descriptor >= 0) ::close(descriptor);
+        descriptor = -1;
+    }
+
+    // What was read and not yet handed out.
+    std::string_view pending() const { return std::string_view(buffer).substr(head); }
+
+    // Reads until so many bytes are pending or the file ends.
+    void fill(std::size_t wanted) {
+        if (pending().size() >= wanted || end_of_file) return;
+        buffer.erase(0, head);
+        head = 0;
+        std::size_t have = buffer.size();
+        buffer.resize(wanted);
+        while (have < wanted && !end_of_file) {
+            ssize_t count = ::read(descriptor, buffer.data() + have, wanted - have);
+            if (count < 0 && errno == EINTR) continue;
+            if (count < 0) {
+                throw Error(ErrorKind::io,
+                            text(file_name(), ": offset ", offset + have, ": cannot read: ", std::strerror(errno)));
+            }
+            end_of_file = count == 0;
+            have += static_cast<std::size_t>(count);
+        }
+        buffer.resize(have);
+    }
+
+    // Hands out the first `count` pending bytes as a part, then drops `skip` more.
+    void emit(InputBatch& batch, std::size_t count, bool ends_document, std::size_t skip = 0) {
+        InputPart part;
+        part.begin = batch.bytes.size();
+        batch.bytes.append(pending().substr(0, count));
+        part.end = batch.bytes.size();
+        part.starts_document = !in_document;
+        if (!in_document) documents++;
+        part.document = documents - 1;
+        part.file = static_cast<std::uint32_t>(file);
+        part.offset = offset;
+        batch.parts.push_back(part);
+        in_document = !ends_document;
+        drop(count + skip);
+    }
+
+    void drop(std::size_t count) {
+        offset += count;
+        read_bytes += count;
+        head += count;
+    }
+
+    // True when a document of so many bytes is beyond the limit; then nothing more is read.
+    bool over_limit(std::uint64_t document_bytes) {
+        if (read_bytes + document_bytes <= options.max_bytes) return false;
+        finished = true;
+        return true;
+    }
+
+    bool next(InputBatch& batch);
+    void text_part(InputBatch& batch);
+    bool separated_documents(InputBatch& batch);
+    bool lines(InputBatch& batch);
+    std::size_t cut_of_pending() const;
+    struct Span {
+        std::size_t begin, count;
+    };
+    // What of a text that ends with a separator of so many bytes is the document.
+    Span document_within(std::string_view text, std::size_t separator) const {
+        if (!options.keep_separator) text.remove_suffix(separator);
+        if (!options.strip) return {0, text.size()};
+        constexpr const char* white = " \t\n\v\f\r";
+        const std::size_t begin = std::min(text.find_first_not_of(white), text.size());
+        return {begin, begin == text.size() ? 0 : text.find_last_not_of(white) + 1 - begin};
+    }
+
+    const InputOptions& options;
+    DocumentCuts cuts;
+    std::size_t file = 0;
+    int descriptor = -1;
+    bool jsonl = false, end_of_file = false, in_document = false, finished = false;
+    std::string buffer;   // the pending bytes begin at `head`
+    std::size_t head = 0;
+    std::uint64_t offset = 0;   // of the first pending byte in the file
+    std::uint64_t read_bytes = 0, total = 0, documents = 0;
+    bool known_total = false;
+};
+
+bool DocumentReader::State::next(InputBatch& batch) {
+    batch.bytes.clear();
+    batch.parts.clear();
+    while (!finished && file < options.files.size() && batch.bytes.size() < batch_bytes) {
+        if (descriptor < 0) {
+            if (file_name() != "-" && fs::is_directory(file_name())) {
+                throw Error(ErrorKind::io, text(file_name(), " is a folder"));
+            }
+            open_file();
+            bool one_document = !jsonl && options.separator.empty() && fs::is_regular_file(file_name());
+            if (one_document && over_limit(fs::file_size(file_name()))) break;
+            if (!batch.parts.empty() && batch.jsonl != jsonl) break;   // one kind to a batch
+        }
+        batch.jsonl = jsonl;
+        bool more = true;
+        if (jsonl) {
+            more = lines(batch);
+        } else if (!options.separator.empty()) {
+            more = separated_documents(batch);
+        } else {
+            text_part(batch);
+        }
+        if (!more || (end_of_file && pending().empty() && !in_document)) {
+            close_file();
+            file++;
+        }
+    }
+    return !batch.parts.empty();
+}
+
+// The next part of a document that is a whole file.
+void DocumentReader::State::text_part(InputBatch& batch) {
+    std::size_t wanted = batch_bytes;
+    while (true) {
+        fill(wanted + 1);   // one more, to know whether the file ends here
+        if (end_of_file && pending().size() <= wanted) {
+            emit(batch, pending().size(), true);
+            return;
+        }
+        if (std::size_t cut = cut_of_pending()) {
+            emit(batch, cut, false);
+            return;
+        }
+        wanted *= 2;
+    }
+}
+
+// Where to cut `pending`, which is not the end of its document; 0: more of it is needed.
+std::size_t DocumentReader::State::cut_of_pending() const {
+    if (cuts.anywhere) return pending().size();
+    bool whole_needed = cuts.pattern.rule == SplitRule::regex || cuts.pattern.rule == SplitRule::none;
+    if (whole_needed && pending().size() > max_whole_bytes) {
+        throw Error(ErrorKind::bad_data,
+                    text(file_name(), ": offset ", offset, ": a document of more than ", max_whole_bytes, " bytes"),
+                    "The pattern of this tokenizer needs whole documents; give a --separator or smaller files.");
+    }
+    if (whole_needed) return 0;
+    std::size_t cut = last_safe_cut(cuts.pattern, pending());
+    if (cut > 0 && cuts.valid_parts && valid_utf8_prefix(pending().substr(0, cut)) < cut) cut = 0;
+    if (cut > 0 || pending().size() < max_part_bytes) return cut;
+    // no good place: at least not within a character
+    cut = max_part_bytes;
+    for (int i = 0; i < 3 && (static_cast<unsigned char>(pending()[cut]) & 0xc0) == 0x80; i++) cut--;
+    return cut;
+}
+
+// Documents between separators. One that is longer than max_whole_bytes is an error; returns false when done.
+bool DocumentReader::State::separated_documents(InputBatch& batch) {
+    std::size_t searched = 0;
+    while (true) {
+        std::size_t at = pending().find(options.separator, searched);
+        bool last = at == std::string_view::npos && end_of_file;
+        if (at != std::string_view::npos || last) {
+            const std::size_t separator = last ? 0 : options.separator.size();
+            const std::size_t whole = (last ? pending().size() : at) + separator;
+            const Span kept = document_within(pending().substr(0, whole), separator);
+            if (kept.count > 0 && over_limit(kept.begin + kept.count)) return false;
+            if (kept.count > 0) {
+                drop(kept.begin);
+                emit(batch, kept.count, true, whole - kept.begin - kept.count);
+            } else {
+                drop(whole);   // nothing between two separators
+            }
+            if (last || batch.bytes.size() >= batch_bytes) return true;
+            searched = 0;
+            continue;
+        }
+        searched = pending().size() - std::min(pending().size(), options.separator.size() - 1);
+        if (pending().size() > max_whole_bytes) {
+            throw Error(ErrorKind::bad_data,
+                        text(file_name(), ": offset ", offset, ": no separator within ", max_whole_bytes, " bytes"));
+        }
+        fill(pending().size() + batch_bytes);
+    }
+}
+
+bool DocumentReader::State::lines(InputBatch& batch) {
+    std::size_t searched = 0;
+    while (true) {
+        std::size_t at = pending().find('\n', searched);
+        bool last = at == std::string_view::npos && end_of_file;
+        if (at != std::string_view::npos || last) {
+            std::size_t count = last ? pending().size() : at;
+            bool blank = pending().find_first_not_of(" \t\r") >= count;
+            if (!blank && over_limit(count)) return false;
+            if (blank) {
+                drop(count + !last);
+            } else {
+                emit(batch, count, true, !last);
+            }
+            if (last || batch.bytes.size() >= batch_bytes) return true;
+            searched = 0;
+            continue;
+        }
+        searched = pending().size();
+        if (pending().size() > max_whole_bytes) {
+            throw Error(ErrorKind::bad_data,
+                        text(file_name(), ": offset ", offset, ": a line of more than ", max_whole_bytes, " bytes"),
+                        "JSONL has one object per line; is this another format?");
+        }
+        fill(pending().size() + batch_bytes);
+    }
+}
+
+DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {
+    DocumentCuts cuts;
+    cuts.pattern = tokenizer.data().pattern;
+    cuts.valid_parts = encoding.invalid == InvalidUtf8::tiktoken && !tokenizer.single_bytes();
+    if (encoding.special == SpecialText::ordinary) {
+        cuts.anywhere = tokenizer.single_bytes();
+        return cuts;
+    }
+    // a special token must not be cut either: cuts come before white space, so where none has any, they are safe
+    if (tokenizer.single_bytes()) cuts.pattern.rule = SplitRule::gpt2;
+    for (std::uint32_t id = 0; id < tokenizer.vocab_size(); id++) {
+        bool has_space = tokenizer.data().tokens[id].find_first_of(" \t\n\v\f\r") != std::string::npos;
+        if (tokenizer.data().is_special[id] && has_space) cuts.pattern.rule = SplitRule::none;
+    }
+    return cuts;
+}
+
+DocumentReader::DocumentReader(InputOptions options, DocumentCuts cuts)
+    : options_(std::move(options)), state_(std::make_unique<State>(options_, std::move(cuts))) {}
+DocumentReader::~DocumentReader() = default;
+bool DocumentReader::next(InputBatch& batch) { return state_->next(batch); }
+std::uint64_t DocumentReader::bytes_read() const { return state_->read_bytes; }
+std::uint64_t DocumentReader::bytes_total() const { return state_->known_total ? state_->total : 0; }
+std::uint64_t DocumentReader::documents() const { return state_->documents; }

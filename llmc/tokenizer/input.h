@@ -1,0 +1,67 @@
+// Documents from files, in bounded memory.
+//
+// A reader hands out batches of about a megabyte: many small documents, or part of a large one. Large documents are cut
+// where cutting does not change their tokens (last_safe_cut in split.h), so batches can be encoded apart.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/tokenizer/tokenizer.h"
+
+enum class InputFormat { automatic, text, jsonl };   // automatic: JSONL by the suffixes .jsonl and .ndjson
+
+struct InputOptions {
+    std::vector<std::string> files;   // in order; "-" is standard input
+    InputFormat format = InputFormat::automatic;
+    std::string field = "text";        // of a JSON line
+    std::string separator;             // of documents within text; empty: a file is one document
+    bool keep_separator = false;       // at the end of the document before it
+    bool strip = false;                // documents between separators lose white space (ASCII) at both ends
+    std::uint64_t max_bytes = ~0ull;   // stop before the document that would bring the input above this
+};
+
+// A document, or part of one: bytes [begin, end) of its batch.
+struct InputPart {
+    std::size_t begin = 0, end = 0;
+    bool starts_document = false;
+    std::uint64_t document = 0;   // counted over all inputs
+    std::uint32_t file = 0;       // index in InputOptions::files
+    std::uint64_t offset = 0;     // of the part in its file
+};
+
+struct InputBatch {
+    std::string bytes;
+    std::vector<InputPart> parts;
+    bool jsonl = false;   // parts are lines, still to be taken apart
+};
+
+// Where large documents may be cut; follows from what will be done with the parts.
+struct DocumentCuts {
+    SplitPattern pattern;
+    bool anywhere = false;      // nothing joins bytes
+    bool valid_parts = false;   // what follows a byte that is not UTF-8 must stay with it
+};
+DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding);
+
+class DocumentReader {
+public:
+    DocumentReader(InputOptions options, DocumentCuts cuts);
+    ~DocumentReader();
+
+    // The next batch, reusing its memory; false after the last. Throws Error io and bad_data.
+    bool next(InputBatch& batch);
+
+    const InputOptions& options() const { return options_; }
+    std::uint64_t bytes_read() const;    // of all inputs so far
+    std::uint64_t bytes_total() const;   // 0: unknown, for standard input
+    std::uint64_t documents() const;     // begun so far
+
+private:
+    struct State;
+    InputOptions options_;
+    std::unique_ptr<State> state_;
+};

@@ -1,0 +1,112 @@
+#include "llmc/tokenizer/pieces.h"
+
+#include "llmc/tokenizer/cache.h"
+
+namespace {
+
+constexpr std::size_t batch_pieces = 256;
+
+using Ids = std::vector<std::uint32_t>;
+
+template <class Id>
+class CachedEncoder : public PieceEncoder {
+public:
+    CachedEncoder(const BpeModel& model, const SplitPattern& pattern)
+        : model_(model), splitter_(make_splitter(pattern)) {}
+
+    void encode(std::string_view text, Ids& ids) override {
+        std::uint32_t ends[batch_pieces];
+        splitter_->begin(text);
+        begin_ = 0;
+        while (std::size_t count = splitter_->next(ends, batch_pieces)) encode_batch(text, ends, count, ids);
+    }
+
+    PieceCounts counts() const override { return counts_; }
+
+private:
+    using Cache = PieceCache<Id>;
+    using Short = typename Cache::Short;
+    using Long = typename Cache::Long;
+
+    // In two passes: the first computes where the cache would hold each piece and starts fetching those lines, the
+    // second finds most of them there. Entries are copied whole, whatever their number of ids, into room for all.
+    void encode_batch(std::string_view text, const std::uint32_t* ends, std::size_t count, Ids& ids) {
+        locate(text, ends, count);
+        counts_.pieces += count;
+        std::uint32_t* out = found_;
+        for (std::size_t i = 0; i < count; i++) {
+            const Short* known = cache_.find(slots_[i], keys_[i]);
+            if (known != nullptr && known->count != Short::in_long) [[likely]] {
+                for (std::uint32_t j = 0; j < Short::max_ids; j++) out[j] = known->ids[j];
+                out += known->count;
+            } else {
+                ids.insert(ids.end(), found_, out);
+                out = found_;
+                std::uint32_t begin = i == 0 ? begin_ : ends[i - 1];
+                encode_unknown(text.substr(begin, ends[i] - begin), i, known != nullptr, ids);
+            }
+        }
+        ids.insert(ids.end(), found_, out);
+        begin_ = ends[count - 1];
+    }
+
+    // Keys and places in the cache of a batch. A piece that is too long for the short table gets a key that matches
+    // nothing, and its place in the other.
+    void locate(std::string_view text, const std::uint32_t* ends, std::size_t count) {
+        std::uint32_t begin = begin_;
+        for (std::size_t i = 0; i < count; i++) {
+            std::uint32_t length = ends[i] - begin;
+            if (length <= ShortKey::max_length) [[likely]] {
+                const char* at = text.data() + begin;
+                bool readable = begin + std::size_t{ShortKey::load_bytes} <= text.size();
+                keys_[i] = readable ? ShortKey::load(at, length) : ShortKey::load_exactly(at, length);
+                slots_[i] = static_cast<std::uint32_t>(Cache::short_slot(keys_[i]));
+                cache_.prefetch_short(slots_[i]);
+            } else {
+                keys_[i] = ShortKey::none();
+                slots_[i] = 0;
+                if (length <= Long::max_length) cache_.prefetch_long(Cache::long_slot(text.substr(begin, length)));
+            }
+            begin = ends[i];
+        }
+    }
+
+    // A piece, number `i` of its batch, whose ids are not in the short table, though it may say that the long one has
+    // them.
+    void encode_unknown(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
+        const bool is_short = piece.size() <= ShortKey::max_length;
+        const bool may_be_long = piece.size() <= Long::max_length && (marked || !is_short);
+        if (may_be_long) {
+            if (const Long* known = cache_.find(Cache::long_slot(piece), piece)) {
+                ids.insert(ids.end(), known->ids, known->ids + known->count);
+                return;
+            }
+        }
+        counts_.merged++;
+        const std::size_t first = ids.size();
+        model_.encode(piece, scratch_, ids);
+        const std::size_t count = ids.size() - first;
+        if (is_short && !marked) cache_.remember(slots_[i], keys_[i], ids.data() + first, count);
+        if ((!is_short || count > Short::max_ids) && piece.size() <= Long::max_length && count <= Long::max_ids) {
+            cache_.remember(Cache::long_slot(piece), piece, ids.data() + first, count);
+        }
+    }
+
+    const BpeModel& model_;
+    std::unique_ptr<PieceSplitter> splitter_;
+    BpeModel::Scratch scratch_;
+    Cache cache_;
+    PieceCounts counts_;
+    std::uint32_t begin_ = 0;   // of the next piece
+    ShortKey keys_[batch_pieces];
+    std::uint32_t slots_[batch_pieces];
+    std::uint32_t found_[batch_pieces * Short::max_ids];   // ids of pieces of the batch, not appended yet
+};
+
+}   // namespace
+
+std::unique_ptr<PieceEncoder> make_piece_encoder(const BpeModel& model, const SplitPattern& pattern,
+                                                 std::size_t vocab_size) {
+    if (vocab_size <= 0x10000) return std::make_unique<CachedEncoder<std::uint16_t>>(model, pattern);
+    return std::make_unique<CachedEncoder<std::uint32_t>>(model, pattern);
+}

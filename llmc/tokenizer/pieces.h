@@ -1,0 +1,28 @@
+// The fast path of encoding: valid UTF-8 text to ids, piece by piece through a cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/split.h"
+
+// How often a piece was found in the cache.
+struct PieceCounts {
+    std::uint64_t pieces = 0, merged = 0;   // merged: not found, so its bytes were joined by the merges
+};
+
+// Not for use by two threads at once. `model` must outlive it.
+class PieceEncoder {
+public:
+    virtual ~PieceEncoder() = default;
+    // Appends the ids of a text: valid UTF-8, below 4 GiB.
+    virtual void encode(std::string_view text, std::vector<std::uint32_t>& ids) = 0;
+    virtual PieceCounts counts() const = 0;
+};
+
+// The cache holds ids of 16 bits when the vocabulary has no more of them.
+std::unique_ptr<PieceEncoder> make_piece_encoder(const BpeModel& model, const SplitPattern& pattern,
+                                                 std::size_t vocab_size);

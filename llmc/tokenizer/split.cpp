@@ -1,0 +1,99 @@
+#include "llmc/tokenizer/split.h"
+
+#include <cstring>
+
+#include "llmc/tokenizer/split_rules.h"
+#include "llmc/tokenizer/unicode.h"
+
+namespace {
+
+struct KnownPattern {
+    SplitRule rule;
+    const char* regex;
+};
+
+// The first spelling of each rule is the one we write into files. Others are those of published tokenizers.
+constexpr KnownPattern known_patterns[] = {
+    {SplitRule::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {SplitRule::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)"},
+    {SplitRule::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {SplitRule::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {SplitRule::cl100k, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+                        R"(|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {SplitRule::cl100k, R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
+                        R"(|\s++$|\s*[\r\n]|\s+(?!\S)|\s)"},
+    {SplitRule::llama3, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+                        R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+};
+
+class WholeText : public PieceSplitter {
+public:
+    void begin(std::string_view text) override { size_ = text.size(); }
+    std::size_t next(std::uint32_t* ends, std::size_t) override {
+        if (size_ == 0) return 0;
+        ends[0] = static_cast<std::uint32_t>(size_);
+        size_ = 0;
+        return 1;
+    }
+
+private:
+    std::size_t size_ = 0;
+};
+
+bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// The class of the character that ends at `end`; text that is not UTF-8 counts as white space, so never as a cut.
+CharClass class_before(std::string_view text, std::size_t end) {
+    std::size_t begin = end;
+    while (begin > 0 && end - begin < 4) {
+        begin--;
+        if ((static_cast<unsigned char>(text[begin]) & 0xc0) != 0x80) break;
+    }
+    std::string_view last = text.substr(begin, end - begin);
+    if (last.empty() || valid_utf8_prefix(last) != last.size()) return CharClass::space;
+    Utf8Char c = decode_utf8(last.data());
+    return c.length == last.size() ? CharTable::get()[c.code] : CharClass::space;
+}
+
+}   // namespace
+
+std::string regex_of(const SplitPattern& pattern) {
+    if (pattern.rule == SplitRule::regex) return pattern.regex;
+    for (const KnownPattern& known : known_patterns) {
+        if (known.rule == pattern.rule) return known.regex;
+    }
+    return "";
+}
+
+SplitPattern pattern_of(const std::string& regex) {
+    for (const KnownPattern& known : known_patterns) {
+        if (regex == known.regex) return {known.rule, ""};
+    }
+    return regex.empty() ? SplitPattern{} : SplitPattern{SplitRule::regex, regex};
+}
+
+std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
+    switch (pattern.rule) {
+        case SplitRule::none: return std::make_unique<WholeText>();
+        case SplitRule::gpt2: return make_gpt2_splitter();
+        case SplitRule::cl100k: return make_cl100k_splitter(true);
+        case SplitRule::llama3: return make_cl100k_splitter(false);
+        case SplitRule::regex: break;
+    }
+    return make_regex_splitter(pattern.regex);
+}
+
+// The known rules never put white space behind another character into one piece, except newlines behind characters of
+// class other (cl100k), and what they do from a character on does not depend on what came before a piece's start.
+std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text) {
+    if (pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex) return 0;
+    bool newline_may_join = pattern.rule != SplitRule::gpt2;
+    for (std::size_t at = text.size(); at-- > 1;) {
+        if (!is_ascii_space(text[at]) || is_ascii_space(text[at - 1])) continue;
+        CharClass before = class_before(text, at);
+        if (before == CharClass::space) continue;
+        if (before == CharClass::other && newline_may_join && text[at] != ' ' && text[at] != '\t') continue;
+        return at;
+    }
+    return 0;
+}

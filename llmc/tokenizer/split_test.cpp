@@ -1,0 +1,228 @@
+#include "llmc/tokenizer/split.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/unicode.h"
+
+namespace {
+
+std::vector<std::string> pieces_of(PieceSplitter& splitter, const std::string& text) {
+    std::vector<std::string> pieces;
+    std::uint32_t ends[split_capacity], begin = 0;
+    splitter.begin(text);
+    while (std::size_t count = splitter.next(ends, split_capacity)) {
+        for (std::size_t i = 0; i < count; i++) {
+            pieces.push_back(text.substr(begin, ends[i] - begin));
+            begin = ends[i];
+        }
+    }
+    CHECK(begin == text.size());
+    return pieces;
+}
+
+std::vector<std::string> pieces_of(SplitRule rule, const std::string& text) {
+    return pieces_of(*make_splitter({rule, ""}), text);
+}
+
+using Pieces = std::vector<std::string>;
+
+// PCRE2's idea of a character; false where it is not ours: it knows an older Unicode, and counts U+180E as a space.
+class Agreement {
+public:
+    Agreement()
+        : letter_(make_regex_splitter("\\p{L}+")),
+          number_(make_regex_splitter("\\p{N}+")),
+          space_(make_regex_splitter("\\s+")) {}
+    bool on(std::uint32_t code) {
+        std::string marked = "\x01";   // of no class; joins nothing
+        append_utf8(code, marked);
+        marked += '\x01';
+        CharClass ours = CharTable::get()[code];
+        return matches(*letter_, marked) == (ours == CharClass::letter) &&
+               matches(*number_, marked) == (ours == CharClass::number) &&
+               matches(*space_, marked) == (ours == CharClass::space);
+    }
+
+private:
+    static bool matches(PieceSplitter& splitter, const std::string& text) {
+        return pieces_of(splitter, text).size() == 3;   // the mark, the character, the mark
+    }
+    std::unique_ptr<PieceSplitter> letter_, number_, space_;
+};
+
+bool have_pcre2() {
+    try {
+        make_regex_splitter("a");
+        return true;
+    } catch (const Error& problem) {
+        MESSAGE("skipped: ", problem.message());
+        return false;
+    }
+}
+
+const std::vector<std::string> fragments = {"'s",
+                                            "'t",
+                                            "'re",
+                                            "'ve",
+                                            "'m",
+                                            "'ll",
+                                            "'d",
+                                            "'S",
+                                            "'LL",
+                                            "'",
+                                            "''",
+                                            "'r",
+                                            "'l",
+                                            " 's",
+                                            "s",
+                                            "e",
+                                            "l",
+                                            "a",
+                                            "Z",
+                                            "word",
+                                            " ",
+                                            "  ",
+                                            "   ",
+                                            "\n",
+                                            "\n\n",
+                                            "\r\n",
+                                            "\r",
+                                            "\t",
+                                            "\v",
+                                            "\f",
+                                            "\x1c",
+                                            "0",
+                                            "7",
+                                            "42",
+                                            "123",
+                                            "1234567",
+                                            ".",
+                                            "!?",
+                                            "_",
+                                            "-----",
+                                            "\xc2\xa0",
+                                            "\xe2\x80\x83",
+                                            "\xe3\x80\x80",
+                                            "\xc2\x85",
+                                            "\xe2\x80\xa8",
+                                            "\xc5\xbf",
+                                            "'\xc5\xbf",
+                                            "\xc3\xa9",
+                                            "e\xcc\x81",
+                                            "\xe4\xb8\xad\xe6\x96\x87",
+                                            "\xd9\xa3",
+                                            "\xc2\xbd",
+                                            "\xf0\x9d\x9f\x99",
+                                            "\xf0\x9f\x98\x80",
+                                            "\xf0\x90\x8e\x80",
+                                            "\xf4\x8f\xbf\xbf",
+                                            std::string(1, '\0'),
+                                            "the quick brown fox jumps over the lazy dog and away"};
+
+std::string random_text(std::mt19937& random, std::size_t parts) {
+    std::string out;
+    for (std::size_t i = 0; i < parts; i++) out += fragments[random() % fragments.size()];
+    return out;
+}
+
+}   // namespace
+
+TEST_CASE("tokenizer_split: GPT-2's rule on its corner cases") {
+    CHECK(pieces_of(SplitRule::gpt2, "") == Pieces{});
+    CHECK(pieces_of(SplitRule::gpt2, "Hello world") == Pieces{"Hello", " world"});
+    CHECK(pieces_of(SplitRule::gpt2, "a  b") == Pieces{"a", " ", " b"});
+    CHECK(pieces_of(SplitRule::gpt2, "a\n\nb") == Pieces{"a", "\n", "\n", "b"});
+    CHECK(pieces_of(SplitRule::gpt2, "a \n") == Pieces{"a", " \n"});
+    CHECK(pieces_of(SplitRule::gpt2, "it's we'll I'd''s 's") ==
+          Pieces{"it", "'s", " we", "'ll", " I", "'d", "''", "s", " '", "s"});
+    CHECK(pieces_of(SplitRule::gpt2, "'sabc 'rex") == Pieces{"'s", "abc", " '", "rex"});
+    CHECK(pieces_of(SplitRule::gpt2, "x1y_2") == Pieces{"x", "1", "y", "_", "2"});
+    CHECK(pieces_of(SplitRule::gpt2, "\xe3\x80\x80 \xe3\x80\x80x") == Pieces{"\xe3\x80\x80 ", "\xe3\x80\x80", "x"});
+}
+
+TEST_CASE("tokenizer_split: cl100k and Llama-3 differ in white space at the end only") {
+    CHECK(pieces_of(SplitRule::cl100k, "a1234'S\n\n b") == Pieces{"a", "123", "4", "'S", "\n\n", " b"});
+    CHECK(pieces_of(SplitRule::cl100k, "x.\n\n  y") == Pieces{"x", ".\n\n", " ", " y"});
+    CHECK(pieces_of(SplitRule::cl100k, "foo\n  ") == Pieces{"foo", "\n  "});
+    CHECK(pieces_of(SplitRule::llama3, "foo\n  ") == Pieces{"foo", "\n", "  "});
+    CHECK(pieces_of(SplitRule::llama3, "\tword '\xc5\xbf't") == Pieces{"\tword", " '", "\xc5\xbf", "'t"});
+}
+
+TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on random text of every length") {
+    if (!have_pcre2()) return;
+    std::mt19937 random(1);
+    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+        auto ours = make_splitter({rule, ""});
+        auto oracle = make_regex_splitter(regex_of({rule, ""}));
+        for (int i = 0; i < 4000; i++) {
+            std::string text = random_text(random, random() % 60);
+            bool same = pieces_of(*ours, text) == pieces_of(*oracle, text);
+            CHECK_MESSAGE(same, "rule ", static_cast<int>(rule), ", text: ", text);
+            if (!same) break;
+        }
+    }
+}
+
+TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on every code point it knows alike") {
+    if (!have_pcre2()) return;
+    Agreement agreement;
+    std::string text;
+    std::size_t different = 0;
+    for (std::uint32_t code = 0; code < 0x110000; code++) {
+        if (code >= 0xd800 && code < 0xe000) continue;
+        if (code > 0x40000 && code % 61 != 0) continue;   // almost nothing is assigned there
+        if (!agreement.on(code)) {
+            different++;
+            continue;
+        }
+        for (const char* context : {"a", " ", "1 ", ".\n", "'"}) {
+            append_utf8(code, text);
+            text += context;
+        }
+    }
+    MESSAGE(different, " code points are newer than this PCRE2 or a matter of opinion");
+    CHECK(different < 12000);
+    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+        CHECK(pieces_of(rule, text) == pieces_of(*make_regex_splitter(regex_of({rule, ""})), text));
+    }
+}
+
+TEST_CASE("tokenizer_split: a safe cut changes nothing") {
+    std::mt19937 random(2);
+    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+        std::size_t cuts = 0;
+        for (int i = 0; i < 3000; i++) {
+            std::string text = random_text(random, 1 + random() % 40);
+            // what the reader has seen so far, which may end within a character
+            std::size_t cut = last_safe_cut({rule, ""}, std::string_view(text).substr(0, random() % (text.size() + 1)));
+            REQUIRE(cut <= text.size());
+            if (cut == 0) continue;
+            cuts++;
+            Pieces parts = pieces_of(rule, text.substr(0, cut));
+            Pieces rest = pieces_of(rule, text.substr(cut));
+            parts.insert(parts.end(), rest.begin(), rest.end());
+            CHECK(parts == pieces_of(rule, text));
+        }
+        CHECK(cuts > 1000);
+    }
+}
+
+TEST_CASE("tokenizer_split: any other pattern runs on PCRE2 and keeps what it does not match") {
+    if (!have_pcre2()) return;
+    CHECK(pattern_of("[a-z]+").rule == SplitRule::regex);
+    CHECK(pieces_of(*make_splitter(pattern_of("[a-z]+")), "ab12cd3") == Pieces{"ab", "12", "cd", "3"});
+    CHECK(pieces_of(*make_splitter(pattern_of("x*")), "axxb") == Pieces{"a", "xx", "b"});
+    CHECK_THROWS_AS(make_splitter({SplitRule::regex, "(unclosed"}), Error);
+}
+
+TEST_CASE("tokenizer_split: a rule is recognised from its own expression") {
+    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+        CHECK(pattern_of(regex_of({rule, ""})).rule == rule);
+    }
+    CHECK(pattern_of("").rule == SplitRule::none);
+}

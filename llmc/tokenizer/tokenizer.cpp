@@ -1,0 +1,136 @@
+#include "llmc/tokenizer/tokenizer.h"
+
+#include <filesystem>
+#include <mutex>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/io/hash.h"
+#include "llmc/tokenizer/files.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::uint64_t gpt2_hash = 0x2336331e4ddf736d;
+
+std::uint64_t hash_of(const TokenizerData& data) {
+    Hash64 hash;
+    hash.update(&data.end_of_text, sizeof data.end_of_text);
+    for (const std::string& bytes : data.tokens) {
+        std::uint64_t length = bytes.size();
+        hash.update(&length, sizeof length);
+        hash.update(bytes.data(), bytes.size());
+    }
+    return hash.digest();
+}
+
+void check(const TokenizerData& data) {
+    auto fail = [&](const std::string& what) {
+        throw Error(ErrorKind::bad_data, text("tokenizer ", data.name, ": ", what));
+    };
+    if (data.is_special.size() != data.tokens.size() || data.end_of_text >= data.tokens.size()) {
+        fail("the vocabulary is inconsistent");
+    }
+    if (!data.can_encode) return;
+    const int byte = missing_byte(data);
+    if (byte >= 0) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
+}
+
+// GPT-2 published two files; the second holds nothing that the first does not imply.
+TokenizerData load_gpt2(const std::string& path) {
+    TokenizerData data = parse_gpt2_merges(read_whole(real_files(), path), path);
+    std::string ids_path = path;
+    std::size_t at = ids_path.rfind("vocab.bpe");
+    if (at == std::string::npos) return data;
+    ids_path.replace(at, std::string::npos, "encoder.json");
+    if (fs::exists(ids_path)) check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+    return data;
+}
+
+TokenizerData parse_file(const std::string& path) {
+    std::string extension = fs::path(path).extension().string();
+    if (extension == ".bpe") return load_gpt2(path);
+    std::string content = read_whole(real_files(), path);
+    if (extension == ".json") return parse_huggingface(content, path);
+    if (extension == ".bin") return parse_llmc_tokenizer(content, path);
+    return parse_tiktoken_ranks(content, path);
+}
+
+// Its name is that of the file, or of the next folder above that is not called tokenizer like any other.
+TokenizerData load_file(const std::string& path) {
+    TokenizerData data = parse_file(path);
+    fs::path place = fs::absolute(path).lexically_normal();
+    place.replace_extension();
+    while (place.filename() == "tokenizer" || place.filename() == "vocab") place = place.parent_path();
+    data.name = place.filename().string();
+    return data;
+}
+
+}   // namespace
+
+Tokenizer::Tokenizer(TokenizerData data) {
+    check(data);
+    auto state = std::make_shared<State>();
+    state->hash = hash_of(data);
+    state->data = std::move(data);
+    if (state->hash == gpt2_hash) state->data.name = "gpt2";   // whatever its file is called
+    state_ = state;
+}
+
+Tokenizer Tokenizer::bytes() {
+    TokenizerData data;
+    data.name = "bytes";
+    for (int byte = 0; byte < 256; byte++) data.tokens.push_back(std::string(1, static_cast<char>(byte)));
+    data.tokens.push_back("<|endoftext|>");
+    data.is_special.assign(data.tokens.size(), 0);
+    data.end_of_text = 256;
+    data.is_special[256] = 1;
+    return Tokenizer(std::move(data));
+}
+
+Tokenizer Tokenizer::load(const std::string& specification) {
+    if (specification == "bytes") return bytes();
+    if (!fs::is_directory(specification)) return Tokenizer(load_file(specification));
+    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"}) {
+        std::string path = (fs::path(specification) / name).string();
+        if (fs::exists(path)) return Tokenizer(load_file(path));
+    }
+    throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
+                "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");
+}
+
+void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
+    if (id >= vocab_size() || data().tokens[id].empty()) {
+        throw Error(ErrorKind::bad_data,
+                    text("token ", id, " is not in the vocabulary of ", vocab_size(), " ids of tokenizer ", name()));
+    }
+    out += data().tokens[id];
+}
+
+std::vector<std::string> Tokenizer::save(const std::string& folder) const {
+    std::vector<std::string> names = {"tokenizer.bin"};
+    write_whole(real_files(), (fs::path(folder) / names[0]).string(), to_llmc_tokenizer(data()));
+    if (data().can_encode) {
+        names.push_back("tokenizer.json");
+        write_whole(real_files(), (fs::path(folder) / names[1]).string(), to_huggingface(data()));
+    }
+    return names;
+}
+
+const BpeModel& Tokenizer::model() const {
+    static std::mutex building;
+    std::lock_guard lock(building);
+    if (state_->model) return *state_->model;
+    const TokenizerData& d = data();
+    if (d.merge_by_rank) {
+        std::vector<std::string> ordinary = d.tokens;
+        for (std::uint32_t id = 0; id < ordinary.size(); id++) {
+            if (d.is_special[id]) ordinary[id].clear();
+        }
+        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, all_merges(ordinary), d.whole_piece_first);
+    } else {
+        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, d.merges, d.whole_piece_first);
+    }
+    return *state_->model;
+}

@@ -1,0 +1,120 @@
+// Text to token ids and back.
+//
+// A Tokenizer is a vocabulary (the bytes of every id, which of them are special, the one that separates documents) and
+// the rules by which text becomes ids: how it is split into pieces, and which tokens join.
+//
+//   Tokenizer tokenizer = Tokenizer::load("data/local");        // a prepared corpus, or a file of a known format
+//   std::string sample = tokenizer.decode(ids, count);          // the bytes, which need not be valid UTF-8
+//   Encoder encoder(tokenizer);                                 // one per thread
+//   encoder.encode(document, ids);
+//
+// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace); ids are those of tiktoken
+// for its vocabularies; the hash depends on nothing but the bytes of the ids, whatever file they were loaded from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/pieces.h"
+#include "llmc/tokenizer/split.h"
+
+// What the file formats read and write.
+struct TokenizerData {
+    std::string name;
+    std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
+    std::vector<std::uint8_t> is_special;   // per id: never made from ordinary text
+    std::uint32_t end_of_text = 0;          // the token in front of every document
+    bool can_encode = true;                 // false: a bare list of tokens, fit to decode only
+    SplitPattern pattern;
+    std::vector<BpeMerge> merges;
+    bool merge_by_rank = false;       // tiktoken's rule in place of `merges`
+    bool whole_piece_first = false;   // a piece that is a token becomes that token whatever the merges say
+};
+
+class Tokenizer {
+public:
+    explicit Tokenizer(TokenizerData data);   // checked: every byte has a token, ids in range; else Error bad_data
+
+    // Every byte is its own id; 256 is end-of-text; vocabulary 257.
+    static Tokenizer bytes();
+    // From "bytes", a file of a known format (files.h), or a folder that holds one (a prepared corpus, a
+    // checkpoint). Throws Error: io when unreadable, bad_data (file, offset) when malformed.
+    static Tokenizer load(const std::string& specification);
+
+    std::uint32_t vocab_size() const { return static_cast<std::uint32_t>(data().tokens.size()); }
+    std::uint32_t end_of_text() const { return data().end_of_text; }
+    const std::string& name() const { return data().name; }
+    const TokenizerData& data() const { return state_->data; }
+    // xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the vocabulary.
+    std::uint64_t hash() const { return state_->hash; }
+
+    // Appends the bytes of one id. An id outside the vocabulary (a padded row, for instance) throws bad_data.
+    void decode_one(std::uint32_t id, std::string& out) const;
+    template <class Id>
+    std::string decode(const Id* ids, std::size_t count) const {
+        std::string out;
+        for (std::size_t i = 0; i < count; i++) decode_one(static_cast<std::uint32_t>(ids[i]), out);
+        return out;
+    }
+
+    // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin and, when it can encode,
+    // Hugging Face's tokenizer.json. Returns their names.
+    std::vector<std::string> save(const std::string& folder) const;
+
+    // Nothing joins bytes: every byte is a token.
+    bool single_bytes() const { return data().can_encode && data().merges.empty() && !data().merge_by_rank; }
+
+    // The merges, built on first use (a trainer that only decodes never pays for them). Safe from several threads.
+    const BpeModel& model() const;
+
+private:
+    struct State {
+        TokenizerData data;
+        std::uint64_t hash = 0;
+        mutable std::unique_ptr<const BpeModel> model;
+    };
+    std::shared_ptr<const State> state_;   // copies of a tokenizer share it
+};
+
+// Text that spells a special token, such as <|endoftext|>.
+enum class SpecialText {
+    ordinary,   // is text like any other (tiktoken's encode_ordinary)
+    encode,     // becomes that token (allowed_special="all")
+    refuse,     // is an error, bad_data (tiktoken's default)
+};
+
+// Bytes that are not UTF-8.
+enum class InvalidUtf8 {
+    tiktoken,   // as tiktoken's encode for bytes: from there on, the rest of the document is one piece
+    split,      // each run of such bytes is a piece of its own
+    replace,    // each ill-formed sequence becomes U+FFFD, as Python's decode(errors="replace"); not reversible
+    refuse,     // is an error, bad_data
+};
+
+struct EncodeOptions {
+    SpecialText special = SpecialText::ordinary;
+    InvalidUtf8 invalid = InvalidUtf8::tiktoken;
+};
+
+// Encodes with one tokenizer. Remembers pieces it has met, so it should live long; not for use by two threads at once.
+class Encoder {
+public:
+    explicit Encoder(const Tokenizer& tokenizer, EncodeOptions options = {});
+    ~Encoder();
+    Encoder(Encoder&&) noexcept;
+
+    // Appends the ids of a document of less than 4 GiB (or of a part that ends at a safe cut).
+    void encode(std::string_view document, std::vector<std::uint32_t>& ids);
+
+    // Of all pieces so far.
+    PieceCounts counts() const;
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
