@@ -82,7 +82,7 @@ public:
         : problem_(problem),
           options_(with_sizes(problem, options)),
           model_(problem.reference.table.config(), options_, arena_, stream_.get()),
-          gradients_(arena_, "gradients", model_.layout(), StateKind::gradients),
+          gradients_(arena_, "gradients", model_.storage(), StateKind::gradients),
           batch_(arena_, options_.B, options_.T, model_.config().vocab_size) {
         model_.initialize(0);   // padding as the program has it
         for (int i = 0; i < model_.table().size(); i++) {
@@ -340,8 +340,8 @@ TEST_CASE("gpt: recomputing activations gives the same gradients") {
     }
 }
 
-TEST_CASE("gpt: a watcher is told of every unit in the order of work") {
-    struct Recorder : UnitWatcher {
+TEST_CASE("gpt: hooks are told of every unit in the order of work") {
+    struct Recorder : UnitHooks {
         std::vector<std::vector<int>> uses;
         std::size_t next = 0;
         std::string story;
@@ -360,7 +360,7 @@ TEST_CASE("gpt: a watcher is told of every unit in the order of work") {
     const Problem problem = golden_problem(load_golden());   // two layers
     Runner<> runner(problem, test_options());
     Recorder recorder;
-    runner.model().set_watcher(&recorder);
+    runner.model().set_hooks(&recorder);
     runner.run();
     CHECK(recorder.story ==
           " +0 -0 +1 -1 +2 -2 write0 write3 +0 +3 -0 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 ready0");
@@ -383,8 +383,8 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
     const ParamTable table(custom_model_config(2, 4, 64, 24, 200));
     OwnedStream stream;
     Arena arena;
-    const ModelLayout whole_layout(table);
-    const ModelState<floatX> whole(arena, "whole", whole_layout, StateKind::parameters);
+    const ParamStorage whole_storage(table);
+    const ModelState<floatX> whole(arena, "whole", whole_storage, StateKind::parameters);
     initialize_parameters(whole, 42, stream.get());
     std::vector<std::vector<float>> expected;
     for (int i = 0; i < table.size(); i++) expected.push_back(download_tensor(whole, i, stream.get()));
@@ -414,16 +414,16 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
         for (int rank = 0; rank < mesh.size(); rank++) {
             const ShardPlace place{mesh, coordinates_of(mesh, rank), 3};   // parameters sharded as far as they can be
             const bool first = place.at.pp == 0, last = place.at.pp == mesh.pp - 1;
-            const ModelLayout layout(
+            const ParamStorage storage(
                 table, place,
                 StageUnits{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)], first, last});
-            const ModelState<floatX> part(arena, "part", layout, StateKind::parameters);
+            const ModelState<floatX> part(arena, "part", storage, StateKind::parameters);
             initialize_parameters(part, 42, stream.get());
-            for (const TensorPlace& tensor : layout.tensors()) {
+            for (const TensorPlace& tensor : storage.tensors()) {
                 const std::vector<floatX> stored =
                     part.unit(tensor.slot)
-                        .download(stream.get(), static_cast<std::size_t>(layout.tensor_offset(tensor, StateKind::parameters)),
-                                  static_cast<std::size_t>(layout.tensor_room(tensor, StateKind::parameters)));
+                        .download(stream.get(), static_cast<std::size_t>(storage.tensor_offset(tensor, StateKind::parameters)),
+                                  static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::parameters)));
                 for (const OwnedRange& range : owned_ranges(table[tensor.param].tensor, place, StateKind::parameters)) {
                     for (std::int64_t i = 0; i < range.length; i++) {
                         REQUIRE(static_cast<float>(stored[static_cast<std::size_t>(range.local_begin + i)]) ==
@@ -432,7 +432,7 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
                     }
                 }
             }
-            if (last) CHECK(layout.find(table.index(Param::wte)) != nullptr);   // the tied copy
+            if (last) CHECK(storage.find(table.index(Param::wte)) != nullptr);   // the tied copy
         }
     }
 }
@@ -442,12 +442,12 @@ TEST_CASE("gpt: a tensor's initial weights depend on its name alone, not on what
     Arena arena;
     // all initial weights, by name; those that end in the residual stream depend on the number of layers besides
     auto initial = [&](const ModelConfig& config) {
-        const ModelLayout layout{ParamTable(config)};
-        const ModelState<floatX> weights(arena, "weights", layout, StateKind::parameters);
+        const ParamStorage storage{ParamTable(config)};
+        const ModelState<floatX> weights(arena, "weights", storage, StateKind::parameters);
         initialize_parameters(weights, 42, stream.get());
         std::map<std::string, std::vector<float>> result;
-        for (int i = 0; i < layout.table().size(); i++) {
-            const ParamInfo& param = layout.table()[i];
+        for (int i = 0; i < storage.table().size(); i++) {
+            const ParamInfo& param = storage.table()[i];
             if (!param.name.ends_with("c_proj.weight")) result[param.name] = download_tensor(weights, i, stream.get());
         }
         return result;

@@ -31,7 +31,7 @@ run 3 three --zero 3 --dp 3 --trace "$work/trace.json"
 verdict $? "three ranks, ZeRO-3: $(tail -n 3 "$work/three.log")"
 near three alone
 verdict $? "losses of three ranks: $(losses three | xargs) against $(losses alone | xargs)"
-[ "$(grep -c 'ZeRO stage *| 3 ' "$work/three.log")" -eq 1 ] && grep -q 'gathered parameters' "$work/three.log"
+[ "$(grep -c 'ZeRO stage *| 3 ' "$work/three.log")" -eq 1 ] && grep -q 'unsharded parameters' "$work/three.log"
 verdict $? "the tables of a ZeRO-3 run"
 # checkpoints included, the run holds at its end what the table at its start says
 held=$(sed -nE 's/^ +sum +([0-9.]+ MiB).*/\1/p' "$work/three.log")

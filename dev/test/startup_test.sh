@@ -48,20 +48,20 @@ scripts/launch.sh -n $ranks "${run[@]}" --check-collectives --output-dir "$work/
 same checked $?
 
 # a folder with what an earlier run left there, as if it had been killed at different moments
-mkdir "$work/meeting"
-echo 0123456789abcdef >"$work/meeting/hello.1"
-echo "fedcba9876543210 0123456789abcdef 55555555" >"$work/meeting/welcome"
-touch "$work/meeting/fedcba9876543210.ready.1" "$work/meeting/fedcba9876543210.round0.rank2"
+mkdir "$work/rendezvous"
+echo 0123456789abcdef >"$work/rendezvous/hello.1"
+echo "fedcba9876543210 0123456789abcdef 55555555" >"$work/rendezvous/welcome"
+touch "$work/rendezvous/fedcba9876543210.ready.1" "$work/rendezvous/fedcba9876543210.round0.rank2"
 each tcp "${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 1))" -pn $ranks -pr @R
-each fs "${run[@]}" -pi fs -pf "$work/meeting" -pn $ranks -pr @R -pg 8
-each fs-again "${run[@]}" --init fs --init-folder "$work/meeting" --processes $ranks --process-rank @R
-[ -z "$(find "$work/meeting" -name '*.rank*' ! -name 'fedcba*')" ]
-verdict $? "the folder is left clean: $(ls "$work/meeting")"
+each fs "${run[@]}" -pi fs -pf "$work/rendezvous" -pn $ranks -pr @R -pg 8
+each fs-again "${run[@]}" --init fs --init-folder "$work/rendezvous" --processes $ranks --process-rank @R
+[ -z "$(find "$work/rendezvous" -name '*.rank*' ! -name 'fedcba*')" ]
+verdict $? "the folder is left clean: $(ls "$work/rendezvous")"
 each torchrun env MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 2)) WORLD_SIZE=$ranks RANK=@R LOCAL_RANK=@R "${run[@]}"
 each slurm env SLURM_STEP_ID=0 SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"
 env SLURM_NTASKS=$ranks SLURM_PROCID=0 SLURM_LOCALID=0 timeout 60 "${run[@]}" --output-dir "$work/sbatch" >"$work/sbatch.log" 2>&1
 verdict $? "in the shell of sbatch it is one process alone: $(tail -n 2 "$work/sbatch.log")"
-each pmi env PMI_SIZE=$ranks PMI_RANK=@R "${run[@]}" --init fs --init-folder "$work/pmi-meeting"
+each pmi env PMI_SIZE=$ranks PMI_RANK=@R "${run[@]}" --init fs --init-folder "$work/pmi-rendezvous"
 if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then
     mpirun --allow-run-as-root --oversubscribe --bind-to none -np $ranks "${run[@]}" --output-dir "$work/mpi" >"$work/mpi.log" 2>&1
     same mpi $?

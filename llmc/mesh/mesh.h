@@ -15,10 +15,10 @@ struct MeshShape {
     int pp = 1;   // pipeline stages
     int dp = 1;   // data-parallel replicas
     int cp = 1;   // context-parallel pieces of each sequence
-    int tp = 1;   // tensor-parallel slabs of each matrix
+    int tp = 1;   // tensor-parallel shards of each matrix
 
     int size() const { return pp * dp * cp * tp; }
-    // Ranks over which ZeRO cuts: all that hold the same slab of the same stage and see other tokens.
+    // Ranks over which ZeRO cuts: all that hold the same tp shard of the same stage and see other tokens.
     int zero_ranks() const { return dp * cp; }
     friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };

@@ -9,7 +9,7 @@ constexpr std::int64_t ceil_to(std::int64_t n, std::int64_t multiple) {
 constexpr std::int64_t qkv_blocks = 3;
 
 std::int64_t divided(std::int64_t n, int parts, const char* what) {
-    ENSURE(n % parts == 0, n, " ", what, " cannot be cut into ", parts, " equal slabs");
+    ENSURE(n % parts == 0, n, " ", what, " cannot be cut into ", parts, " equal tp shards");
     return n / parts;
 }
 
@@ -27,27 +27,27 @@ void append(std::vector<OwnedRange>& ranges, const OwnedRange& next) {
     ranges.push_back(next);
 }
 
-// The inverse of slab_ranges for one element.
-ElementHome slab_home(const GlobalTensor& tensor, int tp, std::int64_t element) {
+// The inverse of tp_shard_ranges for one element.
+ElementHome tp_shard_home(const GlobalTensor& tensor, int tp, std::int64_t element) {
     const std::int64_t row = element / tensor.cols, col = element % tensor.cols;
-    const GlobalTensor slab = slab_of(tensor, tp);
+    const GlobalTensor tp_shard = tp_shard_of(tensor, tp);
     ElementHome home;
     switch (tensor.cut) {
         case TensorCut::none: home.local = element; break;
         case TensorCut::rows:
         case TensorCut::vocabulary:
-            home.tp_rank = static_cast<int>(row / slab.rows);
-            home.local = row % slab.rows * slab.cols + col;
+            home.tp_rank = static_cast<int>(row / tp_shard.rows);
+            home.local = row % tp_shard.rows * tp_shard.cols + col;
             break;
         case TensorCut::columns:
-            home.tp_rank = static_cast<int>(col / slab.cols);
-            home.local = row * slab.cols + col % slab.cols;
+            home.tp_rank = static_cast<int>(col / tp_shard.cols);
+            home.local = row * tp_shard.cols + col % tp_shard.cols;
             break;
         case TensorCut::qkv_heads: {
-            const std::int64_t block_rows = tensor.rows / qkv_blocks, slab_block = slab.rows / qkv_blocks;
+            const std::int64_t block_rows = tensor.rows / qkv_blocks, shard_block = tp_shard.rows / qkv_blocks;
             const std::int64_t block = row / block_rows, row_in_block = row % block_rows;
-            home.tp_rank = static_cast<int>(row_in_block / slab_block);
-            home.local = (block * slab_block + row_in_block % slab_block) * slab.cols + col;
+            home.tp_rank = static_cast<int>(row_in_block / shard_block);
+            home.local = (block * shard_block + row_in_block % shard_block) * tp_shard.cols + col;
             break;
         }
     }
@@ -56,43 +56,45 @@ ElementHome slab_home(const GlobalTensor& tensor, int tp, std::int64_t element) 
 
 }   // namespace
 
-GlobalTensor slab_of(const GlobalTensor& tensor, int tp) {
-    GlobalTensor slab = tensor;
+GlobalTensor tp_shard_of(const GlobalTensor& tensor, int tp) {
+    GlobalTensor tp_shard = tensor;
     switch (tensor.cut) {
         case TensorCut::none: break;
-        case TensorCut::rows: slab.rows = divided(tensor.rows, tp, "rows"); break;
-        case TensorCut::columns: slab.cols = divided(tensor.cols, tp, "columns"); break;
-        case TensorCut::qkv_heads: slab.rows = qkv_blocks * divided(tensor.rows / qkv_blocks, tp, "rows of q"); break;
+        case TensorCut::rows: tp_shard.rows = divided(tensor.rows, tp, "rows"); break;
+        case TensorCut::columns: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
+        case TensorCut::qkv_heads:
+            tp_shard.rows = qkv_blocks * divided(tensor.rows / qkv_blocks, tp, "rows of q");
+            break;
         case TensorCut::vocabulary:
-            slab.rows = tp == 1 ? tensor.rows : ceil_to((tensor.rows + tp - 1) / tp, vocabulary_slab_rows);
+            tp_shard.rows = tp == 1 ? tensor.rows : ceil_to((tensor.rows + tp - 1) / tp, vocabulary_shard_rows);
             break;
     }
-    return slab;
+    return tp_shard;
 }
 
-std::vector<OwnedRange> slab_ranges(const GlobalTensor& tensor, int tp, int tp_rank) {
+std::vector<OwnedRange> tp_shard_ranges(const GlobalTensor& tensor, int tp, int tp_rank) {
     ENSURE(tp_rank >= 0 && tp_rank < tp, "tp rank ", tp_rank, " of ", tp);
-    const GlobalTensor slab = slab_of(tensor, tp);
+    const GlobalTensor tp_shard = tp_shard_of(tensor, tp);
     std::vector<OwnedRange> ranges;
     switch (tensor.cut) {
         case TensorCut::none: append(ranges, {0, 0, tensor.elements()}); break;
         case TensorCut::rows:
         case TensorCut::vocabulary: {
-            const std::int64_t begin = std::min(tp_rank * slab.rows, tensor.rows);
-            const std::int64_t end = std::min(begin + slab.rows, tensor.rows);
+            const std::int64_t begin = std::min(tp_rank * tp_shard.rows, tensor.rows);
+            const std::int64_t end = std::min(begin + tp_shard.rows, tensor.rows);
             append(ranges, {begin * tensor.cols, 0, (end - begin) * tensor.cols});
             break;
         }
         case TensorCut::columns:
             for (std::int64_t row = 0; row < tensor.rows; row++) {
-                append(ranges, {row * tensor.cols + tp_rank * slab.cols, row * slab.cols, slab.cols});
+                append(ranges, {row * tensor.cols + tp_rank * tp_shard.cols, row * tp_shard.cols, tp_shard.cols});
             }
             break;
         case TensorCut::qkv_heads: {
-            const std::int64_t block_rows = tensor.rows / qkv_blocks, slab_block = slab.rows / qkv_blocks;
+            const std::int64_t block_rows = tensor.rows / qkv_blocks, shard_block = tp_shard.rows / qkv_blocks;
             for (std::int64_t block = 0; block < qkv_blocks; block++) {
-                append(ranges, {(block * block_rows + tp_rank * slab_block) * tensor.cols,
-                                block * slab_block * tensor.cols, slab_block * tensor.cols});
+                append(ranges, {(block * block_rows + tp_rank * shard_block) * tensor.cols,
+                                block * shard_block * tensor.cols, shard_block * tensor.cols});
             }
             break;
         }
@@ -100,24 +102,24 @@ std::vector<OwnedRange> slab_ranges(const GlobalTensor& tensor, int tp, int tp_r
     return ranges;
 }
 
-ZeroCut zero_cut(std::int64_t slab_elements, int zero_ranks) {
-    const std::int64_t shard = ceil_to((slab_elements + zero_ranks - 1) / zero_ranks, shard_alignment);
+ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
+    const std::int64_t shard = ceil_to((tp_shard_elements + zero_ranks - 1) / zero_ranks, shard_alignment);
     return {shard, shard * zero_ranks};
 }
 
 std::int64_t stored_elements(const GlobalTensor& tensor, const ShardPlace& place, StateKind state) {
-    const ZeroCut cut = zero_cut(slab_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
     return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
 }
 
 std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlace& place, StateKind state) {
-    std::vector<OwnedRange> slab = slab_ranges(tensor, place.mesh.tp, place.at.tp);
-    if (!is_sharded(state, place.zero_stage)) return slab;
+    std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp);
+    if (!is_sharded(state, place.zero_stage)) return tp_shard;
 
-    const ZeroCut cut = zero_cut(slab_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
     const std::int64_t begin = zero_rank(place.mesh, place.at) * cut.shard, end = begin + cut.shard;
     std::vector<OwnedRange> owned;
-    for (const OwnedRange& range : slab) {
+    for (const OwnedRange& range : tp_shard) {
         const std::int64_t first = std::max(range.local_begin, begin);
         const std::int64_t last = std::min(range.local_begin + range.length, end);
         if (first < last) append(owned, {range.global_begin + first - range.local_begin, first - begin, last - first});
@@ -128,9 +130,9 @@ std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlac
 ElementHome home_of(const GlobalTensor& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element) {
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());
-    ElementHome home = slab_home(tensor, place.mesh.tp, global_element);
+    ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
     if (is_sharded(state, place.zero_stage)) {
-        const ZeroCut cut = zero_cut(slab_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
+        const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
         home.zero_rank = static_cast<int>(home.local / cut.shard);
         home.local %= cut.shard;
     }

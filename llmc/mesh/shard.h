@@ -1,13 +1,14 @@
 // Who owns which element of a tensor: pure functions from (global tensor, place in the mesh) to ranges and back.
 //
-// Two cuts follow each other. Tensor parallelism cuts the global tensor into one slab per tp rank, along the axis the
-// parameter table names. ZeRO then cuts the slab, as a flat array, into equal shards over the dp x cp ranks; the slab
-// is padded up so that they are equal and aligned. The ZeRO cut is per tensor, never over a buffer of several: so it
-// depends on nothing but the tensor and the mesh, and the two pipeline stages that both hold the tied embedding cut it
-// alike. Checkpoints, resharding, initialisation and the collectives all go through these functions.
+// Two cuts follow each other. Tensor parallelism cuts the global tensor into one tp shard per tp rank, along the axis
+// that the parameter table names. ZeRO then cuts the tp shard, as a flat array, into equal ZeRO shards over the dp x cp
+// ranks. For that the tp shard is padded, so that ZeRO shards are equal and aligned. The ZeRO cut is made for each
+// tensor alone, never for a buffer of several: it depends on the tensor and the mesh only, and two pipeline stages that
+// both hold the tied embedding cut it alike. Checkpoints, resharding, initialisation and collectives all use these
+// functions.
 //
-// Storage of a rank: an unsharded state holds its whole slab, a sharded one holds its shard; `local` offsets count from
-// the beginning of that. Padding belongs to no global element.
+// Storage of a rank: a state that ZeRO does not shard holds the whole tp shard, a sharded one the rank's ZeRO shard.
+// `local` offsets count from the beginning of that. Padding belongs to no global element.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ enum class TensorCut : std::uint8_t {
     rows,         // outputs (Megatron's column parallel) and the biases that go with them
     columns,      // inputs (Megatron's row parallel)
     qkv_heads,    // rows, which are the three blocks q, k, v: each is cut by heads
-    vocabulary,   // rows, which need not divide evenly: the last slabs may be short or empty
+    vocabulary,   // rows, which need not divide evenly: the last tp shards may be short or empty
 };
 
 // What sharding has to know of a tensor.
@@ -44,34 +45,34 @@ struct OwnedRange {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Tensor parallelism: slabs
+// Tensor parallelism: tp shards
 
 // Slabs of the vocabulary have this many rows or a multiple, to keep the classifier's matmuls aligned.
-constexpr std::int64_t vocabulary_slab_rows = 8;
+constexpr std::int64_t vocabulary_shard_rows = 8;
 
-// Shape of the slab every tp rank stores (the same on all, so short ones end in padding).
+// Shape of the tp shard every tp rank stores (the same on all, so short ones end in padding).
 // The number of cut rows or columns must divide evenly except for `vocabulary`; main refuses other sizes by name.
-GlobalTensor slab_of(const GlobalTensor& tensor, int tp);
+GlobalTensor tp_shard_of(const GlobalTensor& tensor, int tp);
 
-// The global elements of one slab, ascending in `local_begin`.
-std::vector<OwnedRange> slab_ranges(const GlobalTensor& tensor, int tp, int tp_rank);
+// The global elements of one tp shard, ascending in `local_begin`.
+std::vector<OwnedRange> tp_shard_ranges(const GlobalTensor& tensor, int tp, int tp_rank);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// ZeRO: shards of a slab
+// ZeRO: it cuts the tp shard again
 
 // Shards begin at multiples of this, so that 16-byte accesses and collectives are aligned for every element type.
 constexpr std::int64_t shard_alignment = 64;
 
 struct ZeroCut {
     std::int64_t shard = 0;    // elements each rank owns, padding included
-    std::int64_t padded = 0;   // shard x ranks: the room the whole slab takes in a buffer
+    std::int64_t padded = 0;   // shard x ranks: what the tp shard takes in a buffer
 };
-ZeroCut zero_cut(std::int64_t slab_elements, int zero_ranks);
+ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks);
 
-// What is kept per parameter. Each ZeRO stage shards one more: 1 the optimizer's, 2 gradients, 3 parameters. `working`
-// is what the model computes with while it does: always whole.
-enum class StateKind : std::uint8_t { optimizer, gradients, parameters, working };
-// Layers whose working copies exist at once under ZeRO: one that is computed with, one that travels.
+// What is kept per parameter. Each ZeRO stage shards one more: 1 the optimizer's, 2 gradients, 3 parameters.
+// `unsharded` is what the model computes with while it does: always the whole tp shard.
+enum class StateKind : std::uint8_t { optimizer, gradients, parameters, unsharded };
+// Layers whose unsharded copies exist at once under ZeRO: one that is computed with, one that travels.
 constexpr int zero_layer_sets = 2;
 constexpr bool is_sharded(StateKind state, int zero_stage) { return zero_stage > static_cast<int>(state); }
 

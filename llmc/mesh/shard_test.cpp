@@ -139,16 +139,16 @@ TEST_CASE("shard: both owners of a tied tensor cut it alike") {
     }
 }
 
-TEST_CASE("shard: slabs of q, k and v hold the same heads of each") {
+TEST_CASE("shard: tp shards of q, k and v hold the same heads of each") {
     const GlobalTensor qkv{3 * 4, 2, TensorCut::qkv_heads};   // two heads of two channels
-    std::vector<OwnedRange> second = slab_ranges(qkv, 2, 1);
+    std::vector<OwnedRange> second = tp_shard_ranges(qkv, 2, 1);
     REQUIRE(second.size() == 3);
     CHECK(second[0] == OwnedRange{2 * 2, 0, 4});
     CHECK(second[1] == OwnedRange{6 * 2, 4, 4});
     CHECK(second[2] == OwnedRange{10 * 2, 8, 4});
 }
 
-TEST_CASE("shard: shards are aligned and a slab's room is their sum") {
+TEST_CASE("shard: shards are aligned, and their sum is a tp shard's padded size") {
     for (std::int64_t elements : {1, 63, 64, 65, 768, 50304 * 768}) {
         for (int ranks = 1; ranks <= 16; ranks++) {
             ZeroCut cut = zero_cut(elements, ranks);

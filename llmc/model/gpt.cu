@@ -83,12 +83,12 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
     classifier_rows_ = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(Vp_);
     classifier_rows_ = std::min(classifier_rows_, rows());
     max_rows_ = rows();
-    layout_ =
-        std::make_unique<ModelLayout>(ParamTable(config), options.place, StageUnits{{0, config.layers}, true, true});
-    parameters_ = ModelState<floatX>(arena, "parameters", *layout_, StateKind::parameters);
-    working_ = is_sharded(StateKind::parameters, options.place.zero_stage)
-                   ? ModelState<floatX>::rotating(arena, "gathered parameters", *layout_, zero_layer_sets)
-                   : parameters_;
+    storage_ =
+        std::make_unique<ParamStorage>(ParamTable(config), options.place, StageUnits{{0, config.layers}, true, true});
+    parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
+    unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
+                     ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
+                     : parameters_;
     list_uses();
     activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},
                                                  options.recompute);
@@ -99,7 +99,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
 
 Gpt::~Gpt() = default;
 
-// Units in the layout: embedding, layers, head. The head's piece reads the embedding's wte too.
+// Units in the storage: embedding, layers, head. The head's piece reads the embedding's wte too.
 void Gpt::list_uses() {
     const int layers = static_cast<int>(config_.layers), head = layers + 1;
     for (int slot = 0; slot <= layers; slot++) forward_uses_.push_back({slot});
@@ -122,8 +122,8 @@ void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
     EncoderForward<floatX> encoder{};
     encoder.out = activations.residual(0);
     encoder.tokens = batch.tokens;
-    encoder.wte = working_.tensor(Param::wte);
-    encoder.wpe = working_.tensor(Param::wpe);
+    encoder.wte = unsharded_.tensor(Param::wte);
+    encoder.wpe = unsharded_.tensor(Param::wpe);
     encoder.B = options_.B;
     encoder.T = options_.T;
     encoder.C = C_;
@@ -133,7 +133,7 @@ void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
 
 // Everything of a block that backward may need: all but its output.
 void Gpt::block_activations(int layer, Activations& activations) {
-    const BlockTensors<floatX> w = working_.block(layer);
+    const BlockTensors<floatX> w = unsharded_.block(layer);
     const BlockActivations& a = activations.block(layer);
     const floatX* input = activations.residual(layer);
     floatX* projected = workspace_->rows_c.data();
@@ -156,7 +156,7 @@ void Gpt::block_activations(int layer, Activations& activations) {
 
 void Gpt::block_forward(int layer, Activations& activations) {
     block_activations(layer, activations);
-    const BlockTensors<floatX> w = working_.block(layer);
+    const BlockTensors<floatX> w = unsharded_.block(layer);
     const BlockActivations& a = activations.block(layer);
     floatX* projected = workspace_->rows_c.data();
     matmul_.forward<floatX>(projected, a.fch_gelu, w.fcprojw, w.fcprojb, linear(C_, 4 * C_), stream_);
@@ -166,14 +166,15 @@ void Gpt::block_forward(int layer, Activations& activations) {
 
 void Gpt::final_layernorm(Activations& activations) {
     const floatX* input = activations.residual(static_cast<int>(config_.layers));
-    layernorm_forward(LayerNormForward<floatX>{activations.lnf, activations.lnf_mean, activations.lnf_rstd, input,
-                                               working_.tensor(Param::lnfw), working_.tensor(Param::lnfb), rows(), C_},
-                      stream_);
+    layernorm_forward(
+        LayerNormForward<floatX>{activations.lnf, activations.lnf_mean, activations.lnf_rstd, input,
+                                 unsharded_.tensor(Param::lnfw), unsharded_.tensor(Param::lnfb), rows(), C_},
+        stream_);
 }
 
 void Gpt::logits_forward(floatX* logits, const Activations& activations, int first_row, int count) {
     const floatX* in = activations.lnf + std::int64_t{first_row} * C_;
-    matmul_.forward<floatX>(logits, in, working_.tensor(Param::wte), nullptr, MatmulShape{count, Vp_, C_}, stream_);
+    matmul_.forward<floatX>(logits, in, unsharded_.tensor(Param::wte), nullptr, MatmulShape{count, Vp_, C_}, stream_);
 }
 
 void Gpt::head_forward(const Batch& batch, Activations& activations) {

@@ -30,9 +30,9 @@
 #include "llmc/model/activations.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/config.h"
-#include "llmc/model/layout.h"
+#include "llmc/model/param_storage.h"
 #include "llmc/model/precision.h"
-#include "llmc/model/unit_watcher.h"
+#include "llmc/model/unit_hooks.h"
 #include "llmc/model/weight_source.h"
 
 struct GptOptions {
@@ -100,8 +100,8 @@ public:
 
     const ModelConfig& config() const { return config_; }
     const GptOptions& options() const { return options_; }
-    const ModelLayout& layout() const { return *layout_; }
-    const ParamTable& table() const { return layout_->table(); }
+    const ParamStorage& storage() const { return *storage_; }
+    const ParamTable& table() const { return storage_->table(); }
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
 
@@ -124,10 +124,10 @@ public:
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // what this rank keeps
     // What it computes with: the same, or under ZeRO-3 whole units, there only while a watcher has fetched them.
-    const ModelState<floatX>& working_parameters() const { return working_; }
+    const ModelState<floatX>& unsharded_parameters() const { return unsharded_; }
     // Who is told about every pass from now on; null: nobody. The caller keeps it alive.
-    UnitWatcher* watcher() const { return watcher_; }
-    void set_watcher(UnitWatcher* watcher) { watcher_ = watcher; }
+    UnitHooks* hooks() const { return hooks_; }
+    void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
     Activations& activations() { return *activations_; }   // the set of a run with one micro-batch in flight
 
     void initialize(std::uint64_t seed);   // initialize_parameters of its own
@@ -167,22 +167,22 @@ private:
     void list_uses();
     void layers_forward(const Batch& batch);   // the uses of a pass up to its layers' last
     void begin_pass(const std::vector<std::vector<int>>& uses) {
-        ENSURE(watcher_ || working_.state() != StateKind::working,
+        ENSURE(hooks_ || unsharded_.state() != StateKind::unsharded,
                "parameters are shared out, and nobody fetches them");
-        if (watcher_) watcher_->pass_begins(uses);
+        if (hooks_) hooks_->pass_begins(uses);
     }
     // Work that reads the parameters of the next entry of the pass, and work that writes gradients of units.
     template <class Work>
     void use(Work&& work) {
-        if (watcher_) watcher_->use_begins();
+        if (hooks_) hooks_->use_begins();
         work();
-        if (watcher_) watcher_->use_ends();
+        if (hooks_) hooks_->use_ends();
     }
     void gradients_begin(int slot) {
-        if (watcher_) watcher_->gradients_begin(slot);
+        if (hooks_) hooks_->gradients_begin(slot);
     }
     void gradients_ready(int slot) {
-        if (watcher_) watcher_->gradients_ready(slot);
+        if (hooks_) hooks_->gradients_ready(slot);
     }
 
     void final_layernorm(Activations& activations);
@@ -222,9 +222,9 @@ private:
     int classifier_rows_;
     int max_rows_;   // B x T that the activations have room for
     Matmul matmul_;
-    std::unique_ptr<ModelLayout> layout_;
-    ModelState<floatX> parameters_, working_;
-    UnitWatcher* watcher_ = nullptr;
+    std::unique_ptr<ParamStorage> storage_;
+    ModelState<floatX> parameters_, unsharded_;
+    UnitHooks* hooks_ = nullptr;
     std::vector<std::vector<int>> forward_uses_, training_uses_;
     std::unique_ptr<Activations> activations_;
     std::unique_ptr<AttentionChoice<floatX>> attention_;

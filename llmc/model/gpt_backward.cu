@@ -19,7 +19,7 @@ void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& bat
                                             dloss, ClassifierOutput::loss_and_gradient},
                          stream_);
         const floatX* dlogits = logits;
-        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, working_.tensor(Param::wte), shape, false, stream_);
+        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, unsharded_.tensor(Param::wte), shape, false, stream_);
         matmul_.weight_gradient<floatX, G>(gradients.tensor(Param::wte), dlogits, activations.lnf + offset, shape,
                                            accumulate || row > 0, stream_);
     }
@@ -30,7 +30,7 @@ void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& bat
     norm.scratch = workspace_->layernorm.data();
     norm.dout = dlnf;
     norm.in = activations.residual(static_cast<int>(config_.layers));
-    norm.weight = working_.tensor(Param::lnfw);
+    norm.weight = unsharded_.tensor(Param::lnfw);
     norm.mean = activations.lnf_mean;
     norm.rstd = activations.lnf_rstd;
     norm.rows = rows();
@@ -45,7 +45,7 @@ void Gpt::recompute_block(int layer, Activations& activations) {
     const Recompute level = activations.recompute();
     if (level == Recompute::block) return block_activations(layer, activations);
 
-    const BlockTensors<floatX> w = working_.block(layer);
+    const BlockTensors<floatX> w = unsharded_.block(layer);
     const BlockActivations& a = activations.block(layer);
     if (level >= Recompute::gelu) gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
     if (level >= Recompute::gelu_norm) {
@@ -109,7 +109,7 @@ void Gpt::attention_backward(const BlockTensors<floatX>& w, const BlockTensors<G
 template <class G>
 void Gpt::block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations) {
     recompute_block(layer, activations);
-    const BlockTensors<floatX> w = working_.block(layer);
+    const BlockTensors<floatX> w = unsharded_.block(layer);
     const BlockTensors<G> dw = gradients.block(layer);
     const BlockActivations& a = activations.block(layer);
     mlp_backward(w, dw, a, accumulate, activations.dresidual);

@@ -40,12 +40,12 @@ std::vector<OwnedRange> without_padding(std::vector<OwnedRange> ranges, std::int
 
 template <class T>
 const TensorPlace& whole_tensor(const ModelState<T>& state, int param) {
-    const ModelLayout& layout = state.layout();
-    const TensorPlace* place = layout.find(param);
-    ENSURE(place != nullptr, "this rank holds no ", layout.table()[param].name);
-    ENSURE(place->elements == layout.table()[param].tensor.elements() &&
-               layout.tensor_room(*place, state.state()) >= place->elements,
-           layout.table()[param].name, " is cut over ranks");
+    const ParamStorage& storage = state.storage();
+    const TensorPlace* place = storage.find(param);
+    ENSURE(place != nullptr, "this rank holds no ", storage.table()[param].name);
+    ENSURE(place->elements == storage.table()[param].tensor.elements() &&
+               storage.padded_elements(*place, state.state()) >= place->elements,
+           storage.table()[param].name, " is cut over ranks");
     return *place;
 }
 
@@ -55,14 +55,14 @@ void Gpt::initialize(std::uint64_t seed) { initialize_parameters(parameters_, se
 
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {
-    const ModelLayout& layout = state.layout();
+    const ParamStorage& storage = state.storage();
     state.zero(stream);
-    for (const TensorPlace& tensor : layout.tensors()) {
-        const ParamInfo& param = layout.table()[tensor.param];
+    for (const TensorPlace& tensor : storage.tensors()) {
+        const ParamInfo& param = storage.table()[tensor.param];
         if (param.init == Init::zeros) continue;
         T* data = state.tensor(tensor.param);
         const std::uint64_t key = random_key(seed, param.random_tensor());
-        const std::vector<OwnedRange> owned = owned_ranges(param.tensor, layout.place(), state.state());
+        const std::vector<OwnedRange> owned = owned_ranges(param.tensor, storage.place(), state.state());
         for (const RangeRun& run : runs_of(without_padding(owned, param.exported_elements()))) {
             T* first = data + run.first.local_begin;
             const std::int64_t elements = run.count * run.first.length;
@@ -81,7 +81,7 @@ std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaSt
     const TensorPlace& place = whole_tensor(state, param);
     const std::vector<T> values =
         state.unit(place.slot)
-            .download(stream, static_cast<std::size_t>(state.layout().tensor_offset(place, state.state())),
+            .download(stream, static_cast<std::size_t>(state.storage().tensor_offset(place, state.state())),
                       static_cast<std::size_t>(place.elements));
     std::vector<float> result(values.size());
     std::transform(values.begin(), values.end(), result.begin(), [](T value) { return static_cast<float>(value); });
@@ -90,26 +90,27 @@ std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaSt
 
 template <class T>
 void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream) {
-    const ModelLayout& layout = state.layout();
-    const TensorPlace* place = layout.find(param);
+    const ParamStorage& storage = state.storage();
+    const TensorPlace* place = storage.find(param);
     if (place == nullptr) return;
-    const GlobalTensor& tensor = layout.table()[param].tensor;
+    const GlobalTensor& tensor = storage.table()[param].tensor;
     ENSURE(values.size() == static_cast<std::size_t>(tensor.elements()), values.size(), " values for ",
-           layout.table()[param].name);
-    std::vector<T> stored(static_cast<std::size_t>(layout.tensor_room(*place, state.state())), static_cast<T>(0.0f));
-    for (const OwnedRange& range : owned_ranges(tensor, layout.place(), state.state())) {
+           storage.table()[param].name);
+    std::vector<T> stored(static_cast<std::size_t>(storage.padded_elements(*place, state.state())),
+                          static_cast<T>(0.0f));
+    for (const OwnedRange& range : owned_ranges(tensor, storage.place(), state.state())) {
         std::transform(values.begin() + range.global_begin, values.begin() + range.global_begin + range.length,
                        stored.begin() + range.local_begin, [](float value) { return static_cast<T>(value); });
     }
     state.unit(place->slot)
-        .upload(stored, stream, static_cast<std::size_t>(layout.tensor_offset(*place, state.state())));
+        .upload(stored, stream, static_cast<std::size_t>(storage.tensor_offset(*place, state.state())));
 }
 
 template <class T>
 void load_parameters(const ModelState<T>& state, const WeightSource& source, cudaStream_t stream) {
-    ENSURE(source.config() == state.layout().table().config(), "weights of another model");
-    for (const TensorPlace& tensor : state.layout().tensors()) {
-        upload_tensor<T>(state, tensor.param, source.read(state.layout().table()[tensor.param]), stream);
+    ENSURE(source.config() == state.storage().table().config(), "weights of another model");
+    for (const TensorPlace& tensor : state.storage().tensors()) {
+        upload_tensor<T>(state, tensor.param, source.read(state.storage().table()[tensor.param]), stream);
     }
 }
 

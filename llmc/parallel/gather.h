@@ -20,11 +20,11 @@ struct Staging {
 };
 
 // A piece: at most `most` elements, and no more than the largest shard has. `gets`: whether this rank gets tensors.
-inline Staging make_staging(const ModelLayout& layout, bool gets, Arena& arena, std::int64_t most = 1 << 20) {
-    if (layout.place().zero_stage == 0) return {};
+inline Staging make_staging(const ParamStorage& storage, bool gets, Arena& arena, std::int64_t most = 1 << 20) {
+    if (storage.place().zero_stage == 0) return {};
     std::int64_t largest = 0;
-    for (const TensorPlace& place : layout.tensors()) {
-        largest = std::max(largest, layout.tensor_room(place, StateKind::optimizer));
+    for (const TensorPlace& place : storage.tensors()) {
+        largest = std::max(largest, storage.padded_elements(place, StateKind::optimizer));
     }
     Staging staging;
     staging.piece = static_cast<std::size_t>(std::min(largest, most));
@@ -93,11 +93,11 @@ template <class T>
 std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int param, Communicator& group, int root,
                                                 bool only_owned, const Staging& staging, cudaStream_t stream) {
     static_assert(sizeof(T) <= sizeof(float));   // what staging has room for
-    const ModelLayout& layout = state.layout();
-    const TensorPlace* place = layout.find(param);
-    ENSURE(place != nullptr, "this rank holds no ", layout.table()[param].name);
+    const ParamStorage& storage = state.storage();
+    const TensorPlace* place = storage.find(param);
+    ENSURE(place != nullptr, "this rank holds no ", storage.table()[param].name);
     const bool wanted = root == everywhere || root == group.rank();
-    const GlobalTensor& tensor = layout.table()[param].tensor;
+    const GlobalTensor& tensor = storage.table()[param].tensor;
     std::vector<float> values(wanted ? static_cast<std::size_t>(tensor.elements()) : 0);
     // what lies at `data` are the elements from `begin` on of a buffer that has these ranges of the tensor
     auto take = [&](const T* data, std::size_t begin, std::size_t count, const std::vector<OwnedRange>& ranges) {
@@ -114,18 +114,18 @@ std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int 
         }
     };
 
-    if (!is_sharded(only_owned ? StateKind::optimizer : state.state(), layout.place().zero_stage)) {
+    if (!is_sharded(only_owned ? StateKind::optimizer : state.state(), storage.place().zero_stage)) {
         if (!wanted) return std::nullopt;
         take(state.tensor(param), 0, static_cast<std::size_t>(place->elements),
-             owned_ranges(tensor, layout.place(), state.state()));
+             owned_ranges(tensor, storage.place(), state.state()));
         return values;
     }
-    const auto count = static_cast<std::size_t>(layout.tensor_room(*place, StateKind::optimizer));
+    const auto count = static_cast<std::size_t>(storage.padded_elements(*place, StateKind::optimizer));
     ENSURE(staging.piece > 0 && (!wanted || staging.arrived.size() >= staging.piece), "no staging to gather ",
-           layout.table()[param].name);
+           storage.table()[param].name);
     T* const arrived = reinterpret_cast<T*>(staging.arrived.data());
     for (int from = 0; from < group.size(); from++) {
-        ShardPlace theirs = layout.place();
+        ShardPlace theirs = storage.place();
         theirs.at.dp = from / theirs.mesh.cp;
         theirs.at.cp = from % theirs.mesh.cp;
         const std::vector<OwnedRange> ranges = owned_ranges(tensor, theirs, StateKind::optimizer);

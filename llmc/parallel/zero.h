@@ -30,24 +30,24 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/model/layout.h"
-#include "llmc/model/unit_watcher.h"
+#include "llmc/model/param_storage.h"
+#include "llmc/model/unit_hooks.h"
 #include "llmc/process/comm.h"
 
-// The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; working ones are whole and,
-// where nothing is sharded, the same as the kept ones.
+// The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole
+// and, where nothing is sharded, the same as the kept ones.
 template <class P, class G>
 struct ZeroStates {
-    ModelState<P> parameters, working_parameters;
-    ModelState<G> gradients, working_gradients;
+    ModelState<P> parameters, unsharded_parameters;
+    ModelState<G> gradients, unsharded_gradients;
 };
 
 // One rank's part in it. P: type of the parameters, G: of the gradients.
 template <class P, class G>
-class ZeroRank : public UnitWatcher {
+class ZeroRank : public UnitHooks {
 public:
     // `group`: the ranks of dp x cp, in the order of zero_rank. Work of the model goes to `compute`.
-    ZeroRank(const ModelLayout& layout, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
+    ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
              cudaStream_t compute);
 
     // The next pass is this micro-batch of a step.
@@ -60,7 +60,7 @@ public:
     // The owned parts of the parameters have been updated by work on the compute stream.
     void parameters_changed();
     // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
-    void settle_parameters();
+    void wait_for_all_gather();
 
     void pass_begins(const std::vector<std::vector<int>>& uses) override;
     void use_begins() override;
@@ -69,9 +69,11 @@ public:
     void gradients_ready(int slot) override;
 
 private:
-    bool shards(StateKind state) const { return is_sharded(state, layout_.place().zero_stage); }
+    bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
     cudaStream_t traffic() const { return stream_.get(); }
-    std::size_t shard(const TensorPlace& tensor) const { return static_cast<std::size_t>(tensor.room / group_.size()); }
+    std::size_t shard(const TensorPlace& tensor) const {
+        return static_cast<std::size_t>(tensor.padded / group_.size());
+    }
     template <class PerTensor>
     void for_tensors(int slot, PerTensor&& per_tensor) const;   // in one group of calls
     void compute_before_traffic() {
@@ -82,7 +84,7 @@ private:
     void reduce(int slot);
     void reduce_to_shards(int slot);
 
-    const ModelLayout& layout_;
+    const ParamStorage& storage_;
     ZeroStates<P, G> states_;
     Communicator& group_;
     cudaStream_t compute_;
@@ -93,7 +95,7 @@ private:
 
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
-    std::vector<std::size_t> memory_;              // of a unit: the first one that has the same working memory
+    std::vector<std::size_t> memory_;              // of a unit: the first one that has the same unsharded memory
     std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;
     std::size_t next_use_ = 0, next_fetch_ = 0;
@@ -102,12 +104,12 @@ private:
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): what it keeps,
 // of which ZeRO divides more with each stage, and what it works with.
 struct ZeroMemory {
-    double parameters = 0, gradients = 0, optimizer = 0;    // kept
-    double working_parameters = 0, working_gradients = 0;   // whole units in turns, and a shard that arrives
-    double total() const { return parameters + gradients + optimizer + working_parameters + working_gradients; }
+    double parameters = 0, gradients = 0, optimizer = 0;        // kept
+    double unsharded_parameters = 0, unsharded_gradients = 0;   // whole units in turns, and a shard that arrives
+    double total() const { return parameters + gradients + optimizer + unsharded_parameters + unsharded_gradients; }
 };
 // `optimizer_bytes` per parameter: 8 for the moments, 4 more with masters.
-inline ZeroMemory zero_memory(const ModelLayout& layout, double parameter_bytes, double gradient_bytes,
+inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes);
 
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
@@ -117,34 +119,34 @@ struct ZeroTraffic {
     double numbers = 0;              // loss, norm and requests to stop
     double total() const { return reduce + gather + numbers; }
 };
-inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
+inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 template <class P, class G>
-ZeroRank<P, G>::ZeroRank(const ModelLayout& layout, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
+ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
                          cudaStream_t compute)
-    : layout_(layout), states_(states), group_(group), compute_(compute) {
-    const MeshShape& mesh = layout.place().mesh;
-    ENSURE(group.size() == mesh.zero_ranks() && group.rank() == zero_rank(mesh, layout.place().at), "rank ",
-           group.rank(), " of ", group.size(), " in group ", group.name(), ", which is not where the layout has it");
+    : storage_(storage), states_(states), group_(group), compute_(compute) {
+    const MeshShape& mesh = storage.place().mesh;
+    ENSURE(group.size() == mesh.zero_ranks() && group.rank() == zero_rank(mesh, storage.place().at), "rank ",
+           group.rank(), " of ", group.size(), " in group ", group.name(), ", which is not where the storage has it");
     std::int64_t largest = 0;
-    for (const UnitPlace& unit : layout.units()) largest = std::max(largest, unit.room / group.size());
+    for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.padded / group.size());
     if (shards(StateKind::gradients)) {
         arrived_ = arena.allocate<G>("reduced gradients/shard", static_cast<std::size_t>(largest));
     }
-    const std::size_t units = layout.units().size();
+    const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
     released_ = std::vector<OwnedEvent>(units);
     reduced_ = std::vector<OwnedEvent>(units);
     fetching_.assign(units, false);
     for (std::size_t unit = 0; unit < units; unit++) {
-        const bool layer = layout.table().is_layer(layout.units()[unit].unit);
+        const bool layer = storage.table().is_layer(storage.units()[unit].unit);
         // layers take turns: the memory of layer l is that of the layer zero_layer_sets before it
         // (ModelState::rotating)
         const bool shares =
-            layer && unit >= zero_layer_sets && layout.table().is_layer(layout.units()[unit - zero_layer_sets].unit);
+            layer && unit >= zero_layer_sets && storage.table().is_layer(storage.units()[unit - zero_layer_sets].unit);
         memory_.push_back(shares ? memory_[unit - zero_layer_sets] : unit);
     }
 }
@@ -153,8 +155,8 @@ template <class P, class G>
 template <class PerTensor>
 void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
     Communicator::Group together;
-    for (int i : layout_.units()[static_cast<std::size_t>(slot)].tensors) {
-        per_tensor(layout_.tensors()[static_cast<std::size_t>(i)]);
+    for (int i : storage_.units()[static_cast<std::size_t>(slot)].tensors) {
+        per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
     }
 }
 
@@ -193,8 +195,8 @@ void ZeroRank<P, G>::fetch(std::size_t use) {
     for (int slot : (*uses_)[use]) {
         released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
         for_tensors(slot, [&](const TensorPlace& tensor) {
-            group_.all_gather(states_.working_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
-                              shard(tensor), traffic());
+            group_.all_gather(states_.unsharded_parameters.tensor(tensor.param),
+                              states_.parameters.tensor(tensor.param), shard(tensor), traffic());
         });
         fetched_[static_cast<std::size_t>(slot)].record(traffic());
     }
@@ -204,7 +206,7 @@ template <class P, class G>
 void ZeroRank<P, G>::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
-    for (int slot = 0; slot < static_cast<int>(layout_.units().size()); slot++) {
+    for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
         for_tensors(slot, [&](const TensorPlace& tensor) {
             group_.all_gather(states_.parameters.tensor(tensor.param), states_.parameters.owned(tensor.param),
                               shard(tensor), traffic());
@@ -215,7 +217,7 @@ void ZeroRank<P, G>::parameters_changed() {
 }
 
 template <class P, class G>
-void ZeroRank<P, G>::settle_parameters() {
+void ZeroRank<P, G>::wait_for_all_gather() {
     for (std::size_t unit = 0; unit < fetching_.size(); unit++) {
         if (fetching_[unit]) fetched_[unit].wait(compute_);
         fetching_[unit] = false;
@@ -258,14 +260,14 @@ void ZeroRank<P, G>::reduce(int slot) {
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it.
 template <class P, class G>
 void ZeroRank<P, G>::reduce_to_shards(int slot) {
-    const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(slot)];
+    const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
     const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
     G* into = first_ ? kept.data() : arrived_.data();
     for_tensors(slot, [&](const TensorPlace& tensor) {
-        group_.reduce_scatter(into + layout_.tensor_offset(tensor, StateKind::gradients),
-                              states_.working_gradients.tensor(tensor.param), shard(tensor), traffic());
+        group_.reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
+                              states_.unsharded_gradients.tensor(tensor.param), shard(tensor), traffic());
     });
-    if (!first_) accumulate(kept.data(), arrived_.data(), unit.room / group_.size(), traffic());
+    if (!first_) accumulate(kept.data(), arrived_.data(), unit.padded / group_.size(), traffic());
 }
 
 template <class P, class G>
@@ -284,41 +286,41 @@ void ZeroRank<P, G>::sum(T* data, std::size_t count) {
 
 // ---- formulas
 
-inline ZeroMemory zero_memory(const ModelLayout& layout, double parameter_bytes, double gradient_bytes,
+inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes) {
-    const int stage = layout.place().zero_stage, ranks = layout.place().mesh.zero_ranks();
-    double whole = 0, working = 0, largest_unit = 0;
+    const int stage = storage.place().zero_stage, ranks = storage.place().mesh.zero_ranks();
+    double whole = 0, unsharded = 0, largest_unit = 0;
     int layers = 0;
-    for (const UnitPlace& unit : layout.units()) {
-        const double room = static_cast<double>(unit.room);
-        whole += room;
-        largest_unit = std::max(largest_unit, room);
-        if (!layout.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) working += room;
+    for (const UnitPlace& unit : storage.units()) {
+        const double padded = static_cast<double>(unit.padded);
+        whole += padded;
+        largest_unit = std::max(largest_unit, padded);
+        if (!storage.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) unsharded += padded;
     }
     auto kept = [&](StateKind state) { return is_sharded(state, stage) ? whole / ranks : whole; };
     ZeroMemory memory;
     memory.parameters = kept(StateKind::parameters) * parameter_bytes;
     memory.gradients = kept(StateKind::gradients) * gradient_bytes;
     memory.optimizer = kept(StateKind::optimizer) * optimizer_bytes;
-    if (is_sharded(StateKind::parameters, stage)) memory.working_parameters = working * parameter_bytes;
+    if (is_sharded(StateKind::parameters, stage)) memory.unsharded_parameters = unsharded * parameter_bytes;
     if (is_sharded(StateKind::gradients, stage)) {
-        memory.working_gradients = (working + largest_unit / ranks) * gradient_bytes;
+        memory.unsharded_gradients = (unsharded + largest_unit / ranks) * gradient_bytes;
     }
     return memory;
 }
 
-inline ZeroTraffic zero_traffic(const ModelLayout& layout, int micro_batches, double parameter_bytes,
+inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes) {
-    const int stage = layout.place().zero_stage, ranks = layout.place().mesh.zero_ranks();
+    const int stage = storage.place().zero_stage, ranks = storage.place().mesh.zero_ranks();
     const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
     ZeroTraffic traffic;
-    for (const UnitPlace& unit : layout.units()) {
-        const double room = static_cast<double>(unit.room);
-        const bool head = unit.unit == layout.table().head_unit();
+    for (const UnitPlace& unit : storage.units()) {
+        const double padded = static_cast<double>(unit.padded);
+        const bool head = unit.unit == storage.table().head_unit();
         const double reductions = stage == 0 ? 2 : stage == 1 ? 1 : m;
         const double gathers = stage == 0 ? 0 : stage == 3 ? m * (head ? 1 : 2) : 1;
-        traffic.reduce += f * room * gradient_bytes * reductions;
-        traffic.gather += f * room * parameter_bytes * gathers;
+        traffic.reduce += f * padded * gradient_bytes * reductions;
+        traffic.gather += f * padded * parameter_bytes * gathers;
     }
     traffic.numbers = 2 * f * sizeof(double) * (stage == 0 ? 3 : 4);
     return traffic;

@@ -5,7 +5,7 @@
 // waits for room the other holds), though they never do with the stand-in, so only a check of the order finds them.
 // Sends and receives are left out: they concern their two ends alone, and inside a group have no order.
 //
-// Every rank logs its calls (CollectiveLog); the control plane brings the logs to rank 0, which compares them there
+// Every rank logs its calls (CollectiveLog); the watchdog brings the logs to rank 0, which compares them there
 // (CollectiveOrder), so the difference is named even when the collectives themselves never finish.
 #pragma once
 

@@ -67,7 +67,7 @@ struct Traffic {
     double total() const { return all_reduce + reduce_scatter + all_gather + broadcast + point_to_point; }
 };
 
-// What the control plane tells about a rank: the last operation it asked for, and its number in this communicator.
+// What the watchdog tells about a rank: the last operation it asked for, and its number in this communicator.
 struct CommProgress {
     std::uint64_t issued = 0;      // operations asked for
     std::uint64_t done = 0;        // of these, how many the host knows to be finished
@@ -131,7 +131,7 @@ public:
     void all_to_all(T* out, const T* in, std::size_t count, cudaStream_t stream);
 
     // While one lives, this rank works alone, for however long, and the others may wait for it: no stall, says the
-    // control plane. It calls nothing on the communicator meanwhile. `what`: a literal.
+    // watchdog. It calls nothing on the communicator meanwhile. `what`: a literal.
     class Alone {
     public:
         Alone(Communicator& group, const char* what) : group_(group) { group_.alone_ = what; }

@@ -119,8 +119,8 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
 struct Launched {
     Startup startup;
     std::vector<std::unique_ptr<TemporaryFolder>> folders;   // of rank 0; go after the others have ended their tests
-    Control control;
-    Launched() : startup(start_up({})), control(*startup.meeting, startup.place, {}) {
+    Watchdog watchdog;
+    Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.place, {}) {
         open_device(startup.place.local_rank);
     }
 };
@@ -131,7 +131,7 @@ inline Launched& launched() {
 
 inline void leave(const std::string& error) {
     std::cout.flush();   // what the test has said: no destructor will
-    launched().control.leave(std::runtime_error(error));
+    launched().watchdog.leave(std::runtime_error(error));
 }
 
 // Whether enough processes were started.
@@ -146,7 +146,7 @@ inline std::vector<std::string> run_processes(const MeshShape& mesh, const RankB
     const int rank = here.place.rank;
     std::vector<std::string> errors(static_cast<std::size_t>(mesh.size()));
     const ncclUniqueId own = rank == 0 ? Communicator::make_unique_id() : ncclUniqueId{};
-    const std::string bytes = here.meeting->from_rank_0(std::string(own.internal, sizeof own.internal));
+    const std::string bytes = here.rendezvous->from_rank_0(std::string(own.internal, sizeof own.internal));
     if (rank >= mesh.size()) return errors;
     ncclUniqueId id;
     bytes.copy(id.internal, sizeof id.internal);
@@ -174,7 +174,7 @@ inline bool on_ranks(int ranks, const RankBody& body) { return on_ranks(MeshShap
 
 // What the process of rank 0 says; all have come so far when this returns.
 inline std::string from_first_process(const std::string& own) {
-    return ranks_are_threads() ? own : on_ranks_detail::launched().startup.meeting->from_rank_0(own);
+    return ranks_are_threads() ? own : on_ranks_detail::launched().startup.rendezvous->from_rank_0(own);
 }
 
 // `work` of one process alone: rank 0's. The others wait for its end.

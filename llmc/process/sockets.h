@@ -1,4 +1,4 @@
-// Plain TCP connections that carry framed texts: for start-up and for the control plane. Blocking, with time limits.
+// Plain TCP connections that carry framed texts: for start-up and for the watchdog. Blocking, with time limits.
 #pragma once
 
 #include <cstdint>

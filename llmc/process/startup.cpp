@@ -50,17 +50,17 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 // One process alone.
-class Alone : public Meeting {
+class Alone : public Rendezvous {
 public:
-    Alone() : Meeting(0, 1) {}
+    Alone() : Rendezvous(0, 1) {}
     std::vector<std::string> all_gather(const std::string& own) override { return {own}; }
 };
 
 // Everyone is connected to rank 0, which collects and sends out.
-class TcpMeeting : public Meeting {
+class TcpRendezvous : public Rendezvous {
 public:
-    TcpMeeting(int rank, int ranks, const std::string& host, int port, double timeout)
-        : Meeting(rank, ranks), timeout_(timeout) {
+    TcpRendezvous(int rank, int ranks, const std::string& host, int port, double timeout)
+        : Rendezvous(rank, ranks), timeout_(timeout) {
         if (rank == 0) {
             collect(port);
         } else {
@@ -165,10 +165,10 @@ std::string fresh_word() {
 // hello.r; rank 0 answers all of them in `welcome`, with a word of its own, again and again as hellos appear or change;
 // whoever finds its word there believes the rest of it, and says so in a file `<rank 0's word>.ready.r`. Everything
 // else carries rank 0's word in its name.
-class FolderMeeting : public Meeting {
+class FolderRendezvous : public Rendezvous {
 public:
-    FolderMeeting(int rank, int ranks, std::string folder, double timeout)
-        : Meeting(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
+    FolderRendezvous(int rank, int ranks, std::string folder, double timeout)
+        : Rendezvous(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
         real_files().make_folders(folder_);
         if (rank == 0) {
             welcome_all();
@@ -178,7 +178,7 @@ public:
     }
 
     // Rank 0 clears up when everyone has read everything, or soon after the first who did not say so.
-    ~FolderMeeting() override {
+    ~FolderRendezvous() override {
         try {
             write_whole(real_files(), bye_file(rank()), "");
             if (rank() == 0) clear_up();
@@ -315,12 +315,12 @@ HostPort parse_address(const std::string& given) {
 
 // What the launcher did not say is counted: local ranks are the ranks on the same host, in order. Its word is not of
 // this process where flags give it another rank (several processes started by hand within one task).
-ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment, int gpus_per_node) {
-    const bool is_of_launcher = meeting.rank() == environment.rank && meeting.ranks() == environment.ranks;
-    ProcessPlace place{meeting.rank(), meeting.ranks(), is_of_launcher ? environment.local_rank : -1,
+ProcessPlace find_place(Rendezvous& rendezvous, const LaunchEnvironment& environment, int gpus_per_node) {
+    const bool is_of_launcher = rendezvous.rank() == environment.rank && rendezvous.ranks() == environment.ranks;
+    ProcessPlace place{rendezvous.rank(), rendezvous.ranks(), is_of_launcher ? environment.local_rank : -1,
                        is_of_launcher ? environment.local_ranks : -1, own_host_name()};
     const std::string own = own_host_identity();
-    const std::vector<std::string> hosts = meeting.all_gather(own);
+    const std::vector<std::string> hosts = rendezvous.all_gather(own);
     if (gpus_per_node > 0) {
         place.local_rank = place.rank % gpus_per_node;
         place.local_ranks = std::min(gpus_per_node, place.ranks);
@@ -336,20 +336,20 @@ ProcessPlace find_place(Meeting& meeting, const LaunchEnvironment& environment, 
     return place;
 }
 
-std::unique_ptr<Meeting> meet(InitMethod method, int rank, int ranks, const StartupOptions& options) {
+std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const StartupOptions& options) {
     switch (method) {
         case InitMethod::automatic: break;
-        case InitMethod::mpi: return meet_by_mpi();
+        case InitMethod::mpi: return rendezvous_by_mpi();
         case InitMethod::tcp: {
             if (ranks == 1) break;
             HostPort at = parse_address(options.address);
-            return std::make_unique<TcpMeeting>(rank, ranks, at.host, at.port, options.timeout_seconds);
+            return std::make_unique<TcpRendezvous>(rank, ranks, at.host, at.port, options.timeout_seconds);
         }
         case InitMethod::fs:
             if (options.folder.empty()) {
                 throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
             }
-            return std::make_unique<FolderMeeting>(rank, ranks, options.folder, options.timeout_seconds);
+            return std::make_unique<FolderRendezvous>(rank, ranks, options.folder, options.timeout_seconds);
     }
     return std::make_unique<Alone>();
 }
@@ -398,7 +398,7 @@ Startup start_up(const StartupOptions& options) {
         method = by_mpirun && built_with_mpi() ? InitMethod::mpi : InitMethod::tcp;
     }
     Startup result;
-    result.meeting = meet(method, rank, ranks, options);
-    result.place = find_place(*result.meeting, environment, options.gpus_per_node);
+    result.rendezvous = meet(method, rank, ranks, options);
+    result.place = find_place(*result.rendezvous, environment, options.gpus_per_node);
     return result;
 }

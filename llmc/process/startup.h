@@ -34,12 +34,12 @@ struct ProcessPlace {
 };
 
 // Exchanges between all processes, before NCCL and apart from it. Collective: every rank makes the same calls.
-class Meeting {
+class Rendezvous {
 public:
-    Meeting(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
-    virtual ~Meeting() = default;
-    Meeting(const Meeting&) = delete;
-    Meeting& operator=(const Meeting&) = delete;
+    Rendezvous(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
+    virtual ~Rendezvous() = default;
+    Rendezvous(const Rendezvous&) = delete;
+    Rendezvous& operator=(const Rendezvous&) = delete;
 
     int rank() const { return rank_; }
     int ranks() const { return ranks_; }
@@ -55,7 +55,7 @@ private:
 };
 
 struct Startup {
-    std::unique_ptr<Meeting> meeting;
+    std::unique_ptr<Rendezvous> rendezvous;
     ProcessPlace place;
 };
 
@@ -75,5 +75,5 @@ struct LaunchEnvironment {
 LaunchEnvironment read_launch_environment();
 
 // Implemented by startup_mpi.cpp. Without MPI in the build: Error(usage), false.
-std::unique_ptr<Meeting> meet_by_mpi();
+std::unique_ptr<Rendezvous> rendezvous_by_mpi();
 bool built_with_mpi();

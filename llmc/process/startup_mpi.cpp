@@ -9,10 +9,10 @@
 
 namespace {
 
-class MpiMeeting : public Meeting {
+class MpiRendezvous : public Rendezvous {
 public:
-    MpiMeeting(int rank, int ranks) : Meeting(rank, ranks) {}
-    ~MpiMeeting() override { MPI_Finalize(); }
+    MpiRendezvous(int rank, int ranks) : Rendezvous(rank, ranks) {}
+    ~MpiRendezvous() override { MPI_Finalize(); }
 
     std::vector<std::string> all_gather(const std::string& own) override {
         const auto n = static_cast<std::size_t>(ranks());
@@ -38,7 +38,7 @@ public:
 
 bool built_with_mpi() { return true; }
 
-std::unique_ptr<Meeting> meet_by_mpi() {
+std::unique_ptr<Rendezvous> rendezvous_by_mpi() {
     int initialised = 0;
     MPI_Initialized(&initialised);
     if (!initialised && MPI_Init(nullptr, nullptr) != MPI_SUCCESS) {
@@ -47,14 +47,14 @@ std::unique_ptr<Meeting> meet_by_mpi() {
     int rank = 0, ranks = 1;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    return std::make_unique<MpiMeeting>(rank, ranks);
+    return std::make_unique<MpiRendezvous>(rank, ranks);
 }
 
 #else
 
 bool built_with_mpi() { return false; }
 
-std::unique_ptr<Meeting> meet_by_mpi() {
+std::unique_ptr<Rendezvous> rendezvous_by_mpi() {
     throw Error(ErrorKind::usage, "--init mpi: this program was built without MPI",
                 "Install libopenmpi-dev and build again, or use --init tcp or fs.");
 }

@@ -88,8 +88,9 @@ std::vector<Outcome> start(const std::vector<StartupOptions>& all) {
             try {
                 Startup startup = start_up(all[i]);
                 outcomes[i].place = startup.place;
-                outcomes[i].heard = startup.meeting->all_gather(text("rank ", startup.place.rank));
-                outcomes[i].heard.push_back(startup.meeting->from_rank_0(startup.place.rank == 0 ? "word" : "other"));
+                outcomes[i].heard = startup.rendezvous->all_gather(text("rank ", startup.place.rank));
+                outcomes[i].heard.push_back(
+                    startup.rendezvous->from_rank_0(startup.place.rank == 0 ? "word" : "other"));
             } catch (const Error& error) {
                 outcomes[i].exit_code = error.exit_code();
                 outcomes[i].error = error.what();
@@ -191,7 +192,7 @@ TEST_CASE("startup: one process alone starts nothing") {
     Environment environment({});
     const Startup startup = start_up({});
     CHECK(startup.place.ranks == 1);
-    CHECK(startup.meeting->all_gather("x") == std::vector<std::string>{"x"});
+    CHECK(startup.rendezvous->all_gather("x") == std::vector<std::string>{"x"});
 }
 
 TEST_CASE("startup: tcp and fs, any order of coming") {
@@ -204,7 +205,7 @@ TEST_CASE("startup: tcp and fs, any order of coming") {
             for (int r = 0; r < ranks; r++) {
                 all.push_back(options_of(method, r, ranks));
                 all.back().address = address;
-                all.back().folder = folder.path() + "/meeting";
+                all.back().folder = folder.path() + "/rendezvous";
             }
             check_all_met(start(all));
         }
@@ -286,7 +287,7 @@ TEST_CASE("startup: who does not come is named") {
         for (int r : {0, 2}) {   // of four
             all.push_back(options_of(method, r, 4));
             all.back().address = address;
-            all.back().folder = folder.path() + "/meeting";
+            all.back().folder = folder.path() + "/rendezvous";
             all.back().timeout_seconds = 0.5;
         }
         const std::vector<Outcome> outcomes = start(all);

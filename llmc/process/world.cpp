@@ -35,23 +35,23 @@ World::World() = default;
 World::World(const WorldOptions& options) {
     Startup startup = start_up(options.startup);
     place_ = startup.place;
-    meeting_ = std::move(startup.meeting);
+    rendezvous_ = std::move(startup.rendezvous);
     mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp);
     at_ = coordinates_of(mesh_, place_.rank);
     if (ranks() == 1) return;
-    if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.control.stall_seconds);
-    ControlOptions control = options.control;
-    control.connect_seconds = options.startup.timeout_seconds;
+    if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.watchdog.stall_seconds);
+    WatchdogOptions watchdog = options.watchdog;
+    watchdog.connect_seconds = options.startup.timeout_seconds;
     if (options.check_collectives) {
         log_ = std::make_unique<CollectiveLog>();
-        control.collectives = log_.get();
+        watchdog.collectives = log_.get();
     }
-    control_ = std::make_unique<Control>(*meeting_, place_, control);
+    watchdog_ = std::make_unique<Watchdog>(*rendezvous_, place_, watchdog);
     guarded([&] {
         open_device(place_.local_rank);
-        make_communicators(to_id(meeting_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
+        make_communicators(to_id(rendezvous_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
     });
-    for_communicators([this](Communicator& c) { control_->watch(c); });
+    for_communicators([this](Communicator& c) { watchdog_->watch(c); });
 }
 
 World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
@@ -60,8 +60,8 @@ World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(me
 }
 
 World::~World() {
-    if (control_ == nullptr) return;
-    for_communicators([this](Communicator& c) { control_->forget(c); });
+    if (watchdog_ == nullptr) return;
+    for_communicators([this](Communicator& c) { watchdog_->forget(c); });
 }
 
 void World::for_communicators(const std::function<void(Communicator&)>& what) {
@@ -92,7 +92,7 @@ void World::make_communicators(const ncclUniqueId& id) {
 }
 
 void World::set_step(std::int64_t step) {
-    if (control_) control_->set_step(step);
+    if (watchdog_) watchdog_->set_step(step);
 }
 
 void World::will_wait() {
@@ -100,19 +100,19 @@ void World::will_wait() {
 }
 
 void World::has_waited() {
-    if (control_ == nullptr) return;
-    control_->throw_if_aborted();
+    if (watchdog_ == nullptr) return;
+    watchdog_->throw_if_aborted();
     for_communicators([](Communicator& c) { c.note_done(); });
 }
 
 std::vector<std::string> World::gather_text(const std::string& own) {
-    if (meeting_ == nullptr || ranks() == 1) return {own};
-    return meeting_->all_gather(own);
+    if (rendezvous_ == nullptr || ranks() == 1) return {own};
+    return rendezvous_->all_gather(own);
 }
 
 void World::require_same(const std::string& what, const std::string& value) {
-    if (meeting_ == nullptr || ranks() == 1) return;
-    const std::vector<std::string> all = meeting_->all_gather(value);
+    if (rendezvous_ == nullptr || ranks() == 1) return;
+    const std::vector<std::string> all = rendezvous_->all_gather(value);
     for (std::size_t r = 1; r < all.size(); r++) {
         if (all[r] == all[0]) continue;
         std::istringstream first(all[0]), other(all[r]);
@@ -131,9 +131,9 @@ void World::require_same(const std::string& what, const std::string& value) {
 }
 
 std::string World::from_first(const std::string& value) {
-    return meeting_ == nullptr || ranks() == 1 ? value : meeting_->from_rank_0(value);
+    return rendezvous_ == nullptr || ranks() == 1 ? value : rendezvous_->from_rank_0(value);
 }
 
 void World::leave(const std::exception& error) {
-    if (control_) control_->leave(error);
+    if (watchdog_) watchdog_->leave(error);
 }

@@ -1,9 +1,9 @@
-// This process among the others: its place, the mesh, the communicators, the control plane. Made once by main and taken
+// This process among the others: its place, the mesh, the communicators, the watchdog. Made once by main and taken
 // by reference by whatever communicates.
 //
 // With one process nothing is started: there is no communicator, and every function here does nothing.
 //
-// What must hold: all ranks make their worlds with the same options; work that the control plane should see runs inside
+// What must hold: all ranks make their worlds with the same options; work that the watchdog should see runs inside
 // `guarded`, so that a rank that fails tells the others, which then end with exit code 75 instead of waiting for it.
 #pragma once
 
@@ -15,24 +15,24 @@
 
 #include "llmc/mesh/mesh.h"
 #include "llmc/process/comm.h"
-#include "llmc/process/control.h"
 #include "llmc/process/startup.h"
+#include "llmc/process/watchdog.h"
 
 struct WorldOptions {
     StartupOptions startup;
     int pp = 1, cp = 1, tp = 1;
     int dp = 0;   // 0: what the others leave
-    ControlOptions control;
+    WatchdogOptions watchdog;
     bool check_collectives = false;   // debug: collective_order.h
 };
 
 class World {
 public:
     World();   // alone
-    // Meets the other processes, opens this rank's device, makes the communicators and the control plane. Collective.
+    // Meets the other processes, opens this rank's device, makes the communicators and the watchdog. Collective.
     // Errors: those of start_up, make_mesh and Communicator.
     explicit World(const WorldOptions& options);
-    // Ranks that know each other already, without a control plane: for tests, where ranks may be threads. Here even a
+    // Ranks that know each other already, without a watchdog: for tests, where ranks may be threads. Here even a
     // single rank has a communicator.
     World(const MeshShape& mesh, int rank, const ncclUniqueId& id);
     ~World();
@@ -60,7 +60,7 @@ public:
     // Every rank's text, by rank. Collective, apart from NCCL.
     std::vector<std::string> gather_text(const std::string& own);
 
-    // ---- what the control plane tells of this rank
+    // ---- what the watchdog tells of this rank
     void set_step(std::int64_t step);   // completed steps
     // The host will wait for the collectives that were asked for until now; it has waited for them. Those asked for in
     // between may still be under way. Error(resumable) if a rank was lost.
@@ -68,7 +68,7 @@ public:
     void has_waited();
     void synchronised() { will_wait(), has_waited(); }   // nothing was asked for in between
 
-    // body(). If it throws while there are other ranks, they are told, and this process ends (Control::leave).
+    // body(). If it throws while there are other ranks, they are told, and this process ends (Watchdog::leave).
     template <class Body>
     auto guarded(Body&& body) {
         try {
@@ -87,9 +87,10 @@ private:
     ProcessPlace place_;
     MeshShape mesh_;
     MeshCoordinates at_;
-    std::unique_ptr<Meeting> meeting_;
+    std::unique_ptr<Rendezvous> rendezvous_;
     std::unique_ptr<CollectiveLog> log_;   // with --check-collectives
-    std::unique_ptr<Control> control_;   // goes after the communicators: losses in their last operations are still told
+    std::unique_ptr<Watchdog>
+        watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
     std::vector<std::unique_ptr<Communicator>> parts_;   // split from it
     std::array<Communicator*, kMeshAxes> groups_{};      // each `all_` or one of the parts

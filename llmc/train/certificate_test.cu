@@ -91,7 +91,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                     const Traffic sent = group.traffic();
                     const double p = sizeof(floatX), g = sizeof(float), f = static_cast<double>(dp - 1) / dp,
                                  m = micro_batches;
-                    const ZeroTraffic formula = zero_traffic(rank.gpt().layout(), micro_batches, p, g);
+                    const ZeroTraffic formula = zero_traffic(rank.gpt().storage(), micro_batches, p, g);
                     auto same = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); };
                     me.require(same(sent.all_reduce, (zero == 0 ? formula.reduce : 0) + formula.numbers),
                                sent.all_reduce);
@@ -101,8 +101,8 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
 
                     // DESIGN section 5, of padded parameters; the head is fetched once a micro-batch, not twice
                     double P = 0, head = 0;
-                    for (const UnitPlace& unit : rank.gpt().layout().units())
-                        P += head = static_cast<double>(unit.room);
+                    for (const UnitPlace& unit : rank.gpt().storage().units())
+                        P += head = static_cast<double>(unit.padded);
                     const double design[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
                                              m * f * (P * (2 * p + g) - head * p)};
                     const double numbers = 2 * f * 8 * (zero == 0 ? 3 : 4);   // loss, two of requests to stop, norm
@@ -118,19 +118,20 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
         for (int zero : {0, 1, 2, 3}) {
             on_layout({dp, zero, 1}, [&](Rank& rank, TestRank& me) {
                 // rooms hold every parameter and at most a shard's alignment per rank and tensor more
-                const ModelLayout& layout = rank.gpt().layout();
-                std::int64_t room = 0;
-                for (const UnitPlace& unit : layout.units()) room += unit.room;
-                const std::int64_t count = layout.table().elements();
-                me.require(count <= room && room <= count + std::int64_t{64} * dp * layout.table().size(), "room ",
-                           room, " for ", count, " parameters");
+                const ParamStorage& storage = rank.gpt().storage();
+                std::int64_t padded = 0;
+                for (const UnitPlace& unit : storage.units()) padded += unit.padded;
+                const std::int64_t count = storage.table().elements();
+                me.require(count <= padded && padded <= count + std::int64_t{64} * dp * storage.table().size(),
+                           "padded ", padded, " for ", count, " parameters");
                 double held[5] = {};
-                const char* groups[] = {"parameters/", "gradients/", "optimizer ", "gathered parameters/",
-                                        "working gradients/"};
+                const char* groups[] = {"parameters/", "gradients/", "optimizer ", "unsharded parameters/",
+                                        "unsharded gradients/"};
                 for (const Allocation& allocation : rank.arena().allocations()) {
-                    const std::string name = allocation.name.starts_with("master weights/")      ? "optimizer masters"
-                                             : allocation.name.starts_with("reduced gradients/") ? "working gradients/"
-                                                                                                 : allocation.name;
+                    const std::string name = allocation.name.starts_with("master weights/") ? "optimizer masters"
+                                             : allocation.name.starts_with("reduced gradients/")
+                                                 ? "unsharded gradients/"
+                                                 : allocation.name;
                     bool known = false;
                     for (const char* other : {"optimizer tables/", "activations/", "workspace/", "batch/", "step/"}) {
                         known = known || name.starts_with(other);
@@ -144,12 +145,13 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
                     me.require(known, "nobody counts ", allocation.name);
                 }
                 const double masters = sizeof(floatX) == 2 ? 4 : 0;
-                const ZeroMemory formula = zero_memory(rank.gpt().layout(), sizeof(floatX), sizeof(float), 8 + masters);
+                const ZeroMemory formula =
+                    zero_memory(rank.gpt().storage(), sizeof(floatX), sizeof(float), 8 + masters);
                 me.require(held[0] == formula.parameters, "parameters ", held[0], " ", formula.parameters);
                 me.require(held[1] == formula.gradients, "gradients ", held[1], " ", formula.gradients);
                 me.require(held[2] == formula.optimizer, "optimizer ", held[2], " ", formula.optimizer);
-                me.require(held[3] == formula.working_parameters, "gathered ", held[3]);
-                me.require(held[4] == formula.working_gradients, "working ", held[4]);
+                me.require(held[3] == formula.unsharded_parameters, "unsharded parameters ", held[3]);
+                me.require(held[4] == formula.unsharded_gradients, "unsharded gradients ", held[4]);
             });
         }
     }

@@ -114,7 +114,7 @@ public:
 
     // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.
     std::vector<std::vector<float>> parameters() {
-        optimizer_->settle_parameters();
+        optimizer_->wait_for_all_gather();
         std::vector<std::vector<float>> values;
         for (int param = 0; param < model_.table().size(); param++) {
             values.push_back(download_tensor(model_.parameters(), param, stream_.get()));

@@ -249,7 +249,7 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
             const RunState state = load_training_state(real_files(), origin, rank.model, *rank.optimizer);
             // pieces that divide no shard
             const bool writes = rank.group == nullptr || rank.group->rank() == 0;
-            const Staging staging = make_staging(rank.model.layout(), writes, rank.arena, 100);
+            const Staging staging = make_staging(rank.model.storage(), writes, rank.arena, 100);
             const FullArena full(rank.arena);
             save_training_state(real_files(), copy, state, rank.model, *rank.optimizer, "",
                                 WholeTensors(rank.group, staging, rank.model.stream()));

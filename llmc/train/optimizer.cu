@@ -33,39 +33,39 @@ public:
           options_(options),
           group_(group),
           arena_(arena),
-          gradients_(arena, "gradients", model.layout(), StateKind::gradients),
-          working_gradients_(sharded(StateKind::gradients)
-                                 ? ModelState<G>::rotating(arena, "working gradients", model.layout(), zero_layer_sets)
-                                 : gradients_),
-          m_(arena, "optimizer m", model.layout(), StateKind::optimizer),
-          v_(arena, "optimizer v", model.layout(), StateKind::optimizer),
+          gradients_(arena, "gradients", model.storage(), StateKind::gradients),
+          unsharded_gradients_(sharded(StateKind::gradients) ? ModelState<G>::rotating(arena, "unsharded gradients",
+                                                                                       model.storage(), zero_layer_sets)
+                                                             : gradients_),
+          m_(arena, "optimizer m", model.storage(), StateKind::optimizer),
+          v_(arena, "optimizer v", model.storage(), StateKind::optimizer),
           numbers_(arena.allocate<StepNumbers>("step/numbers", 1)) {
         if (options.master_weights && kRoundedParameters) {
-            masters_ = ModelState<float>(arena, "master weights", model.layout(), StateKind::optimizer);
+            masters_ = ModelState<float>(arena, "master weights", model.storage(), StateKind::optimizer);
             has_masters_ = true;
         }
         make_tables(arena);
         gradients_.zero(stream());   // padding too: it is never written
-        working_gradients_.zero(stream());
+        unsharded_gradients_.zero(stream());
         m_.zero(stream());
         v_.zero(stream());
         if (has_masters_) copy_masters();
         if (group != nullptr) {
-            const ZeroStates<floatX, G> states{model.parameters(), model.working_parameters(), gradients_,
-                                               working_gradients_};
-            zero_ = std::make_unique<ZeroRank<floatX, G>>(model.layout(), states, *group, arena, stream());
-            model.set_watcher(zero_.get());
+            const ZeroStates<floatX, G> states{model.parameters(), model.unsharded_parameters(), gradients_,
+                                               unsharded_gradients_};
+            zero_ = std::make_unique<ZeroRank<floatX, G>>(model.storage(), states, *group, arena, stream());
+            model.set_hooks(zero_.get());
         }
     }
     ~AdamOptimizer() override {
-        if (zero_) model_.set_watcher(nullptr);
+        if (zero_) model_.set_hooks(nullptr);
     }
 
     void forward_backward(const Batch& batch, float token_share, bool first, bool last) override {
         if (zero_) zero_->begin_micro_batch(first, last);
         // what is reduced after every micro-batch is added where it arrives
         const bool accumulate = !first && !sharded(StateKind::gradients);
-        model_.forward_backward(working_gradients_, batch, token_share, accumulate);
+        model_.forward_backward(unsharded_gradients_, batch, token_share, accumulate);
         const int tokens = model_.options().B * model_.options().T;
         sum_losses(&numbers_.data()->loss, model_.activations().losses, tokens, token_share, !first, stream());
     }
@@ -92,8 +92,8 @@ public:
         if (zero_) zero_->parameters_changed();
     }
 
-    void settle_parameters() override {
-        if (zero_) zero_->settle_parameters();
+    void wait_for_all_gather() override {
+        if (zero_) zero_->wait_for_all_gather();
     }
 
     StepResult result() const override {
@@ -107,21 +107,21 @@ public:
 
     std::vector<float> download_gradient(int param) override {
         if (group_ == nullptr) return download_tensor(gradients_, param, stream());
-        const Staging staging = make_staging(model_.layout(), true, arena_);   // tests alone ask for gradients
+        const Staging staging = make_staging(model_.storage(), true, arena_);   // tests alone ask for gradients
         return *gather_tensor(gradients_, param, *group_, everywhere, true, staging, stream());
     }
 
 private:
     cudaStream_t stream() const { return model_.stream(); }
-    bool sharded(StateKind state) const { return is_sharded(state, model_.layout().place().zero_stage); }
+    bool sharded(StateKind state) const { return is_sharded(state, model_.storage().place().zero_stage); }
 
     // Ranges of the part this rank updates.
     void make_tables(Arena& arena) {
         std::vector<AdamRange<floatX, G>> adam;
         std::vector<NormRange<G>> norm;
-        for (const TensorPlace& place : model_.layout().tensors()) {
+        for (const TensorPlace& place : model_.storage().tensors()) {
             const ParamInfo& info = model_.table()[place.param];
-            for (const OwnedRange& owned : owned_ranges(info.tensor, model_.layout().place(), StateKind::optimizer)) {
+            for (const OwnedRange& owned : owned_ranges(info.tensor, model_.storage().place(), StateKind::optimizer)) {
                 AdamRange<floatX, G> range{};
                 range.parameter = model_.parameters().owned(place.param) + owned.local_begin;
                 range.master = has_masters_ ? masters_.tensor(place.param) + owned.local_begin : nullptr;
@@ -142,9 +142,9 @@ private:
 
     void copy_masters() {
         if constexpr (kRoundedParameters) {
-            for (const TensorPlace& place : model_.layout().tensors()) {
+            for (const TensorPlace& place : model_.storage().tensors()) {
                 cast(masters_.tensor(place.param), model_.parameters().owned(place.param),
-                     model_.layout().tensor_room(place, StateKind::optimizer), stream());
+                     model_.storage().padded_elements(place, StateKind::optimizer), stream());
             }
         }
     }
@@ -153,7 +153,7 @@ private:
     OptimizerOptions options_;
     Communicator* group_;
     Arena& arena_;
-    ModelState<G> gradients_, working_gradients_;
+    ModelState<G> gradients_, unsharded_gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
     DeviceBuffer<StepNumbers> numbers_;
@@ -166,10 +166,10 @@ private:
 
 std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& options, Arena& arena,
                                            Communicator* group) {
-    ENSURE(group != nullptr || model.layout().place().mesh.size() == 1, "a mesh of ",
-           model.layout().place().mesh.size(), " ranks without a group to reduce over");
-    ENSURE(group != nullptr || model.layout().place().zero_stage == 0, "ZeRO stage ", model.layout().place().zero_stage,
-           " without a group to share with");
+    ENSURE(group != nullptr || model.storage().place().mesh.size() == 1, "a mesh of ",
+           model.storage().place().mesh.size(), " ranks without a group to reduce over");
+    ENSURE(group != nullptr || model.storage().place().zero_stage == 0, "ZeRO stage ",
+           model.storage().place().zero_stage, " without a group to share with");
     if constexpr (kRoundedParameters) {
         if (options.grad_dtype == DType::bf16)
             return std::make_unique<AdamOptimizer<bf16>>(model, options, arena, group);
@@ -183,10 +183,10 @@ std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& o
 std::string memory_by_formula(const Gpt& model, Optimizer& optimizer, const OptimizerOptions& options) {
     const double gradient_bytes = options.grad_dtype == DType::bf16 ? 2 : 4;
     const ZeroMemory memory =
-        zero_memory(model.layout(), sizeof(floatX), gradient_bytes, optimizer.masters() != nullptr ? 12 : 8);
+        zero_memory(model.storage(), sizeof(floatX), gradient_bytes, optimizer.masters() != nullptr ? 12 : 8);
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
     return formatted(
-        "  by ZeRO's formula: parameters %.2f + %.2f working, gradients %.2f + %.2f working, optimizer %.2f MiB",
-        mebibytes(memory.parameters), mebibytes(memory.working_parameters), mebibytes(memory.gradients),
-        mebibytes(memory.working_gradients), mebibytes(memory.optimizer));
+        "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",
+        mebibytes(memory.parameters), mebibytes(memory.unsharded_parameters), mebibytes(memory.gradients),
+        mebibytes(memory.unsharded_gradients), mebibytes(memory.optimizer));
 }

@@ -1,8 +1,8 @@
 // The optimiser of a run: gradients, moments and masters of every parameter, clipping, AdamW.
 //
-// Which tensors there are, where they lie and which of them decay is read from the parameter table and the layout.
-// Moments and masters are fp32. Masters exist where parameters are bf16 and --master-weights is on; they start as the
-// parameters' values. Without them bf16 parameters are rounded stochastically.
+// Which tensors there are, where they lie and which of them decay is read from the parameter table and the storage
+// (param_storage.h). Moments and masters are fp32. Masters exist where parameters are bf16 and --master-weights is on;
+// they start as the parameters' values. Without them bf16 parameters are rounded stochastically.
 //
 // Everything is asynchronous on the model's stream: the norm, the clip factor derived from it and the decision to skip
 // an update whose norm or loss is not finite stay on the device. What ranks must know alike of a step (loss, norm,
@@ -62,7 +62,7 @@ public:
 
     // What is queued on the model's stream from now on sees the parameters this rank keeps as the last update left them
     // everywhere. Passes of the model need no such call.
-    virtual void settle_parameters() = 0;
+    virtual void wait_for_all_gather() = 0;
 
     // Waits for the step's work.
     virtual StepResult result() const = 0;

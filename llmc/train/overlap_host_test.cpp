@@ -24,9 +24,9 @@ host::CostModel machine() {
 }
 
 // What someone adds without a thought: the host waits, for a value to print, say, whenever gradients are complete.
-class StrayWait : public UnitWatcher {
+class StrayWait : public UnitHooks {
 public:
-    explicit StrayWait(UnitWatcher& inner) : inner_(inner) {}
+    explicit StrayWait(UnitHooks& inner) : inner_(inner) {}
     void pass_begins(const std::vector<std::vector<int>>& uses) override { inner_.pass_begins(uses); }
     void use_begins() override { inner_.use_begins(); }
     void use_ends() override { inner_.use_ends(); }
@@ -37,7 +37,7 @@ public:
     }
 
 private:
-    UnitWatcher& inner_;
+    UnitHooks& inner_;
 };
 
 enum class Flaw {
@@ -66,8 +66,8 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         model.initialize(1);
         Communicator* group = me.world.group(MeshAxis::zero);
         auto optimizer = Optimizer::make(model, {}, me.arena, group);
-        StrayWait careless(*model.watcher());
-        if (flaw == Flaw::wait_in_backward) model.set_watcher(&careless);
+        StrayWait careless(*model.hooks());
+        if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);
         const DeviceBuffer<std::int32_t> question = me.on_device(std::vector<std::int32_t>{0});
         TellingFiles files(real_files(), [&] {
             if (flaw != Flaw::question_after_update) return;
@@ -89,13 +89,13 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
 
 // A transfer of a layer: of its 12 tensors together, or of its whole buffer.
 bool is_of_layer(const std::string& name) {
-    static const std::int64_t room = [] {
+    static const std::int64_t padded = [] {
         const ParamTable table(custom_model_config(layers, 2, 64, T, 97));
-        return ModelLayout(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{0, layers}, true, true})
+        return ParamStorage(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{0, layers}, true, true})
             .units()[1]
-            .room;
+            .padded;
     }();
-    return std::count(name.begin(), name.end(), '+') == 11 || name.starts_with(text("all-reduce of ", room, " "));
+    return std::count(name.begin(), name.end(), '+') == 11 || name.starts_with(text("all-reduce of ", padded, " "));
 }
 
 struct Hidden {

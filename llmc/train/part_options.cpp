@@ -4,8 +4,8 @@ WorldOptions world_options(const Options& options) {
     WorldOptions result;
     result.startup = options.startup;
     result.dp = options.dp;
-    result.control.silence_seconds = options.peer_timeout_s;
-    result.control.stall_seconds = options.stall_timeout_s;
+    result.watchdog.silence_seconds = options.peer_timeout_s;
+    result.watchdog.stall_seconds = options.stall_timeout_s;
     result.check_collectives = options.check_collectives;
     return result;
 }

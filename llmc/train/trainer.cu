@@ -32,7 +32,7 @@ Trainer::Trainer(const TrainerParts& parts)
       inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
       agreement_(parts.arena, parts.group, parts.world, parts.signals, parts.model.stream()),
-      staging_(make_staging(parts.model.layout(), parts.group != nullptr && parts.group->rank() == 0, parts.arena)) {
+      staging_(make_staging(parts.model.storage(), parts.group != nullptr && parts.group->rank() == 0, parts.arena)) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.model, batch_, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
@@ -65,7 +65,7 @@ RunEnd Trainer::run() {
         next_ = AfterStep::validation;
         follow_step();
     }
-    parts_.optimizer.settle_parameters();   // for whoever reads them after the run
+    parts_.optimizer.wait_for_all_gather();   // for whoever reads parameters after the run
     if (agreement_.stop_asked()) return end_at_signal();
     if (step_ < max_steps_) {
         save_checkpoint();

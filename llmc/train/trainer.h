@@ -43,7 +43,7 @@ struct TrainerParts {
     int max_steps;                   // of the whole run
     double peak_flops_per_s;         // of one device; 0: not known
     Communicator* group = nullptr;   // the data-parallel ranks; null: this one alone
-    World* world = nullptr;          // all ranks and their control plane; null: this one alone
+    World* world = nullptr;          // all ranks and their watchdog; null: this one alone
 };
 
 enum class RunEnd {

@@ -151,7 +151,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
                          Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole) {
-    optimizer.settle_parameters();
+    optimizer.wait_for_all_gather();
     if (!whole.writes()) {   // the same tensors in the same order
         save_hugging_face_weights(files, "", model, whole);
         save_optimizer(files, "", model, optimizer, whole);

@@ -64,7 +64,7 @@ struct Placed {
     std::vector<std::uint64_t> meets;
 };
 
-struct Meeting {
+struct Rendezvous {
     int moment = -1;
     int expected = 0;
     int came = 0;
@@ -76,10 +76,10 @@ class Replay {
 public:
     Replay(const std::vector<Recording>& ranks, const CostModel& costs) : costs_(costs) {
         for (std::size_t rank = 0; rank < ranks.size(); rank++) add(static_cast<int>(rank), ranks[rank]);
-        for (auto& [key, meeting] : meetings_) {
-            Moment& moment = moments_[static_cast<std::size_t>(meeting.moment)];
-            moment.duration = costs.seconds_per_exchange + costs.seconds_per_exchanged_byte * meeting.most_bytes;
-            if (meeting.came < meeting.expected) moment.missing++;   // for ever
+        for (auto& [key, rendezvous] : rendezvous_) {
+            Moment& moment = moments_[static_cast<std::size_t>(rendezvous.moment)];
+            moment.duration = costs.seconds_per_exchange + costs.seconds_per_exchanged_byte * rendezvous.most_bytes;
+            if (rendezvous.came < rendezvous.expected) moment.missing++;   // for ever
         }
     }
 
@@ -90,7 +90,7 @@ public:
         for (const Moment& moment : moments_) timeline.seconds = std::max(timeline.seconds, moment.end());
         for (const Placed& placed : operations_) {
             double active = at(placed.start).begin;
-            for (std::uint64_t key : placed.meets) active = std::max(active, at(meetings_[key].moment).begin);
+            for (std::uint64_t key : placed.meets) active = std::max(active, at(rendezvous_[key].moment).begin);
             timeline.spans.push_back({placed.rank, placed.step->stream, placed.step->name, at(placed.start).begin,
                                       active, at(placed.finish).end()});
         }
@@ -156,14 +156,14 @@ private:
         Placed placed{rank, &step, start, finish, {}};
         for (const Exchange& exchange : step.work.exchanges) {
             const auto previous = communicators_.find({rank, communicator_of(exchange.key)});
-            Meeting& meeting = meetings_[exchange.key];
-            if (meeting.moment < 0) meeting.moment = add_moment(0, {});
-            meeting.expected = exchange.ranks;
-            meeting.came++;
-            meeting.most_bytes = std::max(meeting.most_bytes, exchange.bytes);
-            order(start, meeting.moment);
-            if (previous != communicators_.end()) order(previous->second, meeting.moment);
-            order(meeting.moment, finish);
+            Rendezvous& rendezvous = rendezvous_[exchange.key];
+            if (rendezvous.moment < 0) rendezvous.moment = add_moment(0, {});
+            rendezvous.expected = exchange.ranks;
+            rendezvous.came++;
+            rendezvous.most_bytes = std::max(rendezvous.most_bytes, exchange.bytes);
+            order(start, rendezvous.moment);
+            if (previous != communicators_.end()) order(previous->second, rendezvous.moment);
+            order(rendezvous.moment, finish);
             placed.meets.push_back(exchange.key);
         }
         for (const Exchange& exchange : step.work.exchanges) {
@@ -205,7 +205,7 @@ private:
     const CostModel& costs_;
     std::deque<Moment> moments_;   // grows while references to others are held
     std::vector<Placed> operations_;
-    std::map<std::uint64_t, Meeting> meetings_;
+    std::map<std::uint64_t, Rendezvous> rendezvous_;
     std::map<std::pair<int, std::uint64_t>, int>
         communicators_;   // (rank, communicator): the end of its latest operation
 };

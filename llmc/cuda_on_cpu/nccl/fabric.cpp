@@ -23,18 +23,18 @@ constexpr double farewell_seconds = 2;
 
 }   // namespace
 
-FabricAddress Fabric::serve_meeting() {
+FabricAddress Fabric::serve_rendezvous() {
     Listener listener;
     FabricAddress address = listener.address;
-    std::thread(serve_meeting_on, std::move(listener)).detach();
+    std::thread(serve_rendezvous_on, std::move(listener)).detach();
     return address;
 }
 
-Fabric::Fabric(const FabricAddress& meeting, int rank, int ranks, double timeout_seconds)
+Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double timeout_seconds)
     : rank_(rank), ranks_(ranks), peers_(static_cast<std::size_t>(ranks)), discard_(1 << 16) {
     Listener listener;
     const double deadline = now_seconds() + timeout_seconds;
-    std::vector<FabricAddress> table = meet(meeting, listener.address, rank, ranks, timeout_seconds);
+    std::vector<FabricAddress> table = meet(rendezvous, listener.address, rank, ranks, timeout_seconds);
     // Connect to every lower rank, be connected to by every higher one. Listening queues hold connections that are not
     // accepted yet, so nobody waits in a circle.
     for (std::int32_t lower = 0; lower < rank; lower++) {

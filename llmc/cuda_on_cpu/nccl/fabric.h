@@ -43,11 +43,11 @@ using TransferPtr = std::shared_ptr<Transfer>;
 
 class Fabric {
 public:
-    // Begins to serve the meeting of the ranks, in a thread of its own; returns where to find it.
-    static FabricAddress serve_meeting();
+    // Begins to serve the rendezvous of the ranks, in a thread of its own; returns where to find it.
+    static FabricAddress serve_rendezvous();
     // Meets the other ranks there and connects to all of them. Throws std::runtime_error naming the ranks that have not
     // come within `timeout_seconds`, or what failed.
-    Fabric(const FabricAddress& meeting, int rank, int ranks, double timeout_seconds);
+    Fabric(const FabricAddress& rendezvous, int rank, int ranks, double timeout_seconds);
     ~Fabric();   // says goodbye to every peer and waits a moment for theirs
     Fabric(const Fabric&) = delete;
     Fabric& operator=(const Fabric&) = delete;

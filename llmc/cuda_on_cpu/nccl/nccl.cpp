@@ -32,14 +32,14 @@ ncclResult_t refuse(ncclResult_t result, std::string why) {
 }
 
 // How long ranks wait for one another when a communicator is made.
-double meeting_seconds() {
+double rendezvous_seconds() {
     const char* given = std::getenv("TRAIN_GPT_NCCL_MEETING_SECONDS");
     return given ? std::atof(given) : 120;
 }
 
 struct UniqueId {
     std::uint64_t magic = 0x6e63636c6d656574ull;
-    FabricAddress meeting;
+    FabricAddress rendezvous;
 };
 static_assert(sizeof(UniqueId) <= NCCL_UNIQUE_ID_BYTES);
 
@@ -206,7 +206,7 @@ ncclComm* make_comm(std::shared_ptr<Fabric> fabric, std::uint64_t id, std::vecto
 
 // Waits until the host-side transfers are done; false when a peer is gone or nothing moves for too long.
 bool finish(Fabric& fabric, const std::vector<TransferPtr>& transfers) {
-    double deadline = now_seconds() + meeting_seconds();
+    double deadline = now_seconds() + rendezvous_seconds();
     for (;;) {
         bool done = true, lost = false;
         for (const TransferPtr& t : transfers) {
@@ -216,7 +216,7 @@ bool finish(Fabric& fabric, const std::vector<TransferPtr>& transfers) {
         if (done) return true;
         if (lost || now_seconds() > deadline) return false;
         if (fabric.progress()) {
-            deadline = now_seconds() + meeting_seconds();
+            deadline = now_seconds() + rendezvous_seconds();
         } else {
             fabric.rest(0.005);
         }
@@ -288,7 +288,7 @@ const char* ncclGetLastError(ncclComm_t) { return host::last_error.c_str(); }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     try {
         host::UniqueId own;
-        own.meeting = host::Fabric::serve_meeting();
+        own.rendezvous = host::Fabric::serve_rendezvous();
         std::memset(id, 0, sizeof *id);
         std::memcpy(id, &own, sizeof own);
         return ncclSuccess;
@@ -298,16 +298,16 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
-    host::UniqueId meeting;
-    std::memcpy(static_cast<void*>(&meeting), &id, sizeof meeting);
-    if (meeting.magic != host::UniqueId{}.magic) return refuse(ncclInvalidArgument, "this is no ncclUniqueId");
+    host::UniqueId rendezvous;
+    std::memcpy(static_cast<void*>(&rendezvous), &id, sizeof rendezvous);
+    if (rendezvous.magic != host::UniqueId{}.magic) return refuse(ncclInvalidArgument, "this is no ncclUniqueId");
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(nranks));
     }
     if (host::group_depth > 0) return refuse(ncclInvalidUsage, "ncclCommInitRank in a group is not served without a GPU");
     if (ncclResult_t result = host::check_config(config); result != ncclSuccess) return result;
     try {
-        auto fabric = std::make_shared<host::Fabric>(meeting.meeting, rank, nranks, host::meeting_seconds());
+        auto fabric = std::make_shared<host::Fabric>(rendezvous.rendezvous, rank, nranks, host::rendezvous_seconds());
         std::vector<int> members(static_cast<std::size_t>(nranks));
         for (int r = 0; r < nranks; r++) members[static_cast<std::size_t>(r)] = r;
         *comm = host::make_comm(std::move(fabric), 1, std::move(members), config);

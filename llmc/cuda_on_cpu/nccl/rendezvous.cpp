@@ -68,7 +68,7 @@ struct Introduction {
     FabricAddress address;
 };
 
-// What the meeting answers: 0 and then the table, or the number of ranks that are missing and then those.
+// What the rendezvous answers: 0 and then the table, or the number of ranks that are missing and then those.
 struct Answer {
     std::int32_t missing = 0;
 };
@@ -177,15 +177,15 @@ void read_all(int fd, void* data, std::size_t bytes, double deadline) {
     }
 }
 
-std::vector<FabricAddress> meet(const FabricAddress& meeting, const FabricAddress& own, int rank, int ranks,
+std::vector<FabricAddress> meet(const FabricAddress& rendezvous, const FabricAddress& own, int rank, int ranks,
                                 double timeout_seconds) {
     const double deadline = now_seconds() + timeout_seconds;
-    Descriptor connection = connect_to(meeting, deadline);
+    Descriptor connection = connect_to(rendezvous, deadline);
     Introduction hello{.rank = rank, .ranks = ranks, .address = own};
     write_all(connection.get(), &hello, sizeof hello);
     write_all(connection.get(), &timeout_seconds, sizeof timeout_seconds);
     Answer answer;
-    read_all(connection.get(), &answer, sizeof answer, deadline + 5);   // the meeting's own time limit comes first
+    read_all(connection.get(), &answer, sizeof answer, deadline + 5);   // the rendezvous's own time limit comes first
     if (answer.missing > 0) {
         std::vector<std::int32_t> missing(static_cast<std::size_t>(answer.missing));
         read_all(connection.get(), missing.data(), missing.size() * sizeof missing[0], deadline + 5);
@@ -198,7 +198,7 @@ std::vector<FabricAddress> meet(const FabricAddress& meeting, const FabricAddres
     return table;
 }
 
-void serve_meeting_on(Listener listener) {
+void serve_rendezvous_on(Listener listener) {
     std::vector<FabricAddress> table;
     std::vector<Descriptor> connections;
     std::size_t present = 0;

@@ -49,9 +49,9 @@ Descriptor connect_to(const FabricAddress& address, double deadline);
 void write_all(int fd, const void* data, std::size_t bytes);
 void read_all(int fd, void* data, std::size_t bytes, double deadline);
 
-// The meeting: every rank introduces itself, then all are told about all.
-std::vector<FabricAddress> meet(const FabricAddress& meeting, const FabricAddress& own, int rank, int ranks,
+// The rendezvous: every rank introduces itself, then all are told about all.
+std::vector<FabricAddress> meet(const FabricAddress& rendezvous, const FabricAddress& own, int rank, int ranks,
                                 double timeout_seconds);
-void serve_meeting_on(Listener listener);
+void serve_rendezvous_on(Listener listener);
 
 }   // namespace host

@@ -24,7 +24,7 @@ struct Access {
     bool write;
 };
 
-// A meeting with other ranks within an operation: it begins when all of them have come.
+// A rendezvous with other ranks within an operation: it begins when all of them have come.
 struct Exchange {
     std::uint64_t key;   // the same on every rank that takes part, and on no other exchange
     int ranks;           // how many take part

@@ -13,20 +13,20 @@
 #include "llmc/mesh/shard.h"
 #include "llmc/model/param_table.h"
 
-// One tensor this rank holds a slab of.
+// One tensor this rank holds a tp shard of.
 struct TensorPlace {
     int param = -1;              // index in the ParamTable
-    int slot = -1;               // which of the layout's units
-    std::int64_t offset = 0;     // of the slab in its unit's whole buffer
-    std::int64_t elements = 0;   // of the slab, without padding
-    std::int64_t room = 0;       // with padding: ZeRO ranks x shard
+    int slot = -1;               // which of the storage's units
+    std::int64_t offset = 0;     // of the tp shard in its unit's whole buffer
+    std::int64_t elements = 0;   // of the tp shard, without padding
+    std::int64_t padded = 0;     // elements with padding: ZeRO ranks x shard
 };
 
 struct UnitPlace {
     int unit = -1;   // as ParamTable numbers them
     std::string name;
-    std::int64_t room = 0;      // elements of the whole buffer
-    std::vector<int> tensors;   // indices in the layout's tensors
+    std::int64_t padded = 0;    // elements of the whole buffer
+    std::vector<int> tensors;   // indices in the storage's tensors
 };
 
 // Which units a rank holds: those of its pipeline stage.
@@ -35,12 +35,12 @@ struct StageUnits {
     bool embedding = true, head = true;
 };
 
-class ModelLayout {
+class ParamStorage {
 public:
     // Everything on one rank.
-    explicit ModelLayout(const ParamTable& table);
+    explicit ParamStorage(const ParamTable& table);
     // The part of one rank of a mesh.
-    ModelLayout(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
+    ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
 
     const ParamTable& table() const { return table_; }
     const ShardPlace& place() const { return place_; }
@@ -55,7 +55,7 @@ public:
     std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
     // Offset and elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
-    std::int64_t tensor_room(const TensorPlace& tensor, StateKind state) const;
+    std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
     // Where in a tensor of such a buffer the part begins that this rank's optimizer owns.
     std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
@@ -82,24 +82,24 @@ class ModelState {
 public:
     ModelState() = default;
     // Names the buffers "<group>/<unit>". Contents are undefined, padding included.
-    ModelState(Arena& arena, const std::string& group, const ModelLayout& layout, StateKind state)
-        : layout_(&layout), state_(state) {
-        for (const UnitPlace& unit : layout.units()) {
+    ModelState(Arena& arena, const std::string& group, const ParamStorage& storage, StateKind state)
+        : storage_(&storage), state_(state) {
+        for (const UnitPlace& unit : storage.units()) {
             buffers_.push_back(arena.allocate<T>(group + "/" + unit.name,
-                                                 static_cast<std::size_t>(layout.unit_elements(unit, state))));
+                                                 static_cast<std::size_t>(storage.unit_elements(unit, state))));
         }
     }
 
     // Whole units in memory that they share in turns: layer l has set l % `layer_sets`, embedding and head have one of
     // their own. For what exists only while the model computes with it (llmc/parallel/zero.h).
-    static ModelState rotating(Arena& arena, const std::string& group, const ModelLayout& layout, int layer_sets) {
+    static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
         ModelState result;
-        result.layout_ = &layout;
-        result.state_ = StateKind::working;
+        result.storage_ = &storage;
+        result.state_ = StateKind::unsharded;
         std::vector<DeviceBuffer<T>> sets(static_cast<std::size_t>(layer_sets));
-        for (const UnitPlace& unit : layout.units()) {
-            const auto count = static_cast<std::size_t>(layout.unit_elements(unit, StateKind::working));
-            const int set = layout.table().is_layer(unit.unit) ? (unit.unit - 1) % layer_sets : -1;
+        for (const UnitPlace& unit : storage.units()) {
+            const auto count = static_cast<std::size_t>(storage.unit_elements(unit, StateKind::unsharded));
+            const int set = storage.table().is_layer(unit.unit) ? (unit.unit - 1) % layer_sets : -1;
             if (set < 0) {
                 result.buffers_.push_back(arena.allocate<T>(group + "/" + unit.name, count));
                 continue;
@@ -112,22 +112,22 @@ public:
         return result;
     }
 
-    const ModelLayout& layout() const { return *layout_; }
+    const ParamStorage& storage() const { return *storage_; }
     StateKind state() const { return state_; }
     const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
 
     // First element of what this rank keeps of a tensor; null when it keeps none.
     T* tensor(int param) const {
-        const TensorPlace* place = layout_->find(param);
-        return place ? unit(place->slot).data() + layout_->tensor_offset(*place, state_) : nullptr;
+        const TensorPlace* place = storage_->find(param);
+        return place ? unit(place->slot).data() + storage_->tensor_offset(*place, state_) : nullptr;
     }
-    T* tensor(Param kind, int layer = -1) const { return tensor(layout_->table().index(kind, layer)); }
+    T* tensor(Param kind, int layer = -1) const { return tensor(storage_->table().index(kind, layer)); }
 
     // The part of a tensor that this rank's optimizer owns: `tensor` itself where this state is sharded.
     T* owned(int param) const {
-        const TensorPlace* place = layout_->find(param);
+        const TensorPlace* place = storage_->find(param);
         if (place == nullptr) return nullptr;
-        return tensor(param) + layout_->owned_offset(*place, state_);
+        return tensor(param) + storage_->owned_offset(*place, state_);
     }
 
     BlockTensors<T> block(int layer) const {
@@ -142,7 +142,7 @@ public:
     }
 
 private:
-    const ModelLayout* layout_ = nullptr;   // outlives the state
+    const ParamStorage* storage_ = nullptr;   // outlives the state
     StateKind state_ = StateKind::parameters;
     std::vector<DeviceBuffer<T>> buffers_;
 };

@@ -2,14 +2,14 @@
 // ZeRO fetches parameters and reduces gradients on a stream of its own.
 //
 // All calls are made by the host in the order in which it queues the work, never from the device; a unit is an index
-// into the layout's units().
+// into the units() of ParamStorage.
 #pragma once
 
 #include <vector>
 
-class UnitWatcher {
+class UnitHooks {
 public:
-    virtual ~UnitWatcher() = default;
+    virtual ~UnitHooks() = default;
 
     // A pass begins. Each entry names the units whose parameters one piece of its work reads, in the order of work.
     virtual void pass_begins(const std::vector<std::vector<int>>& uses) = 0;

@@ -1,6 +1,6 @@
-// How the connections of the control plane (control.h) come to be: one from every rank to rank 0.
+// How the connections of the watchdog (watchdog.h) come to be: one from every rank to rank 0.
 //
-// Rank 0 says over the meeting where it listens, and a word by which it and its own ranks know each other from
+// Rank 0 says over the rendezvous where it listens, and a word by which it and its own ranks know each other from
 // strangers. A rank then says its number and the word, rank 0 answers, and the rank confirms: only then it has joined,
 // since before that it could have given up on this connection, which rank 0 would not notice by an answer that it can
 // still send.
@@ -12,11 +12,11 @@
 #include "llmc/process/sockets.h"
 #include "llmc/process/startup.h"
 
-struct ControlConnection {
+struct WatchdogConnection {
     Socket socket;
     std::string host;   // of the rank at the other end
 };
 
-// By rank on rank 0, where [0] is of no use; elsewhere only [0], which is rank 0. Collective over the meeting.
+// By rank on rank 0, where [0] is of no use; elsewhere only [0], which is rank 0. Collective over the rendezvous.
 // Error(no_device) naming the ranks that have not joined within `seconds`.
-std::vector<ControlConnection> connect_control(Meeting& meeting, const ProcessPlace& place, double seconds);
+std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const ProcessPlace& place, double seconds);

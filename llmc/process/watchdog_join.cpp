@@ -1,4 +1,4 @@
-#include "llmc/process/control_join.h"
+#include "llmc/process/watchdog_join.h"
 
 #include <poll.h>
 
@@ -73,7 +73,7 @@ private:
 
     [[noreturn]] void throw_missing() const {
         throw Error(ErrorKind::no_device,
-                    text("these ranks have not joined the control plane within ", seconds_, " s: ", missing()),
+                    text("these ranks have not joined the watchdog within ", seconds_, " s: ", missing()),
                     "Look at their own output for the reason.");
     }
 
@@ -93,14 +93,14 @@ Socket join_rank_0(const std::vector<std::string>& addresses, int port, const st
         std::string tried;
         for (const std::string& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
         throw Error(ErrorKind::no_device,
-                    text("rank ", place.rank, " on ", place.host, " cannot reach the control plane of rank 0 on ", host,
+                    text("rank ", place.rank, " on ", place.host, " cannot reach the watchdog of rank 0 on ", host,
                          " within ", seconds, " s; tried port ", port, " of ", tried),
                     "Check that the hosts reach each other, on any port.");
     }
     // rank 0 is silent until all have come, which is no reason to take it for lost
     if (socket->receive(seconds + 5) != std::string(kAllHaveCome)) {
         throw Error(ErrorKind::no_device,
-                    text("rank ", place.rank, ": rank 0 on ", host, " has ended the control plane at start-up"),
+                    text("rank ", place.rank, ": rank 0 on ", host, " has ended the watchdog at start-up"),
                     "Look at that rank's own output for the reason.");
     }
     return std::move(*socket);
@@ -108,7 +108,7 @@ Socket join_rank_0(const std::vector<std::string>& addresses, int port, const st
 
 }   // namespace
 
-std::vector<ControlConnection> connect_control(Meeting& meeting, const ProcessPlace& place, double seconds) {
+std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const ProcessPlace& place, double seconds) {
     std::unique_ptr<ListeningSocket> listener;
     std::string at;
     if (place.rank == 0) {
@@ -116,12 +116,12 @@ std::vector<ControlConnection> connect_control(Meeting& meeting, const ProcessPl
         at = text(listener->port(), " ", std::random_device{}(), std::random_device{}(), " ", own_host_identity());
         for (const std::string& address : own_addresses()) at += " " + address;
     }
-    std::istringstream said(meeting.from_rank_0(at));
+    std::istringstream said(rendezvous.from_rank_0(at));
     int port = 0;
     std::string word, identity;
     said >> port >> word >> identity;
-    const std::vector<std::string> hosts = meeting.all_gather(place.host);
-    std::vector<ControlConnection> result;
+    const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
+    std::vector<WatchdogConnection> result;
     if (place.rank == 0) {
         std::vector<Socket> sockets = Gate(place.ranks, word, seconds).accept_all(*listener);
         for (std::size_t r = 0; r < sockets.size(); r++) result.push_back({std::move(sockets[r]), hosts[r]});
@@ -129,7 +129,7 @@ std::vector<ControlConnection> connect_control(Meeting& meeting, const ProcessPl
     }
     // no names, which may not resolve: first the address by which rank 0 was met
     std::vector<std::string> addresses;
-    if (std::string met = meeting.rank_0_address(); !met.empty()) addresses.push_back(met);
+    if (std::string met = rendezvous.rank_0_address(); !met.empty()) addresses.push_back(met);
     if (identity == own_host_identity()) addresses.emplace_back("127.0.0.1");
     for (std::string address; said >> address;) addresses.push_back(address);
     result.push_back({join_rank_0(addresses, port, word, place, hosts[0], seconds), hosts[0]});

@@ -1,4 +1,4 @@
-#include "llmc/process/control.h"
+#include "llmc/process/watchdog.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "llmc/base/exit_code.h"
-#include "llmc/process/control_join.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/watchdog_join.h"
 
 namespace {
 
@@ -53,11 +53,11 @@ constexpr const char* kHint = "Start again with --resume to go on from the last 
 
 }   // namespace
 
-struct Control::Impl {
-    Impl(Meeting& meeting, const ProcessPlace& own_place, const ControlOptions& chosen)
+struct Watchdog::Impl {
+    Impl(Rendezvous& rendezvous, const ProcessPlace& own_place, const WatchdogOptions& chosen)
         : place(own_place), options(chosen) {
         if (place.ranks == 1) return;
-        for (ControlConnection& connection : connect_control(meeting, place, options.connect_seconds)) {
+        for (WatchdogConnection& connection : connect_watchdog(rendezvous, place, options.connect_seconds)) {
             Peer& peer = peers.emplace_back();
             peer.socket = std::move(connection.socket);
             peer.host = std::move(connection.host);
@@ -326,7 +326,7 @@ struct Control::Impl {
     }
 
     ProcessPlace place;
-    ControlOptions options;
+    WatchdogOptions options;
     std::vector<Peer> peers;   // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
@@ -346,36 +346,36 @@ struct Control::Impl {
     CollectiveOrder order;   // on rank 0
 };
 
-Control::Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options)
-    : impl_(std::make_shared<Impl>(meeting, place, options)) {
+Watchdog::Watchdog(Rendezvous& rendezvous, const ProcessPlace& place, const WatchdogOptions& options)
+    : impl_(std::make_shared<Impl>(rendezvous, place, options)) {
     if (place.ranks > 1) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
 
-Control::~Control() {
+Watchdog::~Watchdog() {
     impl_->leaving = true;
     if (impl_->thread.joinable()) impl_->thread.join();
 }
 
-void Control::watch(const Communicator& communicator) {
+void Watchdog::watch(const Communicator& communicator) {
     std::lock_guard lock(impl_->mutex);
     impl_->watched.push_back(&communicator);
 }
 
-void Control::forget(const Communicator& communicator) {
+void Watchdog::forget(const Communicator& communicator) {
     std::lock_guard lock(impl_->mutex);
     std::erase(impl_->watched, &communicator);
 }
 
-void Control::set_step(std::int64_t step) {
+void Watchdog::set_step(std::int64_t step) {
     impl_->step = step;
     impl_->has_stepped = true;
 }
 
-void Control::leave(const std::exception& error) {
+void Watchdog::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);
     const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
     if (may_be_consequence) {
-        // most likely of another rank's loss, which the control plane is about to name
+        // most likely of another rank's loss, which the watchdog is about to name
         const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
         while (!impl_->is_aborted && steady_seconds() < patience) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -401,10 +401,10 @@ void Control::leave(const std::exception& error) {
     impl_->end_process(own_code, own);
 }
 
-bool Control::aborted() const { return impl_->is_aborted; }
+bool Watchdog::aborted() const { return impl_->is_aborted; }
 
-std::string Control::abort_reason() const { return impl_->abort_reason(); }
+std::string Watchdog::abort_reason() const { return impl_->abort_reason(); }
 
-void Control::throw_if_aborted() const {
+void Watchdog::throw_if_aborted() const {
     if (aborted()) throw Error(impl_->abort_kind, abort_reason(), impl_->hint());
 }

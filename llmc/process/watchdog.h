@@ -1,4 +1,4 @@
-// The control plane: one connection per rank to rank 0, apart from NCCL, by which a lost rank is noticed and named.
+// The watchdog: one connection per rank to rank 0, apart from NCCL, by which a lost rank is noticed and named.
 //
 // A rank that dies closes its connection; a rank that hangs stops sending heartbeats; ranks that wait for each other,
 // or for one that is in an endless loop, keep sending them, but nothing advances. Each is recognised here, named with
@@ -20,7 +20,7 @@
 #include "llmc/process/comm.h"
 #include "llmc/process/startup.h"
 
-struct ControlOptions {
+struct WatchdogOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
     // Some ranks have had collectives under way for so long and no rank has advanced: whoever has none under way counts
@@ -35,17 +35,17 @@ struct ControlOptions {
     std::function<void(int exit_code, const std::string& why)> leave;
 };
 
-class Control {
+class Watchdog {
 public:
-    // Connects to rank 0 (collective over the meeting). With one rank nothing is started.
+    // Connects to rank 0 (collective over the rendezvous). With one rank nothing is started.
     // Error(no_device) naming the ranks that do not come.
-    Control(Meeting& meeting, const ProcessPlace& place, const ControlOptions& options);
+    Watchdog(Rendezvous& rendezvous, const ProcessPlace& place, const WatchdogOptions& options);
     // The orderly end: the others do not take it for a loss. Rank 0 waits for theirs.
-    ~Control();
-    Control(const Control&) = delete;
-    Control& operator=(const Control&) = delete;
+    ~Watchdog();
+    Watchdog(const Watchdog&) = delete;
+    Watchdog& operator=(const Watchdog&) = delete;
 
-    // Heartbeats tell how far this communicator is. It must outlive the control plane or be forgotten.
+    // Heartbeats tell how far this communicator is. It must outlive the watchdog or be forgotten.
     void watch(const Communicator& communicator);
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);   // completed steps; until the first call this rank starts up

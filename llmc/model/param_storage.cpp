@@ -1,9 +1,9 @@
-#include "llmc/model/layout.h"
+#include "llmc/model/param_storage.h"
 
-ModelLayout::ModelLayout(const ParamTable& table)
-    : ModelLayout(table, ShardPlace{}, StageUnits{{0, table.config().layers}, true, true}) {}
+ParamStorage::ParamStorage(const ParamTable& table)
+    : ParamStorage(table, ShardPlace{}, StageUnits{{0, table.config().layers}, true, true}) {}
 
-ModelLayout::ModelLayout(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
+ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
     : table_(table), place_(place), stage_(stage), place_of_param_(static_cast<std::size_t>(table.size()), -1) {
     auto add_unit = [&](int unit, bool tied_copy) {
         UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}};
@@ -11,10 +11,10 @@ ModelLayout::ModelLayout(const ParamTable& table, const ShardPlace& place, const
             TensorPlace tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());
-            tensor.offset = place_of_unit.room;
-            tensor.elements = slab_of(table_[param].tensor, place_.mesh.tp).elements();
-            tensor.room = zero_cut(tensor.elements, place_.mesh.zero_ranks()).padded;
-            place_of_unit.room += tensor.room;
+            tensor.offset = place_of_unit.padded;
+            tensor.elements = tp_shard_of(table_[param].tensor, place_.mesh.tp).elements();
+            tensor.padded = zero_cut(tensor.elements, place_.mesh.zero_ranks()).padded;
+            place_of_unit.padded += tensor.padded;
             place_of_unit.tensors.push_back(static_cast<int>(tensors_.size()));
             place_of_param_[static_cast<std::size_t>(param)] = static_cast<int>(tensors_.size());
             tensors_.push_back(tensor);
@@ -28,28 +28,28 @@ ModelLayout::ModelLayout(const ParamTable& table, const ShardPlace& place, const
     if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding);
 }
 
-const TensorPlace* ModelLayout::find(int param) const {
+const TensorPlace* ParamStorage::find(int param) const {
     const int i = place_of_param_[static_cast<std::size_t>(param)];
     return i < 0 ? nullptr : &tensors_[static_cast<std::size_t>(i)];
 }
 
-int ModelLayout::shards(StateKind state) const {
+int ParamStorage::shards(StateKind state) const {
     return is_sharded(state, place_.zero_stage) ? place_.mesh.zero_ranks() : 1;
 }
 
-std::int64_t ModelLayout::unit_elements(const UnitPlace& unit, StateKind state) const {
-    return unit.room / shards(state);
+std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state) const {
+    return unit.padded / shards(state);
 }
 
-std::int64_t ModelLayout::tensor_offset(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::tensor_offset(const TensorPlace& tensor, StateKind state) const {
     return tensor.offset / shards(state);
 }
 
-std::int64_t ModelLayout::owned_offset(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {
     if (shards(StateKind::optimizer) == 1 || shards(state) > 1) return 0;
-    return zero_rank(place_.mesh, place_.at) * tensor_room(tensor, StateKind::optimizer);
+    return zero_rank(place_.mesh, place_.at) * padded_elements(tensor, StateKind::optimizer);
 }
 
-std::int64_t ModelLayout::tensor_room(const TensorPlace& tensor, StateKind state) const {
-    return tensor.room / shards(state);
+std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {
+    return tensor.padded / shards(state);
 }

@@ -1,5 +1,5 @@
-// The control plane: ranks are threads here, those that are lost are processes of their own.
-#include "llmc/process/control.h"
+// The watchdog: ranks are threads here, those that are lost are processes of their own.
+#include "llmc/process/watchdog.h"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -18,8 +18,8 @@
 
 namespace {
 
-ControlOptions quick() {
-    ControlOptions options;
+WatchdogOptions quick() {
+    WatchdogOptions options;
     options.heartbeat_seconds = 0.02;
     options.silence_seconds = 0.6;
     options.stall_seconds = 0;
@@ -30,7 +30,7 @@ ControlOptions quick() {
 Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
     StartupOptions options;
     options.method = InitMethod::fs;
-    options.folder = folder.path() + "/meeting";
+    options.folder = folder.path() + "/rendezvous";
     options.rank = rank;
     options.ranks = ranks;
     options.timeout_seconds = 20;
@@ -46,7 +46,7 @@ struct End {
 class Ends {
 public:
     explicit Ends(int ranks) : ends_(static_cast<std::size_t>(ranks)) {}
-    ControlOptions options(int rank, ControlOptions base = quick()) {
+    WatchdogOptions options(int rank, WatchdogOptions base = quick()) {
         base.leave = [this, rank](int exit_code, const std::string& why) {
             std::lock_guard lock(mutex_);
             End& end = ends_[static_cast<std::size_t>(rank)];
@@ -89,8 +89,8 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
     REQUIRE(child >= 0);
     if (child == 0) {
         Startup startup = meet_by_tcp(port, victim, ranks);
-        Control control(*startup.meeting, startup.place, quick());
-        control.set_step(7);
+        Watchdog watchdog(*startup.rendezvous, startup.place, quick());
+        watchdog.set_step(7);
         std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
         raise(signal_number);
         _exit(0);
@@ -101,7 +101,7 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
         if (r == victim) continue;
         threads.emplace_back([&, r] {
             Startup startup = meet_by_tcp(port, r, ranks);
-            Control control(*startup.meeting, startup.place, ends.options(r));
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r));
             ends.await(r);
         });
     }
@@ -120,7 +120,7 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
 
 }   // namespace
 
-TEST_CASE("control: an orderly end is no loss, whoever comes first") {
+TEST_CASE("watchdog: an orderly end is no loss, whoever comes first") {
     for (int first : {0, 2}) {
         TemporaryFolder folder;
         Ends ends(3);
@@ -128,9 +128,9 @@ TEST_CASE("control: an orderly end is no loss, whoever comes first") {
         for (int r = 0; r < 3; r++) {
             threads.emplace_back([&, r] {
                 Startup startup = meet(folder, r, 3);
-                Control control(*startup.meeting, startup.place, ends.options(r));
+                Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r));
                 if (r != first) std::this_thread::sleep_for(std::chrono::milliseconds(150));
-                CHECK(!control.aborted());
+                CHECK(!watchdog.aborted());
             });
         }
         for (std::thread& t : threads) t.join();
@@ -138,17 +138,17 @@ TEST_CASE("control: an orderly end is no loss, whoever comes first") {
     }
 }
 
-TEST_CASE("control: a rank that dies is named to all others") {
+TEST_CASE("watchdog: a rank that dies is named to all others") {
     lose(3, 1, SIGKILL, "died");
     lose(3, 0, SIGKILL, "died");
 }
 
-TEST_CASE("control: a rank that hangs is named to all others") {
+TEST_CASE("watchdog: a rank that hangs is named to all others") {
     lose(3, 2, SIGSTOP, "has been silent for 0.6 s");
     lose(2, 0, SIGSTOP, "has been silent for 0.6 s");
 }
 
-TEST_CASE("control: a rank that fails says why, and keeps its own exit code") {
+TEST_CASE("watchdog: a rank that fails says why, and keeps its own exit code") {
     for (int failing : {0, 2}) {
         TemporaryFolder folder;
         Ends ends(3);
@@ -156,8 +156,8 @@ TEST_CASE("control: a rank that fails says why, and keeps its own exit code") {
         for (int r = 0; r < 3; r++) {
             threads.emplace_back([&, r] {
                 Startup startup = meet(folder, r, 3);
-                Control control(*startup.meeting, startup.place, ends.options(r));
-                if (r == failing) control.leave(Error(ErrorKind::io, "the disk is full"));
+                Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r));
+                if (r == failing) watchdog.leave(Error(ErrorKind::io, "the disk is full"));
                 ends.await(r);
                 if (r == failing) std::this_thread::sleep_for(std::chrono::milliseconds(300));
             });
@@ -171,25 +171,25 @@ TEST_CASE("control: a rank that fails says why, and keeps its own exit code") {
     }
 }
 
-TEST_CASE("control: a rank with an error of its own, after another is lost, tells of both") {
+TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tells of both") {
     TemporaryFolder folder;
     Ends ends(2);
     std::vector<std::thread> threads;
     for (int r = 0; r < 2; r++) {
         threads.emplace_back([&, r] {
             Startup startup = meet(folder, r, 2);
-            ControlOptions options = ends.options(r);
+            WatchdogOptions options = ends.options(r);
             if (r == 0) options.grace_seconds = 20;   // its main thread comes to its end by itself
-            Control control(*startup.meeting, startup.place, options);
+            Watchdog watchdog(*startup.rendezvous, startup.place, options);
             if (r == 1) {
-                control.leave(Error(ErrorKind::bad_data, "a broken shard"));
+                watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));
                 return;
             }
-            for (const double end = steady_seconds() + 20; steady_seconds() < end && !control.aborted();) {
+            for (const double end = steady_seconds() + 20; steady_seconds() < end && !watchdog.aborted();) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
             }
-            control.leave(Error(ErrorKind::io, "the disk is full"));
+            watchdog.leave(Error(ErrorKind::io, "the disk is full"));
         });
     }
     for (std::thread& t : threads) t.join();
@@ -200,23 +200,23 @@ TEST_CASE("control: a rank with an error of its own, after another is lost, tell
     CHECK(contains(ends.of(0).why, "a broken shard"));
 }
 
-TEST_CASE("control: ranks that wait for each other are a stall, of which the one furthest behind is named") {
+TEST_CASE("watchdog: ranks that wait for each other are a stall, of which the one furthest behind is named") {
     if (!ranks_are_threads()) return;   // where each rank is a process nobody looks at its end
     TemporaryFolder folder;
     Ends ends(2);
-    ControlOptions options = quick();
+    WatchdogOptions options = quick();
     options.stall_seconds = 0.4;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
-        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
-        control.watch(me.all);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+        watchdog.watch(me.all);
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
         me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         if (me.rank() == 0) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         ends.await(me.rank());
         if (me.rank() == 1) me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         x.download(me.stream);
-        control.forget(me.all);
+        watchdog.forget(me.all);
     });
     for (int r = 0; r < 2; r++) {
         INFO("rank ", r, ": ", ends.of(r).why);
@@ -226,27 +226,27 @@ TEST_CASE("control: ranks that wait for each other are a stall, of which the one
     }
 }
 
-TEST_CASE("control: a rank that is elsewhere while the others wait for it is named, though its heartbeats go on") {
+TEST_CASE("watchdog: a rank that is elsewhere while the others wait for it is named, though its heartbeats go on") {
     if (stand_in_own_device == nullptr) return;
     for (int elsewhere : {0, 1}) {
         TemporaryFolder folder;
         Ends ends(3);
-        ControlOptions options = quick();
+        WatchdogOptions options = quick();
         options.stall_seconds = 0.4;
         on_ranks(3, [&](TestRank& me) {
             Startup startup = meet(folder, me.rank(), 3);
-            Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
-            control.watch(me.all);
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+            watchdog.watch(me.all);
             DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
             me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
             CUDA_CHECK(cudaStreamSynchronize(me.stream));
             me.all.note_all_done();
-            control.set_step(1);
+            watchdog.set_step(1);
             if (me.rank() == elsewhere) ends.await(me.rank());
             me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
             ends.await(me.rank());
             x.download(me.stream);
-            control.forget(me.all);
+            watchdog.forget(me.all);
         });
         for (int r = 0; r < 3; r++) {
             INFO("rank ", r, ": ", ends.of(r).why);
@@ -262,13 +262,13 @@ TEST_CASE("control: a rank that is elsewhere while the others wait for it is nam
 std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone) {
     TemporaryFolder folder;
     Ends ends(2);
-    ControlOptions options = quick();
+    WatchdogOptions options = quick();
     options.stall_seconds = 0.3;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
-        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
-        control.watch(me.all);
-        if (has_stepped) control.set_step(1);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+        watchdog.watch(me.all);
+        if (has_stepped) watchdog.set_step(1);
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
         if (me.rank() == busy) {
             std::optional<Communicator::Alone> scope;
@@ -278,13 +278,13 @@ std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone
         me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         x.download(me.stream);
         me.all.note_all_done();
-        control.forget(me.all);
+        watchdog.forget(me.all);
     });
     return {ends.of(0).why, ends.of(1).why};
 }
 
 TEST_CASE(
-    "control: a rank that says that it works alone, or that starts up, may take longer than the limit of a stall") {
+    "watchdog: a rank that says that it works alone, or that starts up, may take longer than the limit of a stall") {
     if (!ranks_are_threads()) return;
     const std::vector<std::string> fine(2);
     for (int busy : {0, 1}) {
@@ -296,17 +296,17 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("control: the limit of a stall holds again after work alone") {
+TEST_CASE("watchdog: the limit of a stall holds again after work alone") {
     if (!ranks_are_threads()) return;
     TemporaryFolder folder;
     Ends ends(2);
-    ControlOptions options = quick();
+    WatchdogOptions options = quick();
     options.stall_seconds = 0.3;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
-        Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
-        control.watch(me.all);
-        control.set_step(1);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+        watchdog.watch(me.all);
+        watchdog.set_step(1);
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
         if (me.rank() == 1) {
             {
@@ -319,29 +319,29 @@ TEST_CASE("control: the limit of a stall holds again after work alone") {
         }
         me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
         x.download(me.stream);
-        control.forget(me.all);
+        watchdog.forget(me.all);
     });
     for (int r = 0; r < 2; r++) CHECK(contains(ends.of(r).why, "the others wait for: rank 1 on "));
 }
 
-TEST_CASE("control: a connection that its rank has given up is not taken for it; silent strangers delay nobody") {
-    const int meeting_port = ListeningSocket(0).port();
+TEST_CASE("watchdog: a connection that its rank has given up is not taken for it; silent strangers delay nobody") {
+    const int rendezvous_port = ListeningSocket(0).port();
     Ends ends(2);
     double seconds = 0;
     std::jthread rank_0([&] {
-        Startup startup = meet_by_tcp(meeting_port, 0, 2);
+        Startup startup = meet_by_tcp(rendezvous_port, 0, 2);
         const double begin = steady_seconds();
-        ControlOptions options = ends.options(0);
+        WatchdogOptions options = ends.options(0);
         options.connect_seconds = 8;
         try {
-            Control control(*startup.meeting, startup.place, options);
+            Watchdog watchdog(*startup.rendezvous, startup.place, options);
         } catch (const Error& error) {
             FAIL_CHECK(error.what());
         }
         seconds = steady_seconds() - begin;
     });
-    Startup startup = meet_by_tcp(meeting_port, 1, 2);
-    std::istringstream said(startup.meeting->from_rank_0(""));
+    Startup startup = meet_by_tcp(rendezvous_port, 1, 2);
+    std::istringstream said(startup.rendezvous->from_rank_0(""));
     int port = 0;
     std::string word;
     said >> port >> word;
@@ -352,7 +352,7 @@ TEST_CASE("control: a connection that its rank has given up is not taken for it;
         REQUIRE(given_up);
         given_up->send(text("1 ", word));
     }
-    startup.meeting->all_gather("here");   // now rank 0 begins to accept
+    startup.rendezvous->all_gather("here");   // now rank 0 begins to accept
     std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 5);
     REQUIRE(socket);
     socket->send(text("1 ", word));
@@ -365,7 +365,7 @@ TEST_CASE("control: a connection that its rank has given up is not taken for it;
     CHECK(ends.of(0).why == "");
 }
 
-TEST_CASE("control: collectives in opposite orders on two communicators are named though they would finish") {
+TEST_CASE("watchdog: collectives in opposite orders on two communicators are named though they would finish") {
     if (!ranks_are_threads()) return;
     for (bool planted : {true, false}) {
         TemporaryFolder folder;
@@ -375,10 +375,10 @@ TEST_CASE("control: collectives in opposite orders on two communicators are name
             CollectiveLog log;
             me.all.log_into(log, {0, 1});
             part.log_into(log, {0, 1});
-            ControlOptions options = quick();
+            WatchdogOptions options = quick();
             options.collectives = &log;
             Startup startup = meet(folder, me.rank(), 2);
-            Control control(*startup.meeting, startup.place, ends.options(me.rank(), options));
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
             DeviceBuffer<float> x = me.on_device(std::vector<float>(8)), y = me.on_device(std::vector<float>(8));
             CUDA_CHECK(cudaStreamSynchronize(me.stream));
             OwnedStream other;

@@ -1,0 +1,65 @@
+#include "llmc/model/param_storage.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+namespace {
+
+const ModelConfig small = custom_model_config(4, 4, 64, 24, 200);
+
+}   // namespace
+
+TEST_CASE("param_storage: on one rank every tensor has its place, aligned and in table order") {
+    const ParamTable table(small);
+    const ParamStorage storage(table);
+    CHECK(storage.units().size() == 6);
+    CHECK(storage.tensors().size() == static_cast<std::size_t>(table.size()));
+    std::int64_t elements = 0;
+    for (const UnitPlace& unit : storage.units()) {
+        std::int64_t next = 0;
+        for (int i : unit.tensors) {
+            const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+            CHECK(storage.find(tensor.param) == &tensor);
+            CHECK(tensor.offset == next);
+            CHECK(tensor.offset % shard_alignment == 0);
+            CHECK(tensor.elements == table[tensor.param].tensor.elements());
+            next += tensor.padded;
+            elements += tensor.elements;
+        }
+        CHECK(unit.padded == next);
+        CHECK(storage.unit_elements(unit, StateKind::optimizer) == unit.padded);
+    }
+    CHECK(elements == table.elements());
+    CHECK(elements == parameter_count(small));
+}
+
+TEST_CASE("param_storage: a sharded buffer is the whole one divided by the ZeRO ranks, tensor by tensor") {
+    const ParamTable table(small);
+    for (int dp : {1, 2, 3, 7}) {
+        const ShardPlace place{{1, dp, 1, 2}, {0, dp - 1, 0, 1}, 2};
+        const ParamStorage storage(table, place, {{0, 4}, true, true});
+        for (const TensorPlace& tensor : storage.tensors()) {
+            CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
+            CHECK(storage.tensor_offset(tensor, StateKind::gradients) * dp == tensor.offset);
+            CHECK(storage.padded_elements(tensor, StateKind::gradients) ==
+                  stored_elements(table[tensor.param].tensor, place, StateKind::gradients));
+            CHECK(storage.tensor_offset(tensor, StateKind::gradients) % shard_alignment == 0);
+        }
+    }
+}
+
+TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied embedding at both ends") {
+    const ParamTable table(small);
+    for (int pp : {1, 2, 3, 4}) {
+        std::map<int, int> owners;   // by parameter
+        const std::vector<LayerRange> ranges = balance_layers(small.layers, pp, 0.0, 1.0);
+        for (int stage = 0; stage < pp; stage++) {
+            const ShardPlace place{{pp, 2, 1, 1}, {stage, 0, 0, 0}, 1};
+            const ParamStorage storage(table, place,
+                                       {ranges[static_cast<std::size_t>(stage)], stage == 0, stage == pp - 1});
+            for (const TensorPlace& tensor : storage.tensors()) owners[tensor.param]++;
+        }
+        for (int i = 0; i < table.size(); i++) CHECK(owners[i] == (table[i].tied && pp > 1 ? 2 : 1));
+    }
+}
