@@ -2,11 +2,13 @@
 //
 // Served over sockets by llmc/cuda_on_cpu/nccl. What a person should know:
 //   - reductions add the ranks' values in rank order, in fp32 for bf16, so that results never depend on timing;
-//   - a send finishes only when the matching receive has been posted, and operations of one communicator start in the
-//     order in which the host issued them, so a program that could deadlock on GPUs does so here;
+//   - a send finishes only when the matching receive has been posted, and operations of one communicator run one after
+//     another in the order in which the host asked for them, whatever their streams. So a program that could deadlock on
+//     GPUs does so here, and every rank says what it waits for;
 //   - ranks that disagree about an operation (kind, type, count, reduction) are named, instead of hanging;
 //   - a rank that dies leaves the others' operations waiting, as on GPUs: ncclCommGetAsyncError tells, ncclCommAbort frees.
-// Group calls, ncclCommSplit and bootstrap by ncclUniqueId work as in NCCL; several devices per thread do not exist.
+// Group calls, ncclCommSplit and bootstrap by ncclUniqueId work as in NCCL. Several devices per thread do not exist, and
+// the calls of a group on one communicator are on one stream.
 #pragma once
 
 #ifdef __CUDACC__

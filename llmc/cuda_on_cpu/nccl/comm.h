@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,8 +20,10 @@ struct ncclComm {
     std::vector<int> members;   // ranks in the fabric, by rank in this communicator
     std::string name;
 
-    std::uint64_t issued = 0;    // operations the host has asked for
-    std::uint64_t started = 0;   // of these, operations that have begun: they begin in the order they were asked for
+    // Operations run one after another, in the order in which the host asked for them, whatever their streams.
+    std::uint64_t issued = 0;             // asked for
+    std::uint64_t finished = 0;           // of these
+    std::deque<std::string> unfinished;   // what the others are, oldest first
     std::uint64_t collectives = 0, splits = 0;
     std::vector<std::uint64_t> sent, received;   // sends to and receives from each rank, counted when asked for
     std::atomic<ncclResult_t> async_error = ncclSuccess;   // asked for from any thread
@@ -40,7 +43,7 @@ struct CollectiveCall {
     std::size_t count = 0;   // as the NCCL call counts
     ncclDataType_t type = ncclFloat32;
     ncclRedOp_t op = ncclSum;
-    int peer = 0;            // or root
+    int peer = 0;   // or root
     ncclComm* comm = nullptr;
     cudaStream_t stream = nullptr;
 };

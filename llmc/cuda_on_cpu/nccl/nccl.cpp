@@ -44,11 +44,13 @@ struct UniqueId {
 static_assert(sizeof(UniqueId) <= NCCL_UNIQUE_ID_BYTES);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One queued operation: all calls of a group on one communicator and stream
+// One queued operation: all calls of a group on one communicator
 
 class Conversation {
 public:
     explicit Conversation(const std::vector<CollectiveCall>& calls) : comm_(calls[0].comm), turn_(comm_->issued++) {
+        for (const CollectiveCall& call : calls) what_ += (what_.empty() ? "" : " + ") + describe(call);
+        comm_->unfinished.push_back(what_);
         for (const CollectiveCall& call : calls) {
             tasks_.push_back({plan(call), 0, {}});
             const std::vector<CollectivePhase>& phases = tasks_.back().phases;
@@ -57,25 +59,32 @@ public:
         }
     }
 
+    const std::string& what() const { return what_; }
     const std::vector<Exchange>& exchanges() const { return exchanges_; }
 
     // True when every call of the group has finished.
     bool step() {
         if (comm_->aborted) return true;
         if (!started_) {
-            if (comm_->started != turn_) return false;   // an earlier operation of this communicator has not begun
-            comm_->started++;
+            if (comm_->finished != turn_) return false;   // an earlier operation of this communicator comes first
             started_ = true;
             for (Task& task : tasks_) post(task);
         }
         if (comm_->fabric->progress()) note_progress();
         bool finished = true;
         for (Task& task : tasks_) finished &= advance(task);
+        if (finished) {
+            comm_->finished++;
+            comm_->unfinished.pop_front();
+        }
         return finished;
     }
 
     std::string waiting() const {
-        if (!started_) return "waits for an earlier operation of communicator " + comm_->name;
+        if (!started_) {
+            return "waits until operation " + std::to_string(comm_->finished) + " of communicator " + comm_->name + ", " +
+                   comm_->unfinished.front() + ", has finished";
+        }
         std::string result;
         for (const Task& task : tasks_) {
             for (std::size_t i = 0; i < task.open.size(); i++) {
@@ -133,6 +142,7 @@ private:
 
     ncclComm* comm_;
     std::uint64_t turn_;
+    std::string what_;
     bool started_ = false;
     std::vector<Task> tasks_;
     std::vector<Exchange> exchanges_;
@@ -142,11 +152,10 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     const CollectiveCall& first = calls[0];
     auto conversation = std::make_shared<Conversation>(calls);
     Operation operation;
+    operation.name = conversation->what() + " (" + first.comm->name + ")";
     for (const CollectiveCall& call : calls) {
-        operation.name += (operation.name.empty() ? "" : " + ") + describe(call);
         for (const Access& access : accesses(call)) operation.accesses.push_back(access);
     }
-    operation.name += " (" + first.comm->name + ")";
     operation.work.exchanges = conversation->exchanges();
     operation.step = [conversation] { return conversation->step(); };
     operation.waiting = [conversation] { return conversation->waiting(); };
@@ -154,12 +163,18 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     return error == cudaSuccess ? ncclSuccess : refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
 }
 
-// Calls of one communicator and stream become one operation, so that sends and receives of a group go on together.
+// Calls on one communicator become one operation, so that sends and receives of a group go on together.
 ncclResult_t flush_group(std::vector<CollectiveCall> calls) {
     while (!calls.empty()) {
-        auto same = [first = calls[0]](const CollectiveCall& c) { return c.comm == first.comm && c.stream == first.stream; };
+        auto same = [comm = calls[0].comm](const CollectiveCall& c) { return c.comm == comm; };
         std::vector<CollectiveCall> together, rest;
         std::partition_copy(calls.begin(), calls.end(), std::back_inserter(together), std::back_inserter(rest), same);
+        for (const CollectiveCall& call : together) {
+            if (call.stream != together[0].stream) {
+                return refuse(ncclInvalidUsage, "a group puts calls on communicator " + call.comm->name +
+                                                    " on several streams, which is not served without a GPU");
+            }
+        }
         if (ncclResult_t result = enqueue_group(together); result != ncclSuccess) return result;
         calls = std::move(rest);
     }

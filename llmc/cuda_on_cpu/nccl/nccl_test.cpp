@@ -254,6 +254,73 @@ TEST_CASE("nccl: a send alone does not finish, and the standstill says what it w
     CHECK(errors[0].find("transfer of 64 fp32") != std::string::npos);
 }
 
+namespace {
+
+// Two stages of a pipeline with two micro-batches (1F1B): activations go down the link, gradients up, each direction on
+// a stream of its own. The second stage answers the first micro-batch before it takes the second one.
+std::string run_two_stages(Rank& me, ncclComm_t down, ncclComm_t up) {
+    cudaStream_t other = nullptr;
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    float* x = me.device_copy(values(me.rank, 4 * 64));
+    cudaStreamSynchronize(me.stream);
+    auto activations = [&](int i) {
+        return me.rank == 0 ? ncclSend(x + 64 * i, 64, ncclFloat32, 1, down, me.stream)
+                            : ncclRecv(x + 64 * i, 64, ncclFloat32, 0, down, me.stream);
+    };
+    auto gradients = [&](int i) {
+        return me.rank == 0 ? ncclRecv(x + 64 * (2 + i), 64, ncclFloat32, 1, up, other)
+                            : ncclSend(x + 64 * (2 + i), 64, ncclFloat32, 0, up, other);
+    };
+    if (me.rank == 0) {
+        activations(0), activations(1), gradients(0), gradients(1);
+    } else {
+        activations(0), gradients(0), activations(1), gradients(1);
+    }
+    const cudaError_t error = cudaDeviceSynchronize();
+    cudaStreamDestroy(other);
+    return error == cudaSuccess ? "finished" : host::last_fault();
+}
+
+}   // namespace
+
+TEST_CASE("nccl: sends and receives of a pipeline on one communicator deadlock, and every rank says for what it waits") {
+    host::Checks checks = host::checks(), before = checks;
+    checks.no_progress_seconds = 0.5;
+    host::set_checks(checks);
+    const std::vector<std::string> ends =
+        on_ranks(2, [](Rank& me) { throw std::runtime_error(run_two_stages(me, me.world, me.world)); });
+    host::set_checks(before);
+    for (int rank : {0, 1}) {
+        const std::string& end = ends[static_cast<std::size_t>(rank)];
+        INFO(end);
+        CHECK(end.find("sending to rank " + std::to_string(1 - rank)) != std::string::npos);
+        CHECK(end.find("communicator of 2 ranks, operation 1") != std::string::npos);
+        CHECK(end.find("waits until operation 1 of communicator of 2 ranks, transfer of 64 fp32, has finished") !=
+              std::string::npos);
+    }
+}
+
+TEST_CASE("nccl: the same pipeline with a communicator for each direction of its link passes") {
+    all_well(on_ranks(2, [](Rank& me) {
+        ncclComm_t up = nullptr;
+        me.require(ncclCommSplit(me.world, 0, me.rank, &up, nullptr), "split");
+        const std::string end = run_two_stages(me, me.world, up);
+        ncclCommDestroy(up);
+        me.require(end == "finished", end);
+    }));
+}
+
+TEST_CASE("nccl: a group with one communicator on two streams is refused") {
+    all_well(on_ranks(2, [](Rank& me) {
+        float* a = me.device_copy(values(me.rank, 64));
+        cudaStreamSynchronize(me.stream);
+        ncclGroupStart();
+        ncclAllReduce(a, a, 64, ncclFloat32, ncclSum, me.world, me.stream);
+        ncclAllReduce(a, a, 64, ncclFloat32, ncclSum, me.world, nullptr);
+        me.require(ncclGroupEnd() == ncclInvalidUsage, "two streams");
+    }));
+}
+
 TEST_CASE("nccl: a rank that leaves is an asynchronous error, and abort frees what waits for it") {
     std::vector<std::string> errors = on_ranks(3, [](Rank& me) {
         if (me.rank == 2) return;   // never takes part
