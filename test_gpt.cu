@@ -416,7 +416,7 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
             const bool first = place.at.pp == 0, last = place.at.pp == mesh.pp - 1;
             const ParamStorage storage(
                 table, place,
-                StageUnits{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)], first, last});
+                StageUnits{{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)]}, first, last});
             const ModelState<floatX> part(arena, "part", storage, StateKind::parameters);
             initialize_parameters(part, 42, stream.get());
             for (const TensorPlace& tensor : storage.tensors()) {

@@ -37,7 +37,8 @@ void measure(Bench& bench, const StepSize& size) {
     batch.upload(random_tokens(count, V, 1), random_tokens(count, V, 2), bench.stream());
     int step = 0;
     timing->measure_with_breakdown([&](int) {
-        optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count), true, true);
+        optimizer->begin_step(1);
+        optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count));
         optimizer->finish_gradients();
         optimizer->update(++step, 1e-4f);
     });

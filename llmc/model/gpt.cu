@@ -84,7 +84,7 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
     classifier_rows_ = std::min(classifier_rows_, rows());
     max_rows_ = rows();
     storage_ =
-        std::make_unique<ParamStorage>(ParamTable(config), options.place, StageUnits{{0, config.layers}, true, true});
+        std::make_unique<ParamStorage>(ParamTable(config), options.place, StageUnits{{{0, config.layers}}, true, true});
     parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
     unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
                      ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)

@@ -1,7 +1,9 @@
 #include "llmc/model/param_storage.h"
 
+#include <algorithm>
+
 ParamStorage::ParamStorage(const ParamTable& table)
-    : ParamStorage(table, ShardPlace{}, StageUnits{{0, table.config().layers}, true, true}) {}
+    : ParamStorage(table, ShardPlace{}, StageUnits{{{0, table.config().layers}}, true, true}) {}
 
 ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
     : table_(table), place_(place), stage_(stage), place_of_param_(static_cast<std::size_t>(table.size()), -1) {
@@ -22,8 +24,10 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
         units_.push_back(std::move(place_of_unit));
     };
     if (stage_.embedding) add_unit(table_.embedding_unit(), false);
-    for (std::int64_t layer = stage_.layers.begin; layer < stage_.layers.end; layer++) {
-        add_unit(table_.layer_unit(static_cast<int>(layer)), false);
+    for (const LayerRange& chunk : stage_.chunks) {
+        for (std::int64_t layer = chunk.begin; layer < chunk.end; layer++) {
+            add_unit(table_.layer_unit(static_cast<int>(layer)), false);
+        }
     }
     if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding);
 }
@@ -43,6 +47,12 @@ std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state)
 
 std::int64_t ParamStorage::tensor_offset(const TensorPlace& tensor, StateKind state) const {
     return tensor.offset / shards(state);
+}
+
+int ParamStorage::layer_set(int slot, int sets) const {
+    auto is_layer = [this](const UnitPlace& unit) { return table_.is_layer(unit.unit); };
+    if (!is_layer(units_[static_cast<std::size_t>(slot)])) return -1;
+    return static_cast<int>(std::count_if(units_.begin(), units_.begin() + slot, is_layer) % sets);
 }
 
 std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {

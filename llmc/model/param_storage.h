@@ -29,9 +29,9 @@ struct UnitPlace {
     std::vector<int> tensors;   // indices in the storage's tensors
 };
 
-// Which units a rank holds: those of its pipeline stage.
+// Which units a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.
 struct StageUnits {
-    LayerRange layers;
+    std::vector<LayerRange> chunks;   // ascending
     bool embedding = true, head = true;
 };
 
@@ -56,6 +56,9 @@ public:
     // Offset and elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
+    // Unsharded copies of layers exist `sets` at a time and take turns, in the order of the layers that this rank
+    // holds: which of the sets a unit has. -1: memory of its own (embedding, head). Nothing else knows the turns.
+    int layer_set(int slot, int sets) const;
     // Where in a tensor of such a buffer the part begins that this rank's optimizer owns.
     std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
@@ -90,8 +93,8 @@ public:
         }
     }
 
-    // Whole units in memory that they share in turns: layer l has set l % `layer_sets`, embedding and head have one of
-    // their own. For what exists only while the model computes with it (llmc/parallel/zero.h).
+    // Whole units in memory that layers share in turns (ParamStorage::layer_set). For what exists only while the model
+    // computes with it (llmc/parallel/zero.h).
     static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
         ModelState result;
         result.storage_ = &storage;
@@ -99,7 +102,7 @@ public:
         std::vector<DeviceBuffer<T>> sets(static_cast<std::size_t>(layer_sets));
         for (const UnitPlace& unit : storage.units()) {
             const auto count = static_cast<std::size_t>(storage.unit_elements(unit, StateKind::unsharded));
-            const int set = storage.table().is_layer(unit.unit) ? (unit.unit - 1) % layer_sets : -1;
+            const int set = storage.layer_set(static_cast<int>(result.buffers_.size()), layer_sets);
             if (set < 0) {
                 result.buffers_.push_back(arena.allocate<T>(group + "/" + unit.name, count));
                 continue;

@@ -38,7 +38,7 @@ TEST_CASE("param_storage: a sharded buffer is the whole one divided by the ZeRO 
     const ParamTable table(small);
     for (int dp : {1, 2, 3, 7}) {
         const ShardPlace place{{1, dp, 1, 2}, {0, dp - 1, 0, 1}, 2};
-        const ParamStorage storage(table, place, {{0, 4}, true, true});
+        const ParamStorage storage(table, place, {{{0, 4}}, true, true});
         for (const TensorPlace& tensor : storage.tensors()) {
             CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
             CHECK(storage.tensor_offset(tensor, StateKind::gradients) * dp == tensor.offset);
@@ -57,9 +57,23 @@ TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied emb
         for (int stage = 0; stage < pp; stage++) {
             const ShardPlace place{{pp, 2, 1, 1}, {stage, 0, 0, 0}, 1};
             const ParamStorage storage(table, place,
-                                       {ranges[static_cast<std::size_t>(stage)], stage == 0, stage == pp - 1});
+                                       {{ranges[static_cast<std::size_t>(stage)]}, stage == 0, stage == pp - 1});
             for (const TensorPlace& tensor : storage.tensors()) owners[tensor.param]++;
         }
         for (int i = 0; i < table.size(); i++) CHECK(owners[i] == (table[i].tied && pp > 1 ? 2 : 1));
     }
+}
+
+TEST_CASE("param_storage: layers that follow each other on a rank have different sets, whatever their numbers") {
+    const ParamTable table(custom_model_config(9, 4, 64, 24, 200));
+    const ParamStorage storage(table, ShardPlace{}, {{{0, 3}, {6, 9}}, true, false});   // layers 2 and 6 are neighbours
+    std::vector<int> sets;
+    for (std::size_t slot = 0; slot < storage.units().size(); slot++) {
+        sets.push_back(storage.layer_set(static_cast<int>(slot), 2));
+    }
+    CHECK(sets == std::vector<int>{-1, 0, 1, 0, 1, 0, 1});
+    Arena arena;
+    const auto state = ModelState<float>::rotating(arena, "turns", storage, 2);
+    for (int slot = 1; slot < 6; slot++) CHECK(state.unit(slot).data() != state.unit(slot + 1).data());
+    for (int slot = 1; slot < 5; slot++) CHECK(state.unit(slot).data() == state.unit(slot + 2).data());
 }

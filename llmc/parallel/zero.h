@@ -50,8 +50,8 @@ public:
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
              cudaStream_t compute);
 
-    // The next pass is this micro-batch of a step.
-    void begin_micro_batch(bool first, bool last) { first_ = first, last_ = last; }
+    // A step begins, in which the gradients of every unit will become ready so many times.
+    void begin_step(int micro_batches);
     // After the last micro-batch: what is queued on the compute stream from now on sees reduced gradients.
     void finish_gradients();
     // data[i] = sum over all ranks, in order with the compute stream.
@@ -82,7 +82,7 @@ private:
     }
     void fetch(std::size_t use);
     void reduce(int slot);
-    void reduce_to_shards(int slot);
+    void reduce_to_shards(int slot, bool first);
 
     const ParamStorage& storage_;
     ZeroStates<P, G> states_;
@@ -91,8 +91,9 @@ private:
     OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
     OwnedEvent computed_, travelled_;
     DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
-    bool first_ = true, last_ = true;
+    int micro_batches_ = 1;
 
+    std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
     std::vector<std::size_t> memory_;              // of a unit: the first one that has the same unsharded memory
@@ -141,14 +142,19 @@ ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& st
     released_ = std::vector<OwnedEvent>(units);
     reduced_ = std::vector<OwnedEvent>(units);
     fetching_.assign(units, false);
-    for (std::size_t unit = 0; unit < units; unit++) {
-        const bool layer = storage.table().is_layer(storage.units()[unit].unit);
-        // layers take turns: the memory of layer l is that of the layer zero_layer_sets before it
-        // (ModelState::rotating)
-        const bool shares =
-            layer && unit >= zero_layer_sets && storage.table().is_layer(storage.units()[unit - zero_layer_sets].unit);
-        memory_.push_back(shares ? memory_[unit - zero_layer_sets] : unit);
+    ready_.assign(units, 0);
+    for (int slot = 0; slot < static_cast<int>(units); slot++) {
+        const int set = storage.layer_set(slot, zero_layer_sets);
+        int first = set < 0 ? slot : 0;
+        while (set >= 0 && storage.layer_set(first, zero_layer_sets) != set) first++;
+        memory_.push_back(static_cast<std::size_t>(first));
     }
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::begin_step(int micro_batches) {
+    micro_batches_ = micro_batches;
+    ready_.assign(ready_.size(), 0);
 }
 
 template <class P, class G>
@@ -234,10 +240,14 @@ void ZeroRank<P, G>::gradients_begin(int slot) {
 
 template <class P, class G>
 void ZeroRank<P, G>::gradients_ready(int slot) {
-    if (!last_ && !shards(StateKind::gradients)) return;   // more is added first
+    const int before = ready_[static_cast<std::size_t>(slot)]++;
+    ENSURE(before < micro_batches_, "gradients of ", storage_.units()[static_cast<std::size_t>(slot)].name,
+           " are ready more than ", micro_batches_, " times in a step");
+    const bool last = before + 1 == micro_batches_;
+    if (!last && !shards(StateKind::gradients)) return;   // more is added first
     compute_before_traffic();
     if (shards(StateKind::gradients)) {
-        reduce_to_shards(slot);
+        reduce_to_shards(slot, before == 0);
     } else {
         reduce(slot);
     }
@@ -259,15 +269,15 @@ void ZeroRank<P, G>::reduce(int slot) {
 
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it.
 template <class P, class G>
-void ZeroRank<P, G>::reduce_to_shards(int slot) {
+void ZeroRank<P, G>::reduce_to_shards(int slot, bool first) {
     const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
     const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
-    G* into = first_ ? kept.data() : arrived_.data();
+    G* into = first ? kept.data() : arrived_.data();
     for_tensors(slot, [&](const TensorPlace& tensor) {
         group_.reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
                               states_.unsharded_gradients.tensor(tensor.param), shard(tensor), traffic());
     });
-    if (!first_) accumulate(kept.data(), arrived_.data(), unit.padded / group_.size(), traffic());
+    if (!first) accumulate(kept.data(), arrived_.data(), unit.padded / group_.size(), traffic());
 }
 
 template <class P, class G>

@@ -100,7 +100,8 @@ TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and bet
             batch.upload(std::vector<int>(3 * T, 1), std::vector<int>(3 * T, 2), me.stream);
             for (const std::vector<int>& asking : {std::vector<int>{}, {1}, {2}, {0, 2}}) {
                 const bool asks = std::count(asking.begin(), asking.end(), me.rank()) > 0;
-                optimizer->forward_backward(batch.batch(), 1.0f / (9 * T), true, true);
+                optimizer->begin_step(1);
+                optimizer->forward_backward(batch.batch(), 1.0f / (9 * T));
                 optimizer->finish_gradients(StopVotes::of(me.rank(), asks));
                 const StopVotes stop = optimizer->result().stop;
                 me.require(stop.asking == static_cast<double>(asking.size()), stop.asking, " votes");

@@ -79,6 +79,7 @@ public:
     void gradients(int step) {
         const int B = model_.options().B, rank = group_ ? group_->rank() : 0;
         const float share = 1.0f / static_cast<float>(sequences * T);
+        optimizer_->begin_step(layout_.micro_batches);
         for (int i = 0; i < layout_.micro_batches; i++) {
             const int first = (step - 1) * sequences + (i * layout_.dp + rank) * B;
             std::vector<int> inputs, targets;
@@ -88,7 +89,7 @@ public:
                 targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
             }
             batch_->upload(inputs, targets, stream_.get());
-            optimizer_->forward_backward(batch_->batch(), share, i == 0, i + 1 == layout_.micro_batches);
+            optimizer_->forward_backward(batch_->batch(), share);
         }
         optimizer_->finish_gradients();
     }

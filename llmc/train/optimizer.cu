@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "llmc/base/log.h"
 #include "llmc/kernels/adamw.cuh"
@@ -61,8 +62,13 @@ public:
         if (zero_) model_.set_hooks(nullptr);
     }
 
-    void forward_backward(const Batch& batch, float token_share, bool first, bool last) override {
-        if (zero_) zero_->begin_micro_batch(first, last);
+    void begin_step(int micro_batches) override {
+        first_ = true;
+        if (zero_) zero_->begin_step(micro_batches);
+    }
+
+    void forward_backward(const Batch& batch, float token_share) override {
+        const bool first = std::exchange(first_, false);
         // what is reduced after every micro-batch is added where it arrives
         const bool accumulate = !first && !sharded(StateKind::gradients);
         model_.forward_backward(unsharded_gradients_, batch, token_share, accumulate);
@@ -156,6 +162,7 @@ private:
     ModelState<G> gradients_, unsharded_gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
+    bool first_ = true;   // the next micro-batch is the first of its step
     DeviceBuffer<StepNumbers> numbers_;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;

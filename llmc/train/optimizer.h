@@ -47,10 +47,11 @@ public:
                                            Communicator* group = nullptr);
     virtual ~Optimizer() = default;
 
-    // One micro-batch: gradients, overwritten by the first of a step and added to by later ones, and its share of the
-    // loss. `token_share` is 1 / the number of tokens of the whole step, of all ranks. `first` and `last`: of this
-    // rank's micro-batches of the step, which are as many on every rank.
-    virtual void forward_backward(const Batch& batch, float token_share, bool first, bool last) = 0;
+    // A step begins, of so many micro-batches on every rank. Then each of them: gradients, overwritten by the first and
+    // added to by later ones, and its share of the loss. `token_share` is 1 / the number of tokens of the whole step,
+    // of all ranks.
+    virtual void begin_step(int micro_batches) = 0;
+    virtual void forward_backward(const Batch& batch, float token_share) = 0;
 
     // After the last micro-batch: loss, norm of all gradients, the clip factor and whether a rank asks to stop, the
     // same on every rank. `vote`: this rank's.

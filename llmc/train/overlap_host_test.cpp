@@ -91,7 +91,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
 bool is_of_layer(const std::string& name) {
     static const std::int64_t padded = [] {
         const ParamTable table(custom_model_config(layers, 2, 64, T, 97));
-        return ParamStorage(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{0, layers}, true, true})
+        return ParamStorage(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{{0, layers}}, true, true})
             .units()[1]
             .padded;
     }();

@@ -148,10 +148,10 @@ void Trainer::read_micro_batch(int micro_step) {
 void Trainer::train_step() {
     const double start = seconds_now();
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
+    parts_.optimizer.begin_step(options_.micro_steps());
     for (int micro_step = 0; micro_step < options_.micro_steps(); micro_step++) {
         read_micro_batch(micro_step);
-        parts_.optimizer.forward_backward(batch_.batch(), token_share, micro_step == 0,
-                                          micro_step + 1 == options_.micro_steps());
+        parts_.optimizer.forward_backward(batch_.batch(), token_share);
     }
     parts_.optimizer.finish_gradients(agreement_.own_vote());
     loader_.advance(static_cast<std::uint64_t>(sequences_));

@@ -163,7 +163,8 @@ TEST_CASE("trainer: a loss that is not finite stops the update on the device, ev
     const auto before = run.weights();
     for (double planted : {static_cast<double>(NAN), static_cast<double>(INFINITY), -1e300, 1.0}) {
         INFO("loss ", planted);
-        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count), true, true);
+        run.optimizer->begin_step(1);
+        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count));
         CUDA_CHECK(cudaMemcpyAsync(loss, &planted, sizeof planted, cudaMemcpyHostToDevice, run.stream.get()));
         run.optimizer->finish_gradients();
         run.optimizer->update(1, 1e-2f);
@@ -340,7 +341,8 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
             auto optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
             BatchBuffer batch(arena, shape.B, shape.T, 1000);
             batch.upload(std::vector<int>(512, 3), std::vector<int>(512, 4), stream.get());
-            optimizer->forward_backward(batch.batch(), 1.0f / 512, true, true);   // what is allocated late counts too
+            optimizer->begin_step(1);
+            optimizer->forward_backward(batch.batch(), 1.0f / 512);   // what is allocated late counts too
             optimizer->finish_gradients();
             optimizer->update(1, 1e-3f);
             optimizer->result();
