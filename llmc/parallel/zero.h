@@ -160,7 +160,7 @@ void ZeroRank<P, G>::begin_step(int micro_batches) {
 template <class P, class G>
 template <class PerTensor>
 void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
-    Communicator::Group together;
+    Communicator::Group together(group_);
     for (int i : storage_.units()[static_cast<std::size_t>(slot)].tensors) {
         per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
     }

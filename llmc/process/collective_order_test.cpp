@@ -8,18 +8,29 @@ CollectiveRecord call(std::vector<int> members, std::string what, std::string wh
     return {std::move(members), std::move(what), std::move(where)};
 }
 
+// A transfer of one float, the first from `from` to `to`.
+CollectiveRecord transfer(int from, int to) {
+    return call({from, to}, "transfer of 1 fp32",
+                "number 1 from " + std::to_string(from) + " to " + std::to_string(to));
+}
+
+CollectiveRecord all_reduce(std::vector<int> members, const std::string& group) {
+    return call(std::move(members), "all-reduce of 4 fp32, sum", "number 1 of group " + group);
+}
+
 }   // namespace
 
 TEST_CASE("collective order: the same order on all ranks, in whatever order it is told") {
     CollectiveOrder order;
-    const CollectiveRecord a = call({0, 1, 2}, "all-reduce of 4 fp32, sum", "number 1 of group all");
-    const CollectiveRecord b = call({0, 2}, "all-gather of 8 bf16", "number 1 of group tp");
-    for (int turn = 0; turn < 3; turn++) {
+    for (int turn = 1; turn <= 3; turn++) {
+        const std::string number = "number " + std::to_string(turn);
+        const CollectiveRecord a = call({0, 1, 2}, "all-reduce of 4 fp32, sum", number + " of group all");
+        const CollectiveRecord b = call({0, 2}, "all-gather of 8 bf16", number + " of group tp");
         for (int rank : {2, 0}) {
-            CHECK(!order.add(rank, a));
-            CHECK(!order.add(rank, b));
+            CHECK(!order.add(rank, {a}));
+            CHECK(!order.add(rank, {b}));
         }
-        CHECK(!order.add(1, a));   // rank 1 knows nothing of b
+        CHECK(!order.add(1, {a}));   // rank 1 knows nothing of b
     }
 }
 
@@ -27,31 +38,88 @@ TEST_CASE("collective order: opposite orders on two communicators are named") {
     CollectiveOrder order;
     const CollectiveRecord a = call({0, 1}, "all-reduce of 4 fp32, sum", "number 7 of group all");
     const CollectiveRecord b = call({0, 1}, "all-gather of 8 bf16", "number 2 of group zero");
-    CHECK(!order.add(0, a));
-    CHECK(!order.add(0, b));
-    const std::optional<std::string> difference = order.add(1, b);
-    REQUIRE(difference);
+    CHECK(!order.add(0, {a}));
+    CHECK(!order.add(0, {b}));
+    const std::optional<std::string> cycle = order.add(1, {b});
+    REQUIRE(cycle);
     CHECK(
-        *difference ==
-        "collectives are called in different orders: rank 1 calls all-gather of 8 bf16 (number 2 of group zero), where "
-        "rank 0 calls all-reduce of 4 fp32, sum (number 7 of group all)");
+        *cycle ==
+        "collectives are called in a cycle: rank 0 calls all-reduce of 4 fp32, sum (number 7 of group all) and waits "
+        "for rank 1; rank 1 calls all-gather of 8 bf16 (number 2 of group zero) and waits for rank 0");
 }
 
 TEST_CASE("collective order: another size in one communicator is named") {
     CollectiveOrder order;
-    CHECK(!order.add(2, call({0, 1, 2}, "all-reduce of 4 fp32, sum", "number 7 of group all")));
-    CHECK(order.add(1, call({0, 1, 2}, "all-reduce of 5 fp32, sum", "number 7 of group all")));
+    CHECK(!order.add(2, {call({0, 1, 2}, "all-reduce of 4 fp32, sum", "number 7 of group all")}));
+    const auto difference = order.add(1, {call({0, 1, 2}, "all-reduce of 5 fp32, sum", "number 7 of group all")});
+    REQUIRE(difference);
+    CHECK(*difference ==
+          "ranks call different collectives: rank 1 calls all-reduce of 5 fp32, sum (number 7 of group all), where "
+          "rank 2 "
+          "calls all-reduce of 4 fp32, sum");
 }
 
-TEST_CASE("collective order: logs travel as text") {
+TEST_CASE("collective order: a cycle over four ranks, of which no two share more than one call, is named") {
+    // two communicators of each rank: tp joins 0 and 1, 2 and 3; dp joins 1 and 2, 3 and 0
+    const CollectiveRecord tp01 = all_reduce({0, 1}, "tp"), tp23 = all_reduce({2, 3}, "tp");
+    const CollectiveRecord dp12 = all_reduce({1, 2}, "dp"), dp30 = all_reduce({0, 3}, "dp");
+    CollectiveOrder order;
+    for (int rank : {0, 1, 2, 3}) {
+        const CollectiveRecord& first = rank == 0 ? tp01 : rank == 1 ? dp12 : rank == 2 ? tp23 : dp30;
+        const CollectiveRecord& second = rank == 0 ? dp30 : rank == 1 ? tp01 : rank == 2 ? dp12 : tp23;
+        const std::optional<std::string> cycle = order.add(rank, {first});
+        CHECK(cycle.has_value() == (rank == 3));
+        if (rank == 3) {
+            for (int r = 0; r < 4; r++) CHECK(cycle->find("waits for rank " + std::to_string(r)) != std::string::npos);
+        }
+        if (rank < 3) CHECK(!order.add(rank, {second}));
+    }
+    // one rank the other way round, and there is none
+    CollectiveOrder other;
+    for (int rank : {0, 1, 2}) {
+        CHECK(!other.add(rank, {rank == 0 ? tp01 : rank == 1 ? dp12 : tp23}));
+        CHECK(!other.add(rank, {rank == 0 ? dp30 : rank == 1 ? tp01 : dp12}));
+    }
+    CHECK(!other.add(3, {tp23}));
+    CHECK(!other.add(3, {dp30}));
+}
+
+TEST_CASE("collective order: sends and receives count, those of a group have no order among themselves") {
+    CollectiveOrder apart;   // both send first
+    CHECK(!apart.add(0, {transfer(0, 1)}));
+    CHECK(!apart.add(0, {transfer(1, 0)}));
+    CHECK(apart.add(1, {transfer(1, 0)}));
+
+    CollectiveOrder together;
+    CHECK(!together.add(0, {transfer(0, 1), transfer(1, 0)}));
+    CHECK(!together.add(1, {transfer(1, 0), transfer(0, 1)}));
+    // groups need not be the same on both sides
+    CHECK(!together.add(0, {all_reduce({0, 1}, "a"), all_reduce({0, 1}, "b")}));
+    CHECK(!together.add(1, {all_reduce({0, 1}, "b")}));
+    CHECK(!together.add(1, {all_reduce({0, 1}, "a")}));
+    CHECK(!together.add(0, {all_reduce({0, 1}, "c")}));
+    CHECK(!together.add(1, {all_reduce({0, 1}, "c")}));
+}
+
+TEST_CASE("collective order: logs travel as text, groups as one event") {
     CollectiveLog log;
     CHECK(log.take().empty());
     log.add(call({0, 3}, "broadcast of 5 int32 from rank 1", "number 9 of group pp"));
+    log.begin_group();
+    log.begin_group();
     log.add(call({1}, "x", "y"));
-    const std::vector<CollectiveRecord> records = CollectiveLog::parse(log.take());
-    REQUIRE(records.size() == 2);
-    CHECK(records[0].members == std::vector<int>{0, 3});
-    CHECK(records[0].what == "broadcast of 5 int32 from rank 1");
-    CHECK(records[1].where == "y");
+    log.end_group();
+    CHECK(CollectiveLog::parse(log.take()).size() == 1);   // the group has not ended
+    log.add(call({1, 2}, "v", "w"));
+    log.end_group();
+    log.begin_group();   // without calls: nothing
+    log.end_group();
+    const std::vector<CollectiveEvent> events = CollectiveLog::parse(log.take());
+    REQUIRE(events.size() == 1);
+    REQUIRE(events[0].size() == 2);
+    CHECK(events[0][0].members == std::vector<int>{1});
+    CHECK(events[0][1].members == std::vector<int>{1, 2});
+    CHECK(events[0][1].what == "v");
+    CHECK(events[0][1].where == "w");
     CHECK(log.take().empty());
 }

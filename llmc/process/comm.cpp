@@ -84,6 +84,18 @@ void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& mo
                text("number ", collectives_, " of group ", name_)});
 }
 
+// Both ends of a transfer say the same; what a rank sends itself concerns no other.
+void Communicator::log_transfer(std::size_t n, ncclDataType_t type, int from, int to) {
+    if (log_ == nullptr || from == to) return;
+    const int peer = from == rank_ ? to : from;
+    ENSURE(peer >= 0 && peer < size_, "a transfer with rank ", peer, " of ", size_, " in group ", name_);
+    const std::uint64_t number = ++(from == rank_ ? sent_ : received_)[static_cast<std::size_t>(peer)];
+    auto member = [this](int r) { return members_[static_cast<std::size_t>(r)]; };
+    log_->add({{member(from), member(to)},
+               text("transfer of ", n, " ", name_of(type)),
+               text("number ", number, " from rank ", from, " to rank ", to, " of group ", name_)});
+}
+
 void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
     ENSURE(comm_ != nullptr, operation, " on group ", name_, ", which this rank does not belong to");
     ENSURE(alone_ == nullptr, operation, " on group ", name_, " by a rank that works alone");
@@ -93,11 +105,11 @@ void Communicator::count(const char* operation, double Traffic::*kind, double by
     traffic_.*kind += bytes;
 }
 
-void Communicator::make(const CommCall& call, const std::function<void()>& make_it) const {
+void Communicator::make(const CommCall& call, const Make& make_it) const {
     if (tap_) {
         tap_(call, make_it);
     } else {
-        make_it();
+        make_it(call);
     }
 }
 
@@ -105,8 +117,9 @@ template <class T>
 void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t stream) {
     count("all-reduce", &Traffic::all_reduce, 2.0 * (size_ - 1) / size_ * static_cast<double>(n * sizeof(T)));
     log(n, NcclType<T>::value, op == ReduceOp::sum ? ", sum" : ", max");
-    make({"all-reduce", data, data, n, NcclType<T>::value, stream},
-         [&] { NCCL_CHECK(ncclAllReduce(data, data, n, NcclType<T>::value, nccl_op(op), comm_, stream)); });
+    make({"all-reduce", data, data, n, NcclType<T>::value, stream}, [&](const CommCall& call) {
+        NCCL_CHECK(ncclAllReduce(call.in, call.out, n, call.type, nccl_op(op), comm_, stream));
+    });
 }
 
 template <class T>
@@ -115,7 +128,9 @@ void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream
           static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
     log(n, NcclType<T>::value);
     make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), NcclType<T>::value, stream},
-         [&] { NCCL_CHECK(ncclReduceScatter(in, out, n, NcclType<T>::value, ncclSum, comm_, stream)); });
+         [&](const CommCall& call) {
+             NCCL_CHECK(ncclReduceScatter(call.in, call.out, n, call.type, ncclSum, comm_, stream));
+         });
 }
 
 template <class T>
@@ -123,7 +138,7 @@ void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t s
     count("all-gather", &Traffic::all_gather, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
     log(n, NcclType<T>::value);
     make({"all-gather", in, out, n, NcclType<T>::value, stream},
-         [&] { NCCL_CHECK(ncclAllGather(in, out, n, NcclType<T>::value, comm_, stream)); });
+         [&](const CommCall& call) { NCCL_CHECK(ncclAllGather(call.in, call.out, n, call.type, comm_, stream)); });
 }
 
 template <class T>
@@ -131,24 +146,30 @@ void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stre
     const bool sends = rank_ == root && size_ > 1;
     count("broadcast", &Traffic::broadcast, sends ? static_cast<double>(n * sizeof(T)) : 0.0);
     log(n, NcclType<T>::value, text(" from rank ", root));
-    NCCL_CHECK(ncclBroadcast(data, data, n, NcclType<T>::value, root, comm_, stream));
+    make({"broadcast", data, data, n, NcclType<T>::value, stream}, [&](const CommCall& call) {
+        NCCL_CHECK(ncclBroadcast(call.in, call.out, n, call.type, root, comm_, stream));
+    });
 }
 
 template <class T>
 void Communicator::send(const T* data, std::size_t n, int peer, cudaStream_t stream) {
     count("send", &Traffic::point_to_point, static_cast<double>(n * sizeof(T)));
-    NCCL_CHECK(ncclSend(data, n, NcclType<T>::value, peer, comm_, stream));
+    log_transfer(n, NcclType<T>::value, rank_, peer);
+    make({"send", data, nullptr, n, NcclType<T>::value, stream},
+         [&](const CommCall& call) { NCCL_CHECK(ncclSend(call.in, n, call.type, peer, comm_, stream)); });
 }
 
 template <class T>
 void Communicator::receive(T* data, std::size_t n, int peer, cudaStream_t stream) {
     count("receive", &Traffic::point_to_point, 0);
-    NCCL_CHECK(ncclRecv(data, n, NcclType<T>::value, peer, comm_, stream));
+    log_transfer(n, NcclType<T>::value, peer, rank_);
+    make({"receive", nullptr, data, n, NcclType<T>::value, stream},
+         [&](const CommCall& call) { NCCL_CHECK(ncclRecv(call.out, n, call.type, peer, comm_, stream)); });
 }
 
 template <class T>
 void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t stream) {
-    Group group;
+    Group group(*this);
     for (int r = 0; r < size_; r++) {
         const std::size_t piece = static_cast<std::size_t>(r) * n;
         send(in + piece, n, r, stream);

@@ -76,7 +76,8 @@ struct CommProgress {
     const char* alone = nullptr;   // what this rank does alone just now while the others wait for it; a literal
 };
 
-// One call of a collective, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`.
+// One call, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`, or of `out` where
+// there is no `in` (receive). A send has no `out`.
 struct CommCall {
     const char* operation;
     const void* in;
@@ -146,8 +147,13 @@ public:
     // Calls made while a Group lives are started together when it ends.
     class Group {
     public:
-        Group() : exceptions_(std::uncaught_exceptions()) { NCCL_CHECK(ncclGroupStart()); }
+        // `any` of the communicators that are called in it.
+        explicit Group(const Communicator& any) : exceptions_(std::uncaught_exceptions()), log_(any.log_) {
+            NCCL_CHECK(ncclGroupStart());
+            if (log_ != nullptr) log_->begin_group();
+        }
         ~Group() noexcept(false) {
+            if (log_ != nullptr) log_->end_group();
             const ncclResult_t result = ncclGroupEnd();
             if (std::uncaught_exceptions() == exceptions_) NCCL_CHECK(result);   // else another error is on its way
         }
@@ -156,25 +162,30 @@ public:
 
     private:
         int exceptions_;
+        CollectiveLog* log_;
     };
 
-    // For tests that show what a wrong reduction does: `tap` is given every all-reduce, reduce-scatter and all-gather,
-    // and makes the call itself, or does not.
-    using Tap = std::function<void(const CommCall& call, const std::function<void()>& make)>;
+    // For tests that show what wrong communication does: `tap` is given every call and makes it itself, as it is, with
+    // other memory, or not at all.
+    using Make = std::function<void(const CommCall& call)>;
+    using Tap = std::function<void(const CommCall& call, const Make& make)>;
     void set_tap(Tap tap) { tap_ = std::move(tap); }
 
     // From any thread: "" or what has gone wrong in the background, in words (a lost rank, a broken network).
     std::string failure() const;
-    // Every collective is logged from now on (collective_order.h). `members`: the world ranks of this group.
+    // Every call is logged from now on (collective_order.h). `members`: the world ranks of this group.
     void log_into(CollectiveLog& log, std::vector<int> members) {
         log_ = &log;
         members_ = std::move(members);
+        sent_.assign(members_.size(), 0);
+        received_.assign(members_.size(), 0);
     }
 
 private:
     void count(const char* operation, double Traffic::*kind, double bytes);
     void log(std::size_t count, ncclDataType_t type, const std::string& more = "");
-    void make(const CommCall& call, const std::function<void()>& make_it) const;
+    void log_transfer(std::size_t count, ncclDataType_t type, int from, int to);
+    void make(const CommCall& call, const Make& make_it) const;
 
     ncclComm_t comm_ = nullptr;
     int rank_ = 0, size_ = 0;
@@ -187,5 +198,7 @@ private:
     std::atomic<const char*> alone_ = nullptr;
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;
-    std::uint64_t collectives_ = 0;   // without sends and receives, which not all ranks make
+    // Calls that were logged: collectives, which all ranks make, and transfers to and from each rank.
+    std::uint64_t collectives_ = 0;
+    std::vector<std::uint64_t> sent_, received_;
 };

@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <sstream>
+
+#include "llmc/kernels/accumulate.cuh"
 #include "llmc/process/on_ranks.h"
 
 namespace {
@@ -129,7 +132,7 @@ TEST_CASE("comm: point to point, all-to-all, and groups of calls") {
 
         DeviceBuffer<float> ring = me.on_device(std::vector<float>{static_cast<float>(me.rank()), -1});
         {
-            Communicator::Group together;
+            Communicator::Group together(me.all);
             me.all.send(ring.data(), 1, (me.rank() + 1) % 3, me.stream);
             me.all.receive(ring.data() + 1, 1, (me.rank() + 2) % 3, me.stream);
         }
@@ -171,18 +174,83 @@ TEST_CASE("comm: a call refused inside a group is an Error, and another error on
         DeviceBuffer<float> x = me.on_device(std::vector<float>(4));
         std::string caught;
         try {
-            Communicator::Group together;
+            Communicator::Group together(me.all);
             me.all.send(x.data(), 4, 7, me.stream);   // there is no rank 7
         } catch (const Error& error) {
             caught = error.what();
         }
         me.require(caught.find("rank 7") != std::string::npos, "refused: ", caught);
         try {
-            Communicator::Group together;
+            Communicator::Group together(me.all);
             throw Error(ErrorKind::io, "something else");
         } catch (const Error& error) {
             caught = error.message();
         }
         me.require(caught == "something else", "kept: ", caught);
+    });
+}
+
+namespace {
+
+// What every rank holds after one call of each kind, of which a tap doubles what the chosen ones send or, of calls that
+// only receive, throws away what comes.
+std::string results_with_damage(TestRank& me, const std::string& damaged) {
+    const std::size_t n = 8, all = 2 * n;
+    DeviceBuffer<float> elsewhere = me.arena.allocate<float>("test/elsewhere", all);
+    me.all.set_tap([&](const CommCall& call, const Communicator::Make& make) {
+        if (damaged != call.operation) return make(call);
+        CommCall changed = call;
+        if (call.in == nullptr) {
+            changed.out = elsewhere.data();
+        } else {
+            cudaMemcpyAsync(elsewhere.data(), call.in, call.count * sizeof(float), cudaMemcpyDeviceToDevice,
+                            call.stream);
+            accumulate(elsewhere.data(), elsewhere.data(), static_cast<std::int64_t>(call.count), call.stream);
+            changed.in = elsewhere.data();
+        }
+        make(changed);
+    });
+    std::string story;
+    auto tell = [&](const char* what, const DeviceBuffer<float>& values) {
+        story += what;
+        for (float value : values.download(me.stream)) story += text(" ", value);
+        story += "\n";
+    };
+    const std::vector<float> mine = values<float>(me.rank(), all);
+    DeviceBuffer<float> x = me.on_device(mine), y = me.on_device(mine), part = me.on_device(std::vector<float>(n));
+    me.all.all_reduce(x.data(), all, ReduceOp::sum, me.stream);
+    tell("all-reduce", x);
+    me.all.reduce_scatter(part.data(), y.data(), n, me.stream);
+    tell("reduce-scatter", part);
+    x = me.on_device(mine), part = me.on_device(values<float>(me.rank(), n));
+    me.all.all_gather(x.data(), part.data(), n, me.stream);
+    tell("all-gather", x);
+    x = me.on_device(mine);
+    me.all.broadcast(x.data(), all, 1, me.stream);
+    tell("broadcast", x);
+    x = me.on_device(mine);
+    if (me.rank() == 0) me.all.send(x.data(), all, 1, me.stream);
+    if (me.rank() == 1) me.all.receive(x.data(), all, 0, me.stream);
+    tell("transfer", x);
+    me.all.set_tap(nullptr);
+    return story;
+}
+
+}   // namespace
+
+TEST_CASE("comm: a tap can damage every kind of call, and no other result changes") {
+    on_ranks(2, [](TestRank& me) {
+        const std::string right = results_with_damage(me, "");
+        for (const char* damaged : {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "send", "receive"}) {
+            const std::string wrong = results_with_damage(me, damaged);
+            const std::string shows =
+                damaged == std::string("send") || damaged == std::string("receive") ? "transfer" : damaged;
+            std::istringstream before(right), after(wrong);
+            for (std::string expected, found; std::getline(before, expected) && std::getline(after, found);) {
+                const bool transfer_to_0 = shows == "transfer" && me.rank() == 0;   // which only sends
+                const bool differs = expected.starts_with(shows + " ") && !transfer_to_0;
+                me.require((expected != found) == differs, damaged, " damaged: ", found, ", undamaged: ", expected);
+            }
+        }
     });
 }

@@ -269,9 +269,9 @@ struct Watchdog::Impl {
     }
 
     void compare_collectives(int rank, const std::string& logged) {
-        for (const CollectiveRecord& record : CollectiveLog::parse(logged)) {
+        for (CollectiveEvent& event : CollectiveLog::parse(logged)) {
             if (is_aborted) return;
-            if (std::optional<std::string> difference = order.add(rank, record)) {
+            if (std::optional<std::string> difference = order.add(rank, std::move(event))) {
                 start_abort(text("--check-collectives: ", *difference), ErrorKind::bug);
             }
         }

@@ -400,3 +400,41 @@ TEST_CASE("watchdog: collectives in opposite orders on two communicators are nam
         }
     }
 }
+
+TEST_CASE("watchdog: a cycle of four ranks over two communicators is named though it would finish") {
+    if (!ranks_are_threads()) return;
+    TemporaryFolder folder;
+    Ends ends(4);
+    on_ranks(4, [&](TestRank& me) {
+        // tp joins 0 and 1, 2 and 3; dp joins 1 and 2, 3 and 0. Even ranks begin with tp, odd ones with dp.
+        const int tp_first = me.rank() / 2 * 2, dp_first = me.rank() == 0 ? 3 : (me.rank() - 1) / 2 * 2 + 1;
+        Communicator tp(me.all, tp_first, me.rank(), "tp"), dp(me.all, dp_first, me.rank(), "dp");
+        CollectiveLog log;
+        tp.log_into(log, {tp_first, tp_first + 1});
+        dp.log_into(log, dp_first == 3 ? std::vector<int>{0, 3} : std::vector<int>{1, 2});
+        WatchdogOptions options = quick();
+        options.collectives = &log;
+        Startup startup = meet(folder, me.rank(), 4);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+        DeviceBuffer<float> x = me.on_device(std::vector<float>(8)), y = me.on_device(std::vector<float>(8));
+        CUDA_CHECK(cudaStreamSynchronize(me.stream));
+        OwnedStream other;
+        for (int turn = 0; turn < 2; turn++) {
+            if ((turn == 0) == (me.rank() % 2 == 0)) {
+                tp.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
+            } else {
+                dp.all_reduce(y.data(), 8, ReduceOp::sum, other.get());
+            }
+        }
+        x.download(me.stream);
+        y.download(other.get());
+        ends.await(me.rank());
+    });
+    for (int r = 0; r < 4; r++) {
+        INFO("rank ", r, ": ", ends.of(r).why);
+        CHECK(ends.of(r).exit_code == 70);
+        for (int other = 0; other < 4; other++) CHECK(contains(ends.of(r).why, text("waits for rank ", other)));
+        CHECK(contains(ends.of(r).why, "number 1 of group tp"));
+        CHECK(contains(ends.of(r).why, "number 1 of group dp"));
+    }
+}

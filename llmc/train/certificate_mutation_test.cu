@@ -22,18 +22,18 @@ public:
 
     void install(Rank& rank) {
         kept_ = rank.arena().allocate<double>("test/kept", 8);
-        rank.group().set_tap([this](const CommCall& call, const std::function<void()>& make) {
+        rank.group().set_tap([this](const CommCall& call, const Communicator::Make& make) {
             const int number = next_++;
-            if (damage_ == Damage::none || !chosen_(number, call)) return make();
+            if (damage_ == Damage::none || !chosen_(number, call)) return make(call);
             hits_++;
             if (element_ != every_element) return damage_element(call, make);
             if (damage_ == Damage::dropped) return;
             if (std::string(call.operation) == "all-reduce") {
-                make();   // and once more: a sum of equal sums
+                make(call);   // and once more: a sum of equal sums
             } else {
                 twice(call);
             }
-            make();
+            make(call);
         });
     }
     void step_begins() { next_ = 0; }
@@ -41,7 +41,7 @@ public:
     int hits() const { return hits_; }
 
 private:
-    void damage_element(const CommCall& call, const std::function<void()>& make) {
+    void damage_element(const CommCall& call, const Communicator::Make& make) {
         auto* values = static_cast<double*>(call.out);
         const auto element = static_cast<std::size_t>(element_);
         ENSURE(call.type == ncclFloat64 && call.in == call.out && element < call.count && call.count <= kept_.size(),
@@ -50,9 +50,9 @@ private:
             const std::size_t bytes = count * sizeof(double);
             CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, call.stream));
         };
-        if (damage_ == Damage::scaled) make();
+        if (damage_ == Damage::scaled) make(call);
         copy(kept_.data(), values, call.count);
-        make();   // for a scaled element a sum of equal sums
+        make(call);   // for a scaled element a sum of equal sums
         if (damage_ == Damage::dropped) return copy(values + element, kept_.data() + element, 1);
         copy(values, kept_.data(), element);
         copy(values + element + 1, kept_.data() + element + 1, call.count - element - 1);
