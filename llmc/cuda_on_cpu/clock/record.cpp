@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <deque>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "llmc/base/error.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
@@ -50,8 +52,9 @@ public:
 struct Moment {
     double duration = 0;
     double begin = 0;
-    int missing = 0;          // moments before it that have not happened
-    std::vector<int> after;   // moments that wait for it
+    int missing = 0;                         // moments before it that have not happened
+    std::vector<int> after;                  // moments that wait for it
+    struct Rendezvous* exchange = nullptr;   // that happens then
     double end() const { return begin + duration; }
 };
 
@@ -67,8 +70,19 @@ struct Placed {
 struct Rendezvous {
     int moment = -1;
     int expected = 0;
-    int came = 0;
-    double most_bytes = 0;
+    struct Side {
+        int operation;   // index
+        const Exchange* exchange;
+    };
+    std::vector<Side> sides;   // that have come
+    bool between_nodes = false;
+};
+
+// One way of one rank's link.
+struct Way {
+    int operation = -1;    // whose exchanges have it, or had it last
+    double taken_at = 0;   // when that one could have it
+    double free_at = 0;
 };
 
 // Builds the graph of moments out of recordings, then lets time pass.
@@ -77,9 +91,15 @@ public:
     Replay(const std::vector<Recording>& ranks, const CostModel& costs) : costs_(costs) {
         for (std::size_t rank = 0; rank < ranks.size(); rank++) add(static_cast<int>(rank), ranks[rank]);
         for (auto& [key, rendezvous] : rendezvous_) {
-            Moment& moment = moments_[static_cast<std::size_t>(rendezvous.moment)];
-            moment.duration = costs.seconds_per_exchange + costs.seconds_per_exchanged_byte * rendezvous.most_bytes;
-            if (rendezvous.came < rendezvous.expected) moment.missing++;   // for ever
+            rendezvous.between_nodes =
+                std::any_of(rendezvous.sides.begin(), rendezvous.sides.end(),
+                            [&](const auto& side) { return node_of(side) != node_of(rendezvous.sides.front()); });
+        }
+        for (auto& [key, rendezvous] : rendezvous_) {
+            Moment& moment = at(rendezvous.moment);
+            moment.exchange = &rendezvous;
+            moment.duration = costs.seconds_per_exchange + transfer_seconds(rendezvous);
+            if (static_cast<int>(rendezvous.sides.size()) < rendezvous.expected) moment.missing++;   // for ever
         }
     }
 
@@ -112,6 +132,47 @@ private:
         if (first < 0) return;   // there is nothing before
         at(first).after.push_back(second);
         at(second).missing++;
+    }
+
+    const Placed& operation_of(const Rendezvous::Side& side) const {
+        return operations_[static_cast<std::size_t>(side.operation)];
+    }
+    int node_of(const Rendezvous::Side& side) const {
+        return costs_.ranks_per_node > 0 ? operation_of(side).rank / costs_.ranks_per_node : 0;
+    }
+
+    // How long the busiest way of an exchange is busy with the operation that the exchange is part of.
+    double transfer_seconds(const Rendezvous& rendezvous) {
+        double most = 0;
+        for (const Rendezvous::Side& side : rendezvous.sides) {
+            double out = 0, in = 0;   // by the same link
+            for (const Exchange& exchange : operation_of(side).step->work.exchanges) {
+                if (rendezvous_[exchange.key].between_nodes != rendezvous.between_nodes) continue;
+                out += exchange.sends, in += exchange.receives;
+            }
+            if (side.exchange->sends > 0) most = std::max(most, out);
+            if (side.exchange->receives > 0) most = std::max(most, in);
+        }
+        return most * (rendezvous.between_nodes ? costs_.seconds_per_exchanged_byte_between_nodes
+                                                : costs_.seconds_per_exchanged_byte);
+    }
+
+    // Puts an exchange off until its ways are free, and takes them.
+    void take_ways(Moment& moment) {
+        std::vector<Way*> taken;
+        for (const Rendezvous::Side& side : moment.exchange->sides) {
+            for (bool out : {true, false}) {
+                if ((out ? side.exchange->sends : side.exchange->receives) == 0) continue;
+                Way& way = ways_[{operation_of(side).rank, moment.exchange->between_nodes, out}];
+                if (way.operation != side.operation) {
+                    way.operation = side.operation;
+                    way.taken_at = way.free_at;
+                }
+                moment.begin = std::max(moment.begin, way.taken_at);
+                taken.push_back(&way);
+            }
+        }
+        for (Way* way : taken) way->free_at = std::max(way->free_at, moment.end());
     }
 
     double compute_seconds(const RecordedStep& step) const {
@@ -159,8 +220,7 @@ private:
             Rendezvous& rendezvous = rendezvous_[exchange.key];
             if (rendezvous.moment < 0) rendezvous.moment = add_moment(0, {});
             rendezvous.expected = exchange.ranks;
-            rendezvous.came++;
-            rendezvous.most_bytes = std::max(rendezvous.most_bytes, exchange.bytes);
+            rendezvous.sides.push_back({static_cast<int>(operations_.size()), &exchange});
             order(start, rendezvous.moment);
             if (previous != communicators_.end()) order(previous->second, rendezvous.moment);
             order(rendezvous.moment, finish);
@@ -173,15 +233,18 @@ private:
         return finish;
     }
 
+    // Moments in the order of time, so that ways go to who is ready first.
     void pass_time() {
-        std::deque<int> ready;
+        std::set<std::pair<double, int>> ready;   // when, and which moment
         for (int moment = 0; moment < static_cast<int>(moments_.size()); moment++)
-            if (at(moment).missing == 0) ready.push_back(moment);
-        for (; !ready.empty(); ready.pop_front()) {
-            const Moment& now = at(ready.front());
+            if (at(moment).missing == 0) ready.insert({0, moment});
+        while (!ready.empty()) {
+            Moment& now = at(ready.begin()->second);
+            ready.erase(ready.begin());
+            if (now.exchange != nullptr) take_ways(now);
             for (int next : now.after) {
                 at(next).begin = std::max(at(next).begin, now.end());
-                if (--at(next).missing == 0) ready.push_back(next);
+                if (--at(next).missing == 0) ready.insert({at(next).begin, next});
             }
         }
     }
@@ -206,6 +269,7 @@ private:
     std::deque<Moment> moments_;   // grows while references to others are held
     std::vector<Placed> operations_;
     std::map<std::uint64_t, Rendezvous> rendezvous_;
+    std::map<std::tuple<int, bool, bool>, Way> ways_;   // by rank, whether between nodes, whether out
     std::map<std::pair<int, std::uint64_t>, int>
         communicators_;   // (rank, communicator): the end of its latest operation
 };

@@ -5,10 +5,16 @@
 // The replay gives every operation a duration by formula and finds when each would run: the longest path through that
 // order. Time costs nothing there, and a change that destroys an overlap changes a number.
 //
-// The model: a stream is busy with one operation at a time; operations of different streams do not slow each other
-// down; an exchange between ranks begins when all of them have reached it, and ends for all at once. As with NCCL, the
-// operations of one communicator run one after another, in the order in which the host asked for them, whatever their
-// streams. The legacy default stream counts as one of the non-blocking ones (the program does not use it).
+// The model of a device: a stream is busy with one operation at a time; operations of different streams do not slow
+// each other down, but for links. The legacy default stream counts as one of the non-blocking ones (the program does
+// not use it).
+//
+// The model of communication: an exchange between ranks begins when all of them have reached it, and ends for all at
+// once. As with NCCL, the operations of one communicator run one after another, in the order in which the host asked
+// for them, whatever their streams. Every rank has two links, one inside its node and one to other nodes, each with a
+// way out and a way in. A way carries one byte at a time: operations take turns on it, in the order in which they are
+// ready, and the exchanges of one operation (a group) share it, so that each of them lasts as long as all their bytes
+// on that way. An exchange of ranks on several nodes goes by the links between nodes.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +51,10 @@ struct CostModel {
     double seconds_per_flop = 0;
     double seconds_per_byte = 0;   // of device memory; an operation takes the longer of the two, plus:
     double seconds_per_operation = 0;
-    double seconds_per_exchanged_byte = 0;   // of the rank with the most to send
+    double seconds_per_exchanged_byte = 0;   // on a link inside a node
+    double seconds_per_exchanged_byte_between_nodes = 0;
     double seconds_per_exchange = 0;
+    int ranks_per_node = 0;                                       // rank r is on node r / this; 0: all on one node
     double host_seconds_per_call = 0;                             // between the host's calls
     std::function<double(const RecordedStep&)> compute_seconds;   // if set, replaces the first three
 };
@@ -57,7 +65,7 @@ struct Span {
     int stream;
     std::string name;
     double begin;    // its stream had come to it
-    double active;   // and everyone it meets had come too; the same as `begin` without exchanges
+    double active;   // and everyone it meets had come too, and links were free; as `begin` where it exchanges nothing
     double end;
 };
 

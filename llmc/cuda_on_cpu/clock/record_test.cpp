@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "llmc/base/error.h"
@@ -175,7 +176,7 @@ TEST_CASE(
         };
         Recording recording = host::record([&] {
             exchange(one, "a", {{key(1, 1), 1, 3}});
-            exchange(two, "b", {{key(other, 2), 1, 2}});
+            exchange(two, "b", {{key(other, 2), 1, 0, 2}});   // the other way, so only the communicator matters
             cudaDeviceSynchronize();
         });
         INFO("communicators 1 and ", other);
@@ -219,6 +220,116 @@ TEST_CASE("record: recording does not nest, and ends with its program") {
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }
 
+namespace {
+
+std::uint64_t pair_key(int from, int to) { return static_cast<std::uint64_t>(1000 + 100 * from + to); }
+
+// Transfers between rank `rank` and each of `peers` at once, `bytes` each way.
+Recording exchange_with(int rank, const std::vector<int>& peers, double bytes) {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    return host::record([&] {
+        std::vector<Exchange> together;
+        for (int peer : peers) {
+            together.push_back({pair_key(rank, peer), 2, bytes, 0});
+            together.push_back({pair_key(peer, rank), 2, 0, bytes});
+        }
+        exchange(stream, "all-to-all", together);
+    });
+}
+
+// One transfer of `bytes` from rank 0 to rank `to`, of four.
+double seconds_to(int to, double bytes, const CostModel& costs) {
+    std::vector<Recording> ranks(4);
+    for (int rank : {0, to}) {
+        TestDevice device;
+        cudaStream_t stream = device.stream();
+        const double sends = rank == 0 ? bytes : 0;
+        ranks[static_cast<std::size_t>(rank)] = host::record([&] {
+            exchange(stream, "transfer", {{pair_key(0, to), 2, sends, bytes - sends}});
+        });
+    }
+    return host::replay(ranks, costs).seconds;
+}
+
+}   // namespace
+
+TEST_CASE("record: an all-to-all of n ranks costs n - 1 sends, because a link carries one byte at a time") {
+    for (int n : {2, 3, 4, 8}) {
+        INFO(n, " ranks");
+        std::vector<Recording> ranks;
+        for (int rank = 0; rank < n; rank++) {
+            std::vector<int> peers;
+            for (int peer = 0; peer < n; peer++) {
+                if (peer != rank) peers.push_back(peer);
+            }
+            ranks.push_back(exchange_with(rank, peers, 7));
+        }
+        CHECK(host::replay(ranks, seconds_as_given()).seconds == 7 * (n - 1));
+    }
+}
+
+TEST_CASE("record: many that send to one wait for its way in") {
+    std::vector<Recording> ranks;
+    for (int rank = 0; rank < 4; rank++) {
+        TestDevice device;
+        cudaStream_t stream = device.stream();
+        ranks.push_back(host::record([&] {
+            std::vector<Exchange> together;
+            for (int from = 1; from < 4; from++) {
+                if (rank == 0 || rank == from)
+                    together.push_back({pair_key(from, 0), 2, rank ? 5.0 : 0, rank ? 0 : 5.0});
+            }
+            exchange(stream, "gather", together);
+        }));
+    }
+    CHECK(host::replay(ranks, seconds_as_given()).seconds == 3 * 5);
+}
+
+TEST_CASE("record: a link between nodes costs what its own bandwidth says") {
+    CostModel costs = seconds_as_given();
+    costs.ranks_per_node = 2;
+    costs.seconds_per_exchanged_byte_between_nodes = 10;
+    CHECK(seconds_to(1, 3, costs) == 3);
+    CHECK(seconds_to(2, 3, costs) == 30);
+    CHECK(seconds_to(3, 3, costs) == 30);
+    costs.ranks_per_node = 0;   // all on one
+    CHECK(seconds_to(3, 3, costs) == 3);
+    // an all-to-all over two nodes of two: one send inside, two between, at the same time
+    costs.ranks_per_node = 2;
+    std::vector<Recording> ranks;
+    for (int rank = 0; rank < 4; rank++) {
+        std::vector<int> peers;
+        for (int peer = 0; peer < 4; peer++) {
+            if (peer != rank) peers.push_back(peer);
+        }
+        ranks.push_back(exchange_with(rank, peers, 3));
+    }
+    CHECK(host::replay(ranks, costs).seconds == 2 * 30);
+}
+
+TEST_CASE("record: operations of two streams take turns on a link's way, in the order in which they are ready") {
+    TestDevice device;
+    cudaStream_t one = device.stream(), two = device.stream();
+    auto of = [](std::uint64_t communicator) { return communicator << host::communicator_shift; };
+    Recording recording = host::record([&] {
+        compute(one, "compute", 1);
+        exchange(one, "late", {{of(1), 1, 3}});
+        exchange(two, "early", {{of(2), 1, 2}});
+        exchange(two, "other way", {{of(3), 1, 0, 4}});
+        cudaDeviceSynchronize();
+    });
+    const Timeline timeline = host::replay({recording}, seconds_as_given());
+    auto span = [&](const std::string& name) {
+        return *std::find_if(timeline.spans.begin(), timeline.spans.end(),
+                             [&](const auto& s) { return s.name == name; });
+    };
+    CHECK(span("early").end == 2);
+    CHECK(span("late").active == 2);   // it was ready at 1
+    CHECK(span("late").end == 5);
+    CHECK(span("other way").end == 6);   // begins at 2: nothing of the others is in its way
+}
+
 TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they send") {
     constexpr int ranks = 3, count = 3000;
     ncclUniqueId id;
@@ -249,6 +360,12 @@ TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they se
             ncclSend(in, count, ncclFloat32, (rank + 1) % ranks, world, stream);
             ncclRecv(out, count, ncclFloat32, (rank + ranks - 1) % ranks, world, stream);
             ncclGroupEnd();
+            ncclGroupStart();   // all to all: what stays at home costs nothing
+            for (int peer = 0; peer < ranks; peer++) {
+                ncclSend(in, 100, ncclFloat32, peer, world, stream);
+                ncclRecv(out, 100, ncclFloat32, peer, world, stream);
+            }
+            ncclGroupEnd();
             cudaStreamSynchronize(stream);
         });
         ncclCommDestroy(world);
@@ -261,8 +378,8 @@ TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they se
     first.join();
     second.join();
     // By a ring of three: an all-reduce sends a third of its bytes four times, an all-gather two blocks. Two transfers
-    // go one after the other, then all ranks send at the same time.
+    // go one after the other, then all ranks send at the same time, then each to both others.
     const double bytes = count * sizeof(float);
     Timeline timeline = host::replay(recordings, seconds_as_given());
-    CHECK(timeline.seconds == doctest::Approx(bytes * 4 / 3 + 2 * bytes + 40 + 80 + bytes));
+    CHECK(timeline.seconds == doctest::Approx(bytes * 4 / 3 + 2 * bytes + 40 + 80 + bytes + 2 * 400));
 }

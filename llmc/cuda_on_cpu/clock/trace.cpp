@@ -37,7 +37,7 @@ std::string to_text(const Recording& recording) {
         out << static_cast<int>(step.kind) << ' ' << step.stream << ' ' << step.record << ' ' << step.work.flops << ' '
             << step.work.bytes << ' ' << step.work.exchanges.size();
         for (const Exchange& exchange : step.work.exchanges) {
-            out << ' ' << exchange.key << ' ' << exchange.ranks << ' ' << exchange.bytes;
+            out << ' ' << exchange.key << ' ' << exchange.ranks << ' ' << exchange.sends << ' ' << exchange.receives;
         }
         out << ' ' << step.name << '\n';
     }
@@ -55,7 +55,7 @@ Recording recording_from(const std::string& text_of_it) {
         in >> kind >> step.stream >> step.record >> step.work.flops >> step.work.bytes >> exchanges;
         for (std::size_t i = 0; i < exchanges && in; i++) {
             Exchange exchange{};
-            in >> exchange.key >> exchange.ranks >> exchange.bytes;
+            in >> exchange.key >> exchange.ranks >> exchange.sends >> exchange.receives;
             step.work.exchanges.push_back(exchange);
         }
         if (!in || kind < 0 || kind > static_cast<int>(Kind::host_waited_for_event)) {

@@ -18,7 +18,7 @@ Recording rank_of_two(double flops) {
     recording.push_back({Kind::operation, 1, 0, "gelu kernel<float>", "", 0, {flops, 0, {}}});
     recording.push_back({Kind::event_recorded, 1, 7, "", "", 0, {}});
     recording.push_back({Kind::event_awaited, 2, 7, "", "", 0, {}});
-    recording.push_back({Kind::operation, 2, 0, "all-reduce", "", 0, {0, 0, {{42, 2, 1.0 / 3}}}});
+    recording.push_back({Kind::operation, 2, 0, "all-reduce", "", 0, {0, 0, {{42, 2, 1.0 / 3, 1.0 / 7}}}});
     recording.push_back({Kind::host_waited_for_stream, 2, 0, "", "", 0, {}});
     return recording;
 }
@@ -45,7 +45,8 @@ TEST_CASE("trace: a recording as text and back is the same") {
         REQUIRE(a.work.exchanges.size() == b.work.exchanges.size());
         for (std::size_t k = 0; k < a.work.exchanges.size(); k++) {
             CHECK(a.work.exchanges[k].key == b.work.exchanges[k].key);
-            CHECK(a.work.exchanges[k].bytes == b.work.exchanges[k].bytes);
+            CHECK(a.work.exchanges[k].sends == b.work.exchanges[k].sends);
+            CHECK(a.work.exchanges[k].receives == b.work.exchanges[k].receives);
         }
     }
     CHECK(host::to_text(copy) == host::to_text(original));

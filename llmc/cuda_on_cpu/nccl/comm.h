@@ -52,7 +52,8 @@ struct CollectiveCall {
 std::string describe(const CollectiveCall& call);
 std::vector<Access> accesses(const CollectiveCall& call);
 
-// What the call sends by a ring, or to its peer, as bytes; with the key of its transfers, for replays (record.h).
+// What the call sends and receives, by a ring or to and from its peer; with the key of its transfers, for replays
+// (record.h).
 Exchange exchange_of(const CollectiveCall& call, const TransferKey& key);
 
 // Transfers that go on at the same time; when all are done, `then` runs.

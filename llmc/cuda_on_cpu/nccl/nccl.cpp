@@ -54,6 +54,8 @@ public:
         for (const CollectiveCall& call : calls) {
             tasks_.push_back({plan(call), 0, {}});
             const std::vector<CollectivePhase>& phases = tasks_.back().phases;
+            const bool is_pair = call.kind == Kind::send || call.kind == Kind::receive;
+            if (is_pair && call.peer == comm_->rank) continue;   // stays at home
             if (phases.empty() || phases[0].parts.empty()) continue;   // alone in the communicator
             exchanges_.push_back(exchange_of(call, phases[0].parts[0].key));
         }

@@ -157,10 +157,11 @@ Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
     }
     const std::uint64_t communicator = mix64(key.comm) % 0xffff + 1;
     const std::uint64_t of_it = mix64(mix64(mix64(key.comm) ^ key.sequence) ^ pair) >> (64 - communicator_shift);
-    Exchange exchange{communicator << communicator_shift | of_it, pair ? 2 : call.comm->size(), bytes};
-    if (call.kind == Kind::all_reduce) exchange.bytes = 2 * (n - 1) / n * bytes;
-    if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) exchange.bytes = (n - 1) * bytes;
-    return exchange;
+    double each_way = bytes;   // of a ring
+    if (call.kind == Kind::all_reduce) each_way = 2 * (n - 1) / n * bytes;
+    if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) each_way = (n - 1) * bytes;
+    return {communicator << communicator_shift | of_it, pair ? 2 : call.comm->size(),
+            call.kind == Kind::receive ? 0 : each_way, call.kind == Kind::send ? 0 : each_way};
 }
 
 std::vector<CollectivePhase> plan(const CollectiveCall& call) {

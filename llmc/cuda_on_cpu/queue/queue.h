@@ -28,7 +28,8 @@ struct Access {
 struct Exchange {
     std::uint64_t key;   // the same on every rank that takes part, and on no other exchange
     int ranks;           // how many take part
-    double bytes;        // what this rank sends, or receives if it sends nothing
+    double sends = 0;    // bytes of this rank
+    double receives = 0;
 };
 
 // What an operation costs, for replays on a virtual clock (record.h). All optional.
