@@ -76,7 +76,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     OwnedStream stream;
     const std::size_t taken_before = device_bytes_taken();
     Arena arena;
-    Communicator* group = world.group(MeshAxis::zero);
+    Communicator* group = world.group(zero_axes);
     Gpt model(inputs.config, model_options(options, world), arena, stream.get());
     start_weights(model, inputs.weights.get(), options.seed);
     signals.leave_if_received();

@@ -1,15 +1,37 @@
 // Where a rank stands: the world of ranks as a grid pp x dp x cp x tp, tp fastest.
 //
 // tp varies fastest because its traffic is the heaviest: neighbouring ranks share a node and its links. Pure functions,
-// no communication; communicators are split from the world by `group_color` and ordered by `group_rank`.
+// no communication. A group of ranks is asked for by the axes along which its ranks differ; communicators are split
+// from the world by `group_color` and ordered by `group_rank`.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+
+enum class Axis : std::uint8_t { pp, dp, cp, tp };   // slowest first
+inline constexpr std::array<Axis, 4> mesh_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
+
+class AxisSet {
+public:
+    constexpr AxisSet(std::initializer_list<Axis> axes) {
+        for (Axis axis : axes) bits_ |= 1u << static_cast<unsigned>(axis);
+    }
+    constexpr bool contains(Axis axis) const { return (bits_ >> static_cast<unsigned>(axis) & 1u) != 0; }
+    friend constexpr AxisSet operator|(AxisSet a, AxisSet b) { return a.bits_ |= b.bits_, a; }
+    friend constexpr auto operator<=>(const AxisSet&, const AxisSet&) = default;
+
+private:
+    unsigned bits_ = 0;
+};
+
+// Ranks that hold the same part of the model and see other tokens: their gradients are summed, and ZeRO cuts over them.
+inline constexpr AxisSet zero_axes{Axis::dp, Axis::cp};
 
 struct MeshShape {
     int pp = 1;   // pipeline stages
@@ -18,13 +40,13 @@ struct MeshShape {
     int tp = 1;   // tensor-parallel shards of each matrix
 
     int size() const { return pp * dp * cp * tp; }
-    // Ranks over which ZeRO cuts: all that hold the same tp shard of the same stage and see other tokens.
-    int zero_ranks() const { return dp * cp; }
+    int along(Axis axis) const { return std::array{pp, dp, cp, tp}[static_cast<std::size_t>(axis)]; }
     friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };
 
 struct MeshCoordinates {
     int pp = 0, dp = 0, cp = 0, tp = 0;
+    int along(Axis axis) const { return std::array{pp, dp, cp, tp}[static_cast<std::size_t>(axis)]; }
     friend bool operator==(const MeshCoordinates&, const MeshCoordinates&) = default;
 };
 
@@ -42,57 +64,53 @@ inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
     return at;
 }
 
-// Rank within the ZeRO group (dp x cp, cp fastest).
-inline int zero_rank(const MeshShape& shape, const MeshCoordinates& at) { return at.dp * shape.cp + at.cp; }
-
-// A group is all ranks that differ only along the named axes. `zero` is dp x cp, the group of gradient reductions.
-enum class MeshAxis : std::uint8_t { pp, dp, cp, tp, zero };
-inline constexpr std::size_t kMeshAxes = 5;
-
-inline int group_size(const MeshShape& shape, MeshAxis axis) {
-    switch (axis) {
-        case MeshAxis::pp: return shape.pp;
-        case MeshAxis::dp: return shape.dp;
-        case MeshAxis::cp: return shape.cp;
-        case MeshAxis::tp: return shape.tp;
-        case MeshAxis::zero: return shape.zero_ranks();
+// A group: all ranks that differ along the axes of the set only. Its ranks are ordered as in the world.
+inline int group_size(const MeshShape& shape, AxisSet axes) {
+    int size = 1;
+    for (Axis axis : mesh_axes) {
+        if (axes.contains(axis)) size *= shape.along(axis);
     }
-    return 0;
+    return size;
 }
 
-inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, MeshAxis axis) {
-    switch (axis) {
-        case MeshAxis::pp: return at.pp;
-        case MeshAxis::dp: return at.dp;
-        case MeshAxis::cp: return at.cp;
-        case MeshAxis::tp: return at.tp;
-        case MeshAxis::zero: return zero_rank(shape, at);
+inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
+    int rank = 0;
+    for (Axis axis : mesh_axes) {
+        if (axes.contains(axis)) rank = rank * shape.along(axis) + at.along(axis);
     }
-    return 0;
+    return rank;
 }
 
 // The same for all ranks of one group, different for different groups: the world rank of the group's first member.
-inline int group_color(const MeshShape& shape, MeshCoordinates at, MeshAxis axis) {
-    switch (axis) {
-        case MeshAxis::pp: at.pp = 0; break;
-        case MeshAxis::dp: at.dp = 0; break;
-        case MeshAxis::cp: at.cp = 0; break;
-        case MeshAxis::tp: at.tp = 0; break;
-        case MeshAxis::zero: at.dp = at.cp = 0; break;
-    }
+inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes) {
+    if (axes.contains(Axis::pp)) at.pp = 0;
+    if (axes.contains(Axis::dp)) at.dp = 0;
+    if (axes.contains(Axis::cp)) at.cp = 0;
+    if (axes.contains(Axis::tp)) at.tp = 0;
     return rank_of(shape, at);
 }
 
-// World ranks of the group of `at` along `axis`, ordered by their rank in it.
-inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at, MeshAxis axis) {
-    std::vector<int> members(static_cast<std::size_t>(group_size(shape, axis)));
+// World ranks of the group of `at`, in the group's order.
+inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
+    std::vector<int> members(static_cast<std::size_t>(group_size(shape, axes)));
     for (int rank = 0; rank < shape.size(); rank++) {
         MeshCoordinates other = coordinates_of(shape, rank);
-        if (group_color(shape, other, axis) == group_color(shape, at, axis)) {
-            members[static_cast<std::size_t>(group_rank(shape, other, axis))] = rank;
+        if (group_color(shape, other, axes) == group_color(shape, at, axes)) {
+            members[static_cast<std::size_t>(group_rank(shape, other, axes))] = rank;
         }
     }
     return members;
+}
+
+// For messages: the axes of the set along which there is more than one rank, as in "dp_cp".
+inline std::string group_name(const MeshShape& shape, AxisSet axes) {
+    constexpr const char* names[] = {"pp", "dp", "cp", "tp"};
+    std::string name;
+    for (Axis axis : mesh_axes) {
+        if (!axes.contains(axis) || shape.along(axis) == 1) continue;
+        name += text(name.empty() ? "" : "_", names[static_cast<std::size_t>(axis)]);
+    }
+    return name;
 }
 
 // The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).

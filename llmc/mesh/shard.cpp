@@ -108,7 +108,7 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
 }
 
 std::int64_t stored_elements(const GlobalTensor& tensor, const ShardPlace& place, StateKind state) {
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
     return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
 }
 
@@ -116,8 +116,8 @@ std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlac
     std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp);
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
 
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
-    const std::int64_t begin = zero_rank(place.mesh, place.at) * cut.shard, end = begin + cut.shard;
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
+    const std::int64_t begin = group_rank(place.mesh, place.at, zero_axes) * cut.shard, end = begin + cut.shard;
     std::vector<OwnedRange> owned;
     for (const OwnedRange& range : tp_shard) {
         const std::int64_t first = std::max(range.local_begin, begin);
@@ -132,7 +132,7 @@ ElementHome home_of(const GlobalTensor& tensor, const ShardPlace& place, StateKi
            tensor.elements());
     ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
     if (is_sharded(state, place.zero_stage)) {
-        const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), place.mesh.zero_ranks());
+        const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
         home.zero_rank = static_cast<int>(home.local / cut.shard);
         home.local %= cut.shard;
     }

@@ -20,6 +20,18 @@ std::vector<MeshShape> all_meshes(int most_ranks) {
     return meshes;
 }
 
+std::vector<AxisSet> all_axis_sets() {
+    std::vector<AxisSet> sets;
+    for (unsigned bits = 0; bits < 16; bits++) {
+        AxisSet set{};
+        for (Axis axis : mesh_axes) {
+            if (bits >> static_cast<unsigned>(axis) & 1u) set = set | AxisSet{axis};
+        }
+        sets.push_back(set);
+    }
+    return sets;
+}
+
 // Small tensors of every kind, cut evenly by `tp` where the cut requires it; odd sizes everywhere else.
 std::vector<GlobalTensor> sample_tensors(int tp) {
     return {
@@ -47,22 +59,29 @@ TEST_CASE("mesh: ranks and coordinates are each other's inverse, tp fastest") {
     }
 }
 
-TEST_CASE("mesh: groups of every axis partition the world, in order of their ranks") {
+TEST_CASE("mesh: groups of every set of axes partition the world, in order of their ranks") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (MeshAxis axis : {MeshAxis::pp, MeshAxis::dp, MeshAxis::cp, MeshAxis::tp, MeshAxis::zero}) {
+        for (AxisSet axes : all_axis_sets()) {
             std::map<int, std::vector<int>> groups;
             for (int rank = 0; rank < mesh.size(); rank++) {
                 MeshCoordinates at = coordinates_of(mesh, rank);
-                std::vector<int> members = group_members(mesh, at, axis);
-                REQUIRE(static_cast<int>(members.size()) == group_size(mesh, axis));
-                REQUIRE(members[static_cast<std::size_t>(group_rank(mesh, at, axis))] == rank);
+                std::vector<int> members = group_members(mesh, at, axes);
+                REQUIRE(static_cast<int>(members.size()) == group_size(mesh, axes));
+                REQUIRE(members[static_cast<std::size_t>(group_rank(mesh, at, axes))] == rank);
                 REQUIRE(std::is_sorted(members.begin(), members.end()));
-                auto [place, is_new] = groups.try_emplace(group_color(mesh, at, axis), members);
+                auto [place, is_new] = groups.try_emplace(group_color(mesh, at, axes), members);
                 REQUIRE(place->second == members);
             }
-            REQUIRE(static_cast<int>(groups.size()) * group_size(mesh, axis) == mesh.size());
+            REQUIRE(static_cast<int>(groups.size()) * group_size(mesh, axes) == mesh.size());
         }
     }
+}
+
+TEST_CASE("mesh: groups are named by the axes along which their ranks differ") {
+    CHECK(group_name({2, 3, 2, 2}, zero_axes) == "dp_cp");
+    CHECK(group_name({2, 3, 1, 2}, zero_axes) == "dp");
+    CHECK(group_name({2, 1, 1, 2}, {Axis::tp}) == "tp");
+    CHECK(AxisSet{Axis::cp, Axis::dp} == zero_axes);
 }
 
 TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
@@ -95,8 +114,8 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                         REQUIRE(local <= stored_elements(tensor, place, state));
                     }
                     // copies: every stage has one here, replicas where nothing cuts
-                    const int copies =
-                        mesh.pp * (sharded ? 1 : mesh.zero_ranks()) * (tensor.cut == TensorCut::none ? mesh.tp : 1);
+                    const int copies = mesh.pp * (sharded ? 1 : group_size(mesh, zero_axes)) *
+                                       (tensor.cut == TensorCut::none ? mesh.tp : 1);
                     REQUIRE(std::all_of(owners.begin(), owners.end(), [&](int n) { return n == copies; }));
                 }
             }
@@ -115,7 +134,7 @@ TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
                         for (std::int64_t i = 0; i < range.length; i++) {
                             ElementHome home = home_of(tensor, place, StateKind::parameters, range.global_begin + i);
                             REQUIRE((home.tp_rank == -1 || home.tp_rank == place.at.tp));
-                            REQUIRE((home.zero_rank == -1 || home.zero_rank == zero_rank(mesh, place.at)));
+                            REQUIRE((home.zero_rank == -1 || home.zero_rank == group_rank(mesh, place.at, zero_axes)));
                             REQUIRE(home.local == range.local_begin + i);
                         }
                     }

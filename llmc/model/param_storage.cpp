@@ -15,7 +15,7 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
             tensor.slot = static_cast<int>(units_.size());
             tensor.offset = place_of_unit.padded;
             tensor.elements = tp_shard_of(table_[param].tensor, place_.mesh.tp).elements();
-            tensor.padded = zero_cut(tensor.elements, place_.mesh.zero_ranks()).padded;
+            tensor.padded = zero_cut(tensor.elements, group_size(place_.mesh, zero_axes)).padded;
             place_of_unit.padded += tensor.padded;
             place_of_unit.tensors.push_back(static_cast<int>(tensors_.size()));
             place_of_param_[static_cast<std::size_t>(param)] = static_cast<int>(tensors_.size());
@@ -38,7 +38,7 @@ const TensorPlace* ParamStorage::find(int param) const {
 }
 
 int ParamStorage::shards(StateKind state) const {
-    return is_sharded(state, place_.zero_stage) ? place_.mesh.zero_ranks() : 1;
+    return is_sharded(state, place_.zero_stage) ? group_size(place_.mesh, zero_axes) : 1;
 }
 
 std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state) const {
@@ -57,7 +57,7 @@ int ParamStorage::layer_set(int slot, int sets) const {
 
 std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {
     if (shards(StateKind::optimizer) == 1 || shards(state) > 1) return 0;
-    return zero_rank(place_.mesh, place_.at) * padded_elements(tensor, StateKind::optimizer);
+    return group_rank(place_.mesh, place_.at, zero_axes) * padded_elements(tensor, StateKind::optimizer);
 }
 
 std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {

@@ -46,7 +46,7 @@ struct ZeroStates {
 template <class P, class G>
 class ZeroRank : public UnitHooks {
 public:
-    // `group`: the ranks of dp x cp, in the order of zero_rank. Work of the model goes to `compute`.
+    // `group`: the ranks of dp x cp, in the order of group_rank. Work of the model goes to `compute`.
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
              cudaStream_t compute);
 
@@ -130,8 +130,10 @@ ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& st
                          cudaStream_t compute)
     : storage_(storage), states_(states), group_(group), compute_(compute) {
     const MeshShape& mesh = storage.place().mesh;
-    ENSURE(group.size() == mesh.zero_ranks() && group.rank() == zero_rank(mesh, storage.place().at), "rank ",
-           group.rank(), " of ", group.size(), " in group ", group.name(), ", which is not where the storage has it");
+    ENSURE(
+        group.size() == group_size(mesh, zero_axes) && group.rank() == group_rank(mesh, storage.place().at, zero_axes),
+        "rank ", group.rank(), " of ", group.size(), " in group ", group.name(),
+        ", which is not where the storage has it");
     std::int64_t largest = 0;
     for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.padded / group.size());
     if (shards(StateKind::gradients)) {
@@ -298,7 +300,7 @@ void ZeroRank<P, G>::sum(T* data, std::size_t count) {
 
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes) {
-    const int stage = storage.place().zero_stage, ranks = storage.place().mesh.zero_ranks();
+    const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
     double whole = 0, unsharded = 0, largest_unit = 0;
     int layers = 0;
     for (const UnitPlace& unit : storage.units()) {
@@ -321,7 +323,7 @@ inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_byte
 
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes) {
-    const int stage = storage.place().zero_stage, ranks = storage.place().mesh.zero_ranks();
+    const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
     const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
     ZeroTraffic traffic;
     for (const UnitPlace& unit : storage.units()) {

@@ -37,7 +37,10 @@ const char* name_of(ncclDataType_t type) {
 }
 
 // Before NCCL reads its environment.
-void prefer_reproducible() { setenv("NCCL_NVLS_ENABLE", "0", 0); }
+void prefer_reproducible() {
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // several communicators: launched in the order of the host's calls
+}
 
 ncclRedOp_t nccl_op(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : ncclMax; }
 

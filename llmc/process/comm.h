@@ -7,7 +7,9 @@
 // The stand-in adds bf16 in fp32 and rounds once. Every call says by its buffer type in which type it reduces.
 //
 // Results are the same bits every time: in-switch reductions (NVLS), which NCCL does not promise that of, are turned
-// off unless the environment sets NCCL_NVLS_ENABLE (not run on a GPU).
+// off unless the environment sets NCCL_NVLS_ENABLE (not run on a GPU). Operations of several communicators are launched
+// in the order of the host's calls (NCCL_LAUNCH_ORDER_IMPLICIT); that all ranks' orders fit together is checked by
+// --check-collectives (collective_order.h).
 //
 // Traffic is counted logically, where the call is made, as bytes that a rank must send in the best algorithm with
 // n ranks and f = (n - 1) / n: all-reduce 2fB, reduce-scatter and all-gather fB (B: bytes of the whole buffer),

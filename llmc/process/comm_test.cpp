@@ -98,21 +98,22 @@ TEST_CASE("comm: every collective in every type, 1 to 5 ranks") {
 TEST_CASE("comm: groups of a mesh, made by splitting, hold who they should, in order") {
     const MeshShape mesh{2, 1, 1, 3};
     on_ranks(mesh, [&](TestRank& me) {
-        for (MeshAxis axis : {MeshAxis::pp, MeshAxis::tp, MeshAxis::zero}) {
-            Communicator* group = me.world.group(axis);
-            const std::vector<int> members = group_members(mesh, me.world.at(), axis);
+        for (AxisSet axes : {AxisSet{Axis::pp}, AxisSet{Axis::tp}, zero_axes, AxisSet{Axis::pp, Axis::tp}}) {
+            Communicator* group = me.world.group(axes);
+            const std::vector<int> members = group_members(mesh, me.world.at(), axes);
             me.require((group == nullptr) == (members.size() == 1), "a group of more than one");
             if (group == nullptr) continue;
             me.require(group->size() == static_cast<int>(members.size()), "its size");
+            me.require(group != &me.all, "not the world under another name");
+            me.require(group == me.world.group(axes), "made once");
             DeviceBuffer<std::int32_t> own = me.on_device(std::vector<std::int32_t>{me.rank()});
             DeviceBuffer<std::int32_t> all = me.on_device(std::vector<std::int32_t>(members.size(), -1));
             group->all_gather(all.data(), own.data(), 1, me.stream);
             me.require(all.download(me.stream) == members, "its members");
         }
     });
-    on_ranks(3, [](TestRank& me) {   // all axes but one are single: no second communicator
-        me.require(me.world.group(MeshAxis::zero) == &me.all, "the world's own communicator");
-        me.require(me.world.group(MeshAxis::tp) == nullptr, "no group of one");
+    on_ranks(3, [](TestRank& me) {
+        me.require(me.world.group({Axis::tp}) == nullptr, "no group of one");
         Communicator none(me.all, me.rank() == 0 ? -1 : 0, me.rank(), "others");
         me.require(none.size() == (me.rank() == 0 ? 0 : 2), "color -1 belongs nowhere");
     });

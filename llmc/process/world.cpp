@@ -49,14 +49,13 @@ World::World(const WorldOptions& options) {
     watchdog_ = std::make_unique<Watchdog>(*rendezvous_, place_, watchdog);
     guarded([&] {
         open_device(place_.local_rank);
-        make_communicators(to_id(rendezvous_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
+        make_world(to_id(rendezvous_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
     });
-    for_communicators([this](Communicator& c) { watchdog_->watch(c); });
 }
 
 World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
     place_ = {rank, mesh.size(), rank, mesh.size(), ""};
-    make_communicators(id);
+    make_world(id);
 }
 
 World::~World() {
@@ -66,29 +65,29 @@ World::~World() {
 
 void World::for_communicators(const std::function<void(Communicator&)>& what) {
     if (all_) what(*all_);
-    for (const auto& part : parts_) what(*part);
+    for (const auto& [_, group] : groups_) what(*group);
 }
 
-void World::make_communicators(const ncclUniqueId& id) {
+void World::make_world(const ncclUniqueId& id) {
     all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
-    // dp has none of its own: what replicas reduce is reduced over zero
-    for (const auto& [axis, name] : {std::pair{MeshAxis::pp, "pp"}, std::pair{MeshAxis::cp, "cp"},
-                                     std::pair{MeshAxis::tp, "tp"}, std::pair{MeshAxis::zero, "zero"}}) {
-        const int size = group_size(mesh_, axis);
-        if (size == 1) continue;
-        Communicator*& group = groups_[static_cast<std::size_t>(axis)];
-        group = all_.get();
-        if (size == ranks()) continue;   // a second one would only take memory, and could get in the first one's way
-        parts_.push_back(
-            std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axis), group_rank(mesh_, at_, axis), name));
-        group = parts_.back().get();
-        if (log_) group->log_into(*log_, group_members(mesh_, at_, axis));
-    }
     if (log_) {
         std::vector<int> everyone(static_cast<std::size_t>(ranks()));
         std::iota(everyone.begin(), everyone.end(), 0);
         all_->log_into(*log_, everyone);
     }
+    if (watchdog_) watchdog_->watch(*all_);
+}
+
+Communicator* World::group(AxisSet axes) {
+    if (all_ == nullptr || group_size(mesh_, axes) == 1) return nullptr;
+    std::unique_ptr<Communicator>& group = groups_[axes];
+    if (group == nullptr) {
+        group = std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axes), group_rank(mesh_, at_, axes),
+                                               group_name(mesh_, axes));
+        if (log_) group->log_into(*log_, group_members(mesh_, at_, axes));
+        if (watchdog_) watchdog_->watch(*group);
+    }
+    return group.get();
 }
 
 void World::set_step(std::int64_t step) {

@@ -7,8 +7,8 @@
 // `guarded`, so that a rank that fails tells the others, which then end with exit code 75 instead of waiting for it.
 #pragma once
 
-#include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,9 +47,10 @@ public:
     const MeshCoordinates& at() const { return at_; }
 
     Communicator* all() const { return all_.get(); }   // of all ranks; null when alone
-    // Of the ranks that differ from this one along `axis` only; null where that is this rank alone, and for dp, whose
-    // reductions go over zero. The communicator of all ranks where these are all ranks.
-    Communicator* group(MeshAxis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
+    // Of the ranks that differ from this one along `axes` only; null where that is this rank alone. Made when first
+    // asked for, which is collective. It is never the communicator of all ranks under another name: operations of one
+    // communicator wait for each other, and those of all ranks have other work than a group's.
+    Communicator* group(AxisSet axes);
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
@@ -81,7 +82,7 @@ public:
 
 private:
     void leave(const std::exception& error);
-    void make_communicators(const ncclUniqueId& id);
+    void make_world(const ncclUniqueId& id);
     void for_communicators(const std::function<void(Communicator&)>& what);
 
     ProcessPlace place_;
@@ -92,8 +93,7 @@ private:
     std::unique_ptr<Watchdog>
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
-    std::vector<std::unique_ptr<Communicator>> parts_;   // split from it
-    std::array<Communicator*, kMeshAxes> groups_{};      // each `all_` or one of the parts
+    std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which

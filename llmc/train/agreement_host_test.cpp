@@ -45,7 +45,7 @@ GptOptions shape(const TestRank& me, int zero) {
 }
 
 Communicator* group_of(TestRank& me) {
-    Communicator* group = me.world.group(MeshAxis::zero);
+    Communicator* group = me.world.group(zero_axes);
     return group ? group : &me.all;
 }
 

@@ -188,7 +188,7 @@ inline std::string difference(const Result& found, const Result& expected, const
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.dp, [&](TestRank& me) {
-        Communicator* group = me.world.group(MeshAxis::zero);
+        Communicator* group = me.world.group(zero_axes);
         Rank rank(layout, group ? group : me.world.all());
         body(rank, me);
     });

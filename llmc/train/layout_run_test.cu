@@ -136,7 +136,7 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
     }
     INFO(layout.name());
     const bool ran = on_ranks(layout.dp, [&](TestRank& me) {
-        Communicator* group = me.world.group(MeshAxis::zero);
+        Communicator* group = me.world.group(zero_axes);
         RankOfRun rank(options, group ? group : me.world.all(), {me.world.mesh(), me.world.at(), layout.zero}, me.arena,
                        me.stream);
         work(rank);

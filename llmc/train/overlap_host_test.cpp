@@ -64,7 +64,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         options.place = {me.world.mesh(), me.world.at(), zero};
         Gpt model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
         model.initialize(1);
-        Communicator* group = me.world.group(MeshAxis::zero);
+        Communicator* group = me.world.group(zero_axes);
         auto optimizer = Optimizer::make(model, {}, me.arena, group);
         StrayWait careless(*model.hooks());
         if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);

@@ -12,7 +12,7 @@ WorldOptions world_options(const Options& options) {
 
 GptOptions model_options(const Options& options, const World& world) {
     GptOptions result;
-    const bool shares = world.mesh().zero_ranks() > 1;   // one rank alone keeps everything
+    const bool shares = group_size(world.mesh(), zero_axes) > 1;   // one rank alone keeps everything
     result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
     result.B = options.micro_batch;
     result.T = options.seq_len;
