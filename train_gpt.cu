@@ -76,11 +76,11 @@ int train(Options options, World& world, const StopSignals& signals) {
     OwnedStream stream;
     const std::size_t taken_before = device_bytes_taken();
     Arena arena;
-    Communicator* group = world.group(zero_axes);
+    const TrainingGroups groups = world.training_groups();
     Gpt model(inputs.config, model_options(options, world), arena, stream.get());
     start_weights(model, inputs.weights.get(), options.seed);
     signals.leave_if_received();
-    const auto optimizer = Optimizer::make(model, optimizer_options(options), arena, group);
+    const auto optimizer = Optimizer::make(model, optimizer_options(options), arena, groups);
     const auto sampler = make_sampler(options, model, arena, inputs.tokenizer);
     const auto evaluation = make_evaluation(options, model, arena);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, model.matmul(), stream.get());
@@ -95,7 +95,7 @@ int train(Options options, World& world, const StopSignals& signals) {
                     state ? state->next : AfterStep::next_step);
     Trainer trainer({options, log, arena, model, *optimizer, inputs.train_tokens, inputs.validation(), real_files(),
                      metrics, signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps,
-                     peak.per_second, group, &world});
+                     peak.per_second, groups, &world});
     if (state) trainer.restore(*state);
 
     // what the run is, before its first step
@@ -104,7 +104,7 @@ int train(Options options, World& world, const StopSignals& signals) {
                                        inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
     log.line("device memory:");
     log.block(arena.table());
-    if (group) log.line("%s", memory_by_formula(model, *optimizer, optimizer_options(options)).c_str());
+    if (groups.zero) log.line("%s", memory_by_formula(model, *optimizer, optimizer_options(options)).c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
 

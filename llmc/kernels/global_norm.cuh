@@ -1,7 +1,8 @@
 // The norm of all gradients, and from it the factor that clips them: all on the device, no host round trip.
 //
-// Two stages, each in a fixed order: blocks sum squares of fixed pieces of the tensors, one block adds the pieces in
-// double. In between, ranks that hold different pieces may sum `sum` over each other (one double).
+// Two stages, each in a fixed order, in double throughout: blocks sum squares of fixed pieces of the tensors, one block
+// adds the pieces. Then ranks that hold different elements may sum `sum` over each other. Squares of floats are exact in
+// double, and so many additions of them that how elements are dealt out over ranks does not show in the norm, a float.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,7 +39,7 @@ template <class Grad>
 struct NormTable {
     std::vector<NormRange<Grad>> ranges;
     DeviceBuffer<NormRange<Grad>> device_ranges;
-    DeviceBuffer<float> partials;   // one per block
+    DeviceBuffer<double> partials;   // one per block
     std::int64_t blocks = 0;
 };
 
@@ -57,19 +58,20 @@ inline void finish_global_norm(GradNorm* result, const double* sum, const double
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kNormThreads = 256;
-constexpr int kNormTurns = 16;   // pieces of eight elements per thread, for one reduction
+constexpr int kNormTurns = 64;   // pieces of eight elements per thread, for one reduction
 constexpr int kNormInFlight = 4;
+constexpr int kNormSums = 2;
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
 template <class Grad>
 __global__ void __launch_bounds__(kNormThreads)
-    sum_of_squares_kernel(float* partials, const NormRange<Grad>* ranges, int count) {
+    sum_of_squares_kernel(double* partials, const NormRange<Grad>* ranges, int count) {
     const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
     const BlockSpan span = span_of_block(range, blockIdx.x, kNormBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     const Extent extent{range.count, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
-    // independent sums: more precise than one, several loads in flight on a GPU, vectors on a CPU
-    Vec8<float> sums[kNormInFlight] = {};
+    // several loads in flight on a GPU, several sums that do not wait for each other, vectors on a CPU
+    Vec8<double> sums[kNormSums] = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += kNormInFlight * step) {
         Vec8<Grad> x[kNormInFlight];
 #pragma unroll
@@ -80,17 +82,20 @@ __global__ void __launch_bounds__(kNormThreads)
         for (int u = 0; u < kNormInFlight; u++) {
             const Vec8<float> g = to_floats(x[u]);
             VECTOR_LOOP
-            for (int k = 0; k < 8; k++) sums[u][k] = fmaf(g[k], g[k], sums[u][k]);
+            for (int k = 0; k < 8; k++) {
+                const double x64 = static_cast<double>(g[k]);
+                sums[u % kNormSums][k] = fma(x64, x64, sums[u % kNormSums][k]);
+            }
         }
     }
-    static_assert(kNormInFlight == 4);
-    const float sum = block_sum((sum8(sums[0]) + sum8(sums[1])) + (sum8(sums[2]) + sum8(sums[3])));
+    static_assert(kNormSums == 2);
+    const double sum = block_sum(sum8(sums[0]) + sum8(sums[1]));
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
 template <class Sum>
 __global__ void __launch_bounds__(kOrderedSumThreads)
-    add_partials_kernel(Sum* sum, const float* partials, std::int64_t count, bool accumulate) {
+    add_partials_kernel(Sum* sum, const double* partials, std::int64_t count, bool accumulate) {
     const double total = ordered_sum(partials, count);
     if (threadIdx.x == 0) *sum = accumulate ? *sum + total : total;
 }
@@ -103,7 +108,7 @@ NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vect
     table.ranges = std::move(ranges);
     table.device_ranges = arena.allocate<NormRange<Grad>>(name + "_ranges", table.ranges.size());
     table.device_ranges.upload(table.ranges, stream);
-    table.partials = arena.allocate<float>(name + "_partials", static_cast<std::size_t>(table.blocks));
+    table.partials = arena.allocate<double>(name + "_partials", static_cast<std::size_t>(table.blocks));
     return table;
 }
 

@@ -1,5 +1,7 @@
 #include "llmc/kernels/global_norm.cuh"
 
+#include <tuple>
+
 #include "llmc/kernels/kernel_test.h"
 
 namespace {
@@ -45,9 +47,8 @@ TEST_CASE_TEMPLATE("norm: of many tensors matches the double loop", Grad, float,
         GradNorm result;
         double sum, again;
         double expected = norm_of<Grad>(counts, 0.01, 1.0, result, &sum);
-        // squares of 128 elements are added in eight sums per thread, 256 threads in a tree: about 30 roundings, half
-        // of them in the norm, which is the root
-        CHECK(std::abs(result.norm - expected) <= 16 * unit<float> * expected);
+        // all sums are in double: only the rounding of the norm to a float shows
+        CHECK(std::abs(result.norm - expected) <= 1.001 * unit<float> * expected);
         CHECK(result.skip == 0);
         norm_of<Grad>(counts, 0.01, 1.0, result, &again);
         CHECK(sum == again);
@@ -65,19 +66,21 @@ TEST_CASE("norm: gradients are scaled down to the largest norm, never up") {
     CHECK(result.scale == 1.0f);
 }
 
-TEST_CASE("norm: one element that is not finite asks to skip the update") {
-    for (double bad :
-         {static_cast<double>(NAN), static_cast<double>(INFINITY), 3e38}) {   // the square of the last overflows
+TEST_CASE("norm: an element that is not finite, or a norm that no float holds, asks to skip the update") {
+    // of the large ones one has a norm that a float holds, though not its square; two have not
+    for (auto [bad, count, skip] : {std::tuple{static_cast<double>(NAN), 1, 1}, {static_cast<double>(INFINITY), 1, 1},
+                                    {3e38, 1, 0}, {3e38, 2, 1}}) {
+        INFO(count, " times ", bad);
         KernelTest test;
         Doubles values = random_values<float>(5000, 1.0, 1);
-        values[4321] = bad;
+        for (int i = 0; i < count; i++) values[static_cast<std::size_t>(4321 - i)] = bad;
         auto tensor = test.tensor<float>(values);
         NormTable<float> table = make_norm_table<float>(test.arena, "test/norm", {{tensor.data(), 5000}}, test.stream);
         DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
         DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
         sum_of_squares(sum.data(), table, false, test.stream);
         finish_global_norm(norm.data(), sum.data(), nullptr, 1.0f, test.stream);
-        CHECK(norm.download(test.stream)[0].skip == 1);
+        CHECK(norm.download(test.stream)[0].skip == skip);
     }
 }
 

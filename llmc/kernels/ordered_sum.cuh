@@ -1,4 +1,4 @@
-// The sum of a list of floats in a fixed order: the second stage of every two-stage sum.
+// The sum of a list of floats or doubles in a fixed order: the second stage of every two-stage sum.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,8 @@
 constexpr int kOrderedSumThreads = 256;
 
 // Every thread of a block of kOrderedSumThreads must call it; thread 0 gets the sum, in double.
-__device__ __forceinline__ double ordered_sum(const float* values, std::int64_t n) {
+template <class Real>
+__device__ __forceinline__ double ordered_sum(const Real* values, std::int64_t n) {
     __shared__ double of_thread[kOrderedSumThreads];
     double sum = 0;
     for (std::int64_t i = threadIdx.x; i < n; i += kOrderedSumThreads) sum += static_cast<double>(values[i]);

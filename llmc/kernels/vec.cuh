@@ -156,7 +156,8 @@ __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
 
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. Comparisons
 // leave out not-a-number; sums do not.
-__device__ __forceinline__ float sum8(const Vec8<float>& v) {
+template <class Real>
+__device__ __forceinline__ Real sum8(const Vec8<Real>& v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }

@@ -127,6 +127,12 @@ std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlac
     return owned;
 }
 
+std::vector<OwnedRange> sole_ranges(const GlobalTensor& tensor, bool tied, const ShardPlace& place) {
+    if (tensor.cut == TensorCut::none && place.at.tp != 0) return {};
+    if (tied && place.at.pp != 0) return {};
+    return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer);
+}
+
 ElementHome home_of(const GlobalTensor& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element) {
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());

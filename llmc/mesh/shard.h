@@ -92,6 +92,11 @@ std::int64_t stored_elements(const GlobalTensor& tensor, const ShardPlace& place
 // The global elements a rank stores, ascending in `local_begin`.
 std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlace& place, StateKind state);
 
+// The global elements of which a rank is the one owner in the whole mesh, for sums over all elements (the gradient
+// norm): those that ZeRO 1 gives it, whatever the stage; of what tensor parallelism does not cut only where tp is 0, of
+// a tied tensor only on the first pipeline stage. `local_begin` counts from the beginning of the rank's ZeRO shard.
+std::vector<OwnedRange> sole_ranges(const GlobalTensor& tensor, bool tied, const ShardPlace& place);
+
 // Where a global element is stored: the inverse of owned_ranges.
 struct ElementHome {
     int tp_rank = -1;     // -1: on every tp rank (the tensor is not cut)

@@ -123,6 +123,30 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
     }
 }
 
+TEST_CASE("shard: every element of a model has one sole owner in the whole mesh, whatever the ZeRO stage") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+            for (bool tied : {false, true}) {
+                for (int zero_stage : {0, 1, 3}) {
+                    std::vector<int> owners(static_cast<std::size_t>(tensor.elements()), 0);
+                    for (int rank = 0; rank < mesh.size(); rank++) {
+                        const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                        // a tensor that is not tied is held by one stage: here the last one
+                        const bool holds = place.at.pp == mesh.pp - 1 || (tied && place.at.pp == 0);
+                        if (!holds) continue;
+                        for (const OwnedRange& range : sole_ranges(tensor, tied, place)) {
+                            for (std::int64_t i = 0; i < range.length; i++) {
+                                owners[static_cast<std::size_t>(range.global_begin + i)]++;
+                            }
+                        }
+                    }
+                    REQUIRE(std::all_of(owners.begin(), owners.end(), [](int n) { return n == 1; }));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
     for (const MeshShape& mesh : all_meshes(16)) {
         if (mesh.pp > 1) continue;   // stages do not enter

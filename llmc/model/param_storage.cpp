@@ -56,8 +56,12 @@ int ParamStorage::layer_set(int slot, int sets) const {
 }
 
 std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {
-    if (shards(StateKind::optimizer) == 1 || shards(state) > 1) return 0;
-    return group_rank(place_.mesh, place_.at, zero_axes) * padded_elements(tensor, StateKind::optimizer);
+    return shards(StateKind::optimizer) == 1 ? 0 : shard_offset(tensor, state);
+}
+
+std::int64_t ParamStorage::shard_offset(const TensorPlace& tensor, StateKind state) const {
+    if (shards(state) > 1) return 0;
+    return group_rank(place_.mesh, place_.at, zero_axes) * (tensor.padded / group_size(place_.mesh, zero_axes));
 }
 
 std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {

@@ -59,7 +59,9 @@ public:
     // Unsharded copies of layers exist `sets` at a time and take turns, in the order of the layers that this rank
     // holds: which of the sets a unit has. -1: memory of its own (embedding, head). Nothing else knows the turns.
     int layer_set(int slot, int sets) const;
-    // Where in a tensor of such a buffer the part begins that this rank's optimizer owns.
+    // Where in a tensor of such a buffer this rank's ZeRO shard begins, whether or not the stage makes use of shards.
+    std::int64_t shard_offset(const TensorPlace& tensor, StateKind state) const;
+    // And where the part begins that this rank's optimizer owns: all of it at stage 0.
     std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
 private:
@@ -131,6 +133,12 @@ public:
         const TensorPlace* place = storage_->find(param);
         if (place == nullptr) return nullptr;
         return tensor(param) + storage_->owned_offset(*place, state_);
+    }
+
+    // This rank's ZeRO shard of a tensor, whatever the stage.
+    T* shard(int param) const {
+        const TensorPlace* place = storage_->find(param);
+        return place ? tensor(param) + storage_->shard_offset(*place, state_) : nullptr;
     }
 
     BlockTensors<T> block(int layer) const {

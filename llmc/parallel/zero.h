@@ -54,9 +54,6 @@ public:
     void begin_step(int micro_batches);
     // After the last micro-batch: what is queued on the compute stream from now on sees reduced gradients.
     void finish_gradients();
-    // data[i] = sum over all ranks, in order with the compute stream.
-    template <class T>
-    void sum(T* data, std::size_t count);
     // The owned parts of the parameters have been updated by work on the compute stream.
     void parameters_changed();
     // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
@@ -288,14 +285,6 @@ void ZeroRank<P, G>::finish_gradients() {
     travelled_.wait(compute_);
 }
 
-template <class P, class G>
-template <class T>
-void ZeroRank<P, G>::sum(T* data, std::size_t count) {
-    compute_before_traffic();
-    group_.all_reduce(data, count, ReduceOp::sum, traffic());
-    finish_gradients();
-}
-
 // ---- formulas
 
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
@@ -334,6 +323,6 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
     }
-    traffic.numbers = 2 * f * sizeof(double) * (stage == 0 ? 3 : 4);
+    traffic.numbers = 2 * f * sizeof(double) * 4;
     return traffic;
 }

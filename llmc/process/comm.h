@@ -204,3 +204,9 @@ private:
     std::uint64_t collectives_ = 0;
     std::vector<std::uint64_t> sent_, received_;
 };
+
+// The communicators of training; null: this rank alone.
+struct TrainingGroups {
+    Communicator* zero = nullptr;   // ranks with the same part of the model: gradients are summed, ZeRO cuts over them
+    Communicator* all = nullptr;    // sums that every rank must know alike: loss, norm, requests to stop
+};

@@ -52,6 +52,8 @@ public:
     // communicator wait for each other, and those of all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
+    TrainingGroups training_groups() { return {group(zero_axes), all()}; }   // collective when first asked for
+
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
     void require_same(const std::string& what, const std::string& value);

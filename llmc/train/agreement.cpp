@@ -2,12 +2,8 @@
 
 #include "llmc/base/check.h"
 
-Agreement::Agreement(Arena& arena, Communicator* group, World* world, const StopSignals& signals, cudaStream_t stream)
-    : group_(group),
-      world_(world),
-      signals_(signals),
-      stream_(stream),
-      sums_(arena.allocate<double>("step/agreement", 3)) {
+Agreement::Agreement(Arena& arena, Communicator* all, World* world, const StopSignals& signals, cudaStream_t stream)
+    : all_(all), world_(world), signals_(signals), stream_(stream), sums_(arena.allocate<double>("step/agreement", 3)) {
     ENSURE(world == nullptr || world->ranks() == ranks(), "requests to stop are summed over ", ranks(), " of ",
            world->ranks(), " ranks; the others would not hear of them");
 }
@@ -15,7 +11,7 @@ Agreement::Agreement(Arena& arena, Communicator* group, World* world, const Stop
 double Agreement::sum() {
     const StopVotes own = own_vote();
     sums_.upload(std::vector<double>{own.asking, own.rank_sum}, stream_, 1);
-    if (group_) group_->all_reduce(sums_.data(), sums_.size(), ReduceOp::sum, stream_);
+    if (all_) all_->all_reduce(sums_.data(), sums_.size(), ReduceOp::sum, stream_);
     const std::vector<double> sums = sums_.download(stream_);
     if (world_) world_->synchronised();
     stop_ = {sums[1], sums[2]};

@@ -12,11 +12,11 @@
 
 class Agreement {
 public:
-    // `group`: the data-parallel ranks; null: this one alone. `world`: hears of every wait; may be null.
-    Agreement(Arena& arena, Communicator* group, World* world, const StopSignals& signals, cudaStream_t stream);
+    // `all`: all ranks; null: this one alone. `world`: hears of every wait; may be null.
+    Agreement(Arena& arena, Communicator* all, World* world, const StopSignals& signals, cudaStream_t stream);
 
-    int rank() const { return group_ ? group_->rank() : 0; }
-    int ranks() const { return group_ ? group_->size() : 1; }
+    int rank() const { return all_ ? all_->rank() : 0; }
+    int ranks() const { return all_ ? all_->size() : 1; }
 
     // The sum over ranks of what is at `addend` when the stream's work so far is done, or of `own`. Collective; waits.
     double* addend() const { return sums_.data(); }
@@ -31,7 +31,7 @@ public:
     void note(const StopVotes& stop) { stop_ = stop; }   // from a step
 
 private:
-    Communicator* group_;
+    Communicator* all_;
     World* world_;
     const StopSignals& signals_;
     cudaStream_t stream_;

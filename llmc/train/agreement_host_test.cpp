@@ -44,9 +44,9 @@ GptOptions shape(const TestRank& me, int zero) {
     return options;
 }
 
-Communicator* group_of(TestRank& me) {
-    Communicator* group = me.world.group(zero_axes);
-    return group ? group : &me.all;
+TrainingGroups groups_of(TestRank& me) {
+    Communicator* zero = me.world.group(zero_axes);
+    return {zero ? zero : &me.all, &me.all};
 }
 
 // A run of four steps with validation and questions after every second, on three ranks, into `output`; continued from
@@ -63,7 +63,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero, const s
         fit_to_ranks(options, 3);
         Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
         model.initialize(options.seed);
-        auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+        auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
         Evaluation evaluation(model, me.arena, questions(20));
         std::vector<std::string> skipped;
         const auto found = newest_checkpoint(real_files(), output, skipped);
@@ -74,7 +74,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero, const s
         const Log log(false);
         Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
         Trainer trainer({options, log, me.arena, model, *optimizer, tokens, &tokens, files, metrics, signals, nullptr,
-                         &evaluation, "", options.max_steps, 0.0, group_of(me), &me.world});
+                         &evaluation, "", options.max_steps, 0.0, groups_of(me), &me.world});
         if (found) trainer.restore(state);
         const RunEnd own = trainer.run();
         if (me.rank() == 0) end = own;
@@ -95,7 +95,7 @@ TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and bet
         on_ranks(3, [&](TestRank& me) {
             Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
             model.initialize(1);
-            auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+            auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
             BatchBuffer batch(me.arena, 3, T, vocab);
             batch.upload(std::vector<int>(3 * T, 1), std::vector<int>(3 * T, 2), me.stream);
             for (const std::vector<int>& asking : {std::vector<int>{}, {1}, {2}, {0, 2}}) {
@@ -110,7 +110,7 @@ TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and bet
                 if (asking.size() == 2) me.require(stop.words() == "signals to 2 ranks", stop.words());
             }
             const StopSignals signals;
-            Agreement agreement(me.arena, group_of(me), nullptr, signals, me.stream);
+            Agreement agreement(me.arena, groups_of(me).all, nullptr, signals, me.stream);
             me.require(agreement.sum(me.rank() + 0.5) == 4.5, "another sum");
             me.require(!agreement.stop_asked(), "nobody asked");
         });
@@ -126,10 +126,10 @@ TEST_CASE("evaluation: ranks that share the questions answer as many right as on
                 on_ranks(ranks, [&](TestRank& me) {
                     Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
                     model.initialize(9);
-                    auto optimizer = Optimizer::make(model, {}, me.arena, group_of(me));
+                    auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
                     Evaluation evaluation(model, me.arena, questions(count));
                     const StopSignals signals;
-                    Agreement agreement(me.arena, group_of(me), nullptr, signals, me.stream);
+                    Agreement agreement(me.arena, groups_of(me).all, nullptr, signals, me.stream);
                     const auto result = evaluation.run(agreement);
                     me.require(result && result->questions == count, "questions were lost");
                     if (me.rank() == 0) right = result->right;

@@ -149,12 +149,12 @@ std::vector<Site> sites(int zero, int gathers, int reductions) {
         };
     };
     constexpr int all = 1 << 20;
-    std::vector<Site> result{{"numbers of the step", zero, sums}, {"loss", zero, sums, loss}};
+    std::vector<Site> result{
+        {"numbers of the step", zero, sums}, {"loss", zero, sums, loss}, {"norm", zero, sums, norm}};
     if (zero == 0) {
         result.push_back({"gradients, all-reduced", 0, part("all-reduce", 0, all)});
         return result;
     }
-    result.push_back({"norm", zero, sums, norm});
     if (zero == 1) {
         result.push_back({"gradients, reduced to shards", zero, part("reduce-scatter", 0, all)});
     } else {

@@ -71,7 +71,7 @@ public:
         adam.weight_decay = 0.1f;
         adam.grad_dtype = layout.grad_dtype;
         adam.master_weights = layout.master_weights;
-        optimizer_ = Optimizer::make(model_, adam, arena_, group);
+        optimizer_ = Optimizer::make(model_, adam, arena_, {group, group});
         batch_.emplace(arena_, model_.options().B, T, model_.config().vocab_size);
     }
 

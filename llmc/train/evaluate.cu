@@ -41,10 +41,10 @@ std::vector<double> Evaluation::losses_of(std::span<const Row> rows) {
     return means;
 }
 
-// All completions of the questions of a rank, question by question.
-std::vector<Evaluation::Row> Evaluation::rows_of_rank(int rank, int ranks) const {
+// All completions of the questions of a replica, question by question.
+std::vector<Evaluation::Row> Evaluation::rows_of_replica(int replica, int replicas) const {
     std::vector<Row> rows;
-    for (auto q = static_cast<std::size_t>(rank); q < questions_.size(); q += static_cast<std::size_t>(ranks)) {
+    for (auto q = static_cast<std::size_t>(replica); q < questions_.size(); q += static_cast<std::size_t>(replicas)) {
         for (std::size_t c = 0; c < questions_[q].completions.size(); c++) rows.push_back({q, c});
     }
     return rows;
@@ -63,9 +63,10 @@ int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<doub
 }
 
 std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
-    const std::vector<Row> rows = rows_of_rank(agreement.rank(), agreement.ranks());
+    const int replica = model_.storage().place().at.dp, replicas = model_.storage().place().mesh.dp;
+    const std::vector<Row> rows = rows_of_replica(replica, replicas);
     std::size_t most = 0;   // rows of a rank: all go through the model equally often, because some layouts talk there
-    for (int r = 0; r < agreement.ranks(); r++) most = std::max(most, rows_of_rank(r, agreement.ranks()).size());
+    for (int r = 0; r < replicas; r++) most = std::max(most, rows_of_replica(r, replicas).size());
     const auto B = static_cast<std::size_t>(model_.options().B);
     std::vector<double> losses;
     for (std::size_t begin = 0; begin < most; begin += B) {

@@ -32,7 +32,7 @@ private:
     struct Row {
         std::size_t question, completion;
     };
-    std::vector<Row> rows_of_rank(int rank, int ranks) const;
+    std::vector<Row> rows_of_replica(int replica, int replicas) const;
     std::vector<double> losses_of(std::span<const Row> rows);
     int count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const;
 

@@ -91,7 +91,7 @@ struct RankOfRun {
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
         adam.master_weights = options.master_weights;
-        optimizer = Optimizer::make(model, adam, arena, group);
+        optimizer = Optimizer::make(model, adam, arena, {group, group});
     }
 
     void train(const Workplace& place, const std::string& resume_from) {
@@ -102,7 +102,7 @@ struct RankOfRun {
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
         Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, real_files(), metrics, place.signals,
-                         nullptr, nullptr, "", options.max_steps, 0.0, group});
+                         nullptr, nullptr, "", options.max_steps, 0.0, {group, group}});
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();

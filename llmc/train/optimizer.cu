@@ -19,7 +19,7 @@ constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so master
 struct StepNumbers {
     double loss;
     StopVotes stop;
-    double sum_of_squares;   // of gradients; last, because it is no sum over ranks where every rank has all gradients
+    double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
     GradNorm norm;
 };
 constexpr std::size_t kStepSums = 4;
@@ -29,10 +29,10 @@ static_assert(offsetof(StepNumbers, sum_of_squares) == (kStepSums - 1) * sizeof(
 template <class G>
 class AdamOptimizer : public Optimizer {
 public:
-    AdamOptimizer(Gpt& model, const OptimizerOptions& options, Arena& arena, Communicator* group)
+    AdamOptimizer(Gpt& model, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
         : model_(model),
           options_(options),
-          group_(group),
+          groups_(groups),
           arena_(arena),
           gradients_(arena, "gradients", model.storage(), StateKind::gradients),
           unsharded_gradients_(sharded(StateKind::gradients) ? ModelState<G>::rotating(arena, "unsharded gradients",
@@ -51,10 +51,10 @@ public:
         m_.zero(stream());
         v_.zero(stream());
         if (has_masters_) copy_masters();
-        if (group != nullptr) {
+        if (groups.zero != nullptr) {
             const ZeroStates<floatX, G> states{model.parameters(), model.unsharded_parameters(), gradients_,
                                                unsharded_gradients_};
-            zero_ = std::make_unique<ZeroRank<floatX, G>>(model.storage(), states, *group, arena, stream());
+            zero_ = std::make_unique<ZeroRank<floatX, G>>(model.storage(), states, *groups.zero, arena, stream());
             model.set_hooks(zero_.get());
         }
     }
@@ -81,7 +81,7 @@ public:
         CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &vote, sizeof vote, cudaMemcpyHostToDevice, stream()));
         if (zero_) zero_->finish_gradients();
         sum_of_squares(&numbers->sum_of_squares, norm_table_, false, stream());
-        if (zero_) zero_->sum(&numbers->loss, sharded(StateKind::optimizer) ? kStepSums : kStepSums - 1);
+        if (groups_.all) groups_.all->all_reduce(&numbers->loss, kStepSums, ReduceOp::sum, stream());
         finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, options_.grad_clip, stream());
     }
 
@@ -112,16 +112,16 @@ public:
     ModelState<float>* masters() override { return has_masters_ ? &masters_ : nullptr; }
 
     std::vector<float> download_gradient(int param) override {
-        if (group_ == nullptr) return download_tensor(gradients_, param, stream());
+        if (groups_.zero == nullptr) return download_tensor(gradients_, param, stream());
         const Staging staging = make_staging(model_.storage(), true, arena_);   // tests alone ask for gradients
-        return *gather_tensor(gradients_, param, *group_, everywhere, true, staging, stream());
+        return *gather_tensor(gradients_, param, *groups_.zero, everywhere, true, staging, stream());
     }
 
 private:
     cudaStream_t stream() const { return model_.stream(); }
     bool sharded(StateKind state) const { return is_sharded(state, model_.storage().place().zero_stage); }
 
-    // Ranges of the part this rank updates.
+    // What this rank updates, and of what it adds the squares.
     void make_tables(Arena& arena) {
         std::vector<AdamRange<floatX, G>> adam;
         std::vector<NormRange<G>> norm;
@@ -139,7 +139,9 @@ private:
                 range.tensor_key = info.random_tensor();
                 range.span.first = owned.global_begin;
                 adam.push_back(range);
-                norm.push_back({range.gradient, range.count});
+            }
+            for (const OwnedRange& sole : sole_ranges(info.tensor, info.tied, model_.storage().place())) {
+                norm.push_back({gradients_.shard(place.param) + sole.local_begin, sole.length});
             }
         }
         adam_table_ = make_adam_table(arena, "optimizer tables/adam", std::move(adam), stream());
@@ -157,7 +159,7 @@ private:
 
     Gpt& model_;
     OptimizerOptions options_;
-    Communicator* group_;
+    TrainingGroups groups_;
     Arena& arena_;
     ModelState<G> gradients_, unsharded_gradients_;
     ModelState<float> m_, v_, masters_;
@@ -172,19 +174,19 @@ private:
 }   // namespace
 
 std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& options, Arena& arena,
-                                           Communicator* group) {
-    ENSURE(group != nullptr || model.storage().place().mesh.size() == 1, "a mesh of ",
-           model.storage().place().mesh.size(), " ranks without a group to reduce over");
-    ENSURE(group != nullptr || model.storage().place().zero_stage == 0, "ZeRO stage ",
+                                           const TrainingGroups& groups) {
+    ENSURE(groups.all != nullptr || model.storage().place().mesh.size() == 1, "a mesh of ",
+           model.storage().place().mesh.size(), " ranks without a communicator of all");
+    ENSURE(groups.zero != nullptr || model.storage().place().zero_stage == 0, "ZeRO stage ",
            model.storage().place().zero_stage, " without a group to share with");
     if constexpr (kRoundedParameters) {
         if (options.grad_dtype == DType::bf16)
-            return std::make_unique<AdamOptimizer<bf16>>(model, options, arena, group);
+            return std::make_unique<AdamOptimizer<bf16>>(model, options, arena, groups);
     }
     if (options.grad_dtype != DType::fp32) {
         throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
     }
-    return std::make_unique<AdamOptimizer<float>>(model, options, arena, group);
+    return std::make_unique<AdamOptimizer<float>>(model, options, arena, groups);
 }
 
 std::string memory_by_formula(const Gpt& model, Optimizer& optimizer, const OptimizerOptions& options) {

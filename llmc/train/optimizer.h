@@ -41,10 +41,9 @@ std::string memory_by_formula(const Gpt& model, Optimizer& optimizer, const Opti
 
 class Optimizer {
 public:
-    // Moments are zero and masters equal the parameters, which must be initialised before. `group`: the ranks that
-    // train this part of the model together (dp x cp; llmc/parallel/zero.h); null: this one alone.
+    // Moments are zero and masters equal the parameters, which must be initialised before.
     static std::unique_ptr<Optimizer> make(Gpt& model, const OptimizerOptions& options, Arena& arena,
-                                           Communicator* group = nullptr);
+                                           const TrainingGroups& groups = {});
     virtual ~Optimizer() = default;
 
     // A step begins, of so many micro-batches on every rank. Then each of them: gradients, overwritten by the first and

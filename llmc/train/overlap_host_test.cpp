@@ -65,7 +65,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         Gpt model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
         model.initialize(1);
         Communicator* group = me.world.group(zero_axes);
-        auto optimizer = Optimizer::make(model, {}, me.arena, group);
+        auto optimizer = Optimizer::make(model, {}, me.arena, {group, &me.all});
         StrayWait careless(*model.hooks());
         if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);
         const DeviceBuffer<std::int32_t> question = me.on_device(std::vector<std::int32_t>{0});
@@ -78,8 +78,23 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         const StopSignals signals;
         const Log log(false);
         Metrics metrics(files, folder / "out");
-        Trainer trainer({asked, log, me.arena, model, *optimizer, tokens, nullptr, files, metrics, signals, nullptr,
-                         nullptr, "", steps, 0.0, group, &me.world});
+        Trainer trainer({asked,
+                         log,
+                         me.arena,
+                         model,
+                         *optimizer,
+                         tokens,
+                         nullptr,
+                         files,
+                         metrics,
+                         signals,
+                         nullptr,
+                         nullptr,
+                         "",
+                         steps,
+                         0.0,
+                         {group, &me.all},
+                         &me.world});
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
         CUDA_CHECK(cudaDeviceSynchronize());

@@ -31,8 +31,9 @@ Trainer::Trainer(const TrainerParts& parts)
       batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
       inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
       targets_(inputs_.size()),
-      agreement_(parts.arena, parts.group, parts.world, parts.signals, parts.model.stream()),
-      staging_(make_staging(parts.model.storage(), parts.group != nullptr && parts.group->rank() == 0, parts.arena)) {
+      agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.model.stream()),
+      staging_(make_staging(parts.model.storage(), parts.groups.zero != nullptr && parts.groups.zero->rank() == 0,
+                            parts.arena)) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.model, batch_, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
@@ -131,7 +132,8 @@ void Trainer::agree_on_algorithms() {
 
 void Trainer::read_micro_batch(int micro_step) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * agreement_.ranks() + agreement_.rank()) * B;
+    const ShardPlace& place = parts_.model.storage().place();   // who sees which samples is a matter of dp alone
+    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
     if (!options_.overfit_single_batch) {
         loader_.read(first, B, inputs_, targets_);
     } else {
@@ -205,7 +207,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
     if (parts_.peak_flops_per_s > 0) {
         record.mfu = record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) /
-                     (agreement_.ranks() * parts_.peak_flops_per_s);
+                     (parts_.model.storage().place().mesh.size() * parts_.peak_flops_per_s);
     }
     record.step_ms = 1e3 * seconds;
     record.memory_bytes = parts_.arena.high_water();

@@ -37,13 +37,13 @@ struct TrainerParts {
     FileSystem& files;
     Metrics& metrics;
     const StopSignals& signals;
-    Sampler* sampler;                // null: no sampling
-    Evaluation* evaluation;          // null: none
-    std::string tokenizer_file;      // goes into checkpoints; empty: none
-    int max_steps;                   // of the whole run
-    double peak_flops_per_s;         // of one device; 0: not known
-    Communicator* group = nullptr;   // the data-parallel ranks; null: this one alone
-    World* world = nullptr;          // all ranks and their watchdog; null: this one alone
+    Sampler* sampler;             // null: no sampling
+    Evaluation* evaluation;       // null: none
+    std::string tokenizer_file;   // goes into checkpoints; empty: none
+    int max_steps;                // of the whole run
+    double peak_flops_per_s;      // of one device; 0: not known
+    TrainingGroups groups = {};
+    World* world = nullptr;   // all ranks and their watchdog; null: this one alone
 };
 
 enum class RunEnd {
@@ -62,7 +62,7 @@ public:
     RunEnd run();
 
     // What checkpoints are gathered with, for another file of the same tensors.
-    WholeTensors whole_tensors() const { return {parts_.group, staging_, parts_.model.stream()}; }
+    WholeTensors whole_tensors() const { return {parts_.groups.zero, staging_, parts_.model.stream()}; }
 
 private:
     struct Timing {

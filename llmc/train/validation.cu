@@ -40,11 +40,12 @@ void Validation::read(std::uint64_t first) {
 std::optional<float> Validation::loss() {
     const auto B = static_cast<std::uint64_t>(model_.options().B), T = static_cast<std::uint64_t>(model_.options().T);
     const float token_share = 1.0f / (static_cast<float>(sequences_) * static_cast<float>(T));
-    const std::uint64_t at_once = B * static_cast<std::uint64_t>(agreement_.ranks());
+    const ShardPlace& place = model_.storage().place();
+    const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
     double loss = 0;
     int pending = 0;   // micro-batches that the device has added up
     for (std::uint64_t begin = 0; begin < sequences_; begin += at_once) {
-        read(begin + B * static_cast<std::uint64_t>(agreement_.rank()));
+        read(begin + B * static_cast<std::uint64_t>(place.at.dp));
         batch_.upload(inputs_, targets_, model_.stream());
         model_.forward_loss(batch_.batch());
         sum_losses(agreement_.addend(), model_.activations().losses, static_cast<int>(B * T), token_share, pending > 0,

@@ -2,8 +2,8 @@
 
 #include <iomanip>
 #include <map>
-#include <set>
 #include <sstream>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
@@ -12,9 +12,10 @@ namespace host {
 namespace {
 
 using Kind = RecordedStep::Kind;
-// Streams that exchange something with other ranks are for communication; of the others one computes.
-std::string name_of_stream(const std::set<int>& exchanging, int stream) {
-    return text(exchanging.count(stream) ? "communication" : "computation", " (stream ", stream, ")");
+
+// Streams most of whose operations exchange something with other ranks are for communication, the others compute.
+std::string name_of_stream(int stream, int exchanges, int others) {
+    return text(exchanges > others ? "communication" : "computation", " (stream ", stream, ")");
 }
 
 OrderedJson event(const char* phase, const std::string& name, int rank, int stream) {
@@ -83,18 +84,18 @@ CostModel trace_machine() {
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {
     OrderedJson events = OrderedJson::array();
     for (std::size_t rank = 0; rank < ranks.size(); rank++) {
-        std::set<int> streams, exchanging;
+        std::map<int, std::pair<int, int>> streams;   // operations that exchange, and others
         for (const RecordedStep& step : ranks[rank]) {
             if (step.kind != Kind::operation) continue;
-            streams.insert(step.stream);
-            if (!step.work.exchanges.empty()) exchanging.insert(step.stream);
+            auto& [exchanges, others] = streams[step.stream];
+            (step.work.exchanges.empty() ? others : exchanges)++;
         }
         OrderedJson process = event("M", "process_name", static_cast<int>(rank), 0);
         process["args"] = {{"name", text("rank ", rank)}};
         events.push_back(process);
-        for (int stream : streams) {
+        for (const auto& [stream, operations] : streams) {
             OrderedJson thread = event("M", "thread_name", static_cast<int>(rank), stream);
-            thread["args"] = {{"name", name_of_stream(exchanging, stream)}};
+            thread["args"] = {{"name", name_of_stream(stream, operations.first, operations.second)}};
             events.push_back(thread);
         }
     }
