@@ -428,7 +428,7 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
                     for (std::int64_t i = 0; i < range.length; i++) {
                         REQUIRE(static_cast<float>(stored[static_cast<std::size_t>(range.local_begin + i)]) ==
                                 expected[static_cast<std::size_t>(tensor.param)]
-                                        [static_cast<std::size_t>(range.global_begin + i)]);
+                                        [static_cast<std::size_t>(range.global.element(i))]);
                     }
                 }
             }

@@ -1,7 +1,8 @@
-// Which elements of a global tensor the consecutive elements of a local piece are.
+// Which elements of a global tensor the consecutive elements of a local range are.
 //
-// A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (a cut by columns). Whatever must not
-// depend on the layout (initial weights, stochastic rounding) is keyed by the global element, found here.
+// A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (a cut by columns), of which a ZeRO
+// shard may begin and end in the midst of a piece. Whatever must not depend on the layout (initial weights, stochastic
+// rounding) is keyed by the global element, found here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,12 +10,15 @@
 #include <cstdint>
 
 struct GlobalSpan {
-    std::int64_t first = 0;    // global element of local element 0
-    std::int64_t length = 0;   // elements per contiguous piece; 0: the whole range is one piece
-    std::int64_t stride = 0;   // global elements from the start of one piece to the start of the next
+    std::int64_t first = 0;     // global element of local element 0
+    std::int64_t stride = 0;    // global elements from the start of one piece to the start of the next
+    std::uint32_t length = 0;   // elements per piece; 0: the whole range is one piece
+    std::uint32_t phase = 0;    // elements of its piece before local element 0
 
     __host__ __device__ std::int64_t element(std::int64_t local) const {
         if (length == 0) return first + local;
-        return first + local / length * stride + local % length;
+        const std::int64_t from_piece = phase + local;
+        return first - phase + from_piece / length * stride + from_piece % length;
     }
+    friend bool operator==(const GlobalSpan&, const GlobalSpan&) = default;
 };

@@ -6,35 +6,35 @@ constexpr std::int64_t ceil_to(std::int64_t n, std::int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-constexpr std::int64_t qkv_blocks = 3;
-
 std::int64_t divided(std::int64_t n, int parts, const char* what) {
     ENSURE(n % parts == 0, n, " ", what, " cannot be cut into ", parts, " equal tp shards");
     return n / parts;
 }
 
-// Appends a range, joined with the one before when they continue each other on both sides.
-void append(std::vector<OwnedRange>& ranges, const OwnedRange& next) {
-    if (next.length == 0) return;
-    if (!ranges.empty()) {
-        OwnedRange& last = ranges.back();
-        if (last.global_begin + last.length == next.global_begin &&
-            last.local_begin + last.length == next.local_begin) {
-            last.length += next.length;
-            return;
-        }
-    }
-    ranges.push_back(next);
+std::vector<std::int64_t> blocks_of(const TensorSpec& tensor) {
+    return tensor.blocks.empty() ? std::vector<std::int64_t>{tensor.rows} : tensor.blocks;
+}
+
+// Elements [begin, end) of a range, with what they have before them in its storage gone.
+OwnedRange part_of(const OwnedRange& range, std::int64_t begin, std::int64_t end) {
+    OwnedRange part{{range.global.element(begin)}, 0, end - begin};
+    const std::int64_t piece = range.global.length;
+    if (piece == 0) return part;
+    const std::int64_t phase = (range.global.phase + begin) % piece;
+    if (phase + part.length <= piece) return part;   // within one piece
+    part.global.stride = range.global.stride;
+    part.global.length = range.global.length;
+    part.global.phase = static_cast<std::uint32_t>(phase);
+    return part;
 }
 
 // The inverse of tp_shard_ranges for one element.
-ElementHome tp_shard_home(const GlobalTensor& tensor, int tp, std::int64_t element) {
+ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t element) {
     const std::int64_t row = element / tensor.cols, col = element % tensor.cols;
-    const GlobalTensor tp_shard = tp_shard_of(tensor, tp);
+    const TensorSpec tp_shard = tp_shard_of(tensor, tp);
     ElementHome home;
     switch (tensor.cut) {
         case TensorCut::none: home.local = element; break;
-        case TensorCut::rows:
         case TensorCut::vocabulary:
             home.tp_rank = static_cast<int>(row / tp_shard.rows);
             home.local = row % tp_shard.rows * tp_shard.cols + col;
@@ -43,11 +43,18 @@ ElementHome tp_shard_home(const GlobalTensor& tensor, int tp, std::int64_t eleme
             home.tp_rank = static_cast<int>(col / tp_shard.cols);
             home.local = row * tp_shard.cols + col % tp_shard.cols;
             break;
-        case TensorCut::qkv_heads: {
-            const std::int64_t block_rows = tensor.rows / qkv_blocks, shard_block = tp_shard.rows / qkv_blocks;
-            const std::int64_t block = row / block_rows, row_in_block = row % block_rows;
-            home.tp_rank = static_cast<int>(row_in_block / shard_block);
-            home.local = (block * shard_block + row_in_block % shard_block) * tp_shard.cols + col;
+        case TensorCut::rows: {
+            std::int64_t before = 0, before_in_shard = 0;
+            for (std::int64_t block : blocks_of(tensor)) {
+                const std::int64_t cut_block = block / tp, in_block = row - before;
+                if (in_block < block) {
+                    home.tp_rank = static_cast<int>(in_block / cut_block);
+                    home.local = (before_in_shard + in_block % cut_block) * tp_shard.cols + col;
+                    break;
+                }
+                before += block;
+                before_in_shard += cut_block;
+            }
             break;
         }
     }
@@ -56,15 +63,15 @@ ElementHome tp_shard_home(const GlobalTensor& tensor, int tp, std::int64_t eleme
 
 }   // namespace
 
-GlobalTensor tp_shard_of(const GlobalTensor& tensor, int tp) {
-    GlobalTensor tp_shard = tensor;
+TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
+    TensorSpec tp_shard = tensor;
     switch (tensor.cut) {
         case TensorCut::none: break;
-        case TensorCut::rows: tp_shard.rows = divided(tensor.rows, tp, "rows"); break;
-        case TensorCut::columns: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
-        case TensorCut::qkv_heads:
-            tp_shard.rows = qkv_blocks * divided(tensor.rows / qkv_blocks, tp, "rows of q");
+        case TensorCut::rows:
+            for (std::int64_t& block : tp_shard.blocks) block = divided(block, tp, "rows");
+            tp_shard.rows = divided(tensor.rows, tp, "rows");
             break;
+        case TensorCut::columns: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
         case TensorCut::vocabulary:
             tp_shard.rows = tp == 1 ? tensor.rows : ceil_to((tensor.rows + tp - 1) / tp, vocabulary_shard_rows);
             break;
@@ -72,32 +79,29 @@ GlobalTensor tp_shard_of(const GlobalTensor& tensor, int tp) {
     return tp_shard;
 }
 
-std::vector<OwnedRange> tp_shard_ranges(const GlobalTensor& tensor, int tp, int tp_rank) {
+std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank) {
     ENSURE(tp_rank >= 0 && tp_rank < tp, "tp rank ", tp_rank, " of ", tp);
-    const GlobalTensor tp_shard = tp_shard_of(tensor, tp);
+    if (tp == 1 || tensor.cut == TensorCut::none) return {{{0}, 0, tensor.elements()}};
+    const TensorSpec tp_shard = tp_shard_of(tensor, tp);
+    if (tensor.cut == TensorCut::columns) {
+        const GlobalSpan span{tp_rank * tp_shard.cols, tensor.cols, static_cast<std::uint32_t>(tp_shard.cols)};
+        return {{span, 0, tp_shard.elements()}};
+    }
     std::vector<OwnedRange> ranges;
-    switch (tensor.cut) {
-        case TensorCut::none: append(ranges, {0, 0, tensor.elements()}); break;
-        case TensorCut::rows:
-        case TensorCut::vocabulary: {
-            const std::int64_t begin = std::min(tp_rank * tp_shard.rows, tensor.rows);
-            const std::int64_t end = std::min(begin + tp_shard.rows, tensor.rows);
-            append(ranges, {begin * tensor.cols, 0, (end - begin) * tensor.cols});
-            break;
-        }
-        case TensorCut::columns:
-            for (std::int64_t row = 0; row < tensor.rows; row++) {
-                append(ranges, {row * tensor.cols + tp_rank * tp_shard.cols, row * tp_shard.cols, tp_shard.cols});
-            }
-            break;
-        case TensorCut::qkv_heads: {
-            const std::int64_t block_rows = tensor.rows / qkv_blocks, shard_block = tp_shard.rows / qkv_blocks;
-            for (std::int64_t block = 0; block < qkv_blocks; block++) {
-                append(ranges, {(block * block_rows + tp_rank * shard_block) * tensor.cols,
-                                block * shard_block * tensor.cols, shard_block * tensor.cols});
-            }
-            break;
-        }
+    auto add_rows = [&](std::int64_t first_row, std::int64_t first_in_shard, std::int64_t rows) {
+        if (rows > 0) ranges.push_back({{first_row * tensor.cols}, first_in_shard * tensor.cols, rows * tensor.cols});
+    };
+    if (tensor.cut == TensorCut::vocabulary) {
+        const std::int64_t begin = std::min(tp_rank * tp_shard.rows, tensor.rows);
+        add_rows(begin, 0, std::min(begin + tp_shard.rows, tensor.rows) - begin);
+        return ranges;
+    }
+    std::int64_t before = 0, before_in_shard = 0;
+    for (std::int64_t block : blocks_of(tensor)) {
+        const std::int64_t rows = block / tp;
+        add_rows(before + tp_rank * rows, before_in_shard, rows);
+        before += block;
+        before_in_shard += rows;
     }
     return ranges;
 }
@@ -107,38 +111,41 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
     return {shard, shard * zero_ranks};
 }
 
-std::int64_t stored_elements(const GlobalTensor& tensor, const ShardPlace& place, StateKind state) {
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
+std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
     return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
 }
 
-std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlace& place, StateKind state) {
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
     std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp);
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
 
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
-    const std::int64_t begin = group_rank(place.mesh, place.at, zero_axes) * cut.shard, end = begin + cut.shard;
+    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
+    const std::int64_t begin = group_rank(place.mesh, place.at, tensor.zero) * cut.shard, end = begin + cut.shard;
     std::vector<OwnedRange> owned;
     for (const OwnedRange& range : tp_shard) {
         const std::int64_t first = std::max(range.local_begin, begin);
         const std::int64_t last = std::min(range.local_begin + range.length, end);
-        if (first < last) append(owned, {range.global_begin + first - range.local_begin, first - begin, last - first});
+        if (first >= last) continue;
+        owned.push_back(part_of(range, first - range.local_begin, last - range.local_begin));
+        owned.back().local_begin = first - begin;
     }
     return owned;
 }
 
-std::vector<OwnedRange> sole_ranges(const GlobalTensor& tensor, bool tied, const ShardPlace& place) {
+std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {
     if (tensor.cut == TensorCut::none && place.at.tp != 0) return {};
-    if (tied && place.at.pp != 0) return {};
+    if (tensor.tied && place.at.pp != 0) return {};
     return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer);
 }
 
-ElementHome home_of(const GlobalTensor& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element) {
+ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element) {
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());
     ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
     if (is_sharded(state, place.zero_stage)) {
-        const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, zero_axes));
+        const ZeroCut cut =
+            zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
         home.zero_rank = static_cast<int>(home.local / cut.shard);
         home.local %= cut.shard;
     }

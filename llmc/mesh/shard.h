@@ -16,33 +16,29 @@
 #include <vector>
 
 #include "llmc/base/check.h"
-#include "llmc/mesh/mesh.h"
+#include "llmc/kernels/global_span.h"
+#include "llmc/mesh/tensor_spec.h"
 
-// The axis that tensor parallelism cuts. Matrices are stored [out, in], vectors are [n, 1].
-enum class TensorCut : std::uint8_t {
-    none,         // every tp rank holds all of it
-    rows,         // outputs (Megatron's column parallel) and the biases that go with them
-    columns,      // inputs (Megatron's row parallel)
-    qkv_heads,    // rows, which are the three blocks q, k, v: each is cut by heads
-    vocabulary,   // rows, which need not divide evenly: the last tp shards may be short or empty
-};
-
-// What sharding has to know of a tensor.
-struct GlobalTensor {
-    std::int64_t rows = 0;
-    std::int64_t cols = 1;
-    TensorCut cut = TensorCut::none;
-
-    std::int64_t elements() const { return rows * cols; }
-};
-
-// `length` elements that are consecutive in the global tensor and in the rank's storage.
+// Elements that follow each other in the rank's storage, and which elements of the global tensor they are: consecutive
+// ones, or equal pieces of each row (GlobalSpan).
 struct OwnedRange {
-    std::int64_t global_begin = 0;
+    GlobalSpan global;
     std::int64_t local_begin = 0;
     std::int64_t length = 0;
     friend bool operator==(const OwnedRange&, const OwnedRange&) = default;
 };
+
+// use(global element, local element, elements) for each run of elements that are consecutive on both sides.
+template <class Use>
+void for_runs(const OwnedRange& range, Use&& use) {
+    const GlobalSpan& span = range.global;
+    for (std::int64_t i = 0; i < range.length;) {
+        const std::int64_t left = span.length == 0 ? range.length : span.length - (span.phase + i) % span.length;
+        const std::int64_t count = std::min(left, range.length - i);
+        use(span.element(i), range.local_begin + i, count);
+        i += count;
+    }
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensor parallelism: tp shards
@@ -50,12 +46,12 @@ struct OwnedRange {
 // Slabs of the vocabulary have this many rows or a multiple, to keep the classifier's matmuls aligned.
 constexpr std::int64_t vocabulary_shard_rows = 8;
 
-// Shape of the tp shard every tp rank stores (the same on all, so short ones end in padding).
-// The number of cut rows or columns must divide evenly except for `vocabulary`; main refuses other sizes by name.
-GlobalTensor tp_shard_of(const GlobalTensor& tensor, int tp);
+// The tp shard that every tp rank stores, as a tensor (the same on all, so short ones end in padding). The number of
+// cut rows, of each block, or columns must divide evenly except for `vocabulary`; main refuses other sizes by name.
+TensorSpec tp_shard_of(const TensorSpec& tensor, int tp);
 
-// The global elements of one tp shard, ascending in `local_begin`.
-std::vector<OwnedRange> tp_shard_ranges(const GlobalTensor& tensor, int tp, int tp_rank);
+// The global elements of one tp shard, ascending in `local_begin`: at most one range for each block.
+std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // ZeRO: it cuts the tp shard again
@@ -87,15 +83,15 @@ struct ShardPlace {
 };
 
 // Elements a rank stores of a tensor, padding included.
-std::int64_t stored_elements(const GlobalTensor& tensor, const ShardPlace& place, StateKind state);
+std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
 
-// The global elements a rank stores, ascending in `local_begin`.
-std::vector<OwnedRange> owned_ranges(const GlobalTensor& tensor, const ShardPlace& place, StateKind state);
+// The global elements a rank stores, ascending in `local_begin`: at most one range for each block.
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
 
 // The global elements of which a rank is the one owner in the whole mesh, for sums over all elements (the gradient
 // norm): those that ZeRO 1 gives it, whatever the stage; of what tensor parallelism does not cut only where tp is 0, of
 // a tied tensor only on the first pipeline stage. `local_begin` counts from the beginning of the rank's ZeRO shard.
-std::vector<OwnedRange> sole_ranges(const GlobalTensor& tensor, bool tied, const ShardPlace& place);
+std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place);
 
 // Where a global element is stored: the inverse of owned_ranges.
 struct ElementHome {
@@ -103,7 +99,7 @@ struct ElementHome {
     int zero_rank = -1;   // -1: on every rank of the ZeRO group (the state is not sharded)
     std::int64_t local = 0;
 };
-ElementHome home_of(const GlobalTensor& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element);
+ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline: which layers a stage holds

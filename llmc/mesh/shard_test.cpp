@@ -33,11 +33,18 @@ std::vector<AxisSet> all_axis_sets() {
 }
 
 // Small tensors of every kind, cut evenly by `tp` where the cut requires it; odd sizes everywhere else.
-std::vector<GlobalTensor> sample_tensors(int tp) {
+std::vector<TensorSpec> sample_tensors(int tp) {
     return {
-        {13, 1, TensorCut::none},          {5, 29, TensorCut::none},        {3 * tp, 7, TensorCut::rows},
-        {2 * tp, 1, TensorCut::rows},      {9, 5 * tp, TensorCut::columns}, {3 * 2 * tp, 11, TensorCut::qkv_heads},
-        {3 * tp, 1, TensorCut::qkv_heads}, {128, 3, TensorCut::vocabulary}, {100, 2, TensorCut::vocabulary},
+        {13, 1, TensorCut::none},
+        {5, 29, TensorCut::none},
+        {3 * tp, 7, TensorCut::rows},
+        {2 * tp, 1, TensorCut::rows},
+        {9, 5 * tp, TensorCut::columns},
+        {3 * 2 * tp, 11, TensorCut::rows, {2 * tp, 2 * tp, 2 * tp}},
+        {3 * tp, 1, TensorCut::rows, {tp, tp, tp}},
+        {4 * tp, 5, TensorCut::rows, {2 * tp, tp, tp}},
+        {128, 3, TensorCut::vocabulary},
+        {100, 2, TensorCut::vocabulary},
     };
 }
 
@@ -95,7 +102,7 @@ TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
 
 TEST_CASE("shard: every element is owned exactly once per replica group, for every mesh up to 16 ranks") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
             for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
                 for (StateKind state : all_states) {
                     const bool sharded = is_sharded(state, zero_stage);
@@ -108,7 +115,7 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                             REQUIRE(range.local_begin >= local);   // ascending, no overlap
                             local = range.local_begin + range.length;
                             for (std::int64_t i = 0; i < range.length; i++) {
-                                owners[static_cast<std::size_t>(range.global_begin + i)]++;
+                                owners[static_cast<std::size_t>(range.global.element(i))]++;
                             }
                         }
                         REQUIRE(local <= stored_elements(tensor, place, state));
@@ -125,8 +132,10 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
 
 TEST_CASE("shard: every element of a model has one sole owner in the whole mesh, whatever the ZeRO stage") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
             for (bool tied : {false, true}) {
+                TensorSpec copied = tensor;
+                copied.tied = tied;
                 for (int zero_stage : {0, 1, 3}) {
                     std::vector<int> owners(static_cast<std::size_t>(tensor.elements()), 0);
                     for (int rank = 0; rank < mesh.size(); rank++) {
@@ -134,9 +143,9 @@ TEST_CASE("shard: every element of a model has one sole owner in the whole mesh,
                         // a tensor that is not tied is held by one stage: here the last one
                         const bool holds = place.at.pp == mesh.pp - 1 || (tied && place.at.pp == 0);
                         if (!holds) continue;
-                        for (const OwnedRange& range : sole_ranges(tensor, tied, place)) {
+                        for (const OwnedRange& range : sole_ranges(copied, place)) {
                             for (std::int64_t i = 0; i < range.length; i++) {
-                                owners[static_cast<std::size_t>(range.global_begin + i)]++;
+                                owners[static_cast<std::size_t>(range.global.element(i))]++;
                             }
                         }
                     }
@@ -150,13 +159,13 @@ TEST_CASE("shard: every element of a model has one sole owner in the whole mesh,
 TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
     for (const MeshShape& mesh : all_meshes(16)) {
         if (mesh.pp > 1) continue;   // stages do not enter
-        for (const GlobalTensor& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
             for (int zero_stage : {0, 1, 3}) {
                 for (int rank = 0; rank < mesh.size(); rank++) {
                     ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
                     for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::parameters)) {
                         for (std::int64_t i = 0; i < range.length; i++) {
-                            ElementHome home = home_of(tensor, place, StateKind::parameters, range.global_begin + i);
+                            ElementHome home = home_of(tensor, place, StateKind::parameters, range.global.element(i));
                             REQUIRE((home.tp_rank == -1 || home.tp_rank == place.at.tp));
                             REQUIRE((home.zero_rank == -1 || home.zero_rank == group_rank(mesh, place.at, zero_axes)));
                             REQUIRE(home.local == range.local_begin + i);
@@ -169,7 +178,7 @@ TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
 }
 
 TEST_CASE("shard: both owners of a tied tensor cut it alike") {
-    const GlobalTensor tied{128, 6, TensorCut::vocabulary};
+    const TensorSpec tied{128, 6, TensorCut::vocabulary};
     for (const MeshShape& mesh : all_meshes(16)) {
         for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
             for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {   // the ranks of the first stage
@@ -183,12 +192,48 @@ TEST_CASE("shard: both owners of a tied tensor cut it alike") {
 }
 
 TEST_CASE("shard: tp shards of q, k and v hold the same heads of each") {
-    const GlobalTensor qkv{3 * 4, 2, TensorCut::qkv_heads};   // two heads of two channels
+    const TensorSpec qkv{3 * 4, 2, TensorCut::rows, {4, 4, 4}};   // two heads of two channels
     std::vector<OwnedRange> second = tp_shard_ranges(qkv, 2, 1);
     REQUIRE(second.size() == 3);
-    CHECK(second[0] == OwnedRange{2 * 2, 0, 4});
-    CHECK(second[1] == OwnedRange{6 * 2, 4, 4});
-    CHECK(second[2] == OwnedRange{10 * 2, 8, 4});
+    CHECK(second[0] == OwnedRange{{2 * 2}, 0, 4});
+    CHECK(second[1] == OwnedRange{{6 * 2}, 4, 4});
+    CHECK(second[2] == OwnedRange{{10 * 2}, 8, 4});
+    // grouped queries: four heads of queries, two of keys and of values
+    const TensorSpec grouped{8 + 4 + 4, 1, TensorCut::rows, {8, 4, 4}};
+    second = tp_shard_ranges(grouped, 2, 1);
+    REQUIRE(second.size() == 3);
+    CHECK(second[0] == OwnedRange{{4}, 0, 4});
+    CHECK(second[1] == OwnedRange{{8 + 2}, 4, 2});
+    CHECK(second[2] == OwnedRange{{12 + 2}, 6, 2});
+}
+
+TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it again") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
+            for (int rank = 0; rank < mesh.size(); rank++) {
+                const ShardPlace place{mesh, coordinates_of(mesh, rank), 1};
+                const std::size_t blocks = std::max<std::size_t>(1, tensor.blocks.size());
+                REQUIRE(owned_ranges(tensor, place, StateKind::optimizer).size() <= blocks);
+                REQUIRE(owned_ranges(tensor, place, StateKind::parameters).size() <= blocks);
+            }
+        }
+    }
+    // columns 6 to 11 of 12, of 30 rows: 180 elements, cut in two shards of 128; the second begins in a row
+    const TensorSpec cut{30, 12, TensorCut::columns};
+    const ShardPlace second{{1, 2, 1, 2}, {0, 1, 0, 1}, 1};
+    const std::vector<OwnedRange> ranges = owned_ranges(cut, second, StateKind::optimizer);
+    REQUIRE(ranges.size() == 1);
+    CHECK(ranges[0] == OwnedRange{{21 * 12 + 6 + 2, 12, 6, 2}, 0, 180 - 128});
+    std::vector<std::int64_t> found;
+    for_runs(ranges[0], [&](std::int64_t global, std::int64_t local, std::int64_t count) {
+        REQUIRE(local == static_cast<std::int64_t>(found.size()));
+        for (std::int64_t i = 0; i < count; i++) found.push_back(global + i);
+    });
+    REQUIRE(found.size() == 52);
+    for (std::size_t i = 0; i < found.size(); i++) {
+        const std::int64_t local = 128 + static_cast<std::int64_t>(i);
+        CHECK(found[i] == local / 6 * 12 + 6 + local % 6);
+    }
 }
 
 TEST_CASE("shard: shards are aligned, and their sum is a tp shard's padded size") {

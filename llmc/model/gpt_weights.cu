@@ -4,37 +4,15 @@
 
 namespace {
 
-// Ranges that are equal pieces at equal distances in the global tensor and follow each other in memory (the rows of a
-// cut by columns): `count` of them, from one call of the kernel.
-struct RangeRun {
-    OwnedRange first;
-    std::int64_t count = 1;
-    std::int64_t stride = 0;   // global elements from piece to piece
-};
-
-std::vector<RangeRun> runs_of(const std::vector<OwnedRange>& ranges) {
-    std::vector<RangeRun> runs;
-    for (const OwnedRange& range : ranges) {
-        if (!runs.empty()) {
-            RangeRun& run = runs.back();
-            const std::int64_t stride = run.count == 1 ? range.global_begin - run.first.global_begin : run.stride;
-            if (range.length == run.first.length && stride >= run.first.length &&
-                range.local_begin == run.first.local_begin + run.count * run.first.length &&
-                range.global_begin == run.first.global_begin + run.count * stride) {
-                run.stride = stride;
-                run.count++;
-                continue;
-            }
-        }
-        runs.push_back({range, 1, 0});
+// Rows that only pad the vocabulary are left out: they stay zero. They are the last ones of a tensor cut by rows.
+std::vector<OwnedRange> without_padding(std::vector<OwnedRange> ranges, const ParamInfo& param) {
+    const std::int64_t end = param.exported_elements();
+    if (end == param.tensor.elements()) return ranges;
+    std::erase_if(ranges, [&](const OwnedRange& range) { return range.global.first >= end; });
+    for (OwnedRange& range : ranges) {
+        ENSURE(range.global.length == 0, param.name, " has padding rows and is cut by columns");
+        range.length = std::min(range.length, end - range.global.first);
     }
-    return runs;
-}
-
-// Rows that only pad the vocabulary are left out: they stay zero.
-std::vector<OwnedRange> without_padding(std::vector<OwnedRange> ranges, std::int64_t exported_elements) {
-    std::erase_if(ranges, [&](const OwnedRange& range) { return range.global_begin >= exported_elements; });
-    for (OwnedRange& range : ranges) range.length = std::min(range.length, exported_elements - range.global_begin);
     return ranges;
 }
 
@@ -62,15 +40,13 @@ void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaS
         if (param.init == Init::zeros) continue;
         T* data = state.tensor(tensor.param);
         const std::uint64_t key = random_key(seed, param.random_tensor());
-        const std::vector<OwnedRange> owned = owned_ranges(param.tensor, storage.place(), state.state());
-        for (const RangeRun& run : runs_of(without_padding(owned, param.exported_elements()))) {
-            T* first = data + run.first.local_begin;
-            const std::int64_t elements = run.count * run.first.length;
+        for (const OwnedRange& range :
+             without_padding(owned_ranges(param.tensor, storage.place(), state.state()), param)) {
+            T* first = data + range.local_begin;
             if (param.init == Init::ones) {
-                fill<T>(first, elements, 1.0f, stream);
+                fill<T>(first, range.length, 1.0f, stream);
             } else {
-                const GlobalSpan span{run.first.global_begin, run.count > 1 ? run.first.length : 0, run.stride};
-                fill_normal<T>(first, elements, param.deviation, key, span, stream);
+                fill_normal<T>(first, range.length, param.deviation, key, range.global, stream);
             }
         }
     }
@@ -93,14 +69,16 @@ void upload_tensor(const ModelState<T>& state, int param, std::span<const float>
     const ParamStorage& storage = state.storage();
     const TensorPlace* place = storage.find(param);
     if (place == nullptr) return;
-    const GlobalTensor& tensor = storage.table()[param].tensor;
+    const TensorSpec& tensor = storage.table()[param].tensor;
     ENSURE(values.size() == static_cast<std::size_t>(tensor.elements()), values.size(), " values for ",
            storage.table()[param].name);
     std::vector<T> stored(static_cast<std::size_t>(storage.padded_elements(*place, state.state())),
                           static_cast<T>(0.0f));
     for (const OwnedRange& range : owned_ranges(tensor, storage.place(), state.state())) {
-        std::transform(values.begin() + range.global_begin, values.begin() + range.global_begin + range.length,
-                       stored.begin() + range.local_begin, [](float value) { return static_cast<T>(value); });
+        for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
+            std::transform(values.begin() + global, values.begin() + global + count, stored.begin() + local,
+                           [](float value) { return static_cast<T>(value); });
+        });
     }
     state.unit(place->slot)
         .upload(stored, stream, static_cast<std::size_t>(storage.tensor_offset(*place, state.state())));

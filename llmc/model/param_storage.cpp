@@ -15,7 +15,7 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
             tensor.slot = static_cast<int>(units_.size());
             tensor.offset = place_of_unit.padded;
             tensor.elements = tp_shard_of(table_[param].tensor, place_.mesh.tp).elements();
-            tensor.padded = zero_cut(tensor.elements, group_size(place_.mesh, zero_axes)).padded;
+            tensor.padded = zero_cut(tensor.elements, group_size(place_.mesh, table_[param].tensor.zero)).padded;
             place_of_unit.padded += tensor.padded;
             place_of_unit.tensors.push_back(static_cast<int>(tensors_.size()));
             place_of_param_[static_cast<std::size_t>(param)] = static_cast<int>(tensors_.size());

@@ -60,7 +60,7 @@ TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied emb
                                        {{ranges[static_cast<std::size_t>(stage)]}, stage == 0, stage == pp - 1});
             for (const TensorPlace& tensor : storage.tensors()) owners[tensor.param]++;
         }
-        for (int i = 0; i < table.size(); i++) CHECK(owners[i] == (table[i].tied && pp > 1 ? 2 : 1));
+        for (int i = 0; i < table.size(); i++) CHECK(owners[i] == (table[i].tensor.tied && pp > 1 ? 2 : 1));
     }
 }
 

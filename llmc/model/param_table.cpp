@@ -27,8 +27,8 @@ constexpr Row embedding_rows[] = {
 constexpr Row layer_rows[] = {
     {Param::ln1w, "ln_1.weight", Extent::c, Extent::one, TensorCut::none, Init::ones, false, false},
     {Param::ln1b, "ln_1.bias", Extent::c, Extent::one, TensorCut::none, Init::zeros, false, false},
-    {Param::qkvw, "attn.c_attn.weight", Extent::c3, Extent::c, TensorCut::qkv_heads, Init::normal, false, true},
-    {Param::qkvb, "attn.c_attn.bias", Extent::c3, Extent::one, TensorCut::qkv_heads, Init::zeros, false, false},
+    {Param::qkvw, "attn.c_attn.weight", Extent::c3, Extent::c, TensorCut::rows, Init::normal, false, true},
+    {Param::qkvb, "attn.c_attn.bias", Extent::c3, Extent::one, TensorCut::rows, Init::zeros, false, false},
     {Param::attprojw, "attn.c_proj.weight", Extent::c, Extent::c, TensorCut::columns, Init::normal, true, true},
     {Param::attprojb, "attn.c_proj.bias", Extent::c, Extent::one, TensorCut::none, Init::zeros, false, false},
     {Param::ln2w, "ln_2.weight", Extent::c, Extent::one, TensorCut::none, Init::ones, false, false},
@@ -65,10 +65,11 @@ ParamInfo make_info(const Row& row, int layer, int unit, const ModelConfig& conf
     info.unit = unit;
     info.name = layer < 0 ? row.name : text("h.", layer, ".", row.name);
     info.tensor = {size_of_extent(row.rows, config), size_of_extent(row.cols, config), row.cut};
+    if (row.rows == Extent::c3) info.tensor.blocks = {config.channels, config.channels, config.channels};   // q, k, v
+    info.tensor.tied = row.kind == Param::wte;
     info.is_matrix = row.cols != Extent::one;
     info.exported_rows = row.rows == Extent::vocabulary ? config.vocab_size : info.tensor.rows;
     info.hf_transposed = row.hf_transposed;
-    info.tied = row.kind == Param::wte;
     info.decays = info.is_matrix;
     info.init = row.init;
     if (row.init == Init::normal) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/base/rng.h"
-#include "llmc/mesh/shard.h"
+#include "llmc/mesh/tensor_spec.h"
 #include "llmc/model/config.h"
 
 // Kinds of parameters, in the order in which llm.c's model files store them.
@@ -42,11 +42,10 @@ struct ParamInfo {
     int layer;                    // -1 outside the layers
     int unit;                     // 0 embedding, 1 + l layer l, 1 + L head
     std::string name;             // GPT-2's and Hugging Face's, without "transformer."
-    GlobalTensor tensor;          // stored [out, in], vocabulary padded; and how tensor parallelism cuts it
+    TensorSpec tensor;            // stored [out, in], vocabulary padded; and how meshes cut it
     bool is_matrix;               // else a vector of tensor.rows elements
     std::int64_t exported_rows;   // rows before padding: V for wte, else tensor.rows
     bool hf_transposed;           // Hugging Face stores it [in, out] (its Conv1D)
-    bool tied;                    // held by the first and by the last pipeline stage
     bool decays;                  // weight decay: matrices and embeddings, as llm.c
     Init init;
     float deviation;   // of the normal distribution; padding rows are zero whatever `init` says

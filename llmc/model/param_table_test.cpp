@@ -83,7 +83,7 @@ TEST_CASE("param_table: initialisation, decay and orientation are GPT-2's") {
     CHECK(wte.exported_rows == 50257);
     CHECK(wte.tensor.rows == 50304);
     CHECK_FALSE(wte.hf_transposed);
-    CHECK(wte.tied);
+    CHECK(wte.tensor.tied);
     CHECK(table[table.index(Param::fcprojw, 5)].deviation == doctest::Approx(0.02 / std::sqrt(24.0)));
     CHECK(table[table.index(Param::fcw, 5)].deviation == doctest::Approx(0.02));
     for (const ParamInfo& param : table.all()) {

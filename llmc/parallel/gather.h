@@ -97,20 +97,21 @@ std::optional<std::vector<float>> gather_tensor(const ModelState<T>& state, int 
     const TensorPlace* place = storage.find(param);
     ENSURE(place != nullptr, "this rank holds no ", storage.table()[param].name);
     const bool wanted = root == everywhere || root == group.rank();
-    const GlobalTensor& tensor = storage.table()[param].tensor;
+    const TensorSpec& tensor = storage.table()[param].tensor;
     std::vector<float> values(wanted ? static_cast<std::size_t>(tensor.elements()) : 0);
     // what lies at `data` are the elements from `begin` on of a buffer that has these ranges of the tensor
     auto take = [&](const T* data, std::size_t begin, std::size_t count, const std::vector<OwnedRange>& ranges) {
         std::vector<T> stored(count);
         CUDA_CHECK(cudaMemcpyAsync(stored.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
+        const auto first = static_cast<std::int64_t>(begin), past = static_cast<std::int64_t>(begin + count);
         for (const OwnedRange& range : ranges) {
-            const auto first = static_cast<std::int64_t>(begin), past = static_cast<std::int64_t>(begin + count);
-            const std::int64_t end = std::min(range.local_begin + range.length, past);
-            for (std::int64_t local = std::max(range.local_begin, first); local < end; local++) {
-                values[static_cast<std::size_t>(range.global_begin + local - range.local_begin)] =
-                    static_cast<float>(stored[static_cast<std::size_t>(local - first)]);
-            }
+            for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t run) {
+                for (std::int64_t i = std::max(local, first); i < std::min(local + run, past); i++) {
+                    values[static_cast<std::size_t>(global + i - local)] =
+                        static_cast<float>(stored[static_cast<std::size_t>(i - first)]);
+                }
+            });
         }
     };
 

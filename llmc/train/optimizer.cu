@@ -137,10 +137,10 @@ private:
                 range.count = owned.length;
                 range.weight_decay = info.decays ? options_.weight_decay : 0.0f;
                 range.tensor_key = info.random_tensor();
-                range.span.first = owned.global_begin;
+                range.span = owned.global;
                 adam.push_back(range);
             }
-            for (const OwnedRange& sole : sole_ranges(info.tensor, info.tied, model_.storage().place())) {
+            for (const OwnedRange& sole : sole_ranges(info.tensor, model_.storage().place())) {
                 norm.push_back({gradients_.shard(place.param) + sole.local_begin, sole.length});
             }
         }

@@ -1,0 +1,29 @@
+// What cutting and copying over a mesh has to know of a tensor: its shape, how it is cut, and who holds copies of it.
+// The parameter table (llmc/model/param_table.h) has one for every parameter; nothing else says these things.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "llmc/mesh/mesh.h"
+
+// The axis that tensor parallelism cuts. Matrices are stored [out, in], vectors are [n, 1].
+enum class TensorCut : std::uint8_t {
+    none,         // every tp rank holds all of it
+    rows,         // outputs (Megatron's column parallel) and the biases that go with them
+    columns,      // inputs (Megatron's row parallel)
+    vocabulary,   // rows, which need not divide evenly: the last tp shards may be short or empty
+};
+
+struct TensorSpec {
+    std::int64_t rows = 0;
+    std::int64_t cols = 1;
+    TensorCut cut = TensorCut::none;
+    // Rows of the blocks that `rows` cuts apart, each over all tp ranks (q, k and v; of different sizes under grouped
+    // queries). Their sum is `rows`; empty: one block.
+    std::vector<std::int64_t> blocks = {};
+    bool tied = false;          // held by the first and by the last pipeline stage
+    AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
+
+    std::int64_t elements() const { return rows * cols; }
+};
