@@ -248,6 +248,28 @@ TEST_CASE("gpt: reference: odd sizes, both attentions, loss of validation equals
     }
 }
 
+Problem untied_problem() {
+    ModelConfig config = custom_model_config(2, 2, 64, 40, 150);
+    config.tied = false;
+    return random_problem(config, 4, 33, 6);
+}
+
+TEST_CASE("gpt: reference: a classifier that is a tensor of its own, also in micro-batches") {
+    const Problem problem = untied_problem();
+    const ReferenceResult expected =
+        problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+    for (int B : {problem.B, 1}) {
+        GptOptions options = test_options();
+        options.B = B;
+        Runner<> runner(problem, options);
+        const Outcome outcome = runner.run(), again = runner.run();   // nothing is left of the run before
+        CHECK(relative_error(outcome.losses, expected.losses) < parity);
+        check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+        CHECK(again.gradients == outcome.gradients);
+        if (B == problem.B) CHECK(relative_error(runner.logits(), expected.logits) < parity);
+    }
+}
+
 TEST_CASE("gpt: a second run is bit-identical") {
     const Problem problem = odd_problem();
     Runner<> runner(problem, test_options());
@@ -369,6 +391,15 @@ TEST_CASE("gpt: hooks are told of every unit in the order of work") {
     runner.validation_losses();
     CHECK(recorder.story == " +0 -0 +1 -1 +2 -2 +0 +3 -0 -3");
     CHECK(recorder.next == recorder.uses.size());
+
+    Problem untied = untied_problem();   // the embedding is read and written once
+    untied.B = 1;
+    Runner<> other(untied, test_options());
+    recorder.story.clear();
+    other.model().set_hooks(&recorder);
+    other.run();
+    CHECK(recorder.story ==
+          " +0 -0 +1 -1 +2 -2 write3 +3 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 write0 ready0");
 }
 
 #if defined(PRECISION_BF16)

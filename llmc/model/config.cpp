@@ -123,7 +123,7 @@ ModelConfig model_config(const std::string& descriptor) {
 
 ModelConfig custom_model_config(std::int64_t layers, std::int64_t heads, std::int64_t channels,
                                 std::int64_t max_seq_len, std::int64_t vocab_size) {
-    ModelConfig config{layers, heads, channels, max_seq_len, vocab_size, padded_vocab(vocab_size)};
+    const ModelConfig config{layers, heads, channels, max_seq_len, vocab_size, padded_vocab(vocab_size)};
     check_model_config(config);
     return config;
 }
@@ -154,5 +154,5 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
 std::string describe(const ModelConfig& c) {
     return text(c.layers, " layers, ", c.heads, " heads of ", c.head_size(), ", ", c.channels, " channels, ",
                 c.max_seq_len, " positions, vocabulary ", c.vocab_size, " (padded ", c.padded_vocab_size, "), ",
-                parameter_count(c), " parameters");
+                c.tied ? "" : "a classifier of its own, ", parameter_count(c), " parameters");
 }

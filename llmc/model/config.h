@@ -16,6 +16,7 @@ struct ModelConfig {
     std::int64_t max_seq_len = 1024;          // maxT, number of learned positions
     std::int64_t vocab_size = 50257;          // V
     std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
+    bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
 
     std::int64_t head_size() const { return channels / heads; }   // HS
     friend bool operator==(const ModelConfig&, const ModelConfig&) = default;

@@ -99,11 +99,11 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
 
 Gpt::~Gpt() = default;
 
-// Units in the storage: embedding, layers, head. The head's piece reads the embedding's wte too.
+// Units in the storage: embedding, layers, head. With a tied classifier the head's piece reads the embedding's wte too.
 void Gpt::list_uses() {
     const int layers = static_cast<int>(config_.layers), head = layers + 1;
     for (int slot = 0; slot <= layers; slot++) forward_uses_.push_back({slot});
-    forward_uses_.push_back({0, head});
+    forward_uses_.push_back(config_.tied ? std::vector<int>{0, head} : std::vector<int>{head});
     training_uses_ = forward_uses_;
     for (int slot = layers; slot >= 1; slot--) training_uses_.push_back({slot});
 }
@@ -174,7 +174,8 @@ void Gpt::final_layernorm(Activations& activations) {
 
 void Gpt::logits_forward(floatX* logits, const Activations& activations, int first_row, int count) {
     const floatX* in = activations.lnf + std::int64_t{first_row} * C_;
-    matmul_.forward<floatX>(logits, in, unsharded_.tensor(Param::wte), nullptr, MatmulShape{count, Vp_, C_}, stream_);
+    matmul_.forward<floatX>(logits, in, unsharded_.tensor(table().classifier()), nullptr, MatmulShape{count, Vp_, C_},
+                            stream_);
 }
 
 void Gpt::head_forward(const Batch& batch, Activations& activations) {

@@ -3,7 +3,7 @@
 //   residual(0) = wte[tokens] + wpe
 //   block l:  residual2 = residual(l) + attproj(attention(qkv(ln1(residual(l)))))
 //             residual(l+1) = residual2 + fcproj(gelu(fc(ln2(residual2))))
-//   loss = cross entropy of (lnf(residual(L)) wte^T)
+//   loss = cross entropy of (lnf(residual(L)) classifier^T)      classifier: wte, or lm_head where it is not tied
 // Radford et al., "Language models are unsupervised multitask learners" (GPT-2, 2019), section 2.3.
 //
 // The pieces are separate calls, embedding, one block, head, each forward and backward, because a pipeline schedules
@@ -110,8 +110,8 @@ public:
     // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
     // stream. Error(no_device) where there is none or no room; then it is our own.
     void use_attention(AttentionKind kind);
-    // The faster of both for a micro-batch of this model, measured. Takes neither; overwrites activations. Own where the
-    // library fails, for lack of memory, say; `library_failed` says then why.
+    // The faster of both for a micro-batch of this model, measured. Takes neither; overwrites activations. Own where
+    // the library fails, for lack of memory, say; `library_failed` says then why.
     struct FasterAttention {
         AttentionKind kind;
         std::string library_failed;
@@ -150,7 +150,7 @@ public:
 
     void embedding_forward(const Batch& batch, Activations& activations);
     void block_forward(int layer, Activations& activations);
-    // Losses; and with backward also dresidual and the gradients of lnf and of the classifier (wte), chunk by chunk.
+    // Losses; and with backward also dresidual and the gradients of lnf and of the classifier, chunk by chunk.
     void head_forward(const Batch& batch, Activations& activations);
     template <class G>
     void head_forward_backward(const ModelState<G>& gradients, const Batch& batch, float dloss, bool accumulate,
@@ -158,7 +158,7 @@ public:
     // dresidual: in, the gradient of the block's output; out, that of its input.
     template <class G>
     void block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations);
-    // Adds to dwte, which the classifier of this rank has written (else zero it first).
+    // Adds to dwte what the classifier of this rank has written, where it is tied.
     template <class G>
     void embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
                             Activations& activations);

@@ -2,6 +2,7 @@
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/init.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/model/gpt.h"
 
@@ -19,9 +20,10 @@ void Gpt::head_forward_backward(const ModelState<G>& gradients, const Batch& bat
                                             dloss, ClassifierOutput::loss_and_gradient},
                          stream_);
         const floatX* dlogits = logits;
-        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, unsharded_.tensor(Param::wte), shape, false, stream_);
-        matmul_.weight_gradient<floatX, G>(gradients.tensor(Param::wte), dlogits, activations.lnf + offset, shape,
-                                           accumulate || row > 0, stream_);
+        matmul_.input_gradient<floatX>(dlnf + offset, dlogits, unsharded_.tensor(table().classifier()), shape, false,
+                                       stream_);
+        matmul_.weight_gradient<floatX, G>(gradients.tensor(table().classifier()), dlogits, activations.lnf + offset,
+                                           shape, accumulate || row > 0, stream_);
     }
     LayerNormBackward<floatX, G> norm{};
     norm.din = activations.dresidual;
@@ -119,6 +121,7 @@ void Gpt::block_backward(int layer, const ModelState<G>& gradients, bool accumul
 template <class G>
 void Gpt::embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
                              Activations& activations) {
+    if (!config_.tied && !accumulate) fill(gradients.tensor(Param::wte), std::int64_t{Vp_} * C_, 0.0f, stream_);
     EncoderBackward<floatX, G> encoder{};
     encoder.dwte = gradients.tensor(Param::wte);
     encoder.dwpe = gradients.tensor(Param::wpe);
@@ -139,7 +142,7 @@ void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, f
     begin_pass(training_uses_);
     layers_forward(batch);
 
-    gradients_begin(0);   // the classifier writes the embedding's
+    if (config_.tied) gradients_begin(0);   // the classifier writes the embedding's
     gradients_begin(head);
     use([&] { head_forward_backward(gradients, batch, dloss, accumulate, *activations_); });
     gradients_ready(head);
@@ -148,6 +151,7 @@ void Gpt::forward_backward(const ModelState<G>& gradients, const Batch& batch, f
         use([&] { block_backward(layer, gradients, accumulate, *activations_); });
         gradients_ready(layer + 1);
     }
+    if (!config_.tied) gradients_begin(0);
     embedding_backward(gradients, batch, accumulate, *activations_);
     gradients_ready(0);
 }

@@ -29,7 +29,7 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
             add_unit(table_.layer_unit(static_cast<int>(layer)), false);
         }
     }
-    if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding);
+    if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding && table_.config().tied);
 }
 
 const TensorPlace* ParamStorage::find(int param) const {

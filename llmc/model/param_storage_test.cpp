@@ -64,6 +64,16 @@ TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied emb
     }
 }
 
+TEST_CASE("param_storage: where the classifier is not tied, every tensor has one stage") {
+    ModelConfig config = small;
+    config.tied = false;
+    const ParamTable table(config);
+    const ShardPlace place{{2, 1, 1, 1}, {1, 0, 0, 0}, 0};
+    const ParamStorage last(table, place, {{{2, 4}}, false, true});
+    CHECK(last.find(table.index(Param::wte)) == nullptr);
+    CHECK(last.find(table.index(Param::lmhead)) != nullptr);
+}
+
 TEST_CASE("param_storage: layers that follow each other on a rank have different sets, whatever their numbers") {
     const ParamTable table(custom_model_config(9, 4, 64, 24, 200));
     const ParamStorage storage(table, ShardPlace{}, {{{0, 3}, {6, 9}}, true, false});   // layers 2 and 6 are neighbours

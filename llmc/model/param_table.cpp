@@ -44,6 +44,9 @@ constexpr Row head_rows[] = {
     {Param::lnfb, "ln_f.bias", Extent::c, Extent::one, TensorCut::none, Init::zeros, false, false},
 };
 
+constexpr Row untied_classifier = {
+    Param::lmhead, "lm_head.weight", Extent::vocabulary, Extent::c, TensorCut::vocabulary, Init::normal, false, false};
+
 constexpr float weight_deviation = 0.02f;
 
 std::int64_t size_of_extent(Extent extent, const ModelConfig& config) {
@@ -66,7 +69,7 @@ ParamInfo make_info(const Row& row, int layer, int unit, const ModelConfig& conf
     info.name = layer < 0 ? row.name : text("h.", layer, ".", row.name);
     info.tensor = {size_of_extent(row.rows, config), size_of_extent(row.cols, config), row.cut};
     if (row.rows == Extent::c3) info.tensor.blocks = {config.channels, config.channels, config.channels};   // q, k, v
-    info.tensor.tied = row.kind == Param::wte;
+    info.tensor.tied = row.kind == Param::wte && config.tied;
     info.is_matrix = row.cols != Extent::one;
     info.exported_rows = row.rows == Extent::vocabulary ? config.vocab_size : info.tensor.rows;
     info.hf_transposed = row.hf_transposed;
@@ -89,6 +92,7 @@ ParamTable::ParamTable(const ModelConfig& config) : config_(config) {
         for (const Row& row : layer_rows) params_.push_back(make_info(row, layer, layer_unit(layer), config));
     }
     for (const Row& row : head_rows) params_.push_back(make_info(row, -1, head_unit(), config));
+    if (!config.tied) params_.push_back(make_info(untied_classifier, -1, head_unit(), config));
 }
 
 int ParamTable::index(Param kind, int layer) const {
@@ -103,7 +107,7 @@ int ParamTable::index(Param kind, int layer) const {
         ENSURE(layer >= 0 && layer < layers, "layer ", layer, " of ", layers);
         result = k + layer * in_layer;
     }
-    ENSURE((*this)[result].kind == kind, "the table is not in the order of Param");
+    ENSURE(result < size() && (*this)[result].kind == kind, "kind ", k, " is not in the table where Param has it");
     return result;
 }
 
@@ -126,7 +130,7 @@ std::vector<int> ParamTable::unit_params(int unit, bool tied_copy) const {
     ENSURE(unit >= 0 && unit < units(), "unit ", unit, " of ", units());
     std::vector<int> indices;
     if (tied_copy) {
-        ENSURE(unit == head_unit(), "only the head holds a copy of the tied embedding");
+        ENSURE(unit == head_unit() && config_.tied, "only the head holds a copy of an embedding that is tied");
         indices.push_back(index(Param::wte));
     }
     for (int i = 0; i < size(); i++) {

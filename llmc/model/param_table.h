@@ -2,8 +2,8 @@
 // checkpoints, import and export all read it; nothing else keeps a list of parameters.
 //
 // Parameters are grouped into units, the pieces in which they are stored, gathered and reduced: the embedding (wte,
-// wpe), each layer, and the head (final layernorm). The classifier shares wte; in a pipeline of several stages the last
-// one holds a copy of it, in its head unit.
+// wpe), each layer, and the head (final layernorm, and the classifier where it is a tensor of its own). A tied
+// classifier is wte; in a pipeline of several stages the last one holds a copy of it, in its head unit.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 // Kinds of parameters, in the order in which llm.c's model files store them.
 enum class Param : std::uint8_t {
-    wte,        // (Vp, C)  token embedding, also the classifier
+    wte,        // (Vp, C)  token embedding, and the classifier where that is tied to it
     wpe,        // (maxT, C) position embedding
     ln1w,       // (C)      layernorm before attention
     ln1b,       // (C)
@@ -32,8 +32,9 @@ enum class Param : std::uint8_t {
     fcprojb,    // (C)
     lnfw,       // (C)      layernorm before the classifier
     lnfb,       // (C)
+    lmhead,     // (Vp, C)  classifier, where it is not wte; llm.c's files have none
 };
-constexpr int param_kinds = 16;
+constexpr int llmc_param_kinds = 16;
 
 enum class Init : std::uint8_t { zeros, ones, normal };
 
@@ -65,6 +66,9 @@ public:
     const std::vector<ParamInfo>& all() const { return params_; }   // units in order, each in the order of Param
     const ParamInfo& operator[](int index) const { return params_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(params_.size()); }
+
+    // The tensor that makes logits.
+    Param classifier() const { return config_.tied ? Param::wte : Param::lmhead; }
 
     // Index of a parameter; layer -1 for those outside the layers.
     int index(Param kind, int layer = -1) const;

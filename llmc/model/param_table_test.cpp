@@ -77,6 +77,25 @@ TEST_CASE("param_table: indices, names and units agree") {
     CHECK(table.find("h.2.mlp.c_fc.weight") == table.index(Param::fcw, 2));
 }
 
+TEST_CASE("param_table: an untied classifier is one tensor more, in the head") {
+    ModelConfig config = custom_model_config(3, 2, 32, 16, 100);
+    const ParamTable tied(config);
+    config.tied = false;
+    const ParamTable untied(config);
+    CHECK(untied.size() == tied.size() + 1);
+    CHECK(untied.elements() == tied.elements() + 128 * 32);
+    for (int i = 0; i < tied.size(); i++) CHECK(untied[i].name == tied[i].name);
+    const ParamInfo& classifier = untied[untied.index(untied.classifier())];
+    CHECK(classifier.name == "lm_head.weight");
+    CHECK(classifier.unit == untied.head_unit());
+    CHECK(classifier.exported_rows == 100);
+    CHECK_FALSE((classifier.hf_transposed || classifier.tensor.tied || untied[untied.index(Param::wte)].tensor.tied));
+    CHECK(tied.classifier() == Param::wte);
+    CHECK_THROWS_AS(tied.index(Param::lmhead), Error);
+    CHECK_THROWS_AS(untied.unit_params(untied.head_unit(), true), Error);
+    CHECK(untied.unit_params(untied.head_unit()).back() == untied.index(Param::lmhead));
+}
+
 TEST_CASE("param_table: initialisation, decay and orientation are GPT-2's") {
     ParamTable table(model_config("d12"));
     const ParamInfo& wte = table[table.index(Param::wte)];

@@ -264,7 +264,7 @@ private:
         trace.lnf = reference::layernorm(stream, at(Param::lnfw), at(Param::lnfb), R, C());
 
         ReferenceResult result;
-        result.logits = reference::linear(trace.lnf, at(Param::wte), {}, R, V(), C());
+        result.logits = reference::linear(trace.lnf, at(table.classifier()), {}, R, V(), C());
         result.losses.assign(R, 0.0);
         for (Index r = 0; r < R; r++) {
             if (targets[r] < 0) continue;
@@ -317,8 +317,8 @@ private:
                 dlogits[r * V() + v] = (p - (v == target ? 1.0 : 0.0)) / static_cast<double>(R);
             }
         }
-        Doubles dlnf =
-            reference::linear_backward(d(Param::wte), nullptr, dlogits, trace.lnf, at(Param::wte), R, V(), C());
+        Doubles dlnf = reference::linear_backward(d(table.classifier()), nullptr, dlogits, trace.lnf,
+                                                  at(table.classifier()), R, V(), C());
         Doubles dstream =
             reference::layernorm_backward(d(Param::lnfw), d(Param::lnfb), dlnf, trace.output, at(Param::lnfw), R, C());
         for (int l = layers() - 1; l >= 0; l--) {

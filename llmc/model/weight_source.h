@@ -9,7 +9,8 @@
 //   wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb, each stacked over layers
 //
 // Hugging Face folder: config.json; model.safetensors, or the files that model.safetensors.index.json lists. Names with
-// or without "transformer."; matrices of layers are stored [in, out]; attention masks and a tied lm_head are ignored.
+// or without "transformer."; matrices of layers are stored [in, out]; attention masks are ignored, and lm_head where
+// config.json ties it to the embedding.
 #pragma once
 
 #include <functional>

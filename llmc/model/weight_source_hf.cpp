@@ -55,12 +55,16 @@ ModelConfig read_config(const FileSystem& files, const std::string& path) {
     require(json, path, "layer_norm_epsilon", 1e-5);
     require(json, path, "scale_attn_weights", true);
     require(json, path, "scale_attn_by_inverse_layer_idx", false);
-    require(json, path, "tie_word_embeddings", true);
     const std::int64_t channels = size_in(json, path, "n_embd");
     require(json, path, "n_inner", 4 * channels);
+    const Json tied = json.value("tie_word_embeddings", Json(true));
+    if (!tied.is_boolean()) bad(path, text("\"tie_word_embeddings\" is ", tied.dump(), ", expected true or false"));
     try {
-        return custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,
-                                   size_in(json, path, "n_positions", "n_ctx"), size_in(json, path, "vocab_size"));
+        ModelConfig config =
+            custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,
+                                size_in(json, path, "n_positions", "n_ctx"), size_in(json, path, "vocab_size"));
+        config.tied = tied.get<bool>();
+        return config;
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;
         bad(path, error.message());

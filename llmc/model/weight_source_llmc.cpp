@@ -125,8 +125,9 @@ std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std
 }
 
 std::vector<int> llmc_order(const ParamTable& table) {
+    ENSURE(table.config().tied, "llm.c's files have no classifier of its own");
     std::vector<int> order;
-    for (int kind = 0; kind < param_kinds; kind++) {
+    for (int kind = 0; kind < llmc_param_kinds; kind++) {
         for (int i = 0; i < table.size(); i++) {   // in this order, a kind's layers ascend
             if (table[i].kind == static_cast<Param>(kind)) order.push_back(i);
         }

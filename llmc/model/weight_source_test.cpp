@@ -152,6 +152,29 @@ TEST_CASE("weight_source: Hugging Face folders, with and without prefix, fp32 an
     }
 }
 
+TEST_CASE("weight_source: a Hugging Face folder whose classifier is not tied") {
+    ModelConfig config = small;
+    config.tied = false;
+    const ParamTable table(config);
+    TemporaryFolder folder;
+    write_hugging_face(folder.path(), table, "", {});
+    std::string json = small_config;
+    json.replace(json.rfind('}'), 1, ",\"tie_word_embeddings\":false}");
+    write_whole(real_files(), folder / "config.json", json);
+    check_equal(*open_weights(real_files(), folder.path()), table);
+    json.replace(json.find("false"), 5, "\"no\"");
+    write_whole(real_files(), folder / "config.json", json);
+    CHECK(message_of([&] { open_weights(real_files(), folder.path()); }).find("expected true or false") !=
+          std::string::npos);
+    // without its tensor
+    TemporaryFolder tied;
+    write_hugging_face(tied.path(), ParamTable(small), "", {});
+    json.replace(json.find("\"no\""), 4, "false");
+    write_whole(real_files(), tied / "config.json", json);
+    CHECK(message_of([&] { open_weights(real_files(), tied.path()); }).find("no tensor 'lm_head.weight'") !=
+          std::string::npos);
+}
+
 TEST_CASE("weight_source: Hugging Face folders of another model or with parts missing are named") {
     const ParamTable table(small);
     TemporaryFolder folder;

@@ -55,7 +55,7 @@ std::string hugging_face_config(const ModelConfig& config) {
         {"resid_pdrop", 0.0},
         {"embd_pdrop", 0.0},
         {"attn_pdrop", 0.0},
-        {"tie_word_embeddings", true},
+        {"tie_word_embeddings", config.tied},
         {"torch_dtype", sizeof(floatX) == 2 ? "bfloat16" : "float32"},
     };
     return to_text(json, 2) + "\n";
@@ -64,10 +64,10 @@ std::string hugging_face_config(const ModelConfig& config) {
 void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model,
                                const WholeTensors& whole) {
     const ParamTable& table = model.table();
-    std::vector<TensorEntry> entries;
+    std::vector<TensorEntry> entries;   // Hugging Face takes names without prefix, but not beside lm_head's
     for (const ParamInfo& info : table.all()) {
         TensorEntry entry;
-        entry.name = info.name;
+        entry.name = table.config().tied || info.kind == Param::lmhead ? info.name : "transformer." + info.name;
         entry.type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
         entry.shape = {info.exported_rows};
         if (info.is_matrix) {

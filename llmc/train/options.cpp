@@ -169,6 +169,9 @@ void add_model_options(CLI::App& app, Options& o) {
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
     model.number("--vocab-size", o.vocab_size, 0, 1 << 24,
                  "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257");
+    model.on_off(
+        "--tie-embeddings", o.tie_embeddings,
+        "the classifier is the token embedding, as in GPT-2; 0: a tensor of its own. A model file says it itself");
 }
 
 void add_step_options(CLI::App& app, Options& o) {
@@ -309,6 +312,10 @@ void check_together(const Options& o) {
     if (own_sizes == 3 && o.model != Options{}.model) {
         throw Error(ErrorKind::usage, text("--model ", o.model, " together with --layers, --heads and --channels"),
                     "Give either a model or sizes of your own.");
+    }
+    if (!o.tie_embeddings && !o.export_llmc.empty()) {
+        throw Error(ErrorKind::usage, "--export-llmc together with --tie-embeddings 0",
+                    "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
     }
     check_total_batch(o);
     if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {

@@ -145,6 +145,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
         {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
         {{"--resume"}, "--resume without --output-dir"},
+        {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
         {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "2"}, "--tp 2: not available in this version, expected 1"},
         {{"--pp-schedule", "1f1b"}, "--pp-schedule 1f1b: not available in this version"},

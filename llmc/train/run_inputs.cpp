@@ -27,16 +27,26 @@ ModelConfig choose_model(const Options& options, const WeightSource* weights,
                 text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                 "Leave --vocab-size out: the model says it.");
         }
+        if (!options.tie_embeddings && weights->config().tied) {
+            throw Error(ErrorKind::usage,
+                        text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
+                        "Leave --tie-embeddings out: the model says it.");
+        }
+        if (!options.export_llmc.empty() && !weights->config().tied) {
+            throw Error(ErrorKind::usage,
+                        text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
+                        "llm.c's files have none; checkpoints are Hugging Face folders.");
+        }
         return weights->config();
     }
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
                                                       : gpt2_vocabulary;
-    if (options.layers > 0) {
-        return custom_model_config(options.layers, options.heads, options.channels, options.seq_len, vocab);
-    }
-    ModelConfig config = model_config(options.model);
+    ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
+                                                                  options.seq_len, vocab)
+                                            : model_config(options.model);
+    config.tied = options.tie_embeddings;
     config.vocab_size = vocab;
     config.padded_vocab_size = padded_vocab(vocab);
     check_model_config(config);
