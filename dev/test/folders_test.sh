@@ -4,6 +4,7 @@
 #   1. a file includes only files of its own folder and of folders that stand above it in the list below;
 #   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
+#   3. mesh and what it includes know no device: none of CUDA's headers.
 #
 # Tests (*_test.*) may look further down: they try a thing as its users do.
 set -uo pipefail
@@ -34,6 +35,8 @@ report "folders include only what stands above them: $folders" "$(
 report "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
         grep -vE '^llmc/kernels/(launch\.cuh|ptx[a-z_]*\.(h|cuh)|[a-z_]*_onednn\.cpp)$')"
+report "mesh compiles without CUDA's headers and without the stand-in's" "$(
+    for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -2,10 +2,8 @@
 //
 // A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (a cut by columns), of which a ZeRO
 // shard may begin and end in the midst of a piece. Whatever must not depend on the layout (initial weights, stochastic
-// rounding) is keyed by the global element, found here.
+// rounding) is keyed by the global element, found here: in kernels, and by folders that know no device (llmc/mesh).
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -15,7 +13,7 @@ struct GlobalSpan {
     std::uint32_t length = 0;   // elements per piece; 0: the whole range is one piece
     std::uint32_t phase = 0;    // elements of its piece before local element 0
 
-    __host__ __device__ std::int64_t element(std::int64_t local) const {
+    constexpr std::int64_t element(std::int64_t local) const {
         if (length == 0) return first + local;
         const std::int64_t from_piece = phase + local;
         return first - phase + from_piece / length * stride + from_piece % length;

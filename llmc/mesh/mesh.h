@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/check.h"
+#include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
 enum class Axis : std::uint8_t { pp, dp, cp, tp };   // slowest first
@@ -81,6 +81,15 @@ inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet
     return rank;
 }
 
+// The axes of the set along which there is more than one rank: the same for two sets whose groups are the same.
+inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
+    AxisSet varying{};
+    for (Axis axis : mesh_axes) {
+        if (axes.contains(axis) && shape.along(axis) > 1) varying = varying | AxisSet{axis};
+    }
+    return varying;
+}
+
 // The same for all ranks of one group, different for different groups: the world rank of the group's first member.
 inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes) {
     if (axes.contains(Axis::pp)) at.pp = 0;
@@ -102,15 +111,22 @@ inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordina
     return members;
 }
 
-// For messages: the axes of the set along which there is more than one rank, as in "dp_cp".
+// For messages: varying_axes, as in "dp_cp".
 inline std::string group_name(const MeshShape& shape, AxisSet axes) {
     constexpr const char* names[] = {"pp", "dp", "cp", "tp"};
     std::string name;
     for (Axis axis : mesh_axes) {
-        if (!axes.contains(axis) || shape.along(axis) == 1) continue;
+        if (!varying_axes(shape, axes).contains(axis)) continue;
         name += text(name.empty() ? "" : "_", names[static_cast<std::size_t>(axis)]);
     }
     return name;
+}
+
+// What is added up over all ranks (losses, answers) is added by each of them: right only while every rank has tokens of
+// its own. Ranks along the other axes will need one of them that adds.
+inline void ensure_own_tokens(const MeshShape& shape) {
+    ENSURE(shape.size() == shape.dp, "sums over all ranks of a mesh of ", shape.pp, " x ", shape.dp, " x ", shape.cp,
+           " x ", shape.tp, " (pp, dp, cp, tp): ranks with the same tokens would count twice");
 }
 
 // The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).

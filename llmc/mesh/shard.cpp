@@ -1,5 +1,7 @@
 #include "llmc/mesh/shard.h"
 
+#include <numeric>
+
 namespace {
 
 constexpr std::int64_t ceil_to(std::int64_t n, std::int64_t multiple) {
@@ -64,6 +66,9 @@ ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t element
 }   // namespace
 
 TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
+    const std::int64_t in_blocks = std::accumulate(tensor.blocks.begin(), tensor.blocks.end(), std::int64_t{0});
+    ENSURE(tensor.blocks.empty() || in_blocks == tensor.rows, "blocks of ", in_blocks, " rows in a tensor of ",
+           tensor.rows);
     TensorSpec tp_shard = tensor;
     switch (tensor.cut) {
         case TensorCut::none: break;

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "llmc/base/check.h"
+#include "llmc/base/ensure.h"
 #include "llmc/kernels/global_span.h"
 #include "llmc/mesh/tensor_spec.h"
 
@@ -43,7 +43,7 @@ void for_runs(const OwnedRange& range, Use&& use) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensor parallelism: tp shards
 
-// Slabs of the vocabulary have this many rows or a multiple, to keep the classifier's matmuls aligned.
+// tp shards of the vocabulary have this many rows or a multiple, to keep the classifier's matmuls aligned.
 constexpr std::int64_t vocabulary_shard_rows = 8;
 
 // The tp shard that every tp rank stores, as a tensor (the same on all, so short ones end in padding). The number of

@@ -84,6 +84,28 @@ TEST_CASE("mesh: groups of every set of axes partition the world, in order of th
     }
 }
 
+TEST_CASE("mesh: two sets of axes have the same groups where the axes that vary are the same") {
+    for (const MeshShape& mesh : all_meshes(8)) {
+        for (AxisSet a : all_axis_sets()) {
+            for (AxisSet b : all_axis_sets()) {
+                bool same = true;
+                for (int rank = 0; rank < mesh.size(); rank++) {
+                    const MeshCoordinates at = coordinates_of(mesh, rank);
+                    same = same && group_members(mesh, at, a) == group_members(mesh, at, b);
+                }
+                REQUIRE(same == (varying_axes(mesh, a) == varying_axes(mesh, b)));
+            }
+        }
+    }
+}
+
+TEST_CASE("mesh: sums over all ranks are refused where ranks have the same tokens") {
+    ensure_own_tokens({1, 5, 1, 1});
+    for (const MeshShape& mesh : {MeshShape{2, 3, 1, 1}, MeshShape{1, 3, 2, 1}, MeshShape{1, 3, 1, 2}}) {
+        CHECK_THROWS_WITH_AS(ensure_own_tokens(mesh), doctest::Contains("would count twice"), Error);
+    }
+}
+
 TEST_CASE("mesh: groups are named by the axes along which their ranks differ") {
     CHECK(group_name({2, 3, 2, 2}, zero_axes) == "dp_cp");
     CHECK(group_name({2, 3, 1, 2}, zero_axes) == "dp");
@@ -205,6 +227,11 @@ TEST_CASE("shard: tp shards of q, k and v hold the same heads of each") {
     CHECK(second[0] == OwnedRange{{4}, 0, 4});
     CHECK(second[1] == OwnedRange{{8 + 2}, 4, 2});
     CHECK(second[2] == OwnedRange{{12 + 2}, 6, 2});
+}
+
+TEST_CASE("shard: blocks that are not the tensor's rows are refused") {
+    CHECK_THROWS_WITH_AS(tp_shard_of({12, 2, TensorCut::rows, {4, 4}}, 2),
+                         doctest::Contains("blocks of 8 rows in a tensor of 12"), Error);
 }
 
 TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it again") {

@@ -10,6 +10,8 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
     auto add_unit = [&](int unit, bool tied_copy) {
         UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}};
         for (int param : table_.unit_params(unit, tied_copy)) {
+            ENSURE(table_[param].tensor.zero == zero_axes, table_[param].name,
+                   ": states are cut over dp and cp, and over no other axes");   // below, and by ZeroRank
             TensorPlace tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());

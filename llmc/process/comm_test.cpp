@@ -106,6 +106,7 @@ TEST_CASE("comm: groups of a mesh, made by splitting, hold who they should, in o
             me.require(group->size() == static_cast<int>(members.size()), "its size");
             me.require(group != &me.all, "not the world under another name");
             me.require(group == me.world.group(axes), "made once");
+            me.require(group == me.world.group(axes | zero_axes), "one for equal groups: dp and cp are 1 here");
             DeviceBuffer<std::int32_t> own = me.on_device(std::vector<std::int32_t>{me.rank()});
             DeviceBuffer<std::int32_t> all = me.on_device(std::vector<std::int32_t>(members.size(), -1));
             group->all_gather(all.data(), own.data(), 1, me.stream);

@@ -80,6 +80,7 @@ void World::make_world(const ncclUniqueId& id) {
 
 Communicator* World::group(AxisSet axes) {
     if (all_ == nullptr || group_size(mesh_, axes) == 1) return nullptr;
+    axes = varying_axes(mesh_, axes);
     std::unique_ptr<Communicator>& group = groups_[axes];
     if (group == nullptr) {
         group = std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axes), group_rank(mesh_, at_, axes),

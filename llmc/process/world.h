@@ -48,8 +48,9 @@ public:
 
     Communicator* all() const { return all_.get(); }   // of all ranks; null when alone
     // Of the ranks that differ from this one along `axes` only; null where that is this rank alone. Made when first
-    // asked for, which is collective. It is never the communicator of all ranks under another name: operations of one
-    // communicator wait for each other, and those of all ranks have other work than a group's.
+    // asked for, which is collective; sets of axes whose groups are the same get the same one. It is never the
+    // communicator of all ranks under another name: operations of one communicator wait for each other, and those of
+    // all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
     TrainingGroups training_groups() { return {group(zero_axes), all()}; }   // collective when first asked for
@@ -95,7 +96,7 @@ private:
     std::unique_ptr<Watchdog>
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
-    std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it
+    std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which
