@@ -6,6 +6,7 @@ Evaluation::Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions
     : model_(model),
       questions_(std::move(questions)),
       batch_(arena, model.options().B, model.options().T, model.config().vocab_size) {
+    ensure_own_tokens(model.storage().place().mesh);
     for (std::size_t i = 0; i < questions_.size(); i++) {
         if (questions_[i].longest() > static_cast<std::size_t>(model.options().T)) {
             throw Error(ErrorKind::usage,

@@ -164,7 +164,9 @@ private:
     ModelState<G> gradients_, unsharded_gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
-    bool first_ = true;   // the next micro-batch is the first of its step
+    // The next micro-batch is the first of its step, and overwrites. One flag for the whole model, because Gpt runs it
+    // as a whole; chunks of a pipeline, which are not at the same micro-batch, will need one for each unit.
+    bool first_ = true;
     DeviceBuffer<StepNumbers> numbers_;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;
@@ -177,6 +179,7 @@ std::unique_ptr<Optimizer> Optimizer::make(Gpt& model, const OptimizerOptions& o
                                            const TrainingGroups& groups) {
     ENSURE(groups.all != nullptr || model.storage().place().mesh.size() == 1, "a mesh of ",
            model.storage().place().mesh.size(), " ranks without a communicator of all");
+    ensure_own_tokens(model.storage().place().mesh);
     ENSURE(groups.zero != nullptr || model.storage().place().zero_stage == 0, "ZeRO stage ",
            model.storage().place().zero_stage, " without a group to share with");
     if constexpr (kRoundedParameters) {

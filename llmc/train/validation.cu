@@ -19,6 +19,7 @@ Validation::Validation(Gpt& model, BatchBuffer& batch, const TokenSet& tokens, i
       agreement_(agreement),
       inputs_(static_cast<std::size_t>(model.options().B) * static_cast<std::size_t>(model.options().T)),
       targets_(inputs_.size()) {
+    ensure_own_tokens(model.storage().place().mesh);
     if (max_sequences > 0) sequences_ = std::min(sequences_, static_cast<std::uint64_t>(max_sequences));
 }
 
