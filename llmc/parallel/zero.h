@@ -18,9 +18,10 @@
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, P parameters (each tensor padded to N shards of a multiple
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
 //   stage 0: 2fPg    stage 1: fP(g + p)    stage 2: fP(mg + p)    stage 3: mfP(2p + g)
-// but for the head (2C parameters), which stage 3 fetches once a micro-batch: nothing comes between its forward and its
-// backward. Beside these, loss, norm and requests to stop in one all-reduce: 2f x 32 bytes a step (24 under stage 0,
-// where no sum over ranks is needed for the norm). `zero_traffic` says it to the byte.
+// but for what stage 3 fetches once a micro-batch: the head, because nothing comes between its forward and its
+// backward, and an embedding that is not the classifier, because only forward reads it. Beside these, loss, norm and
+// requests to stop in one all-reduce of all ranks: 2f x 32 bytes a step at every stage. `zero_traffic` says it to the
+// byte.
 //
 // What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
 // buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
@@ -52,7 +53,9 @@ public:
 
     // A step begins, in which the gradients of every unit will become ready so many times.
     void begin_step(int micro_batches);
-    // After the last micro-batch: what is queued on the compute stream from now on sees reduced gradients.
+    // After the last micro-batch, when the gradients of every unit have been ready as often as was said (else this is a
+    // bug, and names the unit: under stages 0 and 1 it has not been reduced): what is queued on the compute stream from
+    // now on sees reduced gradients.
     void finish_gradients();
     // The owned parts of the parameters have been updated by work on the compute stream.
     void parameters_changed();
@@ -77,6 +80,7 @@ private:
         computed_.record(compute_);
         computed_.wait(traffic());
     }
+    void check_turns(const std::vector<std::vector<int>>& uses) const;
     void fetch(std::size_t use);
     void reduce(int slot);
     void reduce_to_shards(int slot, bool first);
@@ -96,7 +100,7 @@ private:
     std::vector<std::size_t> memory_;              // of a unit: the first one that has the same unsharded memory
     std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;
-    std::size_t next_use_ = 0, next_fetch_ = 0;
+    std::size_t next_use_ = 0;
 };
 
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): what it keeps,
@@ -169,11 +173,29 @@ void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
 
 template <class P, class G>
 void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
+    if (shards(StateKind::parameters)) check_turns(uses);
     uses_ = &uses;
-    next_use_ = next_fetch_ = 0;
+    next_use_ = 0;
     if (!shards(StateKind::parameters)) return;
     compute_before_traffic();   // all earlier uses, and the update
     fetch(0);
+}
+
+// The parameters of a use are fetched while the use before it reads its own: so neither they nor the units of one use
+// may have memory in common.
+template <class P, class G>
+void ZeroRank<P, G>::check_turns(const std::vector<std::vector<int>>& uses) const {
+    for (std::size_t use = 0; use < uses.size(); use++) {
+        std::vector<int> at_once = uses[use];
+        if (use + 1 < uses.size()) at_once.insert(at_once.end(), uses[use + 1].begin(), uses[use + 1].end());
+        for (std::size_t a = 0; a < at_once.size(); a++) {
+            for (std::size_t b = a + 1; b < at_once.size(); b++) {
+                const auto first = static_cast<std::size_t>(at_once[a]), second = static_cast<std::size_t>(at_once[b]);
+                ENSURE(memory_[first] != memory_[second], "ZeRO 3: ", storage_.units()[first].name, " and ",
+                       storage_.units()[second].name, " are needed at once or one after the other, and share memory");
+            }
+        }
+    }
 }
 
 template <class P, class G>
@@ -281,6 +303,10 @@ void ZeroRank<P, G>::reduce_to_shards(int slot, bool first) {
 
 template <class P, class G>
 void ZeroRank<P, G>::finish_gradients() {
+    for (std::size_t slot = 0; slot < ready_.size(); slot++) {
+        ENSURE(ready_[slot] == micro_batches_, "gradients of ", storage_.units()[slot].name, " were ready ",
+               ready_[slot], " times in a step of ", micro_batches_, " micro-batches");
+    }
     travelled_.record(traffic());
     travelled_.wait(compute_);
 }

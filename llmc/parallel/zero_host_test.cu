@@ -48,6 +48,17 @@ void backward_of_unit(Rank& me, int slot, int m) {
     me.zero.gradients_ready(slot);
 }
 
+// What `work` is refused with; "": it is not.
+template <class Work>
+std::string error_of(Work&& work) {
+    try {
+        work();
+    } catch (const Error& error) {
+        return error.message();
+    }
+    return "";
+}
+
 // Reads what a pass fetches for its entries, layer after layer. What the device finds wrong with that; "": nothing.
 std::string forward_fault(TestRank& test, int layer_sets) {
     Rank me(test, 3, layer_sets);
@@ -79,13 +90,13 @@ TEST_CASE("zero: first and last micro-batch are counted for each unit alone") {
             me.zero.begin_step(micro_batches);
             // the upper layers have done all their micro-batches before the lower ones begin
             for (int m = 0; m < micro_batches; m++) {
-                for (int slot : {4, 3}) backward_of_unit(me, slot, m);
+                for (int slot : {5, 4, 3}) backward_of_unit(me, slot, m);
             }
             for (int m = 0; m < micro_batches; m++) {
-                for (int slot : {2, 1}) backward_of_unit(me, slot, m);
+                for (int slot : {2, 1, 0}) backward_of_unit(me, slot, m);
             }
             me.zero.finish_gradients();
-            for (int slot : {1, 2, 3, 4}) {
+            for (int slot : {0, 1, 2, 3, 4, 5}) {
                 float expected = 0;
                 for (int r = 0; r < ranks; r++) {
                     for (int m = 0; m < micro_batches; m++) expected += part_of(r, slot, m);
@@ -109,13 +120,38 @@ TEST_CASE("zero: gradients that are ready once too often are a bug that names th
         Rank me(test, 2);
         me.zero.begin_step(1);
         backward_of_unit(me, 3, 0);
-        std::string message;
-        try {
-            backward_of_unit(me, 3, 1);
-        } catch (const Error& error) {
-            message = error.message();
-        }
+        const std::string message = error_of([&] { backward_of_unit(me, 3, 1); });
         test.require(message.find("gradients of h.2 are ready more than 1 times") != std::string::npos, message);
+    });
+}
+
+TEST_CASE("zero: gradients that are ready once too seldom are a bug that names the unit") {
+    for (int stage = 0; stage <= 3; stage++) {
+        INFO("ZeRO ", stage);
+        on_ranks(ranks, [stage](TestRank& test) {
+            Rank me(test, stage);
+            me.zero.begin_step(2);
+            for (int m = 0; m < 2; m++) {
+                for (int slot : {5, 4, 3, 2, 1, 0}) {
+                    if (m == 0 || slot != 3) backward_of_unit(me, slot, m);
+                }
+            }
+            const std::string message = error_of([&] { me.zero.finish_gradients(); });
+            test.require(message.find("gradients of h.2 were ready 1 times in a step of 2") != std::string::npos,
+                         message);
+        });
+    }
+}
+
+TEST_CASE("zero: layers that share memory must not be used one after the other") {
+    on_ranks(ranks, [](TestRank& test) {
+        Rank me(test, 3);
+        const std::vector<std::vector<int>> uses{{0}, {1}, {2}, {4}};   // h.1 and h.3 take turns
+        const std::string message = error_of([&] { me.zero.pass_begins(uses); });
+        test.require(message.find("h.1 and h.3 are needed at once or one after the other") != std::string::npos,
+                     message);
+        const std::vector<std::vector<int>> together{{1, 3}};
+        test.require(!error_of([&] { me.zero.pass_begins(together); }).empty(), "two layers in one set at once");
     });
 }
 
