@@ -1,7 +1,10 @@
 #include "llmc/process/collective_order.h"
 
 #include <algorithm>
+#include <charconv>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "llmc/base/error.h"
@@ -39,22 +42,46 @@ std::string CollectiveLog::take() {
     return std::exchange(text_, "");
 }
 
-std::vector<CollectiveEvent> CollectiveLog::parse(const std::string& taken) {
-    auto number_in = [](const std::string& line) { return static_cast<std::size_t>(std::stoul(line)); };
+namespace {
+
+// The number at the beginning of `line`, which goes; none: there is none, or it is above `most`.
+std::optional<std::size_t> take_number(std::string_view& line, std::size_t most) {
+    if (line.starts_with(' ')) line.remove_prefix(1);
+    std::size_t number = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (error != std::errc() || number > most) return std::nullopt;
+    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    return number;
+}
+
+// Three lines of a record. False: they are none.
+bool read_record(std::istream& lines, CollectiveRecord& record) {
+    constexpr std::size_t most_ranks = 1 << 20;
+    std::string line;
+    if (!std::getline(lines, line)) return false;
+    std::string_view numbers = line;
+    const std::optional<std::size_t> count = take_number(numbers, line.size());
+    for (std::size_t i = 0; count && i < *count; i++) {
+        const std::optional<std::size_t> member = take_number(numbers, most_ranks);
+        if (!member) return false;
+        record.members.push_back(static_cast<int>(*member));
+    }
+    return count && numbers.empty() && std::getline(lines, record.what) && std::getline(lines, record.where);
+}
+
+}   // namespace
+
+std::optional<std::vector<CollectiveEvent>> CollectiveLog::parse(const std::string& taken) {
     std::vector<CollectiveEvent> events;
     std::istringstream lines(taken);
     for (std::string line; std::getline(lines, line);) {
-        CollectiveEvent event(number_in(line));
-        for (CollectiveRecord& record : event) {
-            std::getline(lines, line);
-            std::istringstream numbers(line);
-            std::size_t count = 0;
-            numbers >> count;
-            for (int member = 0; record.members.size() < count && numbers >> member;) record.members.push_back(member);
-            std::getline(lines, record.what);
-            std::getline(lines, record.where);
+        std::string_view number = line;
+        const std::optional<std::size_t> records = take_number(number, taken.size());
+        if (!records || *records == 0 || !number.empty()) return std::nullopt;
+        CollectiveEvent& event = events.emplace_back();
+        for (std::size_t i = 0; i < *records; i++) {
+            if (!read_record(lines, event.emplace_back())) return std::nullopt;
         }
-        events.push_back(std::move(event));
     }
     return events;
 }
@@ -62,51 +89,72 @@ std::vector<CollectiveEvent> CollectiveLog::parse(const std::string& taken) {
 // ---------------------------------------------------------------------------------------------------------------------
 // All ranks together
 
-std::string CollectiveOrder::key_of(const CollectiveRecord& record) {
+namespace {
+
+std::string key_of(const CollectiveRecord& record) {
     std::string key = record.where;
     for (int member : record.members) key += text(" ", member);
     return key;
 }
 
-std::optional<std::string> CollectiveOrder::add(int rank, CollectiveEvent event) {
+}   // namespace
+
+std::optional<std::string> CollectiveOrder::add(int rank, const CollectiveEvent& event) {
+    Event calls;
     for (const CollectiveRecord& record : event) {
         const std::set<int> members(record.members.begin(), record.members.end());
-        const auto [place, is_new] = calls_.try_emplace(key_of(record), Call{rank, record.what, members, {}, 0});
-        const Call& call = place->second;
-        if (!is_new && call.what != record.what) {
+        Call named{rank, record.what, record.where, {}, {members.begin(), members.end()}, members};
+        const auto [place, is_new] = calls_.try_emplace(key_of(record), std::move(named));
+        Call& call = place->second;
+        if (call.what != record.what) {
             return text("ranks call different collectives: rank ", rank, " calls ", record.what, " (", record.where,
                         "), where rank ", call.first, " calls ", call.what);
         }
+        if (!members.contains(rank) || !call.named.insert(rank).second) {
+            return text("rank ", rank, " calls ", record.what, " (", record.where, ") ",
+                        members.contains(rank) ? "twice" : "and is no part of it");
+        }
+        calls.push_back(place);
     }
-    events_[rank].push_back(std::move(event));
-    advance();
-    return cycle();
+    if (calls.empty()) return std::nullopt;
+    std::deque<Event>& events = events_[rank];
+    events.push_back(std::move(calls));
+    return events.size() == 1 ? cycle(advance(rank)) : std::nullopt;   // else nothing changes yet
 }
 
-// Brings a rank to its oldest event. True where that has finished, because all its calls have all their ranks.
+// True where a rank's oldest event has finished, because all its calls have all their ranks; then it is gone.
 bool CollectiveOrder::finish_front(int rank) {
-    std::deque<CollectiveEvent>& events = events_[rank];
+    std::deque<Event>& events = events_[rank];
     if (events.empty()) return false;
-    for (const CollectiveRecord& record : events.front()) call_of(record).here.insert(rank);
-    return std::all_of(events.front().begin(), events.front().end(),
-                       [this](const CollectiveRecord& record) { return call_of(record).done(); });
+    for (Calls::iterator call : events.front()) {
+        if (!call->second.missing.empty()) return false;
+    }
+    for (Calls::iterator call : events.front()) {
+        if (++call->second.left == call->second.members.size()) calls_.erase(call);
+    }
+    events.pop_front();
+    return true;
 }
 
-void CollectiveOrder::advance() {
-    std::vector<int> finished;
-    do {
-        finished.clear();
-        for (const auto& [rank, _] : events_) {
-            if (finish_front(rank)) finished.push_back(rank);
+// `rank` comes to its oldest event; then ranks go on as far as they can. Which have come to another event.
+std::set<int> CollectiveOrder::advance(int rank) {
+    std::set<int> moved;
+    for (std::vector<int> coming{rank}; !coming.empty();) {
+        const int comes = coming.back();
+        coming.pop_back();
+        moved.insert(comes);
+        if (events_[comes].empty()) continue;
+        std::set<int> may_leave;
+        for (Calls::iterator place : events_[comes].front()) {
+            Call& call = place->second;
+            call.missing.erase(comes);
+            if (call.missing.empty()) may_leave.insert(call.members.begin(), call.members.end());
         }
-        for (int rank : finished) {
-            for (const CollectiveRecord& record : events_[rank].front()) {
-                Call& call = call_of(record);
-                if (++call.left == call.members.size()) calls_.erase(key_of(record));
-            }
-            events_[rank].pop_front();
+        for (int other : may_leave) {
+            if (finish_front(other)) coming.push_back(other);
         }
-    } while (!finished.empty());
+    }
+    return moved;
 }
 
 // Depth first along "waits for": from the calls of a rank's oldest event to ranks that have not come to them although
@@ -114,13 +162,13 @@ void CollectiveOrder::advance() {
 bool CollectiveOrder::find_cycle(int rank, std::map<int, bool>& on_path, std::vector<Wait>& path) const {
     const auto [place, is_new] = on_path.try_emplace(rank, true);
     if (!is_new) return place->second;   // back on the path: a cycle; else known to lead nowhere
-    const std::deque<CollectiveEvent>& events = events_.at(rank);
-    for (const CollectiveRecord& record : events.empty() ? CollectiveEvent{} : events.front()) {
-        const Call& call = calls_.at(key_of(record));
-        for (int other : call.members) {
+    const std::deque<Event>& events = events_.at(rank);
+    for (std::size_t i = 0; !events.empty() && i < events.front().size(); i++) {
+        const Calls::iterator call = events.front()[i];
+        for (int other : call->second.missing) {
             const auto theirs = events_.find(other);
-            if (call.here.contains(other) || theirs == events_.end() || theirs->second.empty()) continue;
-            path.push_back({rank, other, text(record.what, " (", record.where, ")")});
+            if (theirs == events_.end() || theirs->second.empty()) continue;
+            path.push_back({rank, other, text(call->second.what, " (", call->second.where, ")")});
             if (find_cycle(other, on_path, path)) return true;
             path.pop_back();
         }
@@ -129,13 +177,16 @@ bool CollectiveOrder::find_cycle(int rank, std::map<int, bool>& on_path, std::ve
     return false;
 }
 
-std::optional<std::string> CollectiveOrder::cycle() const {
+// `among`: ranks that have come to another event since there was none. A new cycle goes through one of them.
+std::optional<std::string> CollectiveOrder::cycle(const std::set<int>& among) const {
     std::map<int, bool> on_path;
     std::vector<Wait> path;
-    for (const auto& [rank, _] : events_) {
+    for (int rank : among) {
         if (!find_cycle(rank, on_path, path)) continue;
         const int closing = path.back().for_whom;   // the path may have come to the cycle from outside
         while (path.front().who != closing) path.erase(path.begin());
+        const auto lowest = [](const Wait& a, const Wait& b) { return a.who < b.who; };
+        std::rotate(path.begin(), std::min_element(path.begin(), path.end(), lowest), path.end());
         std::string story = "collectives are called in a cycle:";
         for (const Wait& wait : path) {
             story += text(&wait == &path.front() ? " " : "; ", "rank ", wait.who, " calls ", wait.what,

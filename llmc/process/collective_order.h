@@ -8,6 +8,11 @@
 // Sends and receives count as calls of their two ends. Calls of one group (Communicator::Group) start together: they
 // have no order among themselves.
 //
+// The check is strict: a call counts as one that holds up all later ones of its rank, on other communicators and
+// streams too. So it reports programs that usually pass. Where one end of a link sends its next activations and then
+// receives gradients (1F1B), and the other sends gradients and then receives activations, both ends must put the two
+// calls into one group, though each direction has a communicator of its own.
+//
 // Every rank logs its calls (CollectiveLog); the watchdog brings the logs to rank 0, which compares them there
 // (CollectiveOrder), so a cycle is named even when the calls themselves never finish.
 #pragma once
@@ -36,7 +41,8 @@ public:
     void end_group();
     // All events as one text, which are then forgotten; empty: none.
     std::string take();
-    static std::vector<CollectiveEvent> parse(const std::string& taken);
+    // None where the text is not what `take` makes.
+    static std::optional<std::vector<CollectiveEvent>> parse(const std::string& taken);
 
 private:
     void write(const CollectiveEvent& event);
@@ -50,29 +56,33 @@ private:
 // The ranks as they would run if every device did one event at a time, in the order of its host.
 class CollectiveOrder {
 public:
-    // The next event of `rank`. Returns what is wrong, in words, once something is: two ranks mean different calls, or
-    // ranks wait for each other in a cycle.
-    std::optional<std::string> add(int rank, CollectiveEvent event);
+    // The next event of `rank`. Returns what is wrong, in words, once something is: two ranks mean different calls, a
+    // rank makes one twice, or ranks wait for each other in a cycle. Costs little with many ranks: what changes is
+    // looked at, and no more.
+    std::optional<std::string> add(int rank, const CollectiveEvent& event);
 
 private:
     struct Call {
-        int first;          // the rank that named it first
-        std::string what;   // as that rank called it
-        std::set<int> members, here;
-        std::size_t left;   // members whose event with this call has finished
-        bool done() const { return here == members; }
+        int first;                  // the rank that named it first
+        std::string what;           // as that rank called it
+        std::string where;          // likewise
+        std::set<int> named;        // ranks that have told of it
+        std::vector<int> members;   // ranks that must come
+        std::set<int> missing;      // members that have not come to it yet
+        std::size_t left = 0;       // members whose event with this call has finished
     };
-    static std::string key_of(const CollectiveRecord& record);
-    Call& call_of(const CollectiveRecord& record) { return calls_.at(key_of(record)); }
+    using Calls = std::map<std::string, Call>;    // by key: members and where
+    using Event = std::vector<Calls::iterator>;   // calls that start together
+
     bool finish_front(int rank);
-    void advance();
+    std::set<int> advance(int rank);
     struct Wait {
         int who, for_whom;
         std::string what;
     };
     bool find_cycle(int rank, std::map<int, bool>& on_path, std::vector<Wait>& path) const;
-    std::optional<std::string> cycle() const;
+    std::optional<std::string> cycle(const std::set<int>& among) const;
 
-    std::map<std::string, Call> calls_;   // which somebody has called and not everybody has left, by key
-    std::map<int, std::deque<CollectiveEvent>> events_;   // of each rank: not finished, oldest first
+    Calls calls_;                               // which somebody has called and not everybody has left
+    std::map<int, std::deque<Event>> events_;   // of each rank: not finished, oldest first
 };

@@ -2,6 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <numeric>
+
+#include "llmc/base/error.h"
+
 namespace {
 
 CollectiveRecord call(std::vector<int> members, std::string what, std::string where) {
@@ -42,10 +46,9 @@ TEST_CASE("collective order: opposite orders on two communicators are named") {
     CHECK(!order.add(0, {b}));
     const std::optional<std::string> cycle = order.add(1, {b});
     REQUIRE(cycle);
-    CHECK(
-        *cycle ==
-        "collectives are called in a cycle: rank 0 calls all-reduce of 4 fp32, sum (number 7 of group all) and waits "
-        "for rank 1; rank 1 calls all-gather of 8 bf16 (number 2 of group zero) and waits for rank 0");
+    CHECK(*cycle ==
+          "collectives are called in a cycle: rank 0 calls all-reduce of 4 fp32, sum (number 7 of group all) and waits "
+          "for rank 1; rank 1 calls all-gather of 8 bf16 (number 2 of group zero) and waits for rank 0");
 }
 
 TEST_CASE("collective order: another size in one communicator is named") {
@@ -101,6 +104,67 @@ TEST_CASE("collective order: sends and receives count, those of a group have no 
     CHECK(!together.add(1, {all_reduce({0, 1}, "c")}));
 }
 
+TEST_CASE("collective order: 1F1B's send and receive must stand in one group, whatever their communicators") {
+    auto activations = [](int i) { return call({0, 1}, "transfer of 8 bf16", text("number ", i, " of group down")); };
+    auto gradients = [](int i) { return call({0, 1}, "transfer of 8 bf16", text("number ", i, " of group up")); };
+    CollectiveOrder apart;
+    for (const CollectiveRecord& record : {activations(1), activations(2), gradients(1), gradients(2)}) {
+        CHECK(!apart.add(0, {record}));
+    }
+    CHECK(!apart.add(1, {activations(1)}));
+    const std::optional<std::string> cycle = apart.add(1, {gradients(1)});
+    REQUIRE(cycle);
+    CHECK(cycle->find("number 2 of group down") != std::string::npos);
+    CHECK(cycle->find("number 1 of group up") != std::string::npos);
+
+    CollectiveOrder together;
+    for (int rank : {0, 1}) {
+        CHECK(!together.add(rank, {activations(1)}));
+        CHECK(!together.add(rank, {activations(2), gradients(1)}));
+        CHECK(!together.add(rank, {gradients(2)}));
+    }
+}
+
+TEST_CASE("collective order: a call made twice, or by a rank that is no part of it, is named") {
+    const CollectiveRecord a = all_reduce({0, 1}, "a");
+    for (bool in_one_group : {false, true}) {
+        CollectiveOrder order;
+        if (!in_one_group) CHECK(!order.add(0, {a}));
+        const std::optional<std::string> wrong =
+            order.add(0, in_one_group ? CollectiveEvent{a, a} : CollectiveEvent{a});
+        REQUIRE(wrong);
+        CHECK(*wrong == "rank 0 calls all-reduce of 4 fp32, sum (number 1 of group a) twice");
+    }
+    CollectiveOrder order;
+    CHECK(order.add(2, {a}).value().find("is no part of it") != std::string::npos);
+}
+
+TEST_CASE("collective order: 64 ranks, whose logs come one rank after another") {
+    std::vector<int> everyone(64);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    CollectiveOrder order;
+    for (int rank : everyone) {
+        for (int i = 0; i < 1000; i++) {
+            const std::string number = text("number ", i);
+            REQUIRE(!order.add(rank, {call(everyone, "all-reduce", number + " of group all")}));
+            const int first = rank / 8 * 8;
+            std::vector<int> node(everyone.begin() + first, everyone.begin() + first + 8);
+            REQUIRE(!order.add(rank, {call(std::move(node), "all-gather", number + " of group tp")}));
+        }
+    }
+}
+
+TEST_CASE("collective order: what is no log is refused") {
+    for (const char* wrong : {"x", "1", "1\n", "1\n2 0\nwhat\nwhere\n", "1\n1 0\nwhat\n", "-1\n", "0\n",
+                              "99999999999999999999\n", "2\n1 0\nwhat\nwhere\n", "1\n1 x\nwhat\nwhere\n",
+                              "1\n1 0 7\nwhat\nwhere\n", "1\n999999999999 0\nwhat\nwhere\n"}) {
+        INFO(wrong);
+        CHECK(!CollectiveLog::parse(wrong));
+    }
+    CHECK(CollectiveLog::parse("")->empty());
+    CHECK(CollectiveLog::parse("1\n2 0 1\nwhat\nwhere\n")->size() == 1);
+}
+
 TEST_CASE("collective order: logs travel as text, groups as one event") {
     CollectiveLog log;
     CHECK(log.take().empty());
@@ -109,12 +173,12 @@ TEST_CASE("collective order: logs travel as text, groups as one event") {
     log.begin_group();
     log.add(call({1}, "x", "y"));
     log.end_group();
-    CHECK(CollectiveLog::parse(log.take()).size() == 1);   // the group has not ended
+    CHECK(CollectiveLog::parse(log.take())->size() == 1);   // the group has not ended
     log.add(call({1, 2}, "v", "w"));
     log.end_group();
     log.begin_group();   // without calls: nothing
     log.end_group();
-    const std::vector<CollectiveEvent> events = CollectiveLog::parse(log.take());
+    const std::vector<CollectiveEvent> events = CollectiveLog::parse(log.take()).value();
     REQUIRE(events.size() == 1);
     REQUIRE(events[0].size() == 2);
     CHECK(events[0][0].members == std::vector<int>{1});

@@ -269,9 +269,11 @@ struct Watchdog::Impl {
     }
 
     void compare_collectives(int rank, const std::string& logged) {
-        for (CollectiveEvent& event : CollectiveLog::parse(logged)) {
+        const std::optional<std::vector<CollectiveEvent>> events = CollectiveLog::parse(logged);
+        if (!events) return start_abort(text("--check-collectives: rank ", rank, " sends no log"), ErrorKind::bug);
+        for (const CollectiveEvent& event : *events) {
             if (is_aborted) return;
-            if (std::optional<std::string> difference = order.add(rank, std::move(event))) {
+            if (std::optional<std::string> difference = order.add(rank, event)) {
                 start_abort(text("--check-collectives: ", *difference), ErrorKind::bug);
             }
         }
