@@ -33,7 +33,7 @@ ncclResult_t refuse(ncclResult_t result, std::string why) {
 
 // How long ranks wait for one another when a communicator is made.
 double rendezvous_seconds() {
-    const char* given = std::getenv("TRAIN_GPT_NCCL_MEETING_SECONDS");
+    const char* given = std::getenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS");
     return given ? std::atof(given) : 120;
 }
 

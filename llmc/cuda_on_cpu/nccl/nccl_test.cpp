@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <nccl.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -197,6 +198,33 @@ TEST_CASE("nccl: two communicators on two streams may be used in opposite orders
     }));
 }
 
+TEST_CASE("nccl: operations of one communicator run one after another, whatever their streams and peers") {
+    all_well(on_ranks(3, [](Rank& me) {
+        float* x = me.device_copy(values(me.rank, 2));
+        cudaStreamSynchronize(me.stream);
+        if (me.rank > 0) {   // rank 1 comes late, rank 2 at once
+            if (me.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            me.require(ncclRecv(x, 1, ncclFloat32, 0, me.world, me.stream), "receive");
+            me.require(me.host_copy(x, 1)[0] == value(0, static_cast<std::size_t>(me.rank) - 1), "value");
+            return;
+        }
+        cudaStream_t other;
+        cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+        cudaEvent_t first_done, second_done;
+        cudaEventCreateWithFlags(&first_done, cudaEventDisableTiming);
+        cudaEventCreateWithFlags(&second_done, cudaEventDisableTiming);
+        me.require(ncclSend(x, 1, ncclFloat32, 1, me.world, me.stream), "send");
+        cudaEventRecord(first_done, me.stream);
+        me.require(ncclSend(x + 1, 1, ncclFloat32, 2, me.world, other), "send");
+        cudaEventRecord(second_done, other);
+        me.require(cudaEventSynchronize(second_done) == cudaSuccess, "second");
+        me.require(cudaEventQuery(first_done) == cudaSuccess, "the second has overtaken the first");
+        cudaEventDestroy(first_done);
+        cudaEventDestroy(second_done);
+        cudaStreamDestroy(other);
+    }));
+}
+
 TEST_CASE("nccl: split makes groups ordered by key, and none for NCCL_SPLIT_NOCOLOR") {
     all_well(on_ranks(5, [](Rank& me) {
         // ranks 0, 2 and 4 in one group, in falling order; 1 in another; 3 in none
@@ -351,11 +379,11 @@ TEST_CASE("nccl: wrong arguments are refused with a reason") {
 }
 
 TEST_CASE("nccl: ranks that never come are named") {
-    setenv("TRAIN_GPT_NCCL_MEETING_SECONDS", "0.3", 1);
+    setenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS", "0.3", 1);
     ncclUniqueId id;
     REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
     ncclComm_t comm = nullptr;
     CHECK(ncclCommInitRank(&comm, 3, id, 1) == ncclSystemError);
     CHECK(std::string(ncclGetLastError(nullptr)) == "of 3 ranks these have not come: 0, 2");
-    unsetenv("TRAIN_GPT_NCCL_MEETING_SECONDS");
+    unsetenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS");
 }
