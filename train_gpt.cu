@@ -74,9 +74,9 @@ int train(Options options, World& world, const StopSignals& signals) {
 
     // what lives on the device
     OwnedStream stream;
-    const std::size_t taken_before = device_bytes_taken();
-    Arena arena;
     const TrainingGroups groups = world.training_groups();
+    const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
+    Arena arena;
     Gpt model(inputs.config, model_options(options, world), arena, stream.get());
     start_weights(model, inputs.weights.get(), options.seed);
     signals.leave_if_received();

@@ -1,8 +1,9 @@
 // The norm of all gradients, and from it the factor that clips them: all on the device, no host round trip.
 //
 // Two stages, each in a fixed order, in double throughout: blocks sum squares of fixed pieces of the tensors, one block
-// adds the pieces. Then ranks that hold different elements may sum `sum` over each other. Squares of floats are exact in
-// double, and so many additions of them that how elements are dealt out over ranks does not show in the norm, a float.
+// adds the pieces. Then ranks that hold different elements may sum `sum` over each other. The square of a float is
+// exact in double. Additions in double are rounded, but so little that the norm, a float, hardly ever depends on how
+// elements are dealt out over ranks.
 #pragma once
 
 #include <cuda_runtime.h>
