@@ -123,7 +123,7 @@ public:
     void set_batch_shape(int B, int T);
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // what this rank keeps
-    // What it computes with: the same, or under ZeRO-3 whole units, there only while a watcher has fetched them.
+    // What it computes with: the same, or under ZeRO-3 whole units, there only while hooks have fetched them.
     const ModelState<floatX>& unsharded_parameters() const { return unsharded_; }
     // Who is told about every pass from now on; null: nobody. The caller keeps it alive.
     UnitHooks* hooks() const { return hooks_; }
@@ -158,7 +158,8 @@ public:
     // dresidual: in, the gradient of the block's output; out, that of its input.
     template <class G>
     void block_backward(int layer, const ModelState<G>& gradients, bool accumulate, Activations& activations);
-    // Adds to dwte what the classifier of this rank has written, where it is tied.
+    // Adds to what the classifier has written to dwte, where that is tied to it and on this rank; else the first
+    // micro-batch's dwte begins at zero.
     template <class G>
     void embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
                             Activations& activations);

@@ -121,7 +121,9 @@ void Gpt::block_backward(int layer, const ModelState<G>& gradients, bool accumul
 template <class G>
 void Gpt::embedding_backward(const ModelState<G>& gradients, const Batch& batch, bool accumulate,
                              Activations& activations) {
-    if (!config_.tied && !accumulate) fill(gradients.tensor(Param::wte), std::int64_t{Vp_} * C_, 0.0f, stream_);
+    const bool classifier_came_first = config_.tied && storage_->stage().head;
+    if (!classifier_came_first && !accumulate)
+        fill(gradients.tensor(Param::wte), std::int64_t{Vp_} * C_, 0.0f, stream_);
     EncoderBackward<floatX, G> encoder{};
     encoder.dwte = gradients.tensor(Param::wte);
     encoder.dwpe = gradients.tensor(Param::wpe);

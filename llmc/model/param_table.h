@@ -34,7 +34,7 @@ enum class Param : std::uint8_t {
     lnfb,       // (C)
     lmhead,     // (Vp, C)  classifier, where it is not wte; llm.c's files have none
 };
-constexpr int llmc_param_kinds = 16;
+constexpr int llmc_param_kinds = 16;   // those before lmhead
 
 enum class Init : std::uint8_t { zeros, ones, normal };
 
@@ -45,7 +45,7 @@ struct ParamInfo {
     std::string name;             // GPT-2's and Hugging Face's, without "transformer."
     TensorSpec tensor;            // stored [out, in], vocabulary padded; and how meshes cut it
     bool is_matrix;               // else a vector of tensor.rows elements
-    std::int64_t exported_rows;   // rows before padding: V for wte, else tensor.rows
+    std::int64_t exported_rows;   // rows before padding: V for wte and lmhead, else tensor.rows
     bool hf_transposed;           // Hugging Face stores it [in, out] (its Conv1D)
     bool decays;                  // weight decay: matrices and embeddings, as llm.c
     Init init;

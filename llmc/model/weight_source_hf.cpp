@@ -57,8 +57,9 @@ ModelConfig read_config(const FileSystem& files, const std::string& path) {
     require(json, path, "scale_attn_by_inverse_layer_idx", false);
     const std::int64_t channels = size_in(json, path, "n_embd");
     require(json, path, "n_inner", 4 * channels);
-    const Json tied = json.value("tie_word_embeddings", Json(true));
-    if (!tied.is_boolean()) bad(path, text("\"tie_word_embeddings\" is ", tied.dump(), ", expected true or false"));
+    Json tied = json.value("tie_word_embeddings", Json(true));
+    if (tied.is_null()) tied = true;
+    if (!tied.is_boolean()) bad(path, text("\"tie_word_embeddings\" is ", to_text(tied), ", expected true or false"));
     try {
         ModelConfig config =
             custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,

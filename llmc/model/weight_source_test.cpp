@@ -166,10 +166,14 @@ TEST_CASE("weight_source: a Hugging Face folder whose classifier is not tied") {
     write_whole(real_files(), folder / "config.json", json);
     CHECK(message_of([&] { open_weights(real_files(), folder.path()); }).find("expected true or false") !=
           std::string::npos);
-    // without its tensor
+    // null: as where nothing is said
     TemporaryFolder tied;
     write_hugging_face(tied.path(), ParamTable(small), "", {});
-    json.replace(json.find("\"no\""), 4, "false");
+    json.replace(json.find("\"no\""), 4, "null");
+    write_whole(real_files(), tied / "config.json", json);
+    check_equal(*open_weights(real_files(), tied.path()), ParamTable(small));
+    // without its tensor
+    json.replace(json.rfind("null"), 4, "false");
     write_whole(real_files(), tied / "config.json", json);
     CHECK(message_of([&] { open_weights(real_files(), tied.path()); }).find("no tensor 'lm_head.weight'") !=
           std::string::npos);

@@ -22,7 +22,7 @@ public:
 
     void install(Rank& rank) {
         kept_ = rank.arena().allocate<double>("test/kept", 8);
-        rank.group().set_tap([this](const CommCall& call, const Communicator::Make& make) {
+        auto tap = [this](const CommCall& call, const Communicator::Make& make) {
             const int number = next_++;
             if (damage_ == Damage::none || !chosen_(number, call)) return make(call);
             hits_++;
@@ -34,7 +34,8 @@ public:
                 twice(call);
             }
             make(call);
-        });
+        };
+        for (Communicator* group : rank.communicators()) group->set_tap(tap);
     }
     void step_begins() { next_ = 0; }
     int calls() const { return next_; }
@@ -109,7 +110,7 @@ std::optional<Verdict> damaged(const Layout& layout, Damage damage,
         Mutation mutation(damage, chosen, element);
         mutation.install(rank);
         const Result found = rank.train(static_cast<int>(expected.losses.size()), [&] { mutation.step_begins(); });
-        rank.group().set_tap(nullptr);
+        for (Communicator* group : rank.communicators()) group->set_tap(nullptr);
         const double off = parameters && layout.zero < 3 ? parameters->off(rank.parameters(), me) : 0;
         if (me.rank() != 0) return;
         verdict.story = difference(found, expected, ParamTable(model()));
@@ -214,7 +215,7 @@ TEST_CASE(
         return;
     }
     constexpr int steps = 4;
-    Rank alone(Layout{}, nullptr);
+    Rank alone{Layout{}};
     Parameters parameters;
     parameters.before = alone.parameters();
     const Result expected = alone.train(steps);

@@ -9,7 +9,7 @@ using namespace certificate;
 namespace {
 
 void certify(const Layout& layout, const Result& expected) {
-    const ParamTable table(model());
+    const ParamTable table(model(layout.tied));
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(static_cast<int>(expected.losses.size()));
         require_same_everywhere(found, me);
@@ -30,6 +30,14 @@ TEST_CASE("certificate: a sample of ranks x ZeRO x micro-batches") {
         certify(layout, expected);
     }
     certify({2, 3, 4, DType::fp32, true, Recompute::block}, expected);
+}
+
+TEST_CASE("certificate: a classifier that is a tensor of its own") {
+    const Result expected = train_alone(1, 4, true, false);
+    for (Layout layout : {Layout{2, 0, 4}, Layout{3, 1, 1}, Layout{2, 2, 4}, Layout{3, 3, 4}}) {
+        layout.tied = false;
+        certify(layout, expected);
+    }
 }
 
 #if defined(PRECISION_BF16)
@@ -62,7 +70,7 @@ void certify_all(int dp) {
                 require_same_everywhere(found, me);
                 const std::string story = difference(found, expected, table);
                 me.require(story.empty(), story);
-                Rank again(layout, &rank.group());
+                Rank again(layout, rank.groups());
                 me.require(again.train(20) == found, "a second run differs");
             });
         }
@@ -84,11 +92,17 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
             for (int micro_batches : {1, 4}) {
                 const Layout layout{dp, zero, micro_batches};
                 on_layout(layout, [&](Rank& rank, TestRank& me) {
-                    Communicator& group = rank.group();
-                    group.reset_traffic();
+                    for (Communicator* group : rank.communicators()) group->reset_traffic();
                     rank.gradients(1);
                     rank.optimizer().update(1, 1e-3f);
-                    const Traffic sent = group.traffic();
+                    Traffic sent;
+                    for (const Communicator* group : rank.communicators()) {
+                        sent.all_reduce += group->traffic().all_reduce;
+                        sent.reduce_scatter += group->traffic().reduce_scatter;
+                        sent.all_gather += group->traffic().all_gather;
+                        sent.broadcast += group->traffic().broadcast;
+                        sent.point_to_point += group->traffic().point_to_point;
+                    }
                     const double p = sizeof(floatX), g = sizeof(float), f = static_cast<double>(dp - 1) / dp,
                                  m = micro_batches;
                     const ZeroTraffic formula = zero_traffic(rank.gpt().storage(), micro_batches, p, g);
@@ -117,7 +131,7 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
     for (int dp : {1, 2, 3, 8}) {
         for (int zero : {0, 1, 2, 3}) {
             on_layout({dp, zero, 1}, [&](Rank& rank, TestRank& me) {
-                // rooms hold every parameter and at most a shard's alignment per rank and tensor more
+                // padded sizes hold every parameter and at most a shard's alignment per rank and tensor more
                 const ParamStorage& storage = rank.gpt().storage();
                 std::int64_t padded = 0;
                 for (const UnitPlace& unit : storage.units()) padded += unit.padded;

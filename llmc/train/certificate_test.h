@@ -31,15 +31,21 @@ struct Layout {
     DType grad_dtype = DType::fp32;
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
+    bool tied = true;
 
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
-                    grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters");
+                    grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
+                    tied ? "" : ", untied");
     }
 };
 
 // The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
-inline ModelConfig model() { return custom_model_config(3, 3, 48, 24, 97); }
+inline ModelConfig model(bool tied = true) {
+    ModelConfig config = custom_model_config(3, 3, 48, 24, 97);
+    config.tied = tied;
+    return config;
+}
 constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
 constexpr std::uint64_t seed = 42;
 
@@ -63,21 +69,23 @@ struct Result {
 // One rank of a run: model and optimizer, made and stepped as the trainer does it.
 class Rank {
 public:
-    // `group` null: one process without communicators.
-    Rank(const Layout& layout, Communicator* group)
-        : layout_(layout), group_(group), model_(model(), options(layout, group), arena_, stream_.get()) {
+    // Without groups: one process.
+    explicit Rank(const Layout& layout, const TrainingGroups& groups = {})
+        : layout_(layout),
+          groups_(groups),
+          model_(model(layout.tied), options(layout, groups.zero), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
         adam.grad_dtype = layout.grad_dtype;
         adam.master_weights = layout.master_weights;
-        optimizer_ = Optimizer::make(model_, adam, arena_, {group, group});
+        optimizer_ = Optimizer::make(model_, adam, arena_, groups);
         batch_.emplace(arena_, model_.options().B, T, model_.config().vocab_size);
     }
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
-        const int B = model_.options().B, rank = group_ ? group_->rank() : 0;
+        const int B = model_.options().B, rank = groups_.zero ? groups_.zero->rank() : 0;
         const float share = 1.0f / static_cast<float>(sequences * T);
         optimizer_->begin_step(layout_.micro_batches);
         for (int i = 0; i < layout_.micro_batches; i++) {
@@ -124,7 +132,11 @@ public:
     }
 
     Gpt& gpt() { return model_; }
-    Communicator& group() { return *group_; }
+    const TrainingGroups& groups() const { return groups_; }
+    std::vector<Communicator*> communicators() const {   // each once
+        if (groups_.zero == groups_.all) return {groups_.all};
+        return {groups_.zero, groups_.all};
+    }
     Optimizer& optimizer() { return *optimizer_; }
     Arena& arena() { return arena_; }
     cudaStream_t stream() const { return stream_.get(); }
@@ -143,7 +155,7 @@ private:
     }
 
     Layout layout_;
-    Communicator* group_;
+    TrainingGroups groups_;
     OwnedStream stream_;
     Arena arena_;
     Gpt model_;
@@ -184,12 +196,13 @@ inline std::string difference(const Result& found, const Result& expected, const
     return story;
 }
 
-// Runs `body` on every rank of a layout. False where it was passed over (on_ranks.h).
+// Runs `body` on every rank of a layout, which has the communicators that the product would have; a single rank has
+// that of all for both. False where it was passed over (on_ranks.h).
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.dp, [&](TestRank& me) {
-        Communicator* group = me.world.group(zero_axes);
-        Rank rank(layout, group ? group : me.world.all());
+        const TrainingGroups groups = me.world.training_groups();
+        Rank rank(layout, {groups.zero ? groups.zero : groups.all, groups.all});
         body(rank, me);
     });
 }
@@ -209,8 +222,10 @@ inline void require_same_everywhere(const Result& result, TestRank& me) {
 }
 
 // What one process alone, without communicators, makes of the same batches.
-inline Result train_alone(int micro_batches, int steps, bool master_weights = true) {
-    return Rank(Layout{1, 0, micro_batches, DType::fp32, master_weights}, nullptr).train(steps);
+inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true) {
+    Layout alone{1, 0, micro_batches, DType::fp32, master_weights};
+    alone.tied = tied;
+    return Rank(alone).train(steps);
 }
 
 }   // namespace certificate

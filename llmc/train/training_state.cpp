@@ -172,10 +172,11 @@ RunState load_training_state(const FileSystem& files, const std::string& path, G
     const RunState state = run_state_from(files, path + "/run.json");
     const auto weights = open_weights(files, path);
     if (weights->config() != model.config()) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": the run was of a model with ", describe(weights->config()),
-                         "; the one asked for has ", describe(model.config())),
-                    "Resume with the same --model, or --layers, --heads and --channels.");
+        throw Error(
+            ErrorKind::bad_data,
+            text(path, ": the run was of a model with ", describe(weights->config()), "; the one asked for has ",
+                 describe(model.config())),
+            "Resume with the same --model, or --layers, --heads and --channels, and the same --tie-embeddings.");
     }
     load_parameters(model.parameters(), *weights, model.stream());
     load_optimizer(files, path + "/optimizer.safetensors", model, optimizer);
