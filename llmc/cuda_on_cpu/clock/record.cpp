@@ -91,9 +91,9 @@ public:
     Replay(const std::vector<Recording>& ranks, const CostModel& costs) : costs_(costs) {
         for (std::size_t rank = 0; rank < ranks.size(); rank++) add(static_cast<int>(rank), ranks[rank]);
         for (auto& [key, rendezvous] : rendezvous_) {
-            rendezvous.between_nodes =
-                std::any_of(rendezvous.sides.begin(), rendezvous.sides.end(),
-                            [&](const auto& side) { return node_of(side) != node_of(rendezvous.sides.front()); });
+            const auto& sides = rendezvous.sides;   // a lambda does not capture a structured binding everywhere
+            rendezvous.between_nodes = std::any_of(
+                sides.begin(), sides.end(), [&](const auto& side) { return node_of(side) != node_of(sides.front()); });
         }
         for (auto& [key, rendezvous] : rendezvous_) {
             Moment& moment = at(rendezvous.moment);
