@@ -42,10 +42,11 @@ CPU_ARCH ?= native
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
 DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
-OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-O1)
-# Where time goes: kernels, the stand-in, tokenizing, hashes. The rest waits for people, disks and peers; it compiles twice
-# as fast with less. Tests have less too: they are compiled more often than they run.
-HOT := %.cu llmc/kernels/% llmc/cuda_on_cpu/% llmc/data/corpus.cpp llmc/io/hash.cpp dev/bench/% \
+OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-Og)
+# Where time goes: kernels and what runs them on a CPU, tokenizing, hashes. The rest waits for people, disks and peers; it
+# compiles twice as fast with less. Tests have less too: they are compiled more often than they run.
+HOT := %.cu llmc/kernels/% $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) dev/bench/% \
+    llmc/data/corpus.cpp llmc/io/hash.cpp \
     $(filter-out %/huggingface.cpp %/files.cpp %/json_place.cpp,$(wildcard llmc/tokenizer/*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
