@@ -82,7 +82,7 @@ public:
         : problem_(problem),
           options_(with_sizes(problem, options)),
           model_(problem.reference.table.config(), options_, arena_, stream_.get()),
-          gradients_(arena_, "gradients", model_.storage(), StateKind::gradients),
+          gradients_(arena_, model_.storage(), stream_.get()),
           batch_(arena_, options_.B, options_.T, model_.config().vocab_size) {
         model_.initialize(0);   // padding as the program has it
         for (int i = 0; i < model_.table().size(); i++) {
@@ -97,14 +97,15 @@ public:
         Outcome outcome;
         const int sequences = problem_.B, tokens_at_once = options_.B * options_.T;
         const float dloss = 1.0f / static_cast<float>(sequences * options_.T);
+        gradients_.begin_step();
         for (int first = 0; first < sequences; first += options_.B) {
             upload(first);
-            model_.forward_backward(gradients_, batch_.batch(), dloss, first > 0);
+            model_.forward_backward(gradients_, batch_.batch(), dloss);
             const std::vector<float> losses = download_losses(static_cast<std::size_t>(tokens_at_once));
             outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
         }
         for (int i = 0; i < model_.table().size(); i++) {
-            outcome.gradients.push_back(download_tensor(gradients_, i, stream_.get()));
+            outcome.gradients.push_back(download_tensor(gradients_.kept(), i, stream_.get()));
         }
         return outcome;
     }
@@ -149,8 +150,8 @@ private:
     }
     std::vector<float> download_losses(std::size_t count) {
         std::vector<float> losses(count);
-        CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.activations().losses, count * sizeof(float),
-                                   cudaMemcpyDeviceToHost, stream_.get()));
+        CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.losses(), count * sizeof(float), cudaMemcpyDeviceToHost,
+                                   stream_.get()));
         CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
         return losses;
     }
@@ -160,7 +161,7 @@ private:
     OwnedStream stream_;
     Arena arena_;
     Gpt model_;
-    ModelState<G> gradients_;
+    Gradients<G> gradients_;
     BatchBuffer batch_;
 };
 
@@ -453,7 +454,8 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
             for (const TensorPlace& tensor : storage.tensors()) {
                 const std::vector<floatX> stored =
                     part.unit(tensor.slot)
-                        .download(stream.get(), static_cast<std::size_t>(storage.tensor_offset(tensor, StateKind::parameters)),
+                        .download(stream.get(),
+                                  static_cast<std::size_t>(storage.tensor_offset(tensor, StateKind::parameters)),
                                   static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::parameters)));
                 for (const OwnedRange& range : owned_ranges(table[tensor.param].tensor, place, StateKind::parameters)) {
                     for (std::int64_t i = 0; i < range.length; i++) {
@@ -546,8 +548,8 @@ TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-pre
     batch.upload(problem.tokens, problem.targets, stream.get());
     model.forward_loss(batch.batch());
     std::vector<float> losses(problem.tokens.size());
-    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model.activations().losses, losses.size() * sizeof(float),
-                               cudaMemcpyDeviceToHost, stream.get()));
+    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                               stream.get()));
     CUDA_CHECK(cudaStreamSynchronize(stream.get()));
     MESSAGE("loss ", mean(losses), ", in double precision ", expected.loss);
     CHECK(relative_error(losses, expected.losses) < parity);

@@ -2,70 +2,101 @@
 
 #include "llmc/kernels/layernorm.cuh"
 
-Activations::Activations(Arena& arena, const ModelConfig& config, int B, int T, const LayerRange& layers,
-                         Recompute recompute, bool keep_for_backward)
-    : layers_(layers), recompute_(keep_for_backward ? recompute : Recompute::block) {
-    const std::size_t rows = static_cast<std::size_t>(B) * static_cast<std::size_t>(T);
-    const std::size_t C = static_cast<std::size_t>(config.channels), NH = static_cast<std::size_t>(config.heads);
-    auto elements = [&](const std::string& name, std::size_t count) {
-        buffers_.push_back(arena.allocate<floatX>("activations/" + name, count));
-        return buffers_.back().data();
-    };
-    auto floats = [&](const std::string& name, std::size_t count) {
-        float_buffers_.push_back(arena.allocate<float>("activations/" + name, count));
-        return float_buffers_.back().data();
-    };
-
-    BlockActivations shared{};   // what this recompute level does not keep per layer
-    for (std::int64_t layer = layers.begin; layer < layers.end; layer++) {
-        const bool first = layer == layers.begin;
-        BlockActivations& block = blocks_.emplace_back();
-        // A tensor that level `dropped_from` and those above do not keep is allocated once, with the first layer.
-        auto place = [&](auto BlockActivations::*member, const char* name, std::size_t count, Recompute dropped_from,
-                         auto& allocate) {
-            const bool dropped = recompute_ >= dropped_from;
-            if (!dropped || first) {
-                shared.*member = allocate(dropped ? text("shared/", name) : text("h.", layer, "/", name), count);
-            }
-            block.*member = shared.*member;
-        };
-        using Block = BlockActivations;
-        place(&Block::ln1, "ln1", rows * C, Recompute::gelu_norm, elements);
-        place(&Block::ln1_mean, "ln1_mean", rows, Recompute::block, floats);
-        place(&Block::ln1_rstd, "ln1_rstd", rows, Recompute::block, floats);
-        place(&Block::qkv, "qkv", rows * 3 * C, Recompute::block, elements);
-        place(&Block::atty, "atty", rows * C, Recompute::block, elements);
-        place(&Block::lse, "lse", rows * NH, Recompute::block, floats);
-        place(&Block::residual2, "residual2", rows * C, Recompute::block, elements);
-        place(&Block::ln2, "ln2", rows * C, Recompute::gelu_norm, elements);
-        place(&Block::ln2_mean, "ln2_mean", rows, Recompute::block, floats);
-        place(&Block::ln2_rstd, "ln2_rstd", rows, Recompute::block, floats);
-        place(&Block::fch, "fch", rows * 4 * C, Recompute::block, elements);
-        place(&Block::fch_gelu, "fch_gelu", rows * 4 * C, Recompute::gelu, elements);
-    }
-    for (std::int64_t layer = layers.begin; layer <= layers.end; layer++) {
-        // without backward two are enough: the input of a layer is dead once its output stands
-        const bool reuse = !keep_for_backward && layer >= layers.begin + 2;
-        residuals_.push_back(reuse ? residuals_[residuals_.size() - 2]
-                                   : elements(text("h.", layer, "/residual"), rows * C));
-    }
-    lnf = elements("lnf", rows * C);
-    lnf_mean = floats("lnf_mean", rows);
-    lnf_rstd = floats("lnf_rstd", rows);
-    losses = floats("losses", rows);
-    dresidual = keep_for_backward ? elements("dresidual", rows * C) : nullptr;
+RankSizes rank_sizes(const ModelConfig& config, const MeshShape& mesh, int B, int T) {
+    RankSizes sizes{};
+    sizes.B = B;
+    sizes.T = T;
+    sizes.C = static_cast<int>(config.channels);
+    sizes.NH = static_cast<int>(config.heads) / mesh.tp;
+    sizes.HS = static_cast<int>(config.head_size());
+    sizes.F = 4 * sizes.C / mesh.tp;
+    sizes.V = static_cast<int>(config.vocab_size);
+    sizes.Vp = static_cast<int>(config.padded_vocab_size);
+    return sizes;
 }
 
-Workspace::Workspace(Arena& arena, const ModelConfig& config, int B, int T, int classifier_rows, bool backward) {
-    const std::size_t rows = static_cast<std::size_t>(B) * static_cast<std::size_t>(T);
-    const std::size_t C = static_cast<std::size_t>(config.channels), NH = static_cast<std::size_t>(config.heads);
-    logits = arena.allocate<floatX>("workspace/logits", static_cast<std::size_t>(classifier_rows) *
-                                                            static_cast<std::size_t>(config.padded_vocab_size));
-    rows_c = arena.allocate<floatX>("workspace/rows_c", rows * C);
-    if (!backward) return;
-    rows_3c = arena.allocate<floatX>("workspace/rows_3c", rows * 3 * C);
-    rows_4c = arena.allocate<floatX>("workspace/rows_4c", rows * 4 * C);
-    delta = arena.allocate<float>("workspace/attention_delta", rows * NH);
-    layernorm = arena.allocate<float>("workspace/layernorm",
-                                      layernorm_backward_scratch(static_cast<int>(rows), static_cast<int>(C)));
+namespace {
+
+// One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of
+// the first set fills.
+Activations make_activations(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
+                             int layers, Recompute recompute, BlockActivations& shared) {
+    Activations set;
+    const std::int64_t R = sizes.rows(), Rr = sizes.residual_rows(), C = sizes.C, F = sizes.F;
+    const std::int64_t heads = std::int64_t{sizes.NH} * sizes.HS;
+    for (int layer = 0; layer < layers; layer++) {
+        BlockActivations& block = set.blocks.emplace_back();
+        // A tensor that level `dropped_from` and those above do not keep is allocated once.
+        auto place = [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
+                                  Recompute dropped_from) {
+            const bool dropped = recompute >= dropped_from;
+            if (!dropped || shared.*member == nullptr) {
+                const std::string where = dropped ? "shared/" : text(prefix, "h.", layer, "/");
+                block.*member = buffers.take<T>(arena, "activations/" + where + name, count);
+            }
+            if (dropped && shared.*member == nullptr) shared.*member = block.*member;
+            if (dropped) block.*member = shared.*member;
+        };
+        using Block = BlockActivations;
+        place(&Block::ln1, "ln1", Rr * C, Recompute::gelu_norm);
+        place(&Block::ln1_mean, "ln1_mean", Rr, Recompute::block);
+        place(&Block::ln1_rstd, "ln1_rstd", Rr, Recompute::block);
+        place(&Block::qkv, "qkv", R * 3 * heads, Recompute::block);
+        place(&Block::atty, "atty", R * heads, Recompute::block);
+        place(&Block::lse, "lse", R * sizes.NH, Recompute::block);
+        place(&Block::residual2, "residual2", Rr * C, Recompute::block);
+        place(&Block::ln2, "ln2", Rr * C, Recompute::gelu_norm);
+        place(&Block::ln2_mean, "ln2_mean", Rr, Recompute::block);
+        place(&Block::ln2_rstd, "ln2_rstd", Rr, Recompute::block);
+        place(&Block::fch, "fch", R * F, Recompute::block);
+        place(&Block::fch_gelu, "fch_gelu", R * F, Recompute::gelu);
+    }
+    for (int layer = 0; layer <= layers; layer++) {
+        const std::string name = text("activations/", prefix, "h.", layer, "/residual");
+        set.residual.push_back(buffers.take<floatX>(arena, name, Rr * C));
+    }
+    return set;
+}
+
+}   // namespace
+
+ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute,
+                               const InFlight& in_flight) {
+    const std::int64_t R = sizes.rows(), C = sizes.C;
+    BlockActivations shared{};
+    for (int i = 0; i < in_flight.activations; i++) {
+        const std::string prefix = i > 0 ? text("set ", i, "/") : "";
+        activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
+    }
+    for (int i = 0; i < in_flight.gradients; i++) {
+        const std::string name = text("activations/dresidual", i > 0 ? text(" ", i) : "");
+        gradients.add(buffers_.take<floatX>(arena, name, std::int64_t{sizes.residual_rows()} * C));
+    }
+    for (int i = 0; i < in_flight.delayed; i++) {
+        std::vector<BlockGradients> blocks;
+        for (int layer = 0; layer < layers; layer++) {
+            auto take = [&](const char* name, std::int64_t count) {
+                return buffers_.take<floatX>(arena, text("activations/delayed ", i, "/h.", layer, "/", name), count);
+            };
+            blocks.push_back({take("dout", R * C), take("dfch", R * sizes.F), take("dresidual2", R * C),
+                              take("dqkv", R * 3 * sizes.NH * sizes.HS)});
+        }
+        delayed.add(std::move(blocks));
+    }
+}
+
+Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows) {
+    const auto R = static_cast<std::size_t>(sizes.rows()), Rr = static_cast<std::size_t>(sizes.residual_rows());
+    const auto C = static_cast<std::size_t>(sizes.C), NH = static_cast<std::size_t>(sizes.NH);
+    logits = arena.allocate<floatX>("workspace/logits",
+                                    static_cast<std::size_t>(classifier_rows) * static_cast<std::size_t>(sizes.Vp));
+    lnf = arena.allocate<floatX>("workspace/lnf", Rr * C);
+    lnf_mean = arena.allocate<float>("workspace/lnf_mean", Rr);
+    lnf_rstd = arena.allocate<float>("workspace/lnf_rstd", Rr);
+    losses = arena.allocate<float>("workspace/losses", R);
+    rows_c = arena.allocate<floatX>("workspace/rows_c", R * C);
+    rows_3c = arena.allocate<floatX>("workspace/rows_3c", R * 3 * NH * static_cast<std::size_t>(sizes.HS));
+    rows_4c = arena.allocate<floatX>("workspace/rows_4c", R * static_cast<std::size_t>(sizes.F));
+    delta = arena.allocate<float>("workspace/attention_delta", R * NH);
+    layernorm = arena.allocate<float>("workspace/layernorm", layernorm_backward_scratch(static_cast<int>(Rr), sizes.C));
 }

@@ -1,17 +1,34 @@
-// What forward keeps for backward: one set per micro-batch in flight.
+// Memory of forward and backward: what forward keeps for backward, one set per chunk and micro-batch in flight, and
+// scratch, which all of them share.
 //
-// Shapes: B sequences of T tokens (R = B T rows), C channels, NH heads. The recompute level says what is not kept but
-// computed again in backward, into one buffer shared by all layers (Chen et al., "Training deep nets with sublinear
-// memory cost", 2016).
+// Shapes are those of RankSizes: R rows, of which tensor parallelism may leave a rank fewer in the residual region
+// (Rr). The recompute level says what is not kept but computed again in backward, into one buffer shared by all layers
+// of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
 #pragma once
 
+#include <deque>
 #include <string>
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
 #include "llmc/model/precision.h"
+
+// Sizes of a micro-batch on one rank.
+struct RankSizes {
+    int B, T;     // sequences, and tokens of each that this rank has
+    int C;        // channels of the residual stream
+    int NH, HS;   // heads of this rank, and channels of a head
+    int F;        // channels of this rank inside the MLP
+    int V, Vp;    // this rank's part of the vocabulary, and with padding
+
+    int rows() const { return B * T; }
+    int residual_rows() const { return rows(); }   // in the residual region (cut_points.h)
+    AttentionShape attention() const { return self_attention_shape(B, T, NH, HS); }
+};
+RankSizes rank_sizes(const ModelConfig& config, const MeshShape& mesh, int B, int T);
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {
@@ -23,56 +40,100 @@ enum class Recompute : std::uint8_t {
 
 // What one block's forward leaves behind.
 struct BlockActivations {
-    floatX* ln1;         // (R, C)
-    float* ln1_mean;     // (R)
-    float* ln1_rstd;     // (R)
-    floatX* qkv;         // (R, 3C): (B, T, 3, NH, HS)
-    floatX* atty;        // (R, C): (B, T, NH, HS)
+    floatX* ln1;         // (Rr, C)
+    float* ln1_mean;     // (Rr)
+    float* ln1_rstd;     // (Rr)
+    floatX* qkv;         // (R, 3 NH HS): (B, T, 3, NH, HS)
+    floatX* atty;        // (R, NH HS): (B, T, NH, HS)
     float* lse;          // (B, NH, T) log-sum-exp of each query's scores
-    floatX* residual2;   // (R, C) residual stream after attention
-    floatX* ln2;         // (R, C)
-    float* ln2_mean;     // (R)
-    float* ln2_rstd;     // (R)
-    floatX* fch;         // (R, 4C) before GELU
-    floatX* fch_gelu;    // (R, 4C)
+    floatX* residual2;   // (Rr, C) residual stream after attention
+    floatX* ln2;         // (Rr, C)
+    float* ln2_mean;     // (Rr)
+    float* ln2_rstd;     // (Rr)
+    floatX* fch;         // (R, F) before GELU
+    floatX* fch_gelu;    // (R, F)
 };
 
-class Activations {
+// What gradients of weights read besides, where they are delayed.
+struct BlockGradients {
+    floatX* dout;         // (R, C) of the block's output
+    floatX* dfch;         // (R, F)
+    floatX* dresidual2;   // (R, C) of residual2
+    floatX* dqkv;         // (R, 3 NH HS)
+};
+
+// Takes device memory by name and keeps it.
+class Buffers {
 public:
-    // For the layers of one stage. `keep_for_backward` false (validation, sampling): every layer shares one set.
-    Activations(Arena& arena, const ModelConfig& config, int B, int T, const LayerRange& layers, Recompute recompute,
-                bool keep_for_backward = true);
-
-    Recompute recompute() const { return recompute_; }
-    const BlockActivations& block(int layer) const { return blocks_[at(layer)]; }
-    // Input of layer l (R, C); of layer `layers.end`: the output of the stage's last layer.
-    floatX* residual(int layer) const { return residuals_[at(layer)]; }
-
-    floatX* lnf;         // (R, C) input of the classifier
-    float* lnf_mean;     // (R)
-    float* lnf_rstd;     // (R)
-    float* losses;       // (R) negative log likelihood of each target
-    floatX* dresidual;   // (R, C) gradient of the residual stream, walked from the last layer to the first
+    template <class T>
+    T* take(Arena& arena, const std::string& name, std::int64_t count) {
+        memory_.push_back(arena.allocate<std::byte>(name, sizeof(T) * static_cast<std::size_t>(count)));
+        return reinterpret_cast<T*>(memory_.back().data());
+    }
 
 private:
-    std::size_t at(int layer) const { return static_cast<std::size_t>(layer - static_cast<int>(layers_.begin)); }
-
-    LayerRange layers_;
-    Recompute recompute_;
-    std::vector<BlockActivations> blocks_;
-    std::vector<floatX*> residuals_;
-    std::vector<DeviceBuffer<floatX>> buffers_;
-    std::vector<DeviceBuffer<float>> float_buffers_;
+    std::vector<DeviceBuffer<std::byte>> memory_;
 };
 
-// Memory that lives only within a call of forward or backward; one per stream.
+// What the forward of one chunk keeps of one micro-batch. Layers are counted from the chunk's first.
+struct Activations {
+    std::vector<BlockActivations> blocks;
+    std::vector<floatX*> residual;   // (Rr, C) input of layer i; one more: the output of the last
+};
+
+// A number of things that are used and given back.
+template <class T>
+class Pool {
+public:
+    explicit Pool(const char* name) : name_(name) {}
+    void add(T item) { free_.push_back(&all_.emplace_back(std::move(item))); }
+    T* take() {
+        ENSURE(!free_.empty(), "more than ", all_.size(), " ", name_, " in flight");
+        T* item = free_.back();
+        free_.pop_back();
+        return item;
+    }
+    void give_back(T* item) { free_.push_back(item); }
+    bool all_are_back() const { return free_.size() == all_.size(); }
+
+private:
+    const char* name_;
+    std::deque<T> all_;   // never moves
+    std::vector<T*> free_;
+};
+
+// How many chunks of micro-batches may be between two actions of a schedule at once. One device needs one.
+struct InFlight {
+    int activations = 1;   // from forward to backward, or to the delayed gradients of weights
+    int gradients = 1;     // of a residual stream: while backward is between its first chunk and its last
+    int delayed = 0;       // from backward_input to backward_weight; 0: gradients of weights are made at once
+};
+
+class ActivationPool {
+public:
+    // Every set has room for chunks of so many layers.
+    ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight);
+
+    Pool<Activations> activations{"activations"};
+    Pool<floatX*> gradients{"gradients of residual streams"};   // (Rr, C)
+    Pool<std::vector<BlockGradients>> delayed{"delayed gradients of weights"};
+
+private:
+    Buffers buffers_;
+};
+
+// Memory that lives only within one action; one per stream.
 struct Workspace {
-    Workspace(Arena& arena, const ModelConfig& config, int B, int T, int classifier_rows, bool backward);
+    Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows);
 
     DeviceBuffer<floatX> logits;     // (classifier_rows, Vp)
+    DeviceBuffer<floatX> lnf;        // (Rr, C) input of the classifier
+    DeviceBuffer<float> lnf_mean;    // (Rr)
+    DeviceBuffer<float> lnf_rstd;    // (Rr)
+    DeviceBuffer<float> losses;      // (R) negative log likelihood of each target
     DeviceBuffer<floatX> rows_c;     // (R, C)   a block's output before it joins the residual stream; gradients
-    DeviceBuffer<floatX> rows_3c;    // (R, 3C)  gradient of q, k, v
-    DeviceBuffer<floatX> rows_4c;    // (R, 4C)  gradient inside the MLP
+    DeviceBuffer<floatX> rows_3c;    // (R, 3 NH HS)  gradient of q, k, v
+    DeviceBuffer<floatX> rows_4c;    // (R, F)   gradient inside the MLP
     DeviceBuffer<float> delta;       // (B, NH, T) attention backward
     DeviceBuffer<float> layernorm;   // partial sums of layernorm backward
 };

@@ -1,10 +1,6 @@
 #include "llmc/model/gpt.h"
 
-#include "llmc/kernels/classifier.cuh"
-#include "llmc/kernels/encoder.cuh"
-#include "llmc/kernels/gelu.cuh"
-#include "llmc/kernels/layernorm.cuh"
-#include "llmc/kernels/residual.cuh"
+#include <algorithm>
 
 namespace {
 
@@ -35,54 +31,9 @@ void check_options(const ModelConfig& config, const GptOptions& options) {
 
 }   // namespace
 
-static std::size_t staging_size(int B, int T) {
-    const std::size_t positions = static_cast<std::size_t>(B) * static_cast<std::size_t>(T);
-    return 2 * positions + token_groups_capacity(positions);
-}
-
-BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size)
-    : vocab_size_(static_cast<int>(vocab_size)),
-      staging_{Staging{PinnedBuffer<int>(staging_size(B, T)), {}}, Staging{PinnedBuffer<int>(staging_size(B, T)), {}}} {
-    const std::size_t positions = static_cast<std::size_t>(B) * static_cast<std::size_t>(T);
-    tokens_ = arena.allocate<int>("batch/tokens", positions);
-    targets_ = arena.allocate<int>("batch/targets", positions);
-    groups_ = arena.allocate<int>("batch/token_groups", token_groups_capacity(positions));
-}
-
-void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream) {
-    ENSURE(tokens.size() == tokens_.size(), "a batch of ", tokens.size(), " tokens, expected ", tokens_.size());
-    ENSURE(targets.empty() || targets.size() == tokens.size(), targets.size(), " targets for ", tokens.size(),
-           " tokens");
-    const TokenGroups groups = group_tokens(tokens, vocab_size_);
-    const Staging& staging = staging_[next_staging_++ % staging_.size()];
-    CUDA_CHECK(cudaEventSynchronize(staging.copied.get()));   // what it held two uploads ago has left
-    std::span<int> room = staging.values.values();
-    auto send = [&](const DeviceBuffer<int>& to, std::span<const int> values) {
-        std::copy(values.begin(), values.end(), room.begin());
-        to.upload(room.first(values.size()), stream);
-        room = room.subspan(values.size());
-    };
-    send(tokens_, tokens);
-    send(targets_, targets);
-    send(groups_, groups.data);
-    staging.copied.record(stream);
-    batch_ = {tokens_.data(), targets.empty() ? nullptr : targets_.data(), groups.view(groups_.data())};
-}
-
 Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cudaStream_t stream)
-    : config_(config),
-      options_(options),
-      stream_(stream),
-      C_(static_cast<int>(config.channels)),
-      NH_(static_cast<int>(config.heads)),
-      HS_(static_cast<int>(config.head_size())),
-      V_(static_cast<int>(config.vocab_size)),
-      Vp_(static_cast<int>(config.padded_vocab_size)),
-      matmul_(arena, options.matmul) {
+    : config_(config), options_(options), stream_(stream), matmul_(arena, options.matmul) {
     check_options(config, options);
-    classifier_rows_ = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(Vp_);
-    classifier_rows_ = std::min(classifier_rows_, rows());
-    max_rows_ = rows();
     storage_ =
         std::make_unique<ParamStorage>(ParamTable(config), options.place, StageUnits{{{0, config.layers}}, true, true});
     parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
@@ -90,10 +41,22 @@ Gpt::Gpt(const ModelConfig& config, const GptOptions& options, Arena& arena, cud
                      ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
                      : parameters_;
     list_uses();
-    activations_ = std::make_unique<Activations>(arena, config, options.B, options.T, LayerRange{0, config.layers},
-                                                 options.recompute);
-    attention_ = std::make_unique<AttentionChoice<floatX>>(options.attention, attention_shape(), arena);
-    workspace_ = std::make_unique<Workspace>(arena, config, options.B, options.T, classifier_rows_, true);
+    sizes_ = rank_sizes(config, options.place.mesh, options.B, options.T);
+    max_rows_ = sizes_.rows();
+    int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
+    classifier_rows = std::min(classifier_rows, max_rows_);
+    pool_ =
+        std::make_unique<ActivationPool>(arena, sizes_, static_cast<int>(config.layers), options.recompute, InFlight{});
+    activations_ = pool_->activations.take();
+    attention_ = std::make_unique<AttentionChoice<floatX>>(options.attention, sizes_.attention(), arena);
+    workspace_ = std::make_unique<Workspace>(arena, sizes_, classifier_rows);
+    tools_ = std::make_unique<StageTools>(
+        StageTools{matmul_, *attention_, cut_points_, sizes_, *workspace_, options.gelu_fusion, stream});
+    embedding_ = std::make_unique<Embedding>(*tools_, unsharded_);
+    for (int layer = 0; layer < static_cast<int>(config.layers); layer++) {
+        blocks_.emplace_back(*tools_, unsharded_, layer);
+    }
+    head_ = std::make_unique<Head>(*tools_, unsharded_, classifier_rows);
     if (options.attention != AttentionKind::auto_) use_attention(options.attention);
 }
 
@@ -111,108 +74,71 @@ void Gpt::list_uses() {
 void Gpt::set_batch_shape(int B, int T) {
     ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
            " x ", T, " tokens, room for ", max_rows_);
-    options_.B = B;
-    options_.T = T;
+    options_.B = sizes_.B = B;
+    options_.T = sizes_.T = T;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward, piece by piece
-
-void Gpt::embedding_forward(const Batch& batch, Activations& activations) {
-    EncoderForward<floatX> encoder{};
-    encoder.out = activations.residual(0);
-    encoder.tokens = batch.tokens;
-    encoder.wte = unsharded_.tensor(Param::wte);
-    encoder.wpe = unsharded_.tensor(Param::wpe);
-    encoder.B = options_.B;
-    encoder.T = options_.T;
-    encoder.C = C_;
-    encoder.V = Vp_;
-    encoder_forward(encoder, stream_);
-}
-
-// Everything of a block that backward may need: all but its output.
-void Gpt::block_activations(int layer, Activations& activations) {
-    const BlockTensors<floatX> w = unsharded_.block(layer);
-    const BlockActivations& a = activations.block(layer);
-    const floatX* input = activations.residual(layer);
-    floatX* projected = workspace_->rows_c.data();
-
-    layernorm_forward(LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, input, w.ln1w, w.ln1b, rows(), C_},
-                      stream_);
-    matmul_.forward<floatX>(a.qkv, a.ln1, w.qkvw, w.qkvb, linear(3 * C_, C_), stream_);
-    attention_->forward(attention_forward_of(a), stream_);
-    matmul_.forward<floatX>(projected, a.atty, w.attprojw, w.attprojb, linear(C_, C_), stream_);
-    residual_layernorm_forward(ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, input,
-                                                                projected, w.ln2w, w.ln2b, rows(), C_},
-                               stream_);
-    if (options_.gelu_fusion >= 1) {
-        matmul_.forward_gelu<floatX>(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, linear(4 * C_, C_), stream_);
-    } else {
-        matmul_.forward<floatX>(a.fch, a.ln2, w.fcw, w.fcb, linear(4 * C_, C_), stream_);
-        gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows()} * 4 * C_, stream_);
-    }
-}
-
-void Gpt::block_forward(int layer, Activations& activations) {
-    block_activations(layer, activations);
-    const BlockTensors<floatX> w = unsharded_.block(layer);
-    const BlockActivations& a = activations.block(layer);
-    floatX* projected = workspace_->rows_c.data();
-    matmul_.forward<floatX>(projected, a.fch_gelu, w.fcprojw, w.fcprojb, linear(C_, 4 * C_), stream_);
-    residual_forward<floatX>(activations.residual(layer + 1), a.residual2, projected, std::int64_t{rows()} * C_,
-                             stream_);
-}
-
-void Gpt::final_layernorm(Activations& activations) {
-    const floatX* input = activations.residual(static_cast<int>(config_.layers));
-    layernorm_forward(
-        LayerNormForward<floatX>{activations.lnf, activations.lnf_mean, activations.lnf_rstd, input,
-                                 unsharded_.tensor(Param::lnfw), unsharded_.tensor(Param::lnfb), rows(), C_},
-        stream_);
-}
-
-void Gpt::logits_forward(floatX* logits, const Activations& activations, int first_row, int count) {
-    const floatX* in = activations.lnf + std::int64_t{first_row} * C_;
-    matmul_.forward<floatX>(logits, in, unsharded_.tensor(table().classifier()), nullptr, MatmulShape{count, Vp_, C_},
-                            stream_);
-}
-
-void Gpt::head_forward(const Batch& batch, Activations& activations) {
-    final_layernorm(activations);
-    floatX* logits = workspace_->logits.data();
-    for (int row = 0; row < rows(); row += classifier_rows_) {
-        logits_forward(logits, activations, row, chunk_rows(row));
-        fused_classifier(Classifier<floatX>{logits, activations.losses + row, batch.targets + row, chunk_rows(row), V_,
-                                            Vp_, 0.0f, ClassifierOutput::loss},
-                         stream_);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward of a whole micro-batch
+void Gpt::initialize(std::uint64_t seed) { initialize_parameters(parameters_, seed, stream_); }
 
 void Gpt::layers_forward(const Batch& batch) {
-    use([&] { embedding_forward(batch, *activations_); });
-    for (int layer = 0; layer < static_cast<int>(config_.layers); layer++) {
-        use([&] { block_forward(layer, *activations_); });
+    const Activations& a = *activations_;
+    use([&] { embedding_->forward(a.residual[0], batch); });
+    for (std::size_t i = 0; i < blocks_.size(); i++) {
+        use([&] { blocks_[i].forward(a.residual[i + 1], a.residual[i], a.blocks[i]); });
     }
 }
 
 void Gpt::forward_layers(const Batch& batch) {
     begin_pass(forward_uses_);
     layers_forward(batch);
-    use([&] { final_layernorm(*activations_); });
+    use([&] { head_->final_layernorm(activations_->residual.back()); });
 }
 
 void Gpt::logits_of_rows(floatX* logits, int first_row, int count) {
-    ENSURE(first_row >= 0 && count >= 0 && first_row + count <= rows(), "rows ", first_row, " + ", count, " of ",
-           rows());
-    logits_forward(logits, *activations_, first_row, count);
+    ENSURE(first_row >= 0 && count >= 0 && first_row + count <= sizes_.rows(), "rows ", first_row, " + ", count, " of ",
+           sizes_.rows());
+    head_->logits(logits, first_row, count);
 }
 
 void Gpt::forward_loss(const Batch& batch) {
     begin_pass(forward_uses_);
     layers_forward(batch);
-    use([&] { head_forward(batch, *activations_); });
+    use([&] { head_->loss(activations_->residual.back(), batch); });
 }
+
+template <class G>
+void Gpt::forward_backward(Gradients<G>& gradients, const Batch& batch, float dloss) {
+    const int layers = static_cast<int>(config_.layers), head = layers + 1;
+    const Activations& a = *activations_;
+    floatX** const dresidual = pool_->gradients.take();
+    WeightGradientQueue queue;
+    begin_pass(training_uses_);
+    layers_forward(batch);
+    auto ready = [&](int slot) {
+        gradients.unit_ready(slot);
+        gradients_ready(slot);
+    };
+
+    if (config_.tied) gradients_begin(0);   // the classifier writes the embedding's
+    gradients_begin(head);
+    use([&] { head_->loss_and_backward(*dresidual, a.residual.back(), batch, dloss, gradients); });
+    ready(head);
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        const auto i = static_cast<std::size_t>(layer);
+        gradients_begin(layer + 1);
+        use([&] {
+            blocks_[i].recompute(a.residual[i], a.blocks[i], options_.recompute);
+            blocks_[i].backward(*dresidual, a.residual[i], a.blocks[i], nullptr, gradients, queue);
+        });
+        ready(layer + 1);
+    }
+    if (!config_.tied) gradients_begin(0);
+    embedding_->backward(*dresidual, batch, gradients);
+    ready(0);
+    pool_->gradients.give_back(dresidual);
+}
+
+template void Gpt::forward_backward(Gradients<float>&, const Batch&, float);
+#if defined(PRECISION_BF16)
+template void Gpt::forward_backward(Gradients<bf16>&, const Batch&, float);
+#endif

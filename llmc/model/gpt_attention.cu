@@ -34,37 +34,23 @@ float fastest_ms(Call call, cudaStream_t stream) {
 
 }   // namespace
 
-AttentionShape Gpt::attention_shape() const { return self_attention_shape(options_.B, options_.T, NH_, HS_); }
-
-AttentionForward<floatX> Gpt::attention_forward_of(const BlockActivations& a) const {
-    const floatX* qkv = a.qkv;
-    return {heads(a.atty), a.lse, heads(qkv, 0), heads(qkv, 1), heads(qkv, 2), attention_shape()};
-}
-
-AttentionBackward<floatX> Gpt::attention_backward_of(const BlockActivations& a) const {
-    floatX* dqkv = workspace_->rows_3c.data();
-    const floatX *qkv = a.qkv, *out = a.atty, *dout = workspace_->rows_c.data();
-    return {heads(dqkv, 0), heads(dqkv, 1), heads(dqkv, 2), workspace_->delta.data(), heads(dout), heads(out), a.lse,
-            heads(qkv, 0),  heads(qkv, 1),  heads(qkv, 2),  attention_shape()};
-}
-
 void Gpt::use_attention(AttentionKind kind) {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     try {
-        attention_->take(kind, attention_shape());
-        attention_->prepare(attention_forward_of(activations_->block(0)),
-                            attention_backward_of(activations_->block(0)));
+        attention_->take(kind, sizes_.attention());
+        attention_->prepare(blocks_[0].attention_forward(activations_->blocks[0]),
+                            blocks_[0].attention_backward(workspace_->rows_3c.data(), activations_->blocks[0]));
     } catch (...) {
-        attention_->take(AttentionKind::own, attention_shape());
+        attention_->take(AttentionKind::own, sizes_.attention());
         throw;
     }
 }
 
 Gpt::FasterAttention Gpt::faster_attention() {
-    const AttentionShape shape = attention_shape();
+    const AttentionShape shape = sizes_.attention();
     if (!LibraryAttention::refusal<floatX>(shape).empty()) return {AttentionKind::own, ""};
-    const BlockActivations& a = activations_->block(0);
-    const std::int64_t elements = std::int64_t{rows()} * C_;
+    const BlockActivations& a = activations_->blocks[0];
+    const std::int64_t elements = std::int64_t{sizes_.rows()} * sizes_.NH * sizes_.HS;
     fill_normal(a.qkv, 3 * elements, 1.0f, 1, GlobalSpan{}, stream_);
     fill_normal(workspace_->rows_c.data(), elements, 1.0f, 2, GlobalSpan{}, stream_);
     auto measure = [&](AttentionKind kind) {
@@ -72,8 +58,8 @@ Gpt::FasterAttention Gpt::faster_attention() {
         const AttentionChoice<floatX> attention(kind, shape, scratch);
         return fastest_ms(
             [&] {
-                attention.forward(attention_forward_of(a), stream_);
-                attention.backward(attention_backward_of(a), stream_);
+                attention.forward(blocks_[0].attention_forward(a), stream_);
+                attention.backward(blocks_[0].attention_backward(workspace_->rows_3c.data(), a), stream_);
             },
             stream_);
     };

@@ -75,12 +75,6 @@ private:
     std::vector<int> place_of_param_;   // index in tensors_, or -1
 };
 
-// Pointers to the parameters (or gradients) of one block; shapes as in Param.
-template <class T>
-struct BlockTensors {
-    T *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
-};
-
 // One buffer per unit, for one kind of state.
 template <class T>
 class ModelState {
@@ -126,7 +120,8 @@ public:
         const TensorPlace* place = storage_->find(param);
         return place ? unit(place->slot).data() + storage_->tensor_offset(*place, state_) : nullptr;
     }
-    T* tensor(Param kind, int layer = -1) const { return tensor(storage_->table().index(kind, layer)); }
+    T* tensor(Param kind, int layer = -1) const { return tensor(index(kind, layer)); }
+    int index(Param kind, int layer = -1) const { return storage_->table().index(kind, layer); }
 
     // The part of a tensor that this rank's optimizer owns: `tensor` itself where this state is sharded.
     T* owned(int param) const {
@@ -139,13 +134,6 @@ public:
     T* shard(int param) const {
         const TensorPlace* place = storage_->find(param);
         return place ? tensor(param) + storage_->shard_offset(*place, state_) : nullptr;
-    }
-
-    BlockTensors<T> block(int layer) const {
-        auto at = [&](Param kind) { return tensor(kind, layer); };
-        return {at(Param::ln1w),     at(Param::ln1b),     at(Param::qkvw),    at(Param::qkvb),
-                at(Param::attprojw), at(Param::attprojb), at(Param::ln2w),    at(Param::ln2b),
-                at(Param::fcw),      at(Param::fcb),      at(Param::fcprojw), at(Param::fcprojb)};
     }
 
     void zero(cudaStream_t stream) const {

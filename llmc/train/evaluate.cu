@@ -29,7 +29,7 @@ std::vector<double> Evaluation::losses_of(std::span<const Row> rows) {
     batch_.upload(tokens, targets, model_.stream());
     model_.forward_loss(batch_.batch());
     std::vector<float> losses(B * T);
-    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.activations().losses, losses.size() * sizeof(float),
+    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.losses(), losses.size() * sizeof(float),
                                cudaMemcpyDeviceToHost, model_.stream()));
     CUDA_CHECK(cudaStreamSynchronize(model_.stream()));
 

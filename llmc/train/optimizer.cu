@@ -34,10 +34,7 @@ public:
           options_(options),
           groups_(groups),
           arena_(arena),
-          gradients_(arena, "gradients", model.storage(), StateKind::gradients),
-          unsharded_gradients_(sharded(StateKind::gradients) ? ModelState<G>::rotating(arena, "unsharded gradients",
-                                                                                       model.storage(), zero_layer_sets)
-                                                             : gradients_),
+          gradients_(arena, model.storage(), model.stream()),
           m_(arena, "optimizer m", model.storage(), StateKind::optimizer),
           v_(arena, "optimizer v", model.storage(), StateKind::optimizer),
           numbers_(arena.allocate<StepNumbers>("step/numbers", 1)) {
@@ -46,14 +43,12 @@ public:
             has_masters_ = true;
         }
         make_tables(arena);
-        gradients_.zero(stream());   // padding too: it is never written
-        unsharded_gradients_.zero(stream());
         m_.zero(stream());
         v_.zero(stream());
         if (has_masters_) copy_masters();
         if (groups.zero != nullptr) {
-            const ZeroStates<floatX, G> states{model.parameters(), model.unsharded_parameters(), gradients_,
-                                               unsharded_gradients_};
+            const ZeroStates<floatX, G> states{model.parameters(), model.unsharded_parameters(), gradients_.kept(),
+                                               gradients_.unsharded()};
             zero_ = std::make_unique<ZeroRank<floatX, G>>(model.storage(), states, *groups.zero, arena, stream());
             model.set_hooks(zero_.get());
         }
@@ -64,16 +59,15 @@ public:
 
     void begin_step(int micro_batches) override {
         first_ = true;
+        gradients_.begin_step();
         if (zero_) zero_->begin_step(micro_batches);
     }
 
     void forward_backward(const Batch& batch, float token_share) override {
         const bool first = std::exchange(first_, false);
-        // what is reduced after every micro-batch is added where it arrives
-        const bool accumulate = !first && !sharded(StateKind::gradients);
-        model_.forward_backward(unsharded_gradients_, batch, token_share, accumulate);
+        model_.forward_backward(gradients_, batch, token_share);
         const int tokens = model_.options().B * model_.options().T;
-        sum_losses(&numbers_.data()->loss, model_.activations().losses, tokens, token_share, !first, stream());
+        sum_losses(&numbers_.data()->loss, model_.losses(), tokens, token_share, !first, stream());
     }
 
     void finish_gradients(const StopVotes& vote) override {
@@ -112,14 +106,13 @@ public:
     ModelState<float>* masters() override { return has_masters_ ? &masters_ : nullptr; }
 
     std::vector<float> download_gradient(int param) override {
-        if (groups_.zero == nullptr) return download_tensor(gradients_, param, stream());
+        if (groups_.zero == nullptr) return download_tensor(gradients_.kept(), param, stream());
         const Staging staging = make_staging(model_.storage(), true, arena_);   // tests alone ask for gradients
-        return *gather_tensor(gradients_, param, *groups_.zero, everywhere, true, staging, stream());
+        return *gather_tensor(gradients_.kept(), param, *groups_.zero, everywhere, true, staging, stream());
     }
 
 private:
     cudaStream_t stream() const { return model_.stream(); }
-    bool sharded(StateKind state) const { return is_sharded(state, model_.storage().place().zero_stage); }
 
     // What this rank updates, and of what it adds the squares.
     void make_tables(Arena& arena) {
@@ -131,7 +124,7 @@ private:
                 AdamRange<floatX, G> range{};
                 range.parameter = model_.parameters().owned(place.param) + owned.local_begin;
                 range.master = has_masters_ ? masters_.tensor(place.param) + owned.local_begin : nullptr;
-                range.gradient = gradients_.owned(place.param) + owned.local_begin;
+                range.gradient = gradients_.kept().owned(place.param) + owned.local_begin;
                 range.m = m_.tensor(place.param) + owned.local_begin;
                 range.v = v_.tensor(place.param) + owned.local_begin;
                 range.count = owned.length;
@@ -141,7 +134,7 @@ private:
                 adam.push_back(range);
             }
             for (const OwnedRange& sole : sole_ranges(info.tensor, model_.storage().place())) {
-                norm.push_back({gradients_.shard(place.param) + sole.local_begin, sole.length});
+                norm.push_back({gradients_.kept().shard(place.param) + sole.local_begin, sole.length});
             }
         }
         adam_table_ = make_adam_table(arena, "optimizer tables/adam", std::move(adam), stream());
@@ -161,12 +154,10 @@ private:
     OptimizerOptions options_;
     TrainingGroups groups_;
     Arena& arena_;
-    ModelState<G> gradients_, unsharded_gradients_;
+    Gradients<G> gradients_;
     ModelState<float> m_, v_, masters_;
     bool has_masters_ = false;
-    // The next micro-batch is the first of its step, and overwrites. One flag for the whole model, because Gpt runs it
-    // as a whole; chunks of a pipeline, which are not at the same micro-batch, will need one for each unit.
-    bool first_ = true;
+    bool first_ = true;   // the next loss is the first of its step, and overwrites
     DeviceBuffer<StepNumbers> numbers_;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;

@@ -49,7 +49,7 @@ std::optional<float> Validation::loss() {
         read(begin + B * static_cast<std::uint64_t>(place.at.dp));
         batch_.upload(inputs_, targets_, model_.stream());
         model_.forward_loss(batch_.batch());
-        sum_losses(agreement_.addend(), model_.activations().losses, static_cast<int>(B * T), token_share, pending > 0,
+        sum_losses(agreement_.addend(), model_.losses(), static_cast<int>(B * T), token_share, pending > 0,
                    model_.stream());
         if (++pending < kMicroBatchesPerSum && begin + at_once < sequences_) continue;
         loss += agreement_.sum();

@@ -1,6 +1,6 @@
-// Initial weights, and tensors to and from the host.
+#include "llmc/model/weights.h"
+
 #include "llmc/kernels/init.cuh"
-#include "llmc/model/gpt.h"
 
 namespace {
 
@@ -28,8 +28,6 @@ const TensorPlace& whole_tensor(const ModelState<T>& state, int param) {
 }
 
 }   // namespace
-
-void Gpt::initialize(std::uint64_t seed) { initialize_parameters(parameters_, seed, stream_); }
 
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {

@@ -1,0 +1,38 @@
+// One micro-batch on the device, and the memory it is uploaded to.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "llmc/base/arena.h"
+#include "llmc/base/pinned.h"
+#include "llmc/base/stream.h"
+#include "llmc/kernels/token_groups.h"
+
+// One micro-batch on the device. Tokens and targets are (B, T).
+struct Batch {
+    const int* tokens = nullptr;
+    const int* targets = nullptr;   // negative: this position has no loss
+    TokenGroupsView groups;         // of the tokens; only backward reads them
+};
+
+// Device memory for one micro-batch, refilled from the host. The host does not wait for the device unless it is two
+// micro-batches ahead: what is uploaded is kept in pinned memory, of which there are two pieces in turns.
+class BatchBuffer {
+public:
+    BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size);
+    // Both (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
+    void upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream);
+    const Batch& batch() const { return batch_; }
+
+private:
+    struct Staging {
+        PinnedBuffer<int> values;   // tokens, targets, groups
+        OwnedEvent copied;
+    };
+    int vocab_size_;
+    DeviceBuffer<int> tokens_, targets_, groups_;
+    std::array<Staging, 2> staging_;
+    std::size_t next_staging_ = 0;
+    Batch batch_;
+};

@@ -1,0 +1,169 @@
+#include "llmc/model/block.h"
+
+#include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/residual.cuh"
+
+Block::Block(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
+    : tools_(tools),
+      parameters_(parameters),
+      ln1w_(parameters.index(Param::ln1w, layer)),
+      ln1b_(parameters.index(Param::ln1b, layer)),
+      ln2w_(parameters.index(Param::ln2w, layer)),
+      ln2b_(parameters.index(Param::ln2b, layer)),
+      qkv_(tools.matmul, parameters, parameters.index(Param::qkvw, layer), parameters.index(Param::qkvb, layer)),
+      attproj_(tools.matmul, parameters, parameters.index(Param::attprojw, layer),
+               parameters.index(Param::attprojb, layer)),
+      fc_(tools.matmul, parameters, parameters.index(Param::fcw, layer), parameters.index(Param::fcb, layer)),
+      fcproj_(tools.matmul, parameters, parameters.index(Param::fcprojw, layer),
+              parameters.index(Param::fcprojb, layer)) {}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// Everything of the block that backward may need: all but its output.
+void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
+    CutPoints& cut = tools_.cut_points;
+    const RankSizes& sizes = tools_.sizes;
+    const cudaStream_t stream = tools_.stream;
+    const int rows = sizes.rows(), residual_rows = sizes.residual_rows();
+    floatX* const projected = tools_.workspace.rows_c.data();
+
+    layernorm_forward(LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, in, parameters_.tensor(ln1w_),
+                                               parameters_.tensor(ln1b_), residual_rows, sizes.C},
+                      stream);
+    qkv_.forward(a.qkv, cut.enter_columns(a.ln1, stream), rows, stream);
+    cut.attend(tools_.attention, attention_forward(a), stream);
+    attproj_.forward(projected, a.atty, rows, stream);
+    residual_layernorm_forward(
+        ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in,
+                                         cut.leave_rows(projected, stream), parameters_.tensor(ln2w_),
+                                         parameters_.tensor(ln2b_), residual_rows, sizes.C},
+        stream);
+    const floatX* const ln2 = cut.enter_columns(a.ln2, stream);
+    if (tools_.gelu_fusion >= 1) {
+        fc_.forward_gelu(a.fch_gelu, a.fch, ln2, rows, stream);
+    } else {
+        fc_.forward(a.fch, ln2, rows, stream);
+        gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
+    }
+}
+
+void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) const {
+    const RankSizes& sizes = tools_.sizes;
+    forward_to_gelu(in, a);
+    floatX* const projected = tools_.workspace.rows_c.data();
+    fcproj_.forward(projected, a.fch_gelu, sizes.rows(), tools_.stream);
+    residual_forward<floatX>(out, a.residual2, tools_.cut_points.leave_rows(projected, tools_.stream),
+                             std::int64_t{sizes.residual_rows()} * sizes.C, tools_.stream);
+}
+
+AttentionForward<floatX> Block::attention_forward(const BlockActivations& a) const {
+    const RankSizes& s = tools_.sizes;
+    const floatX* qkv = a.qkv;
+    auto part = [&](int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
+    return {contiguous_heads(a.atty, s.T, s.NH, s.HS), a.lse, part(0), part(1), part(2), s.attention()};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+void Block::recompute(const floatX* in, const BlockActivations& a, Recompute level) const {
+    if (level == Recompute::block) return forward_to_gelu(in, a);
+
+    const RankSizes& sizes = tools_.sizes;
+    const int residual_rows = sizes.residual_rows();
+    if (level >= Recompute::gelu) {
+        gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{sizes.rows()} * fc_.out_channels(), tools_.stream);
+    }
+    if (level >= Recompute::gelu_norm) {
+        layernorm_forward(LayerNormForward<floatX>{a.ln1, nullptr, nullptr, in, parameters_.tensor(ln1w_),
+                                                   parameters_.tensor(ln1b_), residual_rows, sizes.C},
+                          tools_.stream);
+        layernorm_forward(LayerNormForward<floatX>{a.ln2, nullptr, nullptr, a.residual2, parameters_.tensor(ln2w_),
+                                                   parameters_.tensor(ln2b_), residual_rows, sizes.C},
+                          tools_.stream);
+    }
+}
+
+AttentionBackward<floatX> Block::attention_backward(floatX* dqkv, const BlockActivations& a) const {
+    const RankSizes& s = tools_.sizes;
+    const floatX *qkv = a.qkv, *out = a.atty, *dout = tools_.workspace.rows_c.data();
+    auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.T, s.NH, s.HS); };
+    return {part(dqkv, 0),
+            part(dqkv, 1),
+            part(dqkv, 2),
+            tools_.workspace.delta.data(),
+            contiguous_heads(dout, s.T, s.NH, s.HS),
+            contiguous_heads(out, s.T, s.NH, s.HS),
+            a.lse,
+            part(qkv, 0),
+            part(qkv, 1),
+            part(qkv, 2),
+            s.attention()};
+}
+
+// dresidual += the gradient of the layernorm's input.
+template <class G>
+void Block::norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
+                          int weight, int bias, Gradients<G>& gradients) const {
+    const auto dweight = gradients.next(weight), dbias = gradients.next(bias);
+    layernorm_backward(
+        LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, tools_.workspace.layernorm.data(), dout, in,
+                                     parameters_.tensor(weight), mean, rstd, tools_.sizes.residual_rows(),
+                                     tools_.sizes.C, true, dweight.accumulate},
+        tools_.stream);
+}
+
+template <class G>
+void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations& a, const BlockGradients* kept,
+                     Gradients<G>& gradients, WeightGradientQueue& queue) const {
+    CutPoints& cut = tools_.cut_points;
+    const Workspace& workspace = tools_.workspace;
+    const cudaStream_t stream = tools_.stream;
+    const int rows = tools_.sizes.rows();
+    floatX* const drows = workspace.rows_c.data();
+    floatX* const dfch = kept ? kept->dfch : workspace.rows_4c.data();
+    floatX* const dqkv = kept ? kept->dqkv : workspace.rows_3c.data();
+    // The gradient that leaves a Linear's output: of the residual stream, which changes before a delayed one reads it.
+    auto leave = [&](floatX* copy) -> const floatX* {
+        const floatX* dout = cut.leave_rows_backward(dresidual, stream);
+        if (kept == nullptr) return dout;
+        const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{rows} * tools_.sizes.C);
+        CUDA_CHECK(cudaMemcpyAsync(copy, dout, bytes, cudaMemcpyDeviceToDevice, stream));
+        return copy;
+    };
+
+    const floatX* dout = leave(kept ? kept->dout : nullptr);
+    queue.add([=, this, &gradients] { fcproj_.backward_weight(gradients, dout, a.fch_gelu, rows, stream); });
+    if (tools_.gelu_fusion >= 2) {
+        fcproj_.backward_input_gelu(dfch, dout, a.fch, rows, stream);
+    } else {
+        fcproj_.backward_input(dfch, dout, rows, stream);
+        gelu_backward<floatX>(dfch, dfch, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
+    }
+    queue.add([=, this, &gradients] {
+        fc_.backward_weight(gradients, dfch, tools_.cut_points.enter_columns(a.ln2, stream), rows, stream);
+    });
+    fc_.backward_input(drows, dfch, rows, stream);
+    norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), a.residual2, a.ln2_mean, a.ln2_rstd,
+                  ln2w_, ln2b_, gradients);
+
+    const floatX* dout2 = leave(kept ? kept->dresidual2 : nullptr);
+    queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
+    attproj_.backward_input(drows, dout2, rows, stream);
+    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), stream);
+    queue.add([=, this, &gradients] {
+        qkv_.backward_weight(gradients, dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
+    });
+    qkv_.backward_input(drows, dqkv, rows, stream);
+    norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), in, a.ln1_mean, a.ln1_rstd, ln1w_, ln1b_,
+                  gradients);
+}
+
+template void Block::backward(floatX*, const floatX*, const BlockActivations&, const BlockGradients*, Gradients<float>&,
+                              WeightGradientQueue&) const;
+#if defined(PRECISION_BF16)   // gradients are never narrower than what they are gradients of
+template void Block::backward(floatX*, const floatX*, const BlockActivations&, const BlockGradients*, Gradients<bf16>&,
+                              WeightGradientQueue&) const;
+#endif

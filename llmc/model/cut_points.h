@@ -1,0 +1,63 @@
+// Where parallelism enters the model: named points between its pieces, at which one device does nothing.
+//
+// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) cuts a block between enter_columns and leave_rows: the
+// layers after the one are cut by rows, those before the other by columns. Outside of them is the residual region:
+// there each tp rank has all rows, or some of them (sequence parallelism: Korthikanti et al., "Reducing activation
+// recomputation in large transformer models", 2022). Context parallelism lives in `attend`.
+//
+//   residual region   embedding's output, layernorms, residual stream     RankSizes::residual_rows() rows
+//   columns to rows   qkv, attend, attproj; fc, GELU, fcproj; classifier   RankSizes::rows() rows
+//
+// A kernel never does work of both sides of a cut point. Each function takes what is on one side and returns where it
+// is on the other: by default the same memory. An implementation has memory of its own for what it gathers, which is
+// valid until its next call of the same name.
+#pragma once
+
+#include "llmc/model/activations.h"
+#include "llmc/model/attention_choice.h"
+#include "llmc/model/linear.h"
+#include "llmc/model/precision.h"
+
+template <class Real>
+struct Classifier;   // llmc/kernels/classifier.cuh
+
+class CutPoints {
+public:
+    virtual ~CutPoints() = default;
+
+    // Forward: from the residual region. Called again in backward, where a gradient of weights reads what was entered
+    // with: it need not be kept.
+    virtual const floatX* enter_columns(const floatX* in, cudaStream_t) { return in; }
+    // Its backward: `din` is this rank's part of a sum over tp ranks. What is queued may run while that is made.
+    virtual floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) {
+        queue.collective_started();
+        return din;
+    }
+    // Forward: back to the residual region. `out` is this rank's part of a sum over tp ranks.
+    virtual floatX* leave_rows(floatX* out, cudaStream_t) { return out; }
+    virtual const floatX* leave_rows_backward(const floatX* dout, cudaStream_t) { return dout; }
+
+    // Attention of this rank's queries over all keys that they may see.
+    virtual void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,
+                        cudaStream_t stream) {
+        attention.forward(arguments, stream);
+    }
+    virtual void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
+                                 cudaStream_t stream) {
+        attention.backward(arguments, stream);
+    }
+
+    // Cross-entropy of a chunk of rows of logits, of which this rank has the columns of its shard of the vocabulary.
+    virtual void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream);
+};
+
+// What the pieces of a stage (embedding, blocks, head) work with, beside parameters and activations.
+struct StageTools {
+    Matmul& matmul;
+    const AttentionChoice<floatX>& attention;
+    CutPoints& cut_points;
+    const RankSizes& sizes;   // of the micro-batches at hand
+    const Workspace& workspace;
+    int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
+    cudaStream_t stream;
+};

@@ -1,0 +1,21 @@
+// The embedding: residual stream = wte[tokens] + wpe[positions], and its backward.
+#pragma once
+
+#include "llmc/model/batch.h"
+#include "llmc/model/cut_points.h"
+
+class Embedding {
+public:
+    Embedding(const StageTools& tools, const ModelState<floatX>& parameters);
+
+    // out (residual rows, C).
+    void forward(floatX* out, const Batch& batch) const;
+    // Adds to what a tied classifier on this rank has written to dwte since it was begun; else dwte begins at zero.
+    template <class G>
+    void backward(const floatX* dout, const Batch& batch, Gradients<G>& gradients) const;
+
+private:
+    const StageTools& tools_;
+    const ModelState<floatX>& parameters_;
+    int wte_, wpe_;   // in the parameter table
+};

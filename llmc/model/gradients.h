@@ -1,0 +1,56 @@
+// The gradients of what a rank holds, and for each tensor whether backward next overwrites or adds.
+//
+// The first part of a tensor's gradient overwrites: of a step, or, where ZeRO cuts gradients, of a micro-batch, because
+// there each micro-batch is reduced to shards and added where it arrives (llmc/parallel/zero.h). Chunks of a pipeline
+// are not at the same micro-batch, and a tied embedding is written by two of them: so each tensor has its own answer.
+#pragma once
+
+#include <vector>
+
+#include "llmc/model/param_storage.h"
+
+// G: float, or bf16 to save memory.
+template <class G>
+class Gradients {
+public:
+    // All zero, padding too: nothing writes that.
+    Gradients(Arena& arena, const ParamStorage& storage, cudaStream_t stream)
+        : kept_(arena, "gradients", storage, StateKind::gradients),
+          unsharded_(is_sharded(StateKind::gradients, storage.place().zero_stage)
+                         ? ModelState<G>::rotating(arena, "unsharded gradients", storage, zero_layer_sets)
+                         : kept_),
+          begun_(storage.tensors().size(), false) {
+        kept_.zero(stream);
+        unsharded_.zero(stream);
+    }
+
+    const ModelState<G>& kept() const { return kept_; }             // what this rank keeps of them
+    const ModelState<G>& unsharded() const { return unsharded_; }   // what backward writes: the same, or whole units
+
+    // Where a tensor's next part goes, and whether it is added to what is there. The part after it is added.
+    struct Target {
+        G* data;
+        bool accumulate;
+    };
+    Target next(int param) {
+        const TensorPlace* place = kept_.storage().find(param);
+        ENSURE(place != nullptr, "this rank holds no ", kept_.storage().table()[param].name);
+        const auto index = static_cast<std::size_t>(place - kept_.storage().tensors().data());
+        const bool accumulate = begun_[index];
+        begun_[index] = true;
+        return {unsharded_.tensor(param), accumulate};
+    }
+
+    void begin_step() { begun_.assign(begun_.size(), false); }
+    // The gradients of a unit are complete for a micro-batch.
+    void unit_ready(int slot) {
+        if (!is_sharded(StateKind::gradients, kept_.storage().place().zero_stage)) return;
+        for (int tensor : kept_.storage().units()[static_cast<std::size_t>(slot)].tensors) {
+            begun_[static_cast<std::size_t>(tensor)] = false;
+        }
+    }
+
+private:
+    ModelState<G> kept_, unsharded_;
+    std::vector<bool> begun_;   // per tensor of the storage
+};

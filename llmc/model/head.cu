@@ -1,0 +1,89 @@
+#include "llmc/model/head.h"
+
+#include <algorithm>
+
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/layernorm.cuh"
+
+void CutPoints::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
+    fused_classifier(arguments, stream);
+}
+
+Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows)
+    : tools_(tools),
+      parameters_(parameters),
+      chunk_rows_(chunk_rows),
+      lnfw_(parameters.index(Param::lnfw)),
+      lnfb_(parameters.index(Param::lnfb)),
+      classifier_(tools.matmul, parameters, parameters.index(parameters.storage().table().classifier()), -1) {}
+
+template <class PerChunk>
+void Head::for_chunks(PerChunk&& per_chunk) const {
+    const int rows = tools_.sizes.rows();
+    for (int first = 0; first < rows; first += chunk_rows_) per_chunk(first, std::min(chunk_rows_, rows - first));
+}
+
+void Head::final_layernorm(const floatX* in) const {
+    const Workspace& w = tools_.workspace;
+    layernorm_forward(
+        LayerNormForward<floatX>{w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data(), in, parameters_.tensor(lnfw_),
+                                 parameters_.tensor(lnfb_), tools_.sizes.residual_rows(), tools_.sizes.C},
+        tools_.stream);
+}
+
+void Head::logits(floatX* out, int first_row, int count) const {
+    const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
+    classifier_.forward(out, lnf + std::int64_t{first_row} * tools_.sizes.C, count, tools_.stream);
+}
+
+void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const {
+    const Workspace& w = tools_.workspace;
+    tools_.cut_points.vocabulary_loss(
+        Classifier<floatX>{w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V,
+                           tools_.sizes.Vp, dloss,
+                           gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss},
+        tools_.stream);
+}
+
+void Head::loss(const floatX* in, const Batch& batch) const {
+    final_layernorm(in);
+    const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
+    for_chunks([&](int first, int count) {
+        classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count,
+                            tools_.stream);
+        chunk_loss(batch, first, count, 0.0f, false);
+    });
+}
+
+template <class G>
+void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
+                             Gradients<G>& gradients) const {
+    CutPoints& cut = tools_.cut_points;
+    const RankSizes& sizes = tools_.sizes;
+    const Workspace& workspace = tools_.workspace;
+    const cudaStream_t stream = tools_.stream;
+    final_layernorm(in);
+    const floatX* const lnf = cut.enter_columns(workspace.lnf.data(), stream);
+    floatX* const logits = workspace.logits.data();
+    floatX* const dlnf = workspace.rows_c.data();
+    for_chunks([&](int first, int count) {
+        const std::int64_t offset = std::int64_t{first} * sizes.C;
+        classifier_.forward(logits, lnf + offset, count, stream);
+        chunk_loss(batch, first, count, dloss, true);
+        classifier_.backward_input(dlnf + offset, logits, count, stream);
+        classifier_.backward_weight(gradients, logits, lnf + offset, count, stream);
+    });
+    WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
+    const auto dweight = gradients.next(lnfw_), dbias = gradients.next(lnfb_);
+    layernorm_backward(
+        LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, workspace.layernorm.data(),
+                                     cut.enter_columns_backward(dlnf, nothing, stream), in, parameters_.tensor(lnfw_),
+                                     workspace.lnf_mean.data(), workspace.lnf_rstd.data(), sizes.residual_rows(),
+                                     sizes.C, false, dweight.accumulate},
+        stream);
+}
+
+template void Head::loss_and_backward(floatX*, const floatX*, const Batch&, float, Gradients<float>&) const;
+#if defined(PRECISION_BF16)
+template void Head::loss_and_backward(floatX*, const floatX*, const Batch&, float, Gradients<bf16>&) const;
+#endif

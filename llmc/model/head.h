@@ -1,0 +1,35 @@
+// The head: final layernorm, classifier and cross-entropy, chunk by chunk over the rows, so that the logits of all
+// tokens never exist at once. In training, loss and gradients are made together, in backward.
+#pragma once
+
+#include "llmc/model/batch.h"
+#include "llmc/model/cut_points.h"
+
+class Head {
+public:
+    // `chunk_rows`: rows of logits that exist at once.
+    Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows);
+
+    // in (residual rows, C): the output of the last layer. Losses of all positions, into `losses` of the workspace.
+    void loss(const floatX* in, const Batch& batch) const;
+    // The same, with dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the classifier. The
+    // total loss is `dloss` times the sum of losses.
+    template <class G>
+    void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
+                           Gradients<G>& gradients) const;
+
+    // For sampling: the layernorm of all rows, then logits of some of them, (count, Vp).
+    void final_layernorm(const floatX* in) const;
+    void logits(floatX* out, int first_row, int count) const;
+
+private:
+    template <class PerChunk>
+    void for_chunks(PerChunk&& per_chunk) const;   // (first row, rows)
+    void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
+
+    const StageTools& tools_;
+    const ModelState<floatX>& parameters_;
+    int chunk_rows_;
+    int lnfw_, lnfb_;   // in the parameter table
+    Linear classifier_;
+};

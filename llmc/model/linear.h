@@ -1,0 +1,99 @@
+// A linear layer of this rank, out = in weight^T + bias, and the queue in which gradients of weights wait.
+//
+// Backward has two parts. `backward_input` is what the layer below waits for. Nobody waits for `backward_weight` but
+// the optimizer, so it goes through a WeightGradientQueue: it may run behind a collective, or at another time of the
+// pipeline's schedule (Qi et al., "Zero bubble pipeline parallelism", 2023).
+//
+// Sizes are those of this rank's tp shard: of a layer cut by rows (Megatron's column parallel) some of the outputs, of
+// one cut by columns (row parallel) a part of every sum. The bias of the latter is added by tp rank 0 alone, so that
+// the sum over ranks has it once.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "llmc/kernels/matmul.h"
+#include "llmc/model/gradients.h"
+#include "llmc/model/precision.h"
+
+// When what is added runs: in the order in which it was added, at the latest at drain().
+enum class WeightGradients : std::uint8_t {
+    at_once,
+    behind_collective,   // once the next collective of backward has been started, so that it hides that
+    at_schedule,         // in the schedule's backward_weight: until then all that it reads must be kept
+};
+
+class WeightGradientQueue {
+public:
+    explicit WeightGradientQueue(WeightGradients when = WeightGradients::at_once) : when_(when) {}
+
+    template <class Work>
+    void add(Work&& work) {
+        if (when_ == WeightGradients::at_once) return work();
+        waiting_.emplace_back(std::forward<Work>(work));
+    }
+    void collective_started() {
+        if (when_ == WeightGradients::behind_collective) drain();
+    }
+    void drain() {
+        for (const std::function<void()>& work : waiting_) work();
+        waiting_.clear();
+    }
+    bool delays() const { return when_ == WeightGradients::at_schedule; }
+
+private:
+    WeightGradients when_;
+    std::vector<std::function<void()>> waiting_;
+};
+
+class Linear {
+public:
+    // Of the parameters with these indices in the table; `bias` -1: none.
+    Linear(Matmul& matmul, const ModelState<floatX>& parameters, int weight, int bias)
+        : matmul_(matmul), weight_param_(weight), bias_param_(bias), weight_(parameters.tensor(weight)) {
+        const ParamStorage& storage = parameters.storage();
+        const TensorSpec& tensor = storage.table()[weight].tensor;
+        const TensorSpec shard = tp_shard_of(tensor, storage.place().mesh.tp);
+        out_ = static_cast<int>(shard.rows);
+        in_ = static_cast<int>(shard.cols);
+        const bool adds_bias = tensor.cut != TensorCut::columns || storage.place().at.tp == 0;
+        bias_ = bias >= 0 && adds_bias ? parameters.tensor(bias) : nullptr;
+    }
+
+    int out_channels() const { return out_; }
+
+    // out (rows, out), in (rows, in).
+    void forward(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
+        matmul_.forward<floatX>(out, in, weight_, bias_, shape(rows), stream);
+    }
+    void forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows, cudaStream_t stream) const {
+        matmul_.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), stream);
+    }
+    // din (rows, in), dout (rows, out).
+    void backward_input(floatX* din, const floatX* dout, int rows, cudaStream_t stream) const {
+        matmul_.input_gradient<floatX>(din, dout, weight_, shape(rows), false, stream);
+    }
+    // The same times the derivative of the GELU below, whose input was `pre_gelu` (rows, in).
+    void backward_input_gelu(floatX* din, const floatX* dout, const floatX* pre_gelu, int rows,
+                             cudaStream_t stream) const {
+        matmul_.input_gradient_gelu<floatX>(din, dout, weight_, pre_gelu, shape(rows), stream);
+    }
+    template <class G>
+    void backward_weight(Gradients<G>& gradients, const floatX* dout, const floatX* in, int rows,
+                         cudaStream_t stream) const {
+        if (bias_param_ >= 0) {
+            const auto dbias = gradients.next(bias_param_);
+            matmul_.bias_gradient<floatX, G>(dbias.data, dout, shape(rows), dbias.accumulate, stream);
+        }
+        const auto dweight = gradients.next(weight_param_);
+        matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate, stream);
+    }
+
+private:
+    MatmulShape shape(int rows) const { return {rows, out_, in_}; }
+
+    Matmul& matmul_;
+    int weight_param_, bias_param_;
+    int out_, in_;
+    const floatX *weight_, *bias_;
+};

@@ -1,0 +1,87 @@
+// When gradients of weights are made, and whether they overwrite or add.
+#include "llmc/model/linear.h"
+
+#include <doctest/doctest.h>
+
+#include <utility>
+
+#include "llmc/base/stream.h"
+
+namespace {
+
+// The order of work around a collective and the end of backward.
+std::string order(WeightGradients when) {
+    std::string story;
+    WeightGradientQueue queue(when);
+    for (const char* layer : {"a", "b"}) {
+        queue.add([&story, layer] { story += layer; });
+        story += "|";
+        queue.collective_started();
+    }
+    story += ".";
+    queue.drain();
+    queue.drain();   // nothing twice
+    return story;
+}
+
+// Whether each of some parts of gradients is added to those before it: + or =.
+class Parts {
+public:
+    explicit Parts(int zero_stage)
+        : storage_(ParamTable(custom_model_config(2, 2, 32, 16, 100)),
+                   ShardPlace{MeshShape{1, 2, 1, 1}, {}, zero_stage}, {{{0, 2}}, true, true}),
+          gradients_(arena_, storage_, stream_.get()) {
+        gradients_.begin_step();
+    }
+    ~Parts() { CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }   // before its memory is freed
+    Parts& operator()(Param kind, int layer = -1) {
+        const auto target = gradients_.next(storage_.table().index(kind, layer));
+        CHECK(target.data == gradients_.unsharded().tensor(kind, layer));
+        story_ += target.accumulate ? "+" : "=";
+        return *this;
+    }
+    Parts& ready(int slot) {
+        gradients_.unit_ready(slot);
+        return *this;
+    }
+    std::string next_step() {
+        gradients_.begin_step();
+        return std::exchange(story_, "");
+    }
+
+private:
+    OwnedStream stream_;
+    Arena arena_;
+    ParamStorage storage_;
+    Gradients<float> gradients_;
+    std::string story_;
+};
+
+}   // namespace
+
+TEST_CASE("linear: gradients of weights run at once, behind a collective, or when the schedule says") {
+    CHECK(order(WeightGradients::at_once) == "a|b|.");
+    CHECK(order(WeightGradients::behind_collective) == "|a|b.");
+    CHECK(order(WeightGradients::at_schedule) == "||.ab");
+}
+
+TEST_CASE("gradients: every tensor's first part of a step overwrites, whenever it comes") {
+    for (int zero_stage : {0, 1}) {
+        Parts part(zero_stage);
+        // the upper layer has done two micro-batches before the lower one begins
+        part(Param::qkvw, 1).ready(2)(Param::qkvw, 1).ready(2)(Param::qkvw, 0)(Param::qkvb, 0).ready(1)(Param::qkvw, 0);
+        CHECK(part.next_step() == "=+==+");
+        CHECK(part(Param::qkvw, 1).next_step() == "=");
+    }
+}
+
+TEST_CASE("gradients: where each micro-batch is reduced to shards, its first part overwrites") {
+    for (int zero_stage : {2, 3}) {
+        Parts part(zero_stage);
+        part(Param::qkvw, 1)(Param::qkvw, 1).ready(2)(Param::qkvw, 1);
+        CHECK(part.next_step() == "=+=");
+        // a tied classifier is two micro-batches ahead of the embedding, which adds to what it has written
+        part(Param::wte)(Param::wte)(Param::wte)(Param::wpe).ready(0)(Param::wte)(Param::wpe);
+        CHECK(part.next_step() == "=++===");
+    }
+}
