@@ -5,15 +5,18 @@
 // `test_gpt -tc='gpt: golden*'` picks tests. Run from the root of the repository.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder.h"
+#include "llmc/kernels/init.cuh"
 #include "llmc/model/golden_gpt.h"
-#include "llmc/model/gpt.h"
 #include "llmc/model/reference_gpt.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/schedule_test.h"
 
 namespace {
 
@@ -75,98 +78,93 @@ struct Outcome {
     std::vector<std::vector<float>> gradients;   // indexed as the table, global shapes
 };
 
-template <class G = float>
 class Runner {
 public:
-    Runner(const Problem& problem, GptOptions options)
+    Runner(const Problem& problem, const StageOptions& options)
         : problem_(problem),
           options_(with_sizes(problem, options)),
-          model_(problem.reference.table.config(), options_, arena_, stream_.get()),
-          gradients_(arena_, model_.storage(), stream_.get()),
-          batch_(arena_, options_.B, options_.T, model_.config().vocab_size) {
-        model_.initialize(0);   // padding as the program has it
-        for (int i = 0; i < model_.table().size(); i++) {
+          stage_(problem.reference.table.config(), options_, arena_, stream_.get()),
+          pipeline_(stage_, arena_) {
+        stage_.initialize(0);   // padding as the program has it
+        for (int i = 0; i < stage_.table().size(); i++) {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
             const std::vector<float> narrow(values.begin(), values.end());
-            upload_tensor<floatX>(model_.parameters(), i, narrow, stream_.get());
+            upload_tensor<floatX>(stage_.parameters(), i, narrow, stream_.get());
         }
     }
 
     // All sequences of the problem, options.B at a time, as micro-batches of one step.
-    Outcome run() {
+    Outcome run() { return run(one_stage_schedule(problem_.B / options_.B, stage_.chunks())); }
+    Outcome run(const PipelineSchedule& schedule) {
         Outcome outcome;
-        const int sequences = problem_.B, tokens_at_once = options_.B * options_.T;
-        const float dloss = 1.0f / static_cast<float>(sequences * options_.T);
-        gradients_.begin_step();
-        for (int first = 0; first < sequences; first += options_.B) {
-            upload(first);
-            model_.forward_backward(gradients_, batch_.batch(), dloss);
-            const std::vector<float> losses = download_losses(static_cast<std::size_t>(tokens_at_once));
-            outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
-        }
-        for (int i = 0; i < model_.table().size(); i++) {
-            outcome.gradients.push_back(download_tensor(gradients_.kept(), i, stream_.get()));
+        const float dloss = 1.0f / static_cast<float>(problem_.B * options_.T);
+        std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+        pipeline_.train(schedule, read(), dloss, [&] { add_losses(outcome.losses); });
+        for (int i = 0; i < stage_.table().size(); i++) {
+            outcome.gradients.push_back(
+                std::visit([&](auto& gradients) { return download_tensor(gradients.kept(), i, stream_.get()); },
+                           stage_.gradients()));
         }
         return outcome;
     }
 
     std::vector<float> validation_losses() {
-        upload(0);
-        model_.forward_loss(batch_.batch());
-        return download_losses(static_cast<std::size_t>(options_.B * options_.T));
+        std::vector<float> losses;
+        pipeline_.forward(read(), Purpose::loss);
+        add_losses(losses);
+        return losses;
     }
 
     // (R, V), without padding columns
     std::vector<float> logits() {
-        upload(0);
         const int rows = options_.B * options_.T;
-        const auto Vp = static_cast<std::size_t>(model_.config().padded_vocab_size);
+        const auto Vp = static_cast<std::size_t>(stage_.config().padded_vocab_size);
         const DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/logits", static_cast<std::size_t>(rows) * Vp);
-        model_.forward_layers(batch_.batch());
-        model_.logits_of_rows(buffer.data(), 0, rows);
+        pipeline_.forward(read(), Purpose::logits);
+        stage_.logits(buffer.data(), 0, rows);
         const std::vector<floatX> padded = buffer.download(stream_.get());
         std::vector<float> result;
         for (std::size_t i = 0; i < padded.size(); i++) {
-            if (static_cast<std::int64_t>(i % Vp) < model_.config().vocab_size)
+            if (static_cast<std::int64_t>(i % Vp) < stage_.config().vocab_size)
                 result.push_back(static_cast<float>(padded[i]));
         }
         return result;
     }
 
-    Gpt& model() { return model_; }
+    Stage& stage() { return stage_; }
 
 private:
-    static GptOptions with_sizes(const Problem& problem, GptOptions options) {
+    static StageOptions with_sizes(const Problem& problem, StageOptions options) {
         if (options.B == 0) options.B = problem.B;
         options.T = problem.T;
         REQUIRE(problem.B % options.B == 0);
         return options;
     }
-    void upload(int first_sequence) {
-        const auto first = static_cast<std::size_t>(first_sequence * options_.T);
-        const auto count = static_cast<std::size_t>(options_.B * options_.T);
-        batch_.upload(std::span(problem_.tokens).subspan(first, count),
-                      std::span(problem_.targets).subspan(first, count), stream_.get());
+    Pipeline::Read read() const {
+        return [this](int micro_batch, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+            const std::size_t first = static_cast<std::size_t>(micro_batch) * tokens.size();
+            std::copy_n(problem_.tokens.begin() + static_cast<std::ptrdiff_t>(first), tokens.size(), tokens.begin());
+            std::copy_n(problem_.targets.begin() + static_cast<std::ptrdiff_t>(first), targets.size(), targets.begin());
+        };
     }
-    std::vector<float> download_losses(std::size_t count) {
-        std::vector<float> losses(count);
-        CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.losses(), count * sizeof(float), cudaMemcpyDeviceToHost,
-                                   stream_.get()));
+    void add_losses(std::vector<float>& all) {
+        std::vector<float> losses(static_cast<std::size_t>(options_.B * options_.T));
+        CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage_.losses(), losses.size() * sizeof(float),
+                                   cudaMemcpyDeviceToHost, stream_.get()));
         CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
-        return losses;
+        all.insert(all.end(), losses.begin(), losses.end());
     }
 
     const Problem& problem_;
-    GptOptions options_;
+    StageOptions options_;
     OwnedStream stream_;
     Arena arena_;
-    Gpt model_;
-    Gradients<G> gradients_;
-    BatchBuffer batch_;
+    Stage stage_;
+    Pipeline pipeline_;
 };
 
-GptOptions test_options(AttentionKind attention = AttentionKind::auto_) {
-    GptOptions options;
+StageOptions test_options(AttentionKind attention = AttentionKind::auto_) {
+    StageOptions options;
     options.B = 0;   // as the problem
     options.attention = attention;
     return options;
@@ -225,8 +223,8 @@ TEST_CASE("gpt: golden data: logits, losses and every gradient, with both attent
     const Problem problem = golden_problem(golden);
     for (AttentionKind kind : attention_kinds(problem)) {
         INFO("attention ", static_cast<int>(kind));
-        Runner<> runner(problem, test_options(kind));
-        CHECK(runner.model().attention() == kind);
+        Runner runner(problem, test_options(kind));
+        CHECK(runner.stage().attention() == kind);
         CHECK(relative_error(runner.logits(), golden.logits) < parity);
         const Outcome outcome = runner.run();
         CHECK(relative_error(outcome.losses, golden.losses) < parity);
@@ -241,7 +239,7 @@ TEST_CASE("gpt: reference: odd sizes, both attentions, loss of validation equals
         problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
     for (AttentionKind kind : attention_kinds(problem)) {
         INFO("attention ", static_cast<int>(kind));
-        Runner<> runner(problem, test_options(kind));
+        Runner runner(problem, test_options(kind));
         const Outcome outcome = runner.run();
         CHECK(relative_error(outcome.losses, expected.losses) < parity);
         check_gradients(outcome, problem.reference.table, expected.gradients, parity);
@@ -260,9 +258,9 @@ TEST_CASE("gpt: reference: a classifier that is a tensor of its own, also in mic
     const ReferenceResult expected =
         problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
     for (int B : {problem.B, 1}) {
-        GptOptions options = test_options();
+        StageOptions options = test_options();
         options.B = B;
-        Runner<> runner(problem, options);
+        Runner runner(problem, options);
         const Outcome outcome = runner.run(), again = runner.run();   // nothing is left of the run before
         CHECK(relative_error(outcome.losses, expected.losses) < parity);
         check_gradients(outcome, problem.reference.table, expected.gradients, parity);
@@ -273,27 +271,27 @@ TEST_CASE("gpt: reference: a classifier that is a tensor of its own, also in mic
 
 TEST_CASE("gpt: a second run is bit-identical") {
     const Problem problem = odd_problem();
-    Runner<> runner(problem, test_options());
+    Runner runner(problem, test_options());
     const Outcome first = runner.run(), second = runner.run();
     CHECK(first.losses == second.losses);
     CHECK(first.gradients == second.gradients);
-    const Outcome other_model = Runner<>(problem, test_options()).run();
+    const Outcome other_model = Runner(problem, test_options()).run();
     CHECK(first.gradients == other_model.gradients);
 }
 
 TEST_CASE("gpt: gradients of micro-batches add up to those of one batch") {
     const Problem problem = odd_problem();
-    const Outcome whole = Runner<>(problem, test_options()).run();
-    GptOptions one_by_one = test_options();
+    const Outcome whole = Runner(problem, test_options()).run();
+    StageOptions one_by_one = test_options();
     one_by_one.B = 1;
-    const Outcome summed = Runner<>(problem, one_by_one).run();
+    const Outcome summed = Runner(problem, one_by_one).run();
     CHECK(relative_error(summed.losses, whole.losses) < same_up_to_order);
     check_gradients(summed, problem.reference.table, whole, same_up_to_order);
 }
 
 TEST_CASE("gpt: padding rows of the vocabulary and unused positions get exactly zero gradient") {
     const Problem problem = odd_problem();
-    const Outcome outcome = Runner<>(problem, test_options()).run();
+    const Outcome outcome = Runner(problem, test_options()).run();
     const ParamTable& table = problem.reference.table;
     const auto C = static_cast<std::size_t>(table.config().channels);
     const std::vector<float>& dwte = outcome.gradients[static_cast<std::size_t>(table.index(Param::wte))];
@@ -311,7 +309,7 @@ TEST_CASE("gpt: targets below zero have no loss and no gradient") {
     for (std::size_t r = 0; r < problem.targets.size(); r += 3) problem.targets[r] = -1;
     const ReferenceResult expected =
         problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
-    const Outcome outcome = Runner<>(problem, test_options()).run();
+    const Outcome outcome = Runner(problem, test_options()).run();
     CHECK(outcome.losses[0] == 0.0f);
     CHECK(outcome.losses[3] == 0.0f);
     check_gradients(outcome, problem.reference.table, expected.gradients, parity);
@@ -319,11 +317,11 @@ TEST_CASE("gpt: targets below zero have no loss and no gradient") {
 
 TEST_CASE("gpt: the classifier in chunks of rows gives the same losses and gradients") {
     const Problem problem = odd_problem();   // 201 rows
-    const Outcome whole = Runner<>(problem, test_options()).run();
+    const Outcome whole = Runner(problem, test_options()).run();
     for (int rows : {64, 200, 1000}) {
-        GptOptions options = test_options();
+        StageOptions options = test_options();
         options.classifier_rows = rows;
-        const Outcome chunked = Runner<>(problem, options).run();
+        const Outcome chunked = Runner(problem, options).run();
         CHECK(relative_error(chunked.losses, whole.losses) < same_up_to_order);
         check_gradients(chunked, problem.reference.table, whole, same_up_to_order);
     }
@@ -332,12 +330,12 @@ TEST_CASE("gpt: the classifier in chunks of rows gives the same losses and gradi
 TEST_CASE("gpt: GELU inside the matmuls or as kernels of its own: the same gradients, up to rounding") {
     const GoldenGpt golden = load_golden();
     const Problem problem = golden_problem(golden);
-    const Outcome fused = Runner<>(problem, test_options()).run();
+    const Outcome fused = Runner(problem, test_options()).run();
     for (int fusion : {0, 1}) {
         INFO("fusion ", fusion);
-        GptOptions options = test_options();
+        StageOptions options = test_options();
         options.gelu_fusion = fusion;
-        const Outcome outcome = Runner<>(problem, options).run();
+        const Outcome outcome = Runner(problem, options).run();
         check_gradients(outcome, problem.reference.table, fused, same_up_to_order);
         check_gradients(outcome, problem.reference.table, golden.gradients, parity);
     }
@@ -346,13 +344,13 @@ TEST_CASE("gpt: GELU inside the matmuls or as kernels of its own: the same gradi
 TEST_CASE("gpt: recomputing activations gives the same gradients") {
     const Problem problem = odd_problem();
     for (int fusion : {0, 2}) {
-        GptOptions options = test_options();
+        StageOptions options = test_options();
         options.gelu_fusion = fusion;
-        const Outcome kept = Runner<>(problem, options).run();
+        const Outcome kept = Runner(problem, options).run();
         for (Recompute level : {Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
             INFO("recompute ", static_cast<int>(level), ", fusion ", fusion);
             options.recompute = level;
-            const Outcome recomputed = Runner<>(problem, options).run();
+            const Outcome recomputed = Runner(problem, options).run();
             CHECK(recomputed.losses == kept.losses);
             if (level == Recompute::block || fusion == 0) {
                 CHECK(recomputed.gradients == kept.gradients);   // the same calls on the same inputs
@@ -381,12 +379,12 @@ TEST_CASE("gpt: hooks are told of every unit in the order of work") {
         void gradients_ready(int slot) override { add("ready", slot); }
     };
     const Problem problem = golden_problem(load_golden());   // two layers
-    Runner<> runner(problem, test_options());
+    Runner runner(problem, test_options());
     Recorder recorder;
-    runner.model().set_hooks(&recorder);
+    runner.stage().set_hooks(&recorder);
     runner.run();
     CHECK(recorder.story ==
-          " +0 -0 +1 -1 +2 -2 write0 write3 +0 +3 -0 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 ready0");
+          " +0 -0 +1 -1 +2 -2 write0 write3 +0 +3 -0 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 write0 ready0");
     CHECK(recorder.next == recorder.uses.size());
     recorder.story.clear();
     runner.validation_losses();
@@ -395,19 +393,180 @@ TEST_CASE("gpt: hooks are told of every unit in the order of work") {
 
     Problem untied = untied_problem();   // the embedding is read and written once
     untied.B = 1;
-    Runner<> other(untied, test_options());
+    Runner other(untied, test_options());
     recorder.story.clear();
-    other.model().set_hooks(&recorder);
+    other.stage().set_hooks(&recorder);
     other.run();
     CHECK(recorder.story ==
           " +0 -0 +1 -1 +2 -2 write3 +3 -3 ready3 write2 +2 -2 ready2 write1 +1 -1 ready1 write0 ready0");
+}
+
+namespace {
+
+using Kind = Action::Kind;
+
+// Four sequences, one a micro-batch, through two chunks of a model whose classifier is a tensor of its own: so every
+// tensor's gradient is added up in the order of micro-batches, whatever the order of actions.
+constexpr int micro_batches = 4;
+StageOptions two_chunks(const InFlight& in_flight) {
+    StageOptions options = test_options();
+    options.B = 1;
+    options.chunks = {{{0, 1}, true, false}, {{1, 2}, false, true}};
+    options.in_flight = in_flight;
+    return options;
+}
+
+// The gradients of weights of each micro-batch so many actions later.
+PipelineSchedule with_weights_later(const PipelineSchedule& schedule, std::size_t later) {
+    PipelineSchedule result, waiting;
+    auto weights_of_next = [&] {
+        result.push_back({Kind::backward_weight, waiting.front().chunk, waiting.front().micro_batch});
+        waiting.erase(waiting.begin());
+    };
+    for (const Action& action : schedule) {
+        result.push_back(action);
+        if (action.kind == Kind::backward_input) waiting.push_back(action);
+        if (waiting.size() > later) weights_of_next();
+    }
+    while (!waiting.empty()) weights_of_next();
+    return result;
+}
+
+}   // namespace
+
+TEST_CASE("gpt: every order of actions over chunks and micro-batches gives the same gradients, to the bit") {
+    const Problem problem = untied_problem();
+    StageOptions alone = test_options();
+    alone.B = 1;
+    const Outcome expected = Runner(problem, alone).run();
+    auto same = [&](const StageOptions& options, const PipelineSchedule& schedule) {
+        Runner runner(problem, options);
+        for (int step : {1, 2}) {
+            INFO("step ", step);
+            const Outcome found = runner.run(schedule);
+            CHECK(found.losses == expected.losses);
+            CHECK(found.gradients == expected.gradients);
+        }
+        CHECK(runner.validation_losses() ==
+              std::vector<float>(expected.losses.begin(), expected.losses.begin() + problem.T));
+    };
+    same(two_chunks({2, 1, 0}), one_stage_schedule(micro_batches, 2));
+    same(two_chunks({8, 1, 0}), all_forward_then_back(micro_batches, false));
+    const PipelineSchedule chunk_by_chunk =
+        all_forward_then_back(micro_batches, true);   // first micro-batches at different actions
+    same(two_chunks({8, 4, 0}), chunk_by_chunk);
+    StageOptions recompute = two_chunks({8, 4, 0});
+    recompute.recompute = Recompute::block;
+    same(recompute, chunk_by_chunk);
+    for (std::size_t later : {0, 1, 3, 8}) {
+        INFO("gradients of weights ", later, " actions later");
+        const int delayed = static_cast<int>(later) + 1;
+        same(two_chunks({8, 4, delayed}), with_weights_later(chunk_by_chunk, later));
+        same(two_chunks({8, 1, delayed}), with_weights_later(all_forward_then_back(micro_batches, false), later));
+    }
+    StageOptions one_chunk = two_chunks({4, 1, 4});
+    one_chunk.chunks.clear();
+    same(one_chunk, with_weights_later(one_stage_schedule(micro_batches), 3));
+}
+
+TEST_CASE("gpt: a tied classifier that is ahead of the embedding adds to the same tensor") {
+    const Problem problem = random_problem(custom_model_config(2, 2, 64, 40, 150), micro_batches, 33, 6);
+    StageOptions alone = test_options();
+    alone.B = 1;
+    const Outcome expected = Runner(problem, alone).run();
+    const Outcome found = Runner(problem, two_chunks({8, 4, 0})).run(all_forward_then_back(micro_batches, true));
+    CHECK(found.losses == expected.losses);
+    check_gradients(found, problem.reference.table, expected, same_up_to_order);   // dwte in another order
+}
+
+TEST_CASE("gpt: actions out of order are bugs, and so is more in flight than there is room for") {
+    const Problem problem = untied_problem();
+    auto refused = [&](const InFlight& in_flight, const PipelineSchedule& schedule, const std::string& why) {
+        Runner runner(problem, two_chunks(in_flight));
+        try {
+            runner.run(schedule);
+        } catch (const Error& error) {
+            CHECK(error.message().find(why) != std::string::npos);
+            CHECK(error.kind() == ErrorKind::bug);
+            return CUDA_CHECK(cudaDeviceSynchronize());
+        }
+        FAIL("not refused: ", why);
+    };
+    const Action f0{Kind::forward, 0, 0}, f1{Kind::forward, 1, 0}, b0{Kind::backward_input, 0, 0},
+        b1{Kind::backward_input, 1, 0}, w1{Kind::backward_weight, 1, 0};
+    refused({2, 1, 0}, {f1}, "is not in flight");
+    refused({2, 1, 0}, {f0, f0}, "twice");
+    refused({2, 1, 0}, {f0, f1, b0}, "before that of the chunk after it");
+    refused({2, 1, 0}, {f0, f1, b1, w1}, "gradients of weights are not delayed");
+    refused({2, 1, 2}, {f0, f1, w1}, "before its backward_input");
+    refused({2, 1, 2}, {f0, f1, b1, b1}, "twice");
+    refused({2, 1, 0}, {f0, f1, b1}, "leaves micro-batches in flight");
+    refused({1, 1, 0}, {f0, f1}, "more than 1 activations in flight");
+    refused({7, 4, 0}, all_forward_then_back(micro_batches, true), "more than 7 activations in flight");
+    refused({8, 3, 0}, all_forward_then_back(micro_batches, true),
+            "more than 3 gradients of residual streams in flight");
+    refused({8, 4, 2}, with_weights_later(all_forward_then_back(micro_batches, true), 2),
+            "more than 2 delayed gradients");
+}
+
+TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it, and nowhere else") {
+    // Moves all that crosses; what is no longer needed where it was is made NaN there.
+    struct Moving : CutPoints {
+        Moving(Arena& arena, std::int64_t its_elements) : elements(its_elements) {
+            for (auto& buffer : moved) {
+                buffer = arena.allocate<floatX>("test/moved", static_cast<std::size_t>(its_elements));
+            }
+        }
+        floatX* move(int to, const floatX* from, floatX* spoil, cudaStream_t stream) {
+            calls++;
+            floatX* data = moved[static_cast<std::size_t>(to)].data();
+            CUDA_CHECK(cudaMemcpyAsync(data, from, static_cast<std::size_t>(elements) * sizeof(floatX),
+                                       cudaMemcpyDeviceToDevice, stream));
+            if (spoil) fill(spoil, elements, NAN, stream);
+            return data;
+        }
+        const floatX* enter_columns(const floatX* in, cudaStream_t stream) override {
+            return move(0, in, nullptr, stream);
+        }
+        floatX* enter_columns_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
+            return move(1, din, din, stream);
+        }
+        floatX* leave_rows(floatX* out, cudaStream_t stream) override { return move(2, out, out, stream); }
+        const floatX* leave_rows_backward(const floatX* dout, cudaStream_t stream) override {
+            return move(3, dout, nullptr, stream);
+        }
+        std::int64_t elements;
+        std::array<DeviceBuffer<floatX>, 4> moved;
+        int calls = 0;
+    };
+    for (const Problem& problem : {odd_problem(), untied_problem()}) {
+        for (Recompute recompute : {Recompute::none, Recompute::block}) {
+            StageOptions options = test_options();
+            options.recompute = recompute;
+            const Outcome expected = Runner(problem, options).run();
+            Arena arena;
+            Moving moving(arena, std::int64_t{problem.B} * problem.T * problem.reference.table.config().channels);
+            options.cut_points = &moving;
+            Runner runner(problem, options);
+            const Outcome found = runner.run();
+            CHECK(found.losses == expected.losses);
+            CHECK(found.gradients == expected.gradients);
+            // forward 2 enter, 2 leave; backward the same, and enter twice again; under recompute 3 more
+            const int layers = static_cast<int>(problem.reference.table.config().layers);
+            CHECK(moving.calls == layers * (recompute == Recompute::block ? 13 : 10) + 4);
+            CHECK(runner.validation_losses() == expected.losses);
+            CUDA_CHECK(cudaDeviceSynchronize());
+        }
+    }
 }
 
 #if defined(PRECISION_BF16)
 TEST_CASE("gpt: gradients kept in bf16 are within bf16's parity") {
     const GoldenGpt golden = load_golden();
     const Problem problem = golden_problem(golden);
-    check_gradients(Runner<bf16>(problem, test_options()).run(), problem.reference.table, golden.gradients, parity);
+    StageOptions options = test_options();
+    options.grad_dtype = DType::bf16;
+    check_gradients(Runner(problem, options).run(), problem.reference.table, golden.gradients, parity);
 }
 #endif
 
@@ -499,13 +658,13 @@ TEST_CASE("gpt: sizes that do not fit are usage errors") {
     OwnedStream stream;
     Arena arena;
     const ModelConfig config = custom_model_config(1, 1, 8, 16, 10);
-    GptOptions options;
+    StageOptions options;
     options.B = 1;
     options.T = 17;
-    CHECK_THROWS_AS(Gpt(config, options, arena, stream.get()), Error);
+    CHECK_THROWS_AS(Stage(config, options, arena, stream.get()), Error);
     options.T = 16;
     options.B = 0;
-    CHECK_THROWS_AS(Gpt(config, options, arena, stream.get()), Error);
+    CHECK_THROWS_AS(Stage(config, options, arena, stream.get()), Error);
     CHECK(arena.bytes() == 0);
 }
 
@@ -539,16 +698,20 @@ TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-pre
 
     OwnedStream stream;
     Arena arena;
-    GptOptions options;
+    StageOptions options;
     options.B = problem.B;
     options.T = problem.T;
-    Gpt model(config, options, arena, stream.get());
-    load_parameters(model.parameters(), *source, stream.get());
-    BatchBuffer batch(arena, options.B, options.T, config.vocab_size);
-    batch.upload(problem.tokens, problem.targets, stream.get());
-    model.forward_loss(batch.batch());
+    Stage stage(config, options, arena, stream.get());
+    load_parameters(stage.parameters(), *source, stream.get());
+    Pipeline(stage, arena)
+        .forward(
+            [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+                std::copy(problem.tokens.begin(), problem.tokens.end(), tokens.begin());
+                std::copy(problem.targets.begin(), problem.targets.end(), targets.begin());
+            },
+            Purpose::loss);
     std::vector<float> losses(problem.tokens.size());
-    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
+    CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                stream.get()));
     CUDA_CHECK(cudaStreamSynchronize(stream.get()));
     MESSAGE("loss ", mean(losses), ", in double precision ", expected.loss);

@@ -4,8 +4,8 @@
 // are in
 //   llmc/train/options.h      the command line         llmc/process/world.h   this process among the others
 //   llmc/train/run_inputs.h   what a run starts from   llmc/data/loader.h      token files and the sample order
-//   llmc/train/trainer.h      the training loop        llmc/model/gpt.h        forward and backward
-//   llmc/train/training_state.h, llmc/io/checkpoint.h  saving and resuming
+//   llmc/train/trainer.h      the training loop        llmc/train/step.h       one step of it
+//   llmc/model/stage.h        forward and backward     llmc/train/training_state.h, llmc/io/checkpoint.h  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
 #include <cuda_runtime.h>
@@ -45,22 +45,21 @@ std::size_t device_bytes_taken() {
 }
 
 // The first weights: a file's, or random ones. Those of a checkpoint come later, with the rest of its state.
-void start_weights(Gpt& model, const WeightSource* weights, std::uint64_t seed) {
+void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed) {
     if (weights != nullptr) {
-        load_parameters(model.parameters(), *weights, model.stream());
+        load_parameters(stage.parameters(), *weights, stage.stream());
     } else {
-        model.initialize(seed);
+        stage.initialize(seed);
     }
 }
 
 // The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
-std::optional<RunState> resume(const RunInputs& inputs, const Options& options, Gpt& model, Optimizer& optimizer,
-                               const Log& log) {
+std::optional<RunState> resume(const RunInputs& inputs, const Options& options, Step& step, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
-    const RunState state = load_training_state(real_files(), inputs.checkpoint, model, optimizer);
+    const RunState state = load_training_state(real_files(), inputs.checkpoint, step);
     check_same_run(state, options, inputs.train_tokens);
     const std::string why_not =
-        restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, model.matmul());
+        restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
     if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     return state;
 }
@@ -77,34 +76,34 @@ int train(Options options, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups();
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    Gpt model(inputs.config, model_options(options, world), arena, stream.get());
-    start_weights(model, inputs.weights.get(), options.seed);
+    Stage stage(inputs.config, stage_options(options, world), arena, stream.get());
+    start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
-    const auto optimizer = Optimizer::make(model, optimizer_options(options), arena, groups);
-    const auto sampler = make_sampler(options, model, arena, inputs.tokenizer);
-    const auto evaluation = make_evaluation(options, model, arena);
-    const PeakFlops peak = peak_flops(name_of_device(), options.tf32, model.matmul(), stream.get());
+    Step step(stage, optimizer_options(options), arena, groups);
+    const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
+    const auto evaluation = make_evaluation(options, step);
+    const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
     // where it left off
-    const std::optional<RunState> state = resume(inputs, options, model, *optimizer, log);
+    const std::optional<RunState> state = resume(inputs, options, step, log);
     const std::string about_attention =
-        settle_attention(model, options.attention, state ? state->attention : AttentionKind::auto_, world);
+        settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step);
-    Trainer trainer({options, log, arena, model, *optimizer, inputs.train_tokens, inputs.validation(), real_files(),
-                     metrics, signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps,
-                     peak.per_second, groups, &world});
+    Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
+                     signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps, peak.per_second,
+                     groups, &world});
     if (state) trainer.restore(*state);
 
     // what the run is, before its first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
-    log.block(settings_table(options, {name_of_device(), precision_name, peak, model.attention(), inputs.origin(),
+    log.block(settings_table(options, {name_of_device(), precision_name, peak, stage.attention(), inputs.origin(),
                                        inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
     log.line("device memory:");
     log.block(arena.table());
-    if (groups.zero) log.line("%s", memory_by_formula(model, *optimizer, optimizer_options(options)).c_str());
+    if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
 
@@ -112,7 +111,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (!options.export_llmc.empty()) {
-        save_llmc_model(real_files(), options.export_llmc, model, trainer.whole_tensors());
+        save_llmc_model(real_files(), options.export_llmc, stage, trainer.whole_tensors());
     }
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }

@@ -1,7 +1,6 @@
 // The whole training step, and where its time goes.
 #include "dev/bench/operand.cuh"
-#include "llmc/model/gpt.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/train/step.h"
 
 namespace {
 
@@ -20,27 +19,29 @@ std::vector<int> random_tokens(std::size_t count, int vocabulary, std::uint64_t 
 // Forward, backward, norm and update of one micro-batch; flops as MFU counts them.
 void measure(Bench& bench, const StepSize& size) {
     const ModelConfig config = model_config(size.model);
-    const double tokens = double{1} * size.B * size.T;
+    const double token_count = double{1} * size.B * size.T;
     auto timing = bench.begin({"step",
                                text(size.model, " B=", size.B, " T=", size.T),
-                               {.flops = tokens * flops_per_token(config, size.T), .tokens = tokens}});
+                               {.flops = token_count * flops_per_token(config, size.T), .tokens = token_count}});
     if (!timing) return;
-    GptOptions options;
+    StageOptions options;
     options.B = size.B;
     options.T = size.T;
-    Gpt model(config, options, timing->arena(), bench.stream());
-    model.initialize(1);
-    auto optimizer = Optimizer::make(model, OptimizerOptions{}, timing->arena());
-    BatchBuffer batch(timing->arena(), size.B, size.T, config.vocab_size);
+    Stage stage(config, options, timing->arena(), bench.stream());
+    stage.initialize(1);
+    Step step(stage, OptimizerOptions{}, timing->arena());
     const std::size_t count = static_cast<std::size_t>(size.B) * static_cast<std::size_t>(size.T);
     const int V = static_cast<int>(config.vocab_size);
-    batch.upload(random_tokens(count, V, 1), random_tokens(count, V, 2), bench.stream());
-    int step = 0;
+    const std::vector<int> tokens = random_tokens(count, V, 1), targets = random_tokens(count, V, 2);
+    auto read = [&](int, std::span<std::int32_t> own_tokens, std::span<std::int32_t> own_targets) {
+        std::copy(tokens.begin(), tokens.end(), own_tokens.begin());
+        std::copy(targets.begin(), targets.end(), own_targets.begin());
+    };
+    const PipelineSchedule schedule = one_stage_schedule(1);
+    int number = 0;
     timing->measure_with_breakdown([&](int) {
-        optimizer->begin_step(1);
-        optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count));
-        optimizer->finish_gradients();
-        optimizer->update(++step, 1e-4f);
+        step.gradients(schedule, read, 1.0f / static_cast<float>(count));
+        step.update(++number, 1e-4f);
     });
     CUDA_CHECK(cudaStreamSynchronize(bench.stream()));   // before its memory is freed
 }

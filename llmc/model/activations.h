@@ -94,7 +94,8 @@ public:
         return item;
     }
     void give_back(T* item) { free_.push_back(item); }
-    bool all_are_back() const { return free_.size() == all_.size(); }
+    // One of them, for work that leaves nothing in it, while nothing is in flight.
+    T& any() { return all_.front(); }
 
 private:
     const char* name_;

@@ -17,7 +17,7 @@ BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size)
 }
 
 void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream) {
-    ENSURE(tokens.size() == tokens_.size(), "a batch of ", tokens.size(), " tokens, expected ", tokens_.size());
+    ENSURE(tokens.size() <= tokens_.size(), "a batch of ", tokens.size(), " tokens, room for ", tokens_.size());
     ENSURE(targets.empty() || targets.size() == tokens.size(), targets.size(), " targets for ", tokens.size(),
            " tokens");
     const TokenGroups groups = group_tokens(tokens, vocab_size_);

@@ -21,7 +21,7 @@ struct Batch {
 class BatchBuffer {
 public:
     BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size);
-    // Both (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
+    // Both at most (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
     void upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream);
     const Batch& batch() const { return batch_; }
 

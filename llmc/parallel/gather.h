@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/model/gpt.h"
+#include "llmc/model/weights.h"
 #include "llmc/process/comm.h"
 
 constexpr int everywhere = -1;

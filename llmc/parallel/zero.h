@@ -27,6 +27,7 @@
 // buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "llmc/base/stream.h"
@@ -43,25 +44,33 @@ struct ZeroStates {
     ModelState<G> gradients, unsharded_gradients;
 };
 
-// One rank's part in it. P: type of the parameters, G: of the gradients.
+// One rank's part in it.
+class Zero : public UnitHooks {
+public:
+    // A step begins, in which the gradients of every unit will become ready so many times.
+    virtual void begin_step(int micro_batches) = 0;
+    // After the last micro-batch, when the gradients of every unit have been ready as often as was said (else this is a
+    // bug, and names the unit: under stages 0 and 1 it has not been reduced): what is queued on the compute stream from
+    // now on sees reduced gradients.
+    virtual void finish_gradients() = 0;
+    // The owned parts of the parameters have been updated by work on the compute stream.
+    virtual void parameters_changed() = 0;
+    // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
+    virtual void wait_for_all_gather() = 0;
+};
+
+// P: type of the parameters, G: of the gradients.
 template <class P, class G>
-class ZeroRank : public UnitHooks {
+class ZeroRank : public Zero {
 public:
     // `group`: the ranks of dp x cp, in the order of group_rank. Work of the model goes to `compute`.
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
              cudaStream_t compute);
 
-    // A step begins, in which the gradients of every unit will become ready so many times.
-    void begin_step(int micro_batches);
-    // After the last micro-batch, when the gradients of every unit have been ready as often as was said (else this is a
-    // bug, and names the unit: under stages 0 and 1 it has not been reduced): what is queued on the compute stream from
-    // now on sees reduced gradients.
-    void finish_gradients();
-    // The owned parts of the parameters have been updated by work on the compute stream.
-    void parameters_changed();
-    // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
-    void wait_for_all_gather();
-
+    void begin_step(int micro_batches) override;
+    void finish_gradients() override;
+    void parameters_changed() override;
+    void wait_for_all_gather() override;
     void pass_begins(const std::vector<std::vector<int>>& uses) override;
     void use_begins() override;
     void use_ends() override;
@@ -80,8 +89,8 @@ private:
         computed_.record(compute_);
         computed_.wait(traffic());
     }
-    void check_turns(const std::vector<std::vector<int>>& uses) const;
-    void fetch(std::size_t use);
+    bool shares_memory(std::size_t use, int slot) const;
+    void fetch(int slot);
     void reduce(int slot);
     void reduce_to_shards(int slot, bool first);
 
@@ -173,39 +182,42 @@ void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
 
 template <class P, class G>
 void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
-    if (shards(StateKind::parameters)) check_turns(uses);
     uses_ = &uses;
     next_use_ = 0;
     if (!shards(StateKind::parameters)) return;
     compute_before_traffic();   // all earlier uses, and the update
-    fetch(0);
+    for (int slot : uses[0]) fetch(slot);
 }
 
-// The parameters of a use are fetched while the use before it reads its own: so neither they nor the units of one use
-// may have memory in common.
+// Whether a unit's memory is that of one which this entry of the pass reads; then it comes when the entry has ended.
 template <class P, class G>
-void ZeroRank<P, G>::check_turns(const std::vector<std::vector<int>>& uses) const {
-    for (std::size_t use = 0; use < uses.size(); use++) {
-        std::vector<int> at_once = uses[use];
-        if (use + 1 < uses.size()) at_once.insert(at_once.end(), uses[use + 1].begin(), uses[use + 1].end());
-        for (std::size_t a = 0; a < at_once.size(); a++) {
-            for (std::size_t b = a + 1; b < at_once.size(); b++) {
-                const auto first = static_cast<std::size_t>(at_once[a]), second = static_cast<std::size_t>(at_once[b]);
-                ENSURE(memory_[first] != memory_[second], "ZeRO 3: ", storage_.units()[first].name, " and ",
-                       storage_.units()[second].name, " are needed at once or one after the other, and share memory");
-            }
-        }
-    }
+bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
+    const std::vector<int>& slots = (*uses_)[use];
+    return std::any_of(slots.begin(), slots.end(), [&](int other) {
+        return memory_[static_cast<std::size_t>(other)] == memory_[static_cast<std::size_t>(slot)];
+    });
 }
 
+// Stage 3: the parameters of an entry of the pass are fetched while the one before it reads its own. What that one
+// reads too stays, what shares memory with it is fetched late.
 template <class P, class G>
 void ZeroRank<P, G>::use_begins() {
+    auto reads = [&](std::size_t use, int slot) {
+        return std::find((*uses_)[use].begin(), (*uses_)[use].end(), slot) != (*uses_)[use].end();
+    };
     for (int slot : (*uses_)[next_use_]) {
         const auto unit = static_cast<std::size_t>(slot);
+        if (shards(StateKind::parameters) && next_use_ > 0 && shares_memory(next_use_ - 1, slot) &&
+            !reads(next_use_ - 1, slot)) {
+            fetch(slot);
+        }
         if (shards(StateKind::parameters) || fetching_[unit]) fetched_[unit].wait(compute_);
         fetching_[unit] = false;
     }
-    if (shards(StateKind::parameters) && next_use_ + 1 < uses_->size()) fetch(next_use_ + 1);
+    if (!shards(StateKind::parameters) || next_use_ + 1 == uses_->size()) return;
+    for (int slot : (*uses_)[next_use_ + 1]) {
+        if (!shares_memory(next_use_, slot)) fetch(slot);
+    }
 }
 
 template <class P, class G>
@@ -216,17 +228,15 @@ void ZeroRank<P, G>::use_ends() {
     next_use_++;
 }
 
-// Stage 3: the units of an entry of the pass, into memory whose last use has ended.
+// A unit, into memory whose last use has ended.
 template <class P, class G>
-void ZeroRank<P, G>::fetch(std::size_t use) {
-    for (int slot : (*uses_)[use]) {
-        released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
-        for_tensors(slot, [&](const TensorPlace& tensor) {
-            group_.all_gather(states_.unsharded_parameters.tensor(tensor.param),
-                              states_.parameters.tensor(tensor.param), shard(tensor), traffic());
-        });
-        fetched_[static_cast<std::size_t>(slot)].record(traffic());
-    }
+void ZeroRank<P, G>::fetch(int slot) {
+    released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
+    for_tensors(slot, [&](const TensorPlace& tensor) {
+        group_.all_gather(states_.unsharded_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
+                          shard(tensor), traffic());
+    });
+    fetched_[static_cast<std::size_t>(slot)].record(traffic());
 }
 
 template <class P, class G>

@@ -1,5 +1,5 @@
 // What all ranks must know alike outside of a step: a sum over them, and with it whether one of them asks to stop. In a
-// step both travel with the step's own sums (optimizer.h).
+// step both travel with the step's own sums (step.h).
 //
 // So a signal to any one rank is acted upon by all of them at the same place, and long work between steps (validation,
 // evaluation) asks every few micro-batches.

@@ -35,8 +35,8 @@ std::vector<Question> questions(int count) {
     return result;
 }
 
-GptOptions shape(const TestRank& me, int zero) {
-    GptOptions options;
+StageOptions shape(const TestRank& me, int zero) {
+    StageOptions options;
     options.B = 3;
     options.T = T;
     options.matmul.workspace_bytes = 1 << 16;
@@ -51,7 +51,8 @@ TrainingGroups groups_of(TestRank& me) {
 
 // A run of four steps with validation and questions after every second, on three ranks, into `output`; continued from
 // the newest checkpoint there. `tell`: whenever the first rank has written a record. Returns how it ended.
-RunEnd run(const std::string& data, const std::string& output, int zero, const std::function<void(StopSignals&)>& tell) {
+RunEnd run(const std::string& data, const std::string& output, int zero,
+           const std::function<void(StopSignals&)>& tell) {
     StopSignals signals;
     RunEnd end{};
     real_files().make_folders(output);
@@ -61,20 +62,20 @@ RunEnd run(const std::string& data, const std::string& output, int zero, const s
         options.total_batch = 18 * T, options.max_steps = 4, options.lr = 1e-3f, options.checkpoint_every = 4;
         options.val_every = 2, options.val_max_batches = 120, options.sample_every = 0, options.output_dir = output;
         fit_to_ranks(options, 3);
-        Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+        Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
         model.initialize(options.seed);
-        auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
-        Evaluation evaluation(model, me.arena, questions(20));
+        Step step(model, {}, me.arena, groups_of(me));
+        Evaluation evaluation(step, questions(20));
         std::vector<std::string> skipped;
         const auto found = newest_checkpoint(real_files(), output, skipped);
         RunState state;
-        if (found) state = load_training_state(real_files(), found->path, model, *optimizer);
+        if (found) state = load_training_state(real_files(), found->path, step);
         TellingFiles files(real_files(), [&] { tell(signals); });
         const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
         const Log log(false);
         Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
-        Trainer trainer({options, log, me.arena, model, *optimizer, tokens, &tokens, files, metrics, signals, nullptr,
-                         &evaluation, "", options.max_steps, 0.0, groups_of(me), &me.world});
+        Trainer trainer({options, log, me.arena, step, tokens, &tokens, files, metrics, signals, nullptr, &evaluation,
+                         "", options.max_steps, 0.0, groups_of(me), &me.world});
         if (found) trainer.restore(state);
         const RunEnd own = trainer.run();
         if (me.rank() == 0) end = own;
@@ -93,17 +94,18 @@ std::string records(const std::string& output) {
 TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and between steps") {
     for (int zero : {0, 3}) {
         on_ranks(3, [&](TestRank& me) {
-            Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+            Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
             model.initialize(1);
-            auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
-            BatchBuffer batch(me.arena, 3, T, vocab);
-            batch.upload(std::vector<int>(3 * T, 1), std::vector<int>(3 * T, 2), me.stream);
+            Step step(model, {}, me.arena, groups_of(me));
+            auto read = [](int, auto tokens, auto targets) {
+                std::fill(tokens.begin(), tokens.end(), 1);
+                std::fill(targets.begin(), targets.end(), 2);
+            };
             for (const std::vector<int>& asking : {std::vector<int>{}, {1}, {2}, {0, 2}}) {
                 const bool asks = std::count(asking.begin(), asking.end(), me.rank()) > 0;
-                optimizer->begin_step(1);
-                optimizer->forward_backward(batch.batch(), 1.0f / (9 * T));
-                optimizer->finish_gradients(StopVotes::of(me.rank(), asks));
-                const StopVotes stop = optimizer->result().stop;
+                step.gradients(one_stage_schedule(1), read, 1.0f / (9 * T),
+                               [&] { return StopVotes::of(me.rank(), asks); });
+                const StopVotes stop = step.result().stop;
                 me.require(stop.asking == static_cast<double>(asking.size()), stop.asking, " votes");
                 me.require(stop.any() == !asking.empty(), "another decision");
                 if (asking.size() == 1) me.require(stop.words() == text("a signal to rank ", asking[0]), stop.words());
@@ -124,10 +126,10 @@ TEST_CASE("evaluation: ranks that share the questions answer as many right as on
             for (int zero : {0, 3}) {
                 int right = -1;
                 on_ranks(ranks, [&](TestRank& me) {
-                    Gpt model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
+                    Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
                     model.initialize(9);
-                    auto optimizer = Optimizer::make(model, {}, me.arena, groups_of(me));
-                    Evaluation evaluation(model, me.arena, questions(count));
+                    Step step(model, {}, me.arena, groups_of(me));
+                    Evaluation evaluation(step, questions(count));
                     const StopSignals signals;
                     Agreement agreement(me.arena, groups_of(me).all, nullptr, signals, me.stream);
                     const auto result = evaluation.run(agreement);

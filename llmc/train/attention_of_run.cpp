@@ -3,7 +3,7 @@
 namespace {
 
 // `kind` on all ranks. Where one cannot, own attention on all; returns why.
-std::string take_on_all(Gpt& model, AttentionKind kind, World& world) {
+std::string take_on_all(Stage& model, AttentionKind kind, World& world) {
     std::string why_not;
     try {
         model.use_attention(kind);
@@ -25,8 +25,8 @@ std::string take_on_all(Gpt& model, AttentionKind kind, World& world) {
 
 }   // namespace
 
-std::string take_faster_attention(Gpt& model, World& world) {
-    Gpt::FasterAttention faster{model.attention(), ""};
+std::string take_faster_attention(Stage& model, World& world) {
+    Stage::FasterAttention faster{model.attention(), ""};
     if (world.is_first()) faster = model.faster_attention();
     if (world.all() != nullptr) {
         Arena arena;
@@ -41,7 +41,7 @@ std::string take_faster_attention(Gpt& model, World& world) {
     return why_not.empty() ? "" : "own attention is used, because the library's fails: " + why_not;
 }
 
-std::string settle_attention(Gpt& model, AttentionKind asked, AttentionKind earlier, World& world) {
+std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
     if (asked != AttentionKind::auto_) return "";
     if (earlier != AttentionKind::auto_) {
         const std::string why_not = take_on_all(model, earlier, world);

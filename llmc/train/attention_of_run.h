@@ -8,13 +8,13 @@
 
 #include <string>
 
-#include "llmc/model/gpt.h"
+#include "llmc/model/stage.h"
 #include "llmc/process/world.h"
 
 // `earlier`: what the run to be resumed used; auto_ where there is none, or an old checkpoint does not say. Collective.
 // Returns an empty string, or a warning: that the earlier one is not used (the library is missing here), so that
 // results will differ in the last bits, or that the library fails here, so that nothing was compared.
-std::string settle_attention(Gpt& model, AttentionKind asked, AttentionKind earlier, World& world);
+std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);
 
 // The faster one as rank 0 finds it, taken on all ranks. Collective. Returns an empty string or a warning.
-std::string take_faster_attention(Gpt& model, World& world);
+std::string take_faster_attention(Stage& model, World& world);

@@ -13,10 +13,10 @@ struct LibraryWants {
 
 constexpr std::size_t mebibyte = 1 << 20, too_much = std::size_t{1} << 50;
 
-std::unique_ptr<Gpt> make_model(AttentionKind asked, TestRank& rank) {
-    GptOptions options;
+std::unique_ptr<Stage> make_model(AttentionKind asked, TestRank& rank) {
+    StageOptions options;
     options.B = 2, options.T = 32, options.attention = asked;
-    return std::make_unique<Gpt>(custom_model_config(1, 2, 32, 32, 97), options, rank.arena, rank.stream);
+    return std::make_unique<Stage>(custom_model_config(1, 2, 32, 32, 97), options, rank.arena, rank.stream);
 }
 
 bool names(const Arena& arena, const std::string& name, std::size_t bytes) {

@@ -8,12 +8,12 @@ namespace {
 
 struct TestModel {
     Arena arena;
-    Gpt model;
+    Stage model;
     TestModel(AttentionKind asked, cudaStream_t stream)
         : model(custom_model_config(1, 2, 32, 32, 97), options(asked), arena, stream) {}
 
-    static GptOptions options(AttentionKind asked) {
-        GptOptions result;
+    static StageOptions options(AttentionKind asked) {
+        StageOptions result;
         result.B = 2, result.T = 32, result.attention = asked;
         return result;
     }

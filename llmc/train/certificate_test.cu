@@ -40,6 +40,18 @@ TEST_CASE("certificate: a classifier that is a tensor of its own") {
     }
 }
 
+TEST_CASE("certificate: chunks whose micro-batches are not in step, under every ZeRO stage") {
+    for (const bool tied : {true, false}) {
+        const Result expected = train_alone(1, 4, true, tied);
+        for (int zero : {0, 1, 2, 3}) {
+            Layout layout{2, zero, 4};
+            layout.tied = tied;
+            layout.two_chunks = true;
+            certify(layout, expected);
+        }
+    }
+}
+
 #if defined(PRECISION_BF16)
 TEST_CASE("certificate: gradients kept and reduced in bf16, and rounding without masters") {
     const Result with_masters = train_alone(1, 4), without = train_alone(1, 4, false);
@@ -94,7 +106,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                 on_layout(layout, [&](Rank& rank, TestRank& me) {
                     for (Communicator* group : rank.communicators()) group->reset_traffic();
                     rank.gradients(1);
-                    rank.optimizer().update(1, 1e-3f);
+                    rank.step().update(1, 1e-3f);
                     Traffic sent;
                     for (const Communicator* group : rank.communicators()) {
                         sent.all_reduce += group->traffic().all_reduce;
@@ -105,7 +117,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                     }
                     const double p = sizeof(floatX), g = sizeof(float), f = static_cast<double>(dp - 1) / dp,
                                  m = micro_batches;
-                    const ZeroTraffic formula = zero_traffic(rank.gpt().storage(), micro_batches, p, g);
+                    const ZeroTraffic formula = zero_traffic(rank.stage().storage(), micro_batches, p, g);
                     auto same = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); };
                     me.require(same(sent.all_reduce, (zero == 0 ? formula.reduce : 0) + formula.numbers),
                                sent.all_reduce);
@@ -115,7 +127,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
 
                     // DESIGN section 5, of padded parameters; the head is fetched once a micro-batch, not twice
                     double P = 0, head = 0;
-                    for (const UnitPlace& unit : rank.gpt().storage().units())
+                    for (const UnitPlace& unit : rank.stage().storage().units())
                         P += head = static_cast<double>(unit.padded);
                     const double design[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
                                              m * f * (P * (2 * p + g) - head * p)};
@@ -132,7 +144,7 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
         for (int zero : {0, 1, 2, 3}) {
             on_layout({dp, zero, 1}, [&](Rank& rank, TestRank& me) {
                 // padded sizes hold every parameter and at most a shard's alignment per rank and tensor more
-                const ParamStorage& storage = rank.gpt().storage();
+                const ParamStorage& storage = rank.stage().storage();
                 std::int64_t padded = 0;
                 for (const UnitPlace& unit : storage.units()) padded += unit.padded;
                 const std::int64_t count = storage.table().elements();
@@ -160,7 +172,7 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
                 }
                 const double masters = sizeof(floatX) == 2 ? 4 : 0;
                 const ZeroMemory formula =
-                    zero_memory(rank.gpt().storage(), sizeof(floatX), sizeof(float), 8 + masters);
+                    zero_memory(rank.stage().storage(), sizeof(floatX), sizeof(float), 8 + masters);
                 me.require(held[0] == formula.parameters, "parameters ", held[0], " ", formula.parameters);
                 me.require(held[1] == formula.gradients, "gradients ", held[1], " ", formula.gradients);
                 me.require(held[2] == formula.optimizer, "optimizer ", held[2], " ", formula.optimizer);

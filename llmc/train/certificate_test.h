@@ -12,8 +12,9 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/train/step.h"
 
 namespace certificate {
 
@@ -32,11 +33,12 @@ struct Layout {
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
     bool tied = true;
+    bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
 
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied");
+                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "");
     }
 };
 
@@ -77,29 +79,24 @@ public:
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
-        adam.grad_dtype = layout.grad_dtype;
         adam.master_weights = layout.master_weights;
-        optimizer_ = Optimizer::make(model_, adam, arena_, groups);
-        batch_.emplace(arena_, model_.options().B, T, model_.config().vocab_size);
+        step_.emplace(model_, adam, arena_, groups);
     }
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
         const int B = model_.options().B, rank = groups_.zero ? groups_.zero->rank() : 0;
-        const float share = 1.0f / static_cast<float>(sequences * T);
-        optimizer_->begin_step(layout_.micro_batches);
-        for (int i = 0; i < layout_.micro_batches; i++) {
+        auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
             const int first = (step - 1) * sequences + (i * layout_.dp + rank) * B;
-            std::vector<int> inputs, targets;
             for (int b = 0; b < B; b++) {
                 const std::vector<int> tokens = sample(first + b);
-                inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
-                targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
+                std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
+                std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + b * T);
             }
-            batch_->upload(inputs, targets, stream_.get());
-            optimizer_->forward_backward(batch_->batch(), share);
-        }
-        optimizer_->finish_gradients();
+        };
+        step_->gradients(layout_.two_chunks ? all_forward_then_back(layout_.micro_batches, true)
+                                            : one_stage_schedule(layout_.micro_batches),
+                         read, 1.0f / static_cast<float>(sequences * T));
     }
 
     Result train(
@@ -110,11 +107,11 @@ public:
             gradients(step);
             if (step == 1) {
                 for (int param = 0; param < model_.table().size(); param++) {
-                    result.gradients.push_back(optimizer_->download_gradient(param));
+                    result.gradients.push_back(step_->download_gradient(param));
                 }
             }
-            optimizer_->update(step, 1e-3f);
-            const StepResult found = optimizer_->result();
+            step_->update(step, 1e-3f);
+            const StepResult found = step_->result();
             result.losses.push_back(found.loss);
             result.norms.push_back(found.grad_norm);
         }
@@ -123,7 +120,7 @@ public:
 
     // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.
     std::vector<std::vector<float>> parameters() {
-        optimizer_->wait_for_all_gather();
+        step_->wait_for_all_gather();
         std::vector<std::vector<float>> values;
         for (int param = 0; param < model_.table().size(); param++) {
             values.push_back(download_tensor(model_.parameters(), param, stream_.get()));
@@ -131,23 +128,28 @@ public:
         return values;
     }
 
-    Gpt& gpt() { return model_; }
+    Stage& stage() { return model_; }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
         if (groups_.zero == groups_.all) return {groups_.all};
         return {groups_.zero, groups_.all};
     }
-    Optimizer& optimizer() { return *optimizer_; }
+    Step& step() { return *step_; }
     Arena& arena() { return arena_; }
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    static GptOptions options(const Layout& layout, const Communicator* group) {
-        GptOptions options;
+    static StageOptions options(const Layout& layout, const Communicator* group) {
+        StageOptions options;
         options.B = sequences / layout.dp / layout.micro_batches;
         options.T = T;
         options.recompute = layout.recompute;
+        options.grad_dtype = layout.grad_dtype;
         options.matmul.workspace_bytes = 1 << 16;
+        if (layout.two_chunks) {
+            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
+            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
+        }
         options.place.mesh.dp = layout.dp;
         options.place.at.dp = group ? group->rank() : 0;
         options.place.zero_stage = group ? layout.zero : 0;
@@ -158,9 +160,8 @@ private:
     TrainingGroups groups_;
     OwnedStream stream_;
     Arena arena_;
-    Gpt model_;
-    std::unique_ptr<Optimizer> optimizer_;
-    std::optional<BatchBuffer> batch_;
+    Stage model_;
+    std::optional<Step> step_;
 };
 
 inline double distance(const std::vector<float>& a, const std::vector<float>& b) {

@@ -2,36 +2,36 @@
 
 #include <algorithm>
 
-Evaluation::Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions)
-    : model_(model),
-      questions_(std::move(questions)),
-      batch_(arena, model.options().B, model.options().T, model.config().vocab_size) {
-    ensure_own_tokens(model.storage().place().mesh);
+Evaluation::Evaluation(Step& step, std::vector<Question> questions) : step_(step), questions_(std::move(questions)) {
+    ensure_own_tokens(step.stage().storage().place().mesh);
+    const int T = step.stage().options().T;
     for (std::size_t i = 0; i < questions_.size(); i++) {
-        if (questions_[i].longest() > static_cast<std::size_t>(model.options().T)) {
-            throw Error(ErrorKind::usage,
-                        text("--hellaswag: question ", i, " has ", questions_[i].longest(), " tokens, --seq-len is ",
-                             model.options().T),
-                        "Raise --seq-len, or turn the evaluation off.");
+        if (questions_[i].longest() > static_cast<std::size_t>(T)) {
+            throw Error(
+                ErrorKind::usage,
+                text("--hellaswag: question ", i, " has ", questions_[i].longest(), " tokens, --seq-len is ", T),
+                "Raise --seq-len, or turn the evaluation off.");
         }
     }
 }
 
 // Mean loss per token of each row's completion; at most B rows.
 std::vector<double> Evaluation::losses_of(std::span<const Row> rows) {
-    const std::size_t B = static_cast<std::size_t>(model_.options().B),
-                      T = static_cast<std::size_t>(model_.options().T);
-    std::vector<std::int32_t> tokens(B * T, 0), targets(B * T, -1);
-    for (std::size_t b = 0; b < rows.size(); b++) {
-        completion_row(questions_[rows[b].question], rows[b].completion, std::span(tokens).subspan(b * T, T),
-                       std::span(targets).subspan(b * T, T));
-    }
-    batch_.upload(tokens, targets, model_.stream());
-    model_.forward_loss(batch_.batch());
-    std::vector<float> losses(B * T);
-    CUDA_CHECK(cudaMemcpyAsync(losses.data(), model_.losses(), losses.size() * sizeof(float),
-                               cudaMemcpyDeviceToHost, model_.stream()));
-    CUDA_CHECK(cudaStreamSynchronize(model_.stream()));
+    const Stage& stage = step_.stage();
+    const std::size_t T = static_cast<std::size_t>(stage.options().T);
+    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+        std::fill(tokens.begin(), tokens.end(), 0);
+        std::fill(targets.begin(), targets.end(), -1);
+        for (std::size_t b = 0; b < rows.size(); b++) {
+            completion_row(questions_[rows[b].question], rows[b].completion, tokens.subspan(b * T, T),
+                           targets.subspan(b * T, T));
+        }
+    };
+    step_.forward(read, Purpose::loss);
+    std::vector<float> losses(static_cast<std::size_t>(stage.options().B) * T);
+    CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                               stage.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(stage.stream()));
 
     std::vector<double> means;
     for (std::size_t b = 0; b < rows.size(); b++) {
@@ -64,11 +64,12 @@ int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<doub
 }
 
 std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
-    const int replica = model_.storage().place().at.dp, replicas = model_.storage().place().mesh.dp;
+    const ShardPlace& place = step_.stage().storage().place();
+    const int replica = place.at.dp, replicas = place.mesh.dp;
     const std::vector<Row> rows = rows_of_replica(replica, replicas);
     std::size_t most = 0;   // rows of a rank: all go through the model equally often, because some layouts talk there
     for (int r = 0; r < replicas; r++) most = std::max(most, rows_of_replica(r, replicas).size());
-    const auto B = static_cast<std::size_t>(model_.options().B);
+    const auto B = static_cast<std::size_t>(step_.stage().options().B);
     std::vector<double> losses;
     for (std::size_t begin = 0; begin < most; begin += B) {
         const std::size_t first = std::min(begin, rows.size()), count = std::min(B, rows.size() - first);

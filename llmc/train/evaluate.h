@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "llmc/data/multiple_choice.h"
-#include "llmc/model/gpt.h"
 #include "llmc/train/agreement.h"
+#include "llmc/train/step.h"
 
 struct EvaluationResult {
     int right = 0, questions = 0;
@@ -20,10 +20,10 @@ struct EvaluationResult {
 class Evaluation {
 public:
     // Error(usage) where a question is longer than the model's sequences.
-    Evaluation(Gpt& model, Arena& arena, std::vector<Question> questions);
+    Evaluation(Step& step, std::vector<Question> questions);
 
-    // Completions of all questions in rows of the model's micro-batches. Changes the model's activations. Collective.
-    // None where a request to stop came before the end, at the same micro-batch on all ranks.
+    // Completions of all questions in rows of the model's micro-batches. Collective. None where a request to stop came
+    // before the end, at the same micro-batch on all ranks.
     std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
@@ -36,7 +36,6 @@ private:
     std::vector<double> losses_of(std::span<const Row> rows);
     int count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const;
 
-    Gpt& model_;
+    Step& step_;
     std::vector<Question> questions_;
-    BatchBuffer batch_;
 };

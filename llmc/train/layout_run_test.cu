@@ -78,31 +78,44 @@ struct RankOfRun {
     Options options;
     Communicator* group;   // null: one process alone
     Arena& arena;
-    Gpt model;
-    std::unique_ptr<Optimizer> optimizer;
+    Stage model;
+    std::optional<Step> step;
 
     RankOfRun(const Options& given, Communicator* its_group, const ShardPlace& place, Arena& its_arena,
               cudaStream_t stream)
         : options(given),
           group(its_group),
           arena(its_arena),
-          model(custom_model_config(2, 2, 32, T, vocab), gpt_options(given, place), arena, stream) {
+          model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
         adam.master_weights = options.master_weights;
-        optimizer = Optimizer::make(model, adam, arena, {group, group});
+        step.emplace(model, adam, arena, TrainingGroups{group, group});
     }
 
     void train(const Workplace& place, const std::string& resume_from) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
         const bool writes = group == nullptr || group->rank() == 0;
         RunState state;
-        if (!resume_from.empty()) state = load_training_state(real_files(), resume_from, model, *optimizer);
+        if (!resume_from.empty()) state = load_training_state(real_files(), resume_from, *step);
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
-        Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, real_files(), metrics, place.signals,
-                         nullptr, nullptr, "", options.max_steps, 0.0, {group, group}});
+        Trainer trainer({options,
+                         log,
+                         arena,
+                         *step,
+                         tokens,
+                         &tokens,
+                         real_files(),
+                         metrics,
+                         place.signals,
+                         nullptr,
+                         nullptr,
+                         "",
+                         options.max_steps,
+                         0.0,
+                         {group, group}});
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();
@@ -112,8 +125,8 @@ struct RankOfRun {
     }
 
 private:
-    static GptOptions gpt_options(const Options& o, const ShardPlace& place) {
-        GptOptions result;
+    static StageOptions stage_options(const Options& o, const ShardPlace& place) {
+        StageOptions result;
         result.B = o.micro_batch;
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
@@ -232,11 +245,11 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     const std::map<std::string, std::string> expected = files_of(origin);
     // what the model with these weights writes, on one process
     auto written_by = [](RankOfRun& rank) {
-        return Sampler(rank.model, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4);
+        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4);
     };
     std::string sample;
     on_layout({0, 0}, options, [&](RankOfRun& rank) {
-        load_training_state(real_files(), origin, rank.model, *rank.optimizer);
+        load_training_state(real_files(), origin, *rank.step);
         sample = written_by(rank);
     });
     sample = from_first_process(sample);
@@ -246,12 +259,12 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
-            const RunState state = load_training_state(real_files(), origin, rank.model, *rank.optimizer);
+            const RunState state = load_training_state(real_files(), origin, *rank.step);
             // pieces that divide no shard
             const bool writes = rank.group == nullptr || rank.group->rank() == 0;
             const Staging staging = make_staging(rank.model.storage(), writes, rank.arena, 100);
             const FullArena full(rank.arena);
-            save_training_state(real_files(), copy, state, rank.model, *rank.optimizer, "",
+            save_training_state(real_files(), copy, state, *rank.step, "",
                                 WholeTensors(rank.group, staging, rank.model.stream()));
             full.require_untouched("a checkpoint");
             ENSURE(written_by(rank) == sample, "another sample than one process writes");

@@ -27,7 +27,7 @@ std::vector<float> transposed(std::span<const float> values, std::size_t rows, s
 
 }   // namespace
 
-void save_llmc_model(FileSystem& files, const std::string& path, const Gpt& model, const WholeTensors& whole) {
+void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const WholeTensors& whole) {
     if (!whole.writes()) {
         for (int param : llmc_order(model.table())) whole.read(model.parameters(), param);
         return;
@@ -61,7 +61,7 @@ std::string hugging_face_config(const ModelConfig& config) {
     return to_text(json, 2) + "\n";
 }
 
-void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model,
+void save_hugging_face_weights(FileSystem& files, const std::string& path, const Stage& model,
                                const WholeTensors& whole) {
     const ParamTable& table = model.table();
     std::vector<TensorEntry> entries;   // Hugging Face takes names without prefix, but not beside lm_head's

@@ -8,12 +8,12 @@
 #include <string>
 
 #include "llmc/io/file.h"
-#include "llmc/model/gpt.h"
+#include "llmc/model/stage.h"
 #include "llmc/parallel/gather.h"
 
 // All of the file or none of it.
-void save_llmc_model(FileSystem& files, const std::string& path, const Gpt& model, const WholeTensors& whole);
+void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const WholeTensors& whole);
 
 // config.json's content, and model.safetensors: GPT-2's names, linear layers [in, out].
 std::string hugging_face_config(const ModelConfig& config);
-void save_hugging_face_weights(FileSystem& files, const std::string& path, const Gpt& model, const WholeTensors& whole);
+void save_hugging_face_weights(FileSystem& files, const std::string& path, const Stage& model, const WholeTensors& whole);

@@ -58,14 +58,14 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         asked.layers = layers, asked.heads = 2, asked.channels = 64, asked.seq_len = T, asked.micro_batch = B;
         asked.total_batch = 2 * B * T * ranks, asked.max_steps = steps, asked.val_every = 0, asked.sample_every = 0;
         fit_to_ranks(asked, ranks);
-        GptOptions options;
+        StageOptions options;
         options.B = B;
         options.T = T;
         options.place = {me.world.mesh(), me.world.at(), zero};
-        Gpt model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
+        Stage model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
         model.initialize(1);
         Communicator* group = me.world.group(zero_axes);
-        auto optimizer = Optimizer::make(model, {}, me.arena, {group, &me.all});
+        Step step(model, {}, me.arena, {group, &me.all});
         StrayWait careless(*model.hooks());
         if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);
         const DeviceBuffer<std::int32_t> question = me.on_device(std::vector<std::int32_t>{0});
@@ -81,8 +81,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         Trainer trainer({asked,
                          log,
                          me.arena,
-                         model,
-                         *optimizer,
+                         step,
                          tokens,
                          nullptr,
                          files,

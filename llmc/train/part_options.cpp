@@ -10,8 +10,8 @@ WorldOptions world_options(const Options& options) {
     return result;
 }
 
-GptOptions model_options(const Options& options, const World& world) {
-    GptOptions result;
+StageOptions stage_options(const Options& options, const World& world) {
+    StageOptions result;
     const bool shares = group_size(world.mesh(), zero_axes) > 1;   // one rank alone keeps everything
     result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
     result.B = options.micro_batch;
@@ -20,6 +20,7 @@ GptOptions model_options(const Options& options, const World& world) {
     result.recompute = options.recompute;
     result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
+    result.grad_dtype = options.grad_dtype;
     return result;
 }
 
@@ -31,20 +32,19 @@ OptimizerOptions optimizer_options(const Options& o) {
     result.weight_decay = o.weight_decay;
     result.grad_clip = o.grad_clip;
     result.master_weights = o.master_weights;
-    result.grad_dtype = o.grad_dtype;
     result.seed = o.seed;
     return result;
 }
 
-std::unique_ptr<Sampler> make_sampler(const Options& options, Gpt& model, Arena& arena,
+std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer) {
     if (options.sample_every == 0) return nullptr;
     const SamplerOptions how{options.sample_tokens, options.temperature, options.seed};
-    return std::make_unique<Sampler>(model, arena, tokenizer, how);
+    return std::make_unique<Sampler>(step, arena, tokenizer, how);
 }
 
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Gpt& model, Arena& arena) {
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step) {
     if (!options.hellaswag) return nullptr;
     return std::make_unique<Evaluation>(
-        model, arena, read_questions(real_files(), options.hellaswag_data, model.config().vocab_size));
+        step, read_questions(real_files(), options.hellaswag_data, step.stage().config().vocab_size));
 }

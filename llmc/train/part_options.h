@@ -4,18 +4,16 @@
 #include <memory>
 #include <optional>
 
-#include "llmc/model/gpt.h"
 #include "llmc/process/world.h"
 #include "llmc/train/evaluate.h"
-#include "llmc/train/optimizer.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sampler.h"
 
 WorldOptions world_options(const Options& options);
-GptOptions model_options(const Options& options, const World& world);
+StageOptions stage_options(const Options& options, const World& world);
 OptimizerOptions optimizer_options(const Options& options);
 
 // Null where the run has none.
-std::unique_ptr<Sampler> make_sampler(const Options& options, Gpt& model, Arena& arena,
+std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer);
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Gpt& model, Arena& arena);
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step);

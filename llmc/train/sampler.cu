@@ -15,37 +15,40 @@ int window_size(int T, int tokens) {
 
 }   // namespace
 
-Sampler::Sampler(Gpt& model, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options)
-    : model_(model),
+Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options)
+    : step_(step),
       tokenizer_(tokenizer),
       options_(options),
-      window_(window_size(model.options().T, options.tokens + 1)),
-      batch_(arena, 1, window_, model.config().vocab_size),
-      logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(model.config().padded_vocab_size))) {}
+      window_(window_size(step.stage().options().T, options.tokens + 1)),
+      logits_(arena.allocate<floatX>("sampling/logits",
+                                     static_cast<std::size_t>(step.stage().config().padded_vocab_size))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
     // the last tokens that fit; what follows them is not seen by them
     const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
-    std::vector<int> window(static_cast<std::size_t>(window_), 0);
-    std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), window.begin());
-    batch_.upload(window, {}, model_.stream());
-    model_.forward_layers(batch_.batch());
-    model_.logits_of_rows(logits_.data(), static_cast<int>(seen) - 1, 1);
-    const std::vector<floatX> row = logits_.download(model_.stream());
-    std::vector<float> logits(static_cast<std::size_t>(model_.config().vocab_size));
+    Stage& stage = step_.stage();
+    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t>) {
+        const auto rest = std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), tokens.begin());
+        std::fill(rest, tokens.end(), 0);
+    };
+    step_.forward(read, Purpose::logits);
+    stage.logits(logits_.data(), static_cast<int>(seen) - 1, 1);
+    const std::vector<floatX> row = logits_.download(stage.stream());
+    std::vector<float> logits(static_cast<std::size_t>(stage.config().vocab_size));
     std::transform(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(logits.size()), logits.begin(),
                    [](floatX value) { return static_cast<float>(value); });
     return logits;
 }
 
 std::string Sampler::sample(int step) {
-    const int vocab = static_cast<int>(model_.config().vocab_size);
+    const int vocab = static_cast<int>(step_.stage().config().vocab_size);
     const int start = tokenizer_ ? static_cast<int>(tokenizer_->end_of_text()) : std::min<int>('\n', vocab - 1);
     std::vector<int> ids{std::min(start, vocab - 1)};
     std::string written;
 
-    const int B = model_.options().B, T = model_.options().T;
-    model_.set_batch_shape(1, window_);
+    Stage& stage = step_.stage();
+    const int B = stage.options().B, T = stage.options().T;
+    stage.set_batch_shape(1, window_);
     const std::uint64_t key =
         mix64(mix64(options_.seed) ^ 0x73616d706c65ull);   // apart from all other uses of the seed
     for (int i = 0; i < options_.tokens; i++) {
@@ -60,7 +63,7 @@ std::string Sampler::sample(int step) {
             written += text("<", id, ">");
         }
     }
-    model_.set_batch_shape(B, T);
+    stage.set_batch_shape(B, T);
     return written;
 }
 

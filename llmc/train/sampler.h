@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/model/gpt.h"
 #include "llmc/tokenizer/tokenizer.h"
+#include "llmc/train/step.h"
 
 struct SamplerOptions {
     int tokens = 64;
@@ -20,20 +20,18 @@ struct SamplerOptions {
 class Sampler {
 public:
     // Without a tokenizer ids below 256 are shown as bytes and others as <id>.
-    Sampler(Gpt& model, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options);
+    Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options);
 
-    // A text that begins after an end-of-text token. A function of the weights, the seed and `step`. Changes the
-    // model's activations.
+    // A text that begins after an end-of-text token. A function of the weights, the seed and `step`.
     std::string sample(int step);
 
 private:
     std::vector<float> next_logits(const std::vector<int>& ids);
 
-    Gpt& model_;
+    Step& step_;
     const std::optional<Tokenizer>& tokenizer_;
     SamplerOptions options_;
-    int window_;   // tokens the model sees at once
-    BatchBuffer batch_;
+    int window_;                    // tokens the model sees at once
     DeviceBuffer<floatX> logits_;   // (1, Vp)
 };
 

@@ -1,5 +1,5 @@
 // A signal reaches one rank; all must stop after the same step. So requests to stop travel as numbers that are summed
-// over ranks, beside the step's other sums (optimizer.h) or alone (agreement.h), and every rank sees the same sum.
+// over ranks, beside the step's other sums (step.h) or alone (agreement.h), and every rank sees the same sum.
 #pragma once
 
 #include <string>

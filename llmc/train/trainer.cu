@@ -28,17 +28,15 @@ Trainer::Trainer(const TrainerParts& parts)
       max_steps_(parts.max_steps),
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
-      batch_(parts.arena, options_.micro_batch, options_.seq_len, parts.model.config().vocab_size),
-      inputs_(static_cast<std::size_t>(options_.micro_batch) * static_cast<std::size_t>(options_.seq_len)),
-      targets_(inputs_.size()),
-      agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.model.stream()),
-      staging_(make_staging(parts.model.storage(), parts.groups.zero != nullptr && parts.groups.zero->rank() == 0,
-                            parts.arena)) {
+      agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
+      staging_(make_staging(parts.step.stage().storage(),
+                            parts.groups.zero != nullptr && parts.groups.zero->rank() == 0, parts.arena)) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
-        validation_.emplace(parts.model, batch_, *parts.val_tokens, options_.val_max_batches, agreement_);
+        validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
     check_can_trace(options_.trace);
-    schedule_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
+    learning_rates_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
+    schedule_ = one_stage_schedule(options_.micro_steps());
 }
 
 void Trainer::restore(const RunState& state) {
@@ -66,7 +64,7 @@ RunEnd Trainer::run() {
         next_ = AfterStep::validation;
         follow_step();
     }
-    parts_.optimizer.wait_for_all_gather();   // for whoever reads parameters after the run
+    parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
     if (agreement_.stop_asked()) return end_at_signal();
     if (step_ < max_steps_) {
         save_checkpoint();
@@ -115,7 +113,7 @@ RunEnd Trainer::end_at_signal() {
 // After the first step of this process, when all problems have been met: from here on every rank multiplies with rank
 // 0's algorithms, which are those that checkpoints hold, and what a checkpoint brought but does not fit is told.
 void Trainer::agree_on_algorithms() {
-    Matmul& matmul = parts_.model.matmul();
+    Matmul& matmul = parts_.step.stage().matmul();
     for (const std::string& why : matmul.refused_algorithms()) {
         parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
                            why.c_str());
@@ -130,45 +128,40 @@ void Trainer::agree_on_algorithms() {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-void Trainer::read_micro_batch(int micro_step) {
+void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const ShardPlace& place = parts_.model.storage().place();   // who sees which samples is a matter of dp alone
+    const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
     if (!options_.overfit_single_batch) {
-        loader_.read(first, B, inputs_, targets_);
+        loader_.read(first, B, inputs, targets);
     } else {
         const std::size_t T = static_cast<std::size_t>(options_.seq_len);
         for (std::uint64_t b = 0; b < B; b++) {
-            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(),
-                                            std::span(inputs_).subspan(b * T, T),
-                                            std::span(targets_).subspan(b * T, T));
+            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(), inputs.subspan(b * T, T),
+                                            targets.subspan(b * T, T));
         }
     }
-    batch_.upload(inputs_, targets_, parts_.model.stream());
 }
 
 void Trainer::train_step() {
     const double start = seconds_now();
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
-    parts_.optimizer.begin_step(options_.micro_steps());
-    for (int micro_step = 0; micro_step < options_.micro_steps(); micro_step++) {
-        read_micro_batch(micro_step);
-        parts_.optimizer.forward_backward(batch_.batch(), token_share);
-    }
-    parts_.optimizer.finish_gradients(agreement_.own_vote());
+    parts_.step.gradients(
+        schedule_, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
+        token_share, [this] { return agreement_.own_vote(); });
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
     if (parts_.world) parts_.world->set_step(step_);
 
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
-    const float lr = learning_rate(schedule_, step_);
+    const float lr = learning_rate(learning_rates_, step_);
     const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
-    if (!host_decides) parts_.optimizer.update(step_, lr);
-    const StepResult result = parts_.optimizer.result();   // the host waits
+    if (!host_decides) parts_.step.update(step_, lr);
+    const StepResult result = parts_.step.result();   // the host waits
     const bool outlier = is_outlier(result);
     if (host_decides && !outlier) {
-        parts_.optimizer.update(step_, lr);
-        CUDA_CHECK(cudaStreamSynchronize(parts_.model.stream()));   // it belongs to the step's time
+        parts_.step.update(step_, lr);
+        CUDA_CHECK(cudaStreamSynchronize(parts_.step.stage().stream()));   // it belongs to the step's time
     }
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
@@ -206,8 +199,8 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.lr = lr;
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
     if (parts_.peak_flops_per_s > 0) {
-        record.mfu = record.tokens_per_s * flops_per_token(parts_.model.config(), options_.seq_len) /
-                     (parts_.model.storage().place().mesh.size() * parts_.peak_flops_per_s);
+        record.mfu = record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /
+                     (parts_.step.stage().storage().place().mesh.size() * parts_.peak_flops_per_s);
     }
     record.step_ms = 1e3 * seconds;
     record.memory_bytes = parts_.arena.high_water();
@@ -258,11 +251,10 @@ bool Trainer::save_checkpoint() {
     state.windows = parts_.train_tokens.windows();
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
-    state.attention = parts_.model.attention();
+    state.attention = parts_.step.stage().attention();
     state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     parts_.metrics.sync();
-    save_training_state(parts_.files, options_.output_dir, state, parts_.model, parts_.optimizer, parts_.tokenizer_file,
-                        whole_tensors());
+    save_training_state(parts_.files, options_.output_dir, state, parts_.step, parts_.tokenizer_file, whole_tensors());
     saved_step_ = step_;
     if (agreement_.rank() > 0) return true;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);

@@ -18,9 +18,9 @@
 #include "llmc/train/evaluate.h"
 #include "llmc/train/guard.h"
 #include "llmc/train/metrics.h"
-#include "llmc/train/optimizer.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sampler.h"
+#include "llmc/train/step.h"
 #include "llmc/train/stop_signals.h"
 #include "llmc/train/training_state.h"
 #include "llmc/train/validation.h"
@@ -30,8 +30,7 @@ struct TrainerParts {
     const Options& options;
     const Log& log;
     Arena& arena;
-    Gpt& model;
-    Optimizer& optimizer;
+    Step& step;
     const TokenSet& train_tokens;
     const TokenSet* val_tokens;   // null: no validation
     FileSystem& files;
@@ -62,7 +61,7 @@ public:
     RunEnd run();
 
     // What checkpoints are gathered with, for another file of the same tensors.
-    WholeTensors whole_tensors() const { return {parts_.groups.zero, staging_, parts_.model.stream()}; }
+    WholeTensors whole_tensors() const { return {parts_.groups.zero, staging_, parts_.step.stage().stream()}; }
 
 private:
     struct Timing {
@@ -75,7 +74,7 @@ private:
     RunEnd end_at_signal();
     void train_step();
     void agree_on_algorithms();
-    void read_micro_batch(int micro_step);
+    void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
     bool validate();
@@ -87,15 +86,14 @@ private:
 
     const Options& options_;
     TrainerParts parts_;
-    Schedule schedule_;
+    Schedule learning_rates_;
+    PipelineSchedule schedule_;   // of every step
     int max_steps_;
     int sequences_;        // of a step
     int step_ = 0;         // completed steps
     int saved_step_ = 0;   // the last one that is in a checkpoint
     AfterStep next_ = AfterStep::validation;
     Loader loader_;
-    BatchBuffer batch_;
-    std::vector<std::int32_t> inputs_, targets_;   // (B, T) on the host, this rank's
     Agreement agreement_;
     Staging staging_;   // of checkpoints
     std::optional<Validation> validation_;

@@ -42,8 +42,8 @@ std::string write_tokens(const std::string& path) {
     return path;
 }
 
-GptOptions shape_of(const Options& o) {
-    GptOptions result;
+StageOptions shape_of(const Options& o) {
+    StageOptions result;
     result.B = o.micro_batch;
     result.T = o.seq_len;
     result.attention = o.attention;
@@ -58,9 +58,9 @@ struct TestRun {
     Options options = tiny_options(output.path());
     OwnedStream stream;
     Arena arena;
-    Gpt model{custom_model_config(options.layers, options.heads, options.channels, options.seq_len, kVocab),
-              shape_of(options), arena, stream.get()};
-    std::unique_ptr<Optimizer> optimizer;
+    Stage model{custom_model_config(options.layers, options.heads, options.channels, options.seq_len, kVocab),
+                shape_of(options), arena, stream.get()};
+    std::optional<Step> step;
     TokenSet tokens{real_files(), "--train-data", write_tokens(data / "tokens.bin"), options.seq_len, kVocab};
     StopSignals signals;
     std::FILE* nowhere = std::fopen("/dev/null", "w");
@@ -68,7 +68,7 @@ struct TestRun {
 
     TestRun() {
         model.initialize(options.seed);
-        optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
+        step.emplace(model, OptimizerOptions{}, arena);
     }
     ~TestRun() { std::fclose(nowhere); }
 
@@ -76,12 +76,12 @@ struct TestRun {
     RunEnd train(FileSystem& files, const std::string& folder = "") {
         RunState state;
         if (!folder.empty()) {
-            state = load_training_state(files, folder, model, *optimizer);
+            state = load_training_state(files, folder, *step);
             CHECK(restore_matmul_choices(files, folder + "/" + kMatmulChoicesFile, model.matmul()) == "");
         }
         Metrics metrics(files, options.output_dir, state.step);
-        Trainer trainer({options, log, arena, model, *optimizer, tokens, &tokens, files, metrics, signals, nullptr,
-                         nullptr, "", options.max_steps, 0.0});
+        Trainer trainer({options, log, arena, *step, tokens, &tokens, files, metrics, signals, nullptr, nullptr, "",
+                         options.max_steps, 0.0});
         if (!folder.empty()) trainer.restore(state);
         return trainer.run();
     }
@@ -151,9 +151,10 @@ double device_bytes_taken() {
 TEST_CASE("trainer: a loss that is not finite stops the update on the device, even where the norm is finite") {
     TestRun run;
     const std::size_t count = static_cast<std::size_t>(run.options.tokens_per_micro_step());
-    BatchBuffer batch(run.arena, run.options.micro_batch, run.options.seq_len, kVocab);
-    const std::vector<int> ids(count, 7);
-    batch.upload(ids, ids, run.stream.get());
+    auto all_sevens = [](int, auto tokens, auto targets) {
+        std::fill(tokens.begin(), tokens.end(), 7);
+        std::fill(targets.begin(), targets.end(), 7);
+    };
     // written over the loss between backward and the decision, as no kernel can be made to do with a finite norm
     void* loss = nullptr;   // the first of the step's numbers
     for (const Allocation& held : run.arena.allocations()) {
@@ -163,12 +164,12 @@ TEST_CASE("trainer: a loss that is not finite stops the update on the device, ev
     const auto before = run.weights();
     for (double planted : {static_cast<double>(NAN), static_cast<double>(INFINITY), -1e300, 1.0}) {
         INFO("loss ", planted);
-        run.optimizer->begin_step(1);
-        run.optimizer->forward_backward(batch.batch(), 1.0f / static_cast<float>(count));
-        CUDA_CHECK(cudaMemcpyAsync(loss, &planted, sizeof planted, cudaMemcpyHostToDevice, run.stream.get()));
-        run.optimizer->finish_gradients();
-        run.optimizer->update(1, 1e-2f);
-        CHECK(std::isfinite(run.optimizer->result().grad_norm));
+        run.step->gradients(one_stage_schedule(1), all_sevens, 1.0f / static_cast<float>(count), [&] {
+            CUDA_CHECK(cudaMemcpyAsync(loss, &planted, sizeof planted, cudaMemcpyHostToDevice, run.stream.get()));
+            return StopVotes{};
+        });
+        run.step->update(1, 1e-2f);
+        CHECK(std::isfinite(run.step->result().grad_norm));
         const bool unchanged = run.weights() == before;
         CHECK(unchanged == (planted != 1.0));
     }
@@ -225,10 +226,9 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     for (int i = 0; i < 200; i++) losses.update(std::sin(i)), norms.update(1.0 / (i + 3));
     state.loss_outliers = losses.state();
     state.norm_outliers = norms.state();
-    save_training_state(real_files(), saved.output.path(), state, saved.model, *saved.optimizer, "",
+    save_training_state(real_files(), saved.output.path(), state, *saved.step, "",
                         WholeTensors(nullptr, {}, saved.stream.get()));
-    const RunState found =
-        load_training_state(real_files(), saved.output / "step_00000099", loaded.model, *loaded.optimizer);
+    const RunState found = load_training_state(real_files(), saved.output / "step_00000099", *loaded.step);
     CHECK(found.step == state.step);
     CHECK(found.seed == state.seed);
     CHECK(found.loader.epoch == state.loader.epoch);
@@ -244,10 +244,11 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
             if (i == 0) CHECK(std::any_of(values.begin(), values.end(), [](float x) { return x != 0; }));
         }
     };
-    same(saved.optimizer->first_moments(), loaded.optimizer->first_moments());
-    same(saved.optimizer->second_moments(), loaded.optimizer->second_moments());
-    REQUIRE((saved.optimizer->masters() == nullptr) == (loaded.optimizer->masters() == nullptr));
-    if (saved.optimizer->masters() != nullptr) same(*saved.optimizer->masters(), *loaded.optimizer->masters());
+    same(saved.step->optimizer().first_moments(), loaded.step->optimizer().first_moments());
+    same(saved.step->optimizer().second_moments(), loaded.step->optimizer().second_moments());
+    REQUIRE((saved.step->optimizer().masters() == nullptr) == (loaded.step->optimizer().masters() == nullptr));
+    if (saved.step->optimizer().masters() != nullptr)
+        same(*saved.step->optimizer().masters(), *loaded.step->optimizer().masters());
 }
 
 TEST_CASE("trainer: a resumed run goes on with the windows of past losses and norms") {
@@ -262,7 +263,7 @@ TEST_CASE("trainer: a resumed run goes on with the windows of past losses and no
             state.step = 1;
             state.windows = run.tokens.windows();
             if (window) (of_loss ? state.loss_outliers : state.norm_outliers) = low.state();
-            save_training_state(real_files(), run.output.path(), state, run.model, *run.optimizer, "",
+            save_training_state(real_files(), run.output.path(), state, *run.step, "",
                                 WholeTensors(nullptr, {}, run.stream.get()));
             const auto before = run.weights();
             CHECK(run.train(real_files(), run.output / "step_00000001") == RunEnd::stop_requested);
@@ -334,18 +335,20 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
             const double before = device_bytes_taken();
             Arena arena;
             OwnedStream stream;
-            GptOptions shape;
+            StageOptions shape;
             shape.B = 8, shape.T = 64, shape.recompute = recompute, shape.attention = attention;
-            Gpt model(custom_model_config(3, 2, 128, 64, 1000), shape, arena, stream.get());
+            Stage model(custom_model_config(3, 2, 128, 64, 1000), shape, arena, stream.get());
             model.initialize(1);
-            auto optimizer = Optimizer::make(model, OptimizerOptions{}, arena);
-            BatchBuffer batch(arena, shape.B, shape.T, 1000);
-            batch.upload(std::vector<int>(512, 3), std::vector<int>(512, 4), stream.get());
-            optimizer->begin_step(1);
-            optimizer->forward_backward(batch.batch(), 1.0f / 512);   // what is allocated late counts too
-            optimizer->finish_gradients();
-            optimizer->update(1, 1e-3f);
-            optimizer->result();
+            Step step(model, OptimizerOptions{}, arena);
+            step.gradients(
+                one_stage_schedule(1),
+                [](int, auto tokens, auto targets) {
+                    std::fill(tokens.begin(), tokens.end(), 3);
+                    std::fill(targets.begin(), targets.end(), 4);
+                },
+                1.0f / 512);   // what is allocated late counts too
+            step.update(1, 1e-3f);
+            step.result();
             auto ratio = [&] { return (device_bytes_taken() - before) / static_cast<double>(arena.bytes()); };
             CHECK(ratio() > 0.98);
             CHECK(ratio() < 1.02);

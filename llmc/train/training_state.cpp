@@ -6,6 +6,7 @@
 #include "llmc/model/weight_source.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
+#include "llmc/train/options.h"
 
 namespace {
 
@@ -28,7 +29,7 @@ std::vector<std::int64_t> stored_shape(const ParamInfo& info) {
     return {info.exported_rows, info.tensor.cols};
 }
 
-void save_optimizer(FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer,
+void save_optimizer(FileSystem& files, const std::string& path, Stage& model, Optimizer& optimizer,
                     const WholeTensors& whole) {
     const std::vector<NamedState> states = optimizer_states(optimizer);
     std::vector<TensorEntry> entries;
@@ -54,7 +55,7 @@ void save_optimizer(FileSystem& files, const std::string& path, Gpt& model, Opti
     if (writer) writer->finish();
 }
 
-void load_optimizer(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer) {
+void load_optimizer(const FileSystem& files, const std::string& path, Stage& model, Optimizer& optimizer) {
     const SafetensorsFile file(files, path);
     const bool saved_masters = file.find("master." + model.table()[0].name) != nullptr;
     if (saved_masters != (optimizer.masters() != nullptr)) {
@@ -149,9 +150,11 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 
 }   // namespace
 
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
-                         Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole) {
-    optimizer.wait_for_all_gather();
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Step& step,
+                         const std::string& tokenizer_file, const WholeTensors& whole) {
+    Stage& model = step.stage();
+    Optimizer& optimizer = step.optimizer();
+    step.wait_for_all_gather();
     if (!whole.writes()) {   // the same tensors in the same order
         save_hugging_face_weights(files, "", model, whole);
         save_optimizer(files, "", model, optimizer, whole);
@@ -168,7 +171,8 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
     writer.finish();
 }
 
-RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer) {
+RunState load_training_state(const FileSystem& files, const std::string& path, Step& step) {
+    Stage& model = step.stage();
     const RunState state = run_state_from(files, path + "/run.json");
     const auto weights = open_weights(files, path);
     if (weights->config() != model.config()) {
@@ -179,6 +183,6 @@ RunState load_training_state(const FileSystem& files, const std::string& path, G
             "Resume with the same --model, or --layers, --heads and --channels, and the same --tie-embeddings.");
     }
     load_parameters(model.parameters(), *weights, model.stream());
-    load_optimizer(files, path + "/optimizer.safetensors", model, optimizer);
+    load_optimizer(files, path + "/optimizer.safetensors", model, step.optimizer());
     return state;
 }

@@ -19,7 +19,7 @@
 #include "llmc/parallel/gather.h"
 #include "llmc/train/after_step.h"
 #include "llmc/train/guard.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/train/step.h"
 
 struct RunState {
     int step = 0;   // completed steps
@@ -34,9 +34,9 @@ struct RunState {
 // Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty. Collective over the
 // ranks that share the state: tensors are gathered one at a time to the one that writes, so the files do not depend on
 // how the state is cut.
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Gpt& model,
-                         Optimizer& optimizer, const std::string& tokenizer_file, const WholeTensors& whole);
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Step& step,
+                         const std::string& tokenizer_file, const WholeTensors& whole);
 
 // Restores what this rank keeps of parameters and optimizer, and returns the rest; restore_matmul_choices is the
 // caller's to call. Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
-RunState load_training_state(const FileSystem& files, const std::string& path, Gpt& model, Optimizer& optimizer);
+RunState load_training_state(const FileSystem& files, const std::string& path, Step& step);

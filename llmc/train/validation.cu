@@ -11,46 +11,39 @@ constexpr int kMicroBatchesPerSum = 8;
 
 }   // namespace
 
-Validation::Validation(Gpt& model, BatchBuffer& batch, const TokenSet& tokens, int max_sequences, Agreement& agreement)
-    : model_(model),
-      batch_(batch),
-      tokens_(tokens),
-      sequences_(tokens.windows()),
-      agreement_(agreement),
-      inputs_(static_cast<std::size_t>(model.options().B) * static_cast<std::size_t>(model.options().T)),
-      targets_(inputs_.size()) {
-    ensure_own_tokens(model.storage().place().mesh);
+Validation::Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement)
+    : step_(step), tokens_(tokens), sequences_(tokens.windows()), agreement_(agreement) {
+    ensure_own_tokens(step.stage().storage().place().mesh);
     if (max_sequences > 0) sequences_ = std::min(sequences_, static_cast<std::uint64_t>(max_sequences));
 }
 
 // Sequences from `first` on. What is missing in the last micro-batches is positions that have no loss.
-void Validation::read(std::uint64_t first) {
-    const auto B = static_cast<std::uint64_t>(model_.options().B);
-    const auto T = static_cast<std::size_t>(model_.options().T);
-    for (std::uint64_t b = 0; b < B; b++) {
-        auto inputs = std::span(inputs_).subspan(b * T, T), targets = std::span(targets_).subspan(b * T, T);
+void Validation::read(std::uint64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+    const auto T = static_cast<std::size_t>(step_.stage().options().T);
+    for (std::size_t b = 0; b < inputs.size() / T; b++) {
+        const auto own_inputs = inputs.subspan(b * T, T), own_targets = targets.subspan(b * T, T);
         if (first + b < sequences_) {
-            tokens_.read_window(first + b, inputs, targets);
+            tokens_.read_window(first + b, own_inputs, own_targets);
         } else {
-            std::fill(inputs.begin(), inputs.end(), 0);
-            std::fill(targets.begin(), targets.end(), -1);
+            std::fill(own_inputs.begin(), own_inputs.end(), 0);
+            std::fill(own_targets.begin(), own_targets.end(), -1);
         }
     }
 }
 
 std::optional<float> Validation::loss() {
-    const auto B = static_cast<std::uint64_t>(model_.options().B), T = static_cast<std::uint64_t>(model_.options().T);
+    Stage& stage = step_.stage();
+    const auto B = static_cast<std::uint64_t>(stage.options().B), T = static_cast<std::uint64_t>(stage.options().T);
     const float token_share = 1.0f / (static_cast<float>(sequences_) * static_cast<float>(T));
-    const ShardPlace& place = model_.storage().place();
+    const ShardPlace& place = stage.storage().place();
     const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
     double loss = 0;
     int pending = 0;   // micro-batches that the device has added up
     for (std::uint64_t begin = 0; begin < sequences_; begin += at_once) {
-        read(begin + B * static_cast<std::uint64_t>(place.at.dp));
-        batch_.upload(inputs_, targets_, model_.stream());
-        model_.forward_loss(batch_.batch());
-        sum_losses(agreement_.addend(), model_.losses(), static_cast<int>(B * T), token_share, pending > 0,
-                   model_.stream());
+        const std::uint64_t first = begin + B * static_cast<std::uint64_t>(place.at.dp);
+        step_.forward([&](int, auto inputs, auto targets) { read(first, inputs, targets); }, Purpose::loss);
+        sum_losses(agreement_.addend(), stage.losses(), static_cast<int>(B * T), token_share, pending > 0,
+                   stage.stream());
         if (++pending < kMicroBatchesPerSum && begin + at_once < sequences_) continue;
         loss += agreement_.sum();
         pending = 0;

@@ -3,27 +3,25 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "llmc/data/loader.h"
-#include "llmc/model/gpt.h"
 #include "llmc/train/agreement.h"
+#include "llmc/train/step.h"
 
 class Validation {
 public:
-    // `max_sequences` of `tokens`, or -1: all. `batch` is refilled, of the model's B x T.
-    Validation(Gpt& model, BatchBuffer& batch, const TokenSet& tokens, int max_sequences, Agreement& agreement);
+    // `max_sequences` of `tokens`, or -1: all.
+    Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement);
 
-    // Collective. None where a request to stop came before the end, at the same micro-batch on all ranks. Changes the
-    // model's activations.
+    // Collective. None where a request to stop came before the end, at the same micro-batch on all ranks.
     std::optional<float> loss();
 
 private:
-    void read(std::uint64_t first);
+    void read(std::uint64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
-    Gpt& model_;
-    BatchBuffer& batch_;
+    Step& step_;
     const TokenSet& tokens_;
     std::uint64_t sequences_;
     Agreement& agreement_;
-    std::vector<std::int32_t> inputs_, targets_;   // (B, T), this rank's
 };

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "llmc/kernels/init.cuh"
-#include "llmc/model/gpt.h"
+#include "llmc/model/stage.h"
 
 namespace {
 
@@ -34,22 +34,23 @@ float fastest_ms(Call call, cudaStream_t stream) {
 
 }   // namespace
 
-void Gpt::use_attention(AttentionKind kind) {
+void Stage::use_attention(AttentionKind kind) {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
+    const BlockActivations& a = pool_->activations.any().blocks[0];
     try {
         attention_->take(kind, sizes_.attention());
-        attention_->prepare(blocks_[0].attention_forward(activations_->blocks[0]),
-                            blocks_[0].attention_backward(workspace_->rows_3c.data(), activations_->blocks[0]));
+        attention_->prepare(blocks_[0].attention_forward(a),
+                            blocks_[0].attention_backward(workspace_->rows_3c.data(), a));
     } catch (...) {
         attention_->take(AttentionKind::own, sizes_.attention());
         throw;
     }
 }
 
-Gpt::FasterAttention Gpt::faster_attention() {
+Stage::FasterAttention Stage::faster_attention() {
     const AttentionShape shape = sizes_.attention();
     if (!LibraryAttention::refusal<floatX>(shape).empty()) return {AttentionKind::own, ""};
-    const BlockActivations& a = activations_->blocks[0];
+    const BlockActivations& a = pool_->activations.any().blocks[0];
     const std::int64_t elements = std::int64_t{sizes_.rows()} * sizes_.NH * sizes_.HS;
     fill_normal(a.qkv, 3 * elements, 1.0f, 1, GlobalSpan{}, stream_);
     fill_normal(workspace_->rows_c.data(), elements, 1.0f, 2, GlobalSpan{}, stream_);

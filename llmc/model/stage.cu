@@ -1,0 +1,247 @@
+#include "llmc/model/stage.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace {
+
+// Rows of logits that exist at once when the user does not say: a multiple of 128 that keeps them within half a GiB.
+int default_classifier_rows(std::int64_t padded_vocab_size) {
+    const std::int64_t bytes = std::int64_t{512} << 20, multiple = 128;
+    const std::int64_t rows = bytes / (padded_vocab_size * static_cast<std::int64_t>(sizeof(floatX)));
+    return static_cast<int>(std::max(rows / multiple * multiple, multiple));
+}
+
+void check_options(const ModelConfig& config, const StageOptions& options) {
+    if (options.B < 1) {
+        throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " sequences"),
+                    "--micro-batch must be at least 1.");
+    }
+    if (options.T < 1 || options.T > config.max_seq_len) {
+        throw Error(
+            ErrorKind::usage,
+            text("sequences of ", options.T, " tokens do not fit a model of ", config.max_seq_len, " positions"),
+            text("--seq-len must be between 1 and ", config.max_seq_len, "."));
+    }
+    const std::int64_t widest = std::max(4 * config.channels, config.padded_vocab_size);
+    if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
+        throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
+                    "Lower --micro-batch.");
+    }
+}
+
+StageUnits units_of(const std::vector<Chunk>& chunks) {
+    StageUnits units{{}, false, false};
+    for (const Chunk& chunk : chunks) {
+        units.chunks.push_back(chunk.layers);
+        units.embedding = units.embedding || chunk.embedding;
+        units.head = units.head || chunk.head;
+    }
+    return units;
+}
+
+AnyGradients make_gradients(DType type, Arena& arena, const ParamStorage& storage, cudaStream_t stream) {
+    if (type == DType::fp32) return Gradients<float>(arena, storage, stream);
+#if defined(PRECISION_BF16)
+    return Gradients<bf16>(arena, storage, stream);
+#else
+    throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
+#endif
+}
+
+}   // namespace
+
+Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream)
+    : config_(config), options_(options), stream_(stream), matmul_(arena, options.matmul) {
+    check_options(config, options);
+    if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
+    storage_ = std::make_unique<ParamStorage>(ParamTable(config), options.place, units_of(options_.chunks));
+    parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
+    unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
+                     ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
+                     : parameters_;
+    gradients_.emplace(make_gradients(options.grad_dtype, arena, *storage_, stream));
+    ENSURE(options.in_flight.delayed == 0 ||
+               (options.recompute == Recompute::none && !is_sharded(StateKind::gradients, options.place.zero_stage)),
+           "delayed gradients of weights read activations that are kept, and write gradients that stay");
+
+    sizes_ = rank_sizes(config, options.place.mesh, options.B, options.T);
+    max_rows_ = sizes_.rows();
+    int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
+    classifier_rows = std::min(classifier_rows, max_rows_);
+    std::int64_t layers = 0;
+    for (const Chunk& chunk : options_.chunks) layers = std::max(layers, chunk.layers.size());
+    pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options.in_flight);
+    attention_.emplace(options.attention, sizes_.attention(), arena);
+    workspace_.emplace(arena, sizes_, classifier_rows);
+    tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
+                              *workspace_, options.gelu_fusion, stream});
+    for (const Chunk& chunk : options_.chunks) {
+        chunks_.push_back({chunk, blocks_.size()});
+        if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
+        for (int layer = static_cast<int>(chunk.layers.begin); layer < static_cast<int>(chunk.layers.end); layer++) {
+            blocks_.emplace_back(*tools_, unsharded_, layer);
+            block_slots_.push_back(storage_->find(table().index(Param::ln1w, layer))->slot);
+        }
+        if (chunk.head) head_.emplace(*tools_, unsharded_, classifier_rows);
+    }
+    if (options.attention != AttentionKind::auto_) use_attention(options.attention);
+}
+
+void Stage::set_batch_shape(int B, int T) {
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
+           " x ", T, " tokens, room for ", max_rows_);
+    options_.B = sizes_.B = B;
+    options_.T = sizes_.T = T;
+}
+
+bool Stage::follows(int chunk_index) const {
+    return chunk_index > 0 && chunk(chunk_index - 1).layers.end == chunk(chunk_index).layers.begin;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What actions read
+
+// With a tied classifier the head reads wte: the embedding's, or where another rank has that, its own copy.
+void Stage::add_head_use(Uses& uses) const {
+    std::vector<int> slots{storage_->find(table().index(Param::lnfw))->slot};
+    const int classifier = storage_->find(table().index(table().classifier()))->slot;
+    if (classifier != slots[0]) slots.insert(slots.begin(), classifier);
+    uses.push_back(std::move(slots));
+}
+
+void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
+    const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
+    if (place.what.embedding) uses.push_back({storage_->find(table().index(Param::wpe))->slot});
+    for (std::size_t i = 0; i < blocks_of(chunk_index); i++) uses.push_back({block_slots_[place.first_block + i]});
+    if (place.what.head && purpose != Purpose::training) add_head_use(uses);
+}
+
+void Stage::add_backward_uses(Uses& uses, int chunk_index) const {
+    const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
+    if (place.what.head) add_head_use(uses);
+    for (std::size_t i = blocks_of(chunk_index); i-- > 0;) uses.push_back({block_slots_[place.first_block + i]});
+}
+
+void Stage::begin_pass(const Uses& uses) const {
+    ENSURE(hooks_ || unsharded_.state() != StateKind::unsharded, "parameters are shared out, and nobody fetches them");
+    if (hooks_) hooks_->pass_begins(uses);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Actions
+
+Stage::Flight& Stage::flight(int chunk_index, int micro_batch) {
+    const auto found = flights_.find({chunk_index, micro_batch});
+    ENSURE(found != flights_.end(), "chunk ", chunk_index, " of micro-batch ", micro_batch,
+           " is not in flight: its forward has not been, or its gradients are complete");
+    return found->second;
+}
+
+void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
+    const auto [at, is_new] = flights_.try_emplace({chunk_index, micro_batch});
+    ENSURE(is_new, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
+    at->second.activations = pool_->activations.take();
+    const Activations& a = *at->second.activations;
+    const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
+    const std::size_t blocks = blocks_of(chunk_index);
+    if (place.what.embedding) {
+        use([&] { embedding_->forward(a.residual[0], batch); });
+    } else {
+        ENSURE(follows(chunk_index), "chunk ", chunk_index, " has no input on this rank");
+        const Activations* before = flight(chunk_index - 1, micro_batch).activations;
+        ENSURE(before != nullptr, "forward of chunk ", chunk_index, " after the backward of the one before it");
+        const auto elements = static_cast<std::size_t>(std::int64_t{sizes_.residual_rows()} * sizes_.C);
+        CUDA_CHECK(cudaMemcpyAsync(a.residual[0], before->residual[blocks_of(chunk_index - 1)],
+                                   elements * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
+    }
+    for (std::size_t i = 0; i < blocks; i++) {
+        use([&] { blocks_[place.first_block + i].forward(a.residual[i + 1], a.residual[i], a.blocks[i]); });
+    }
+    if (!place.what.head || purpose == Purpose::training) return;
+    use([&] {
+        if (purpose == Purpose::loss) head_->loss(a.residual[blocks], batch);
+        if (purpose == Purpose::logits) head_->final_layernorm(a.residual[blocks]);
+    });
+}
+
+// A flight ends where nobody needs its activations, nor the gradient that it hands on.
+void Stage::land(int chunk_index, int micro_batch, bool activations_are_done) {
+    Flight& own = flight(chunk_index, micro_batch);
+    if (activations_are_done && own.activations) pool_->activations.give_back(std::exchange(own.activations, nullptr));
+    if (!own.activations && !own.dresidual) flights_.erase({chunk_index, micro_batch});
+}
+
+void Stage::release(int chunk_index, int micro_batch) { land(chunk_index, micro_batch, true); }
+
+void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
+    Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.activations && !own.delayed, "backward_input of chunk ", chunk_index, " of micro-batch ", micro_batch,
+           " twice");
+    if (chunk(chunk_index).head) {
+        own.dresidual = pool_->gradients.take();
+    } else {
+        ENSURE(chunk_index + 1 < chunks() && follows(chunk_index + 1), "chunk ", chunk_index,
+               " is given no gradient on this rank");
+        own.dresidual = std::exchange(flight(chunk_index + 1, micro_batch).dresidual, nullptr);
+        ENSURE(own.dresidual != nullptr, "backward of chunk ", chunk_index, " of micro-batch ", micro_batch,
+               " before that of the chunk after it");
+        land(chunk_index + 1, micro_batch, false);
+    }
+    const bool delays = options_.in_flight.delayed > 0;
+    own.weights = WeightGradientQueue(delays                       ? WeightGradients::at_schedule
+                                      : options_.place.mesh.tp > 1 ? WeightGradients::behind_collective
+                                                                   : WeightGradients::at_once);
+    if (delays) own.delayed = pool_->delayed.take();
+    std::visit([&](auto& gradients) { backward(gradients, own, chunk_index, batch, dloss); }, *gradients_);
+    if (chunk(chunk_index).embedding) pool_->gradients.give_back(std::exchange(own.dresidual, nullptr));
+    land(chunk_index, micro_batch, !delays);
+}
+
+template <class G>
+void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss) {
+    const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
+    const Activations& a = *own.activations;
+    const std::size_t blocks = blocks_of(chunk_index);
+    if (place.what.head) {
+        const int slot = storage_->find(table().index(Param::lnfw))->slot;
+        const int classifier = storage_->find(table().index(table().classifier()))->slot;
+        if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
+        gradients_begin(slot);
+        use([&] { head_->loss_and_backward(*own.dresidual, a.residual[blocks], batch, dloss, gradients); });
+        gradients_ready(gradients, slot);
+    }
+    for (std::size_t i = blocks; i-- > 0;) {
+        const Block& block = blocks_[place.first_block + i];
+        const int slot = block_slots_[place.first_block + i];
+        gradients_begin(slot);
+        use([&] {
+            block.recompute(a.residual[i], a.blocks[i], options_.recompute);
+            block.backward(*own.dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr,
+                           gradients, own.weights);
+        });
+        own.weights.add([this, &gradients, slot] { gradients_ready(gradients, slot); });
+        if (own.delayed == nullptr) own.weights.drain();
+    }
+    if (place.what.embedding) {
+        const int slot = storage_->find(table().index(Param::wpe))->slot;
+        gradients_begin(slot);
+        embedding_->backward(*own.dresidual, batch, gradients);
+        gradients_ready(gradients, slot);
+    }
+}
+
+void Stage::backward_weight(int chunk_index, int micro_batch) {
+    Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.delayed != nullptr, "backward_weight of chunk ", chunk_index, " of micro-batch ", micro_batch,
+           " before its backward_input, or where gradients of weights are not delayed");
+    own.weights.drain();
+    pool_->delayed.give_back(std::exchange(own.delayed, nullptr));
+    land(chunk_index, micro_batch, true);
+}
+
+void Stage::logits(floatX* out, int first_row, int count) const {
+    ENSURE(first_row >= 0 && count >= 0 && first_row + count <= sizes_.rows(), "rows ", first_row, " + ", count, " of ",
+           sizes_.rows());
+    head_->logits(out, first_row, count);
+}

@@ -1,0 +1,194 @@
+// What one rank holds of a GPT, and the actions of a step on it: forward, backward_input and backward_weight of one
+// chunk of layers for one micro-batch. One device holds one chunk: everything.
+//
+//   residual(0)   = embedding(tokens)                    in the first chunk
+//   residual(l+1) = block l (residual(l))
+//   loss          = head(residual(L), targets)           in the last chunk; in training with its backward
+// A list of actions says when each of them happens (llmc/parallel/schedule.h), and somebody carries it out
+// (llmc/parallel/pipeline.h). Any order is allowed in which forward of a chunk comes before its backward_input, that
+// before its backward_weight, and each micro-batch passes through the chunks in order and back; so any number of
+// micro-batches may be in flight, as far as the pool has room. At the borders of a chunk are residual streams: its
+// `input`, and the gradient of that.
+//
+// Losses and gradients are normalised by the global number of tokens of the step, given as `dloss`. Everything is
+// asynchronous on one stream, and deterministic.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "llmc/model/attention_choice.h"
+#include "llmc/model/batch.h"
+#include "llmc/model/block.h"
+#include "llmc/model/embedding.h"
+#include "llmc/model/head.h"
+#include "llmc/model/unit_hooks.h"
+#include "llmc/model/weights.h"
+
+// Consecutive layers, and what stands before the first and behind the last layer of the model.
+struct Chunk {
+    LayerRange layers;
+    bool embedding = false, head = false;
+};
+
+struct StageOptions {
+    int B = 4;      // sequences of a micro-batch
+    int T = 1024;   // tokens of a sequence, at most max_seq_len
+    AttentionKind attention = AttentionKind::auto_;
+    Recompute recompute = Recompute::none;
+    int gelu_fusion = 2;       // as in StageTools
+    int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
+    MatmulOptions matmul = {};
+    DType grad_dtype = DType::fp32;   // or bf16, where parameters are
+    ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
+    std::vector<Chunk> chunks = {};   // in the order of the model; none: one with everything
+    InFlight in_flight = {};
+    CutPoints* cut_points = nullptr;   // outlives the stage; null: those of one device
+};
+
+// What a forward is for, and so what its last chunk does.
+enum class Purpose : std::uint8_t {
+    training,   // activations are kept; the head waits for backward_input
+    loss,       // the loss of every position
+    logits,     // logits of some rows may be asked for
+};
+
+// Gradients of the type that a run keeps them in.
+#if defined(PRECISION_BF16)
+using AnyGradients = std::variant<Gradients<float>, Gradients<bf16>>;
+#else
+using AnyGradients = std::variant<Gradients<float>>;   // never narrower than what they are gradients of
+#endif
+
+class Stage {
+public:
+    Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream);
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+
+    const ModelConfig& config() const { return config_; }
+    const StageOptions& options() const { return options_; }
+    const ParamStorage& storage() const { return *storage_; }
+    const ParamTable& table() const { return storage_->table(); }
+    cudaStream_t stream() const { return stream_; }
+    Matmul& matmul() { return matmul_; }
+
+    const ModelState<floatX>& parameters() const { return parameters_; }   // what this rank keeps
+    // What it computes with: the same, or under ZeRO-3 whole units, there only while hooks have fetched them.
+    const ModelState<floatX>& unsharded_parameters() const { return unsharded_; }
+    AnyGradients& gradients() { return *gradients_; }
+    void initialize(std::uint64_t seed) { initialize_parameters(parameters_, seed, stream_); }
+
+    // Who is told about every pass from now on; null: nobody. The caller keeps it alive.
+    UnitHooks* hooks() const { return hooks_; }
+    void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
+
+    // ---- which attention (stage_attention.cu)
+
+    AttentionKind attention() const { return attention_->chosen(); }   // own or library
+    bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known
+    // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
+    // stream. Error(no_device) where there is none or no room; then it is our own.
+    void use_attention(AttentionKind kind);
+    // The faster of both for a micro-batch of this model, measured. Takes neither. Own where the library fails, for
+    // lack of memory, say; `library_failed` says then why.
+    struct FasterAttention {
+        AttentionKind kind;
+        std::string library_failed;
+    };
+    FasterAttention faster_attention();
+
+    // ---- actions
+
+    // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
+    // the stage was made for.
+    void set_batch_shape(int B, int T);
+
+    int chunks() const { return static_cast<int>(chunks_.size()); }
+    const Chunk& chunk(int index) const { return chunks_[static_cast<std::size_t>(index)].what; }
+    // Whether a chunk's input is the output of the chunk before it on this rank.
+    bool follows(int chunk_index) const;
+
+    // The units whose parameters each piece of an action's work reads, as UnitHooks takes them. A pass, all actions
+    // between two updates, must be begun with those of all its actions, before the first of them.
+    using Uses = std::vector<std::vector<int>>;
+    void add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const;
+    void add_backward_uses(Uses& uses, int chunk_index) const;   // of backward_input; backward_weight reads none
+    void begin_pass(const Uses& uses) const;                     // `uses` outlives the pass
+
+    // The batch is read by a chunk with the embedding.
+    void forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose);
+    // Ends a forward after which no backward comes: its output is no longer needed.
+    void release(int chunk_index, int micro_batch);
+    // The batch is read by chunks with the embedding or the head. Makes gradients of weights too, unless they are
+    // delayed (InFlight::delayed).
+    void backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss);
+    void backward_weight(int chunk_index, int micro_batch);   // where they are delayed
+    bool nothing_in_flight() const { return flights_.empty(); }
+
+    // Of the latest action that made losses: negative log likelihood of every position, (B, T).
+    const float* losses() const { return workspace_->losses.data(); }
+    // Logits of rows [first_row, first_row + count) of the latest forward for them, into (count, Vp) on the device.
+    void logits(floatX* out, int first_row, int count) const;
+
+private:
+    struct ChunkPlace {
+        Chunk what;
+        std::size_t first_block;
+    };
+    // A chunk of a micro-batch, from its forward to its last gradient.
+    struct Flight {
+        Activations* activations = nullptr;
+        floatX** dresidual = nullptr;   // of the output, then of the input: until the chunk before takes it
+        std::vector<BlockGradients>* delayed = nullptr;
+        WeightGradientQueue weights;
+    };
+
+    void add_head_use(Uses& uses) const;
+    std::size_t blocks_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
+    Flight& flight(int chunk_index, int micro_batch);
+    void land(int chunk_index, int micro_batch, bool activations_are_done);
+    template <class G>
+    void backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss);
+    // Work that reads the parameters of the next entry of the pass.
+    template <class Work>
+    void use(Work&& work) const {
+        if (hooks_) hooks_->use_begins();
+        work();
+        if (hooks_) hooks_->use_ends();
+    }
+    void gradients_begin(int slot) const {
+        if (hooks_) hooks_->gradients_begin(slot);
+    }
+    template <class G>
+    void gradients_ready(Gradients<G>& gradients, int slot) const {
+        gradients.unit_ready(slot);
+        if (hooks_) hooks_->gradients_ready(slot);
+    }
+
+    ModelConfig config_;
+    StageOptions options_;
+    cudaStream_t stream_;
+    Matmul matmul_;
+    CutPoints one_device_;
+    std::unique_ptr<ParamStorage> storage_;
+    ModelState<floatX> parameters_, unsharded_;
+    std::optional<AnyGradients> gradients_;
+    UnitHooks* hooks_ = nullptr;
+    RankSizes sizes_;
+    int max_rows_;   // B x T that there is room for
+    std::optional<ActivationPool> pool_;
+    std::optional<AttentionChoice<floatX>> attention_;
+    std::optional<Workspace> workspace_;
+    std::optional<StageTools> tools_;
+    std::optional<Embedding> embedding_;
+    std::vector<Block> blocks_;
+    std::vector<int> block_slots_;   // in the storage's units
+    std::optional<Head> head_;
+    std::vector<ChunkPlace> chunks_;
+    std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch
+};

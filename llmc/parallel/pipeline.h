@@ -1,0 +1,40 @@
+// Carries out a schedule on a stage: training, validation, sampling and evaluation all pass through here.
+//
+// Every legal order of actions gives the same losses, and the same gradients to the bit wherever parts of a gradient
+// are added in the same order: in that of micro-batches, for each tensor.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "llmc/model/stage.h"
+#include "llmc/parallel/schedule.h"
+
+class Pipeline {
+public:
+    Pipeline(Stage& stage, Arena& arena);
+
+    // Fills in a micro-batch of the stage's shape, (B, T) each: tokens, and targets, negative where there is no loss.
+    // Called once for each, before its first action. Ids must be checked already.
+    using Read = std::function<void(int micro_batch, std::span<std::int32_t> tokens, std::span<std::int32_t> targets)>;
+
+    // Forward and backward of all micro-batches of a schedule. `losses_made`: whenever those of a micro-batch are in
+    // stage.losses(), once what is queued has run.
+    void train(const PipelineSchedule& schedule, const Read& read, float dloss,
+               const std::function<void()>& losses_made);
+
+    // One micro-batch without backward.
+    void forward(const Read& read, Purpose purpose);
+
+private:
+    const Batch& read_batch(const Read& read, int micro_batch, Purpose purpose);
+    void end_batch(int micro_batch);
+
+    Stage& stage_;
+    std::vector<std::int32_t> tokens_, targets_;   // on the host
+    Pool<BatchBuffer> buffers_{"micro-batches"};
+    std::map<int, BatchBuffer*> batches_;   // of micro-batches in flight
+    Stage::Uses uses_;                      // of the pass at hand
+};

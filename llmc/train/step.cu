@@ -1,0 +1,111 @@
+#include "llmc/train/step.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "llmc/base/log.h"
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/parallel/gather.h"
+#include "llmc/parallel/zero.h"
+
+// What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
+struct Step::Numbers {
+    double loss;
+    StopVotes stop;
+    double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
+    GradNorm norm;
+
+    static constexpr std::size_t sums = 4;
+};
+
+namespace {
+
+std::unique_ptr<Zero> make_zero(Stage& stage, Communicator* group, Arena& arena) {
+    if (group == nullptr) return nullptr;
+    auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
+        const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
+                                           gradients.unsharded()};
+        return std::make_unique<ZeroRank<floatX, G>>(stage.storage(), states, *group, arena, stage.stream());
+    };
+    return std::visit(with, stage.gradients());
+}
+
+}   // namespace
+
+Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
+    : stage_(stage),
+      grad_clip_(options.grad_clip),
+      groups_(groups),
+      arena_(arena),
+      optimizer_(Optimizer::make(stage, options, arena)),
+      numbers_(arena.allocate<Numbers>("step/numbers", 1)),
+      zero_(make_zero(stage, groups.zero, arena)),
+      pipeline_(stage, arena) {
+    static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
+    const ShardPlace& place = stage.storage().place();
+    ENSURE(groups.all != nullptr || place.mesh.size() == 1, "a mesh of ", place.mesh.size(),
+           " ranks without a communicator of all");
+    ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
+           " without a group to share with");
+    ensure_own_tokens(place.mesh);
+    if (zero_) stage.set_hooks(zero_.get());
+}
+
+Step::~Step() {
+    if (zero_) stage_.set_hooks(nullptr);
+}
+
+void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
+                     const std::function<StopVotes()>& vote) {
+    const cudaStream_t stream = stage_.stream();
+    Numbers* const numbers = numbers_.data();
+    std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+    if (zero_) zero_->begin_step(micro_batches_of(schedule));
+    bool later = false;   // the first micro-batch's loss overwrites
+    pipeline_.train(schedule, read, token_share, [&] {
+        const int tokens = stage_.options().B * stage_.options().T;
+        sum_losses(&numbers->loss, stage_.losses(), tokens, token_share, std::exchange(later, true), stream);
+    });
+    const StopVotes own_vote = vote();
+    CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
+    if (zero_) zero_->finish_gradients();
+    optimizer_->sum_squares(&numbers->sum_of_squares);
+    if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
+    finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+}
+
+void Step::update(int step, float learning_rate) {
+    optimizer_->update(step, learning_rate, &numbers_.data()->norm);
+    if (zero_) zero_->parameters_changed();
+}
+
+StepResult Step::result() const {
+    const Numbers numbers = numbers_.download(stage_.stream())[0];
+    return {static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
+}
+
+void Step::wait_for_all_gather() {
+    if (zero_) zero_->wait_for_all_gather();
+}
+
+std::string Step::memory_by_formula() const {
+    const double gradient_bytes = stage_.options().grad_dtype == DType::bf16 ? 2 : 4;
+    const ZeroMemory memory =
+        zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->masters() != nullptr ? 12 : 8);
+    auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
+    return formatted(
+        "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",
+        mebibytes(memory.parameters), mebibytes(memory.unsharded_parameters), mebibytes(memory.gradients),
+        mebibytes(memory.unsharded_gradients), mebibytes(memory.optimizer));
+}
+
+std::vector<float> Step::download_gradient(int param) {
+    const cudaStream_t stream = stage_.stream();
+    auto download = [&](const auto& gradients) {
+        if (groups_.zero == nullptr) return download_tensor(gradients.kept(), param, stream);
+        const Staging staging = make_staging(stage_.storage(), true, arena_);   // tests alone ask for gradients
+        return *gather_tensor(gradients.kept(), param, *groups_.zero, everywhere, true, staging, stream);
+    };
+    return std::visit(download, stage_.gradients());
+}
