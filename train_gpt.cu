@@ -56,7 +56,8 @@ void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed
 // The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
 std::optional<RunState> resume(const RunInputs& inputs, const Options& options, Step& step, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
-    const RunState state = load_training_state(real_files(), inputs.checkpoint, step);
+    const RunState state =
+        load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
     check_same_run(state, options, inputs.train_tokens);
     const std::string why_not =
         restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
@@ -111,7 +112,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (!options.export_llmc.empty()) {
-        save_llmc_model(real_files(), options.export_llmc, stage, trainer.whole_tensors());
+        save_llmc_model(real_files(), options.export_llmc, stage, trainer.gatherer());
     }
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }

@@ -51,6 +51,7 @@ if part layouts; then
     builds_for_cpu
     for precision in bf16 fp32; do
         check "all layouts cut and resumed, $precision" whole $precision 'layouts: the same*'
+        check "checkpoints of all meshes, $precision" whole $precision 'reshard: all meshes*,reshard: from one mesh to another*'
     done
 fi
 if part mutations; then

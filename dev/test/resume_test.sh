@@ -55,8 +55,8 @@ cp "$work/kept/metrics.jsonl" "$work/before" && train "$precision" "$work/kept" 
 verdict $? "resuming a finished run changes nothing"
 
 # a damaged checkpoint is passed over; where none is left, nothing starts silently from scratch
-printf x | dd of="$work/kept/step_00000020/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
-train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/model.safetensors: hash" "$work/kept.log" &&
+printf x | dd of="$work/kept/step_00000020/optimizer-00002-of-00004.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/optimizer-00002-of-00004.safetensors: hash" "$work/kept.log" &&
     grep -q "resuming from $work/kept/step_00000018" "$work/kept.log" && cmp "$work/before" <(cat "$work/kept/metrics.jsonl") >/dev/null
 same "$work/kept" "$plain"
 verdict $? "resumed from the one before a damaged checkpoint"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
@@ -11,15 +12,10 @@
 namespace {
 
 constexpr const char* format_name = "train_gpt checkpoint";
-constexpr int format_version = 1;
+constexpr int format_version = 2;
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr std::size_t read_piece = std::size_t{1} << 22;
-
-struct FileRecord {
-    std::uint64_t bytes = 0;
-    std::uint64_t hash = 0;
-};
 
 // The step of a checkpoint's name, or nothing.
 std::optional<int> step_of(const std::string& name) {
@@ -82,7 +78,7 @@ public:
         std::uint64_t bytes = 0;
         Hash64 hash;
     };
-    std::map<std::string, Entry> entries;   // by name: in order, so equal checkpoints have equal manifests
+    std::map<std::string, Entry> entries;   // by name
 
 private:
     class HashingFile : public File {
@@ -104,18 +100,20 @@ private:
     };
 };
 
-CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder, int step)
+CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder, int step, bool leads)
     : inner_(files),
       hashing_(std::make_unique<HashingFiles>(files)),
       folder_(folder),
       temporary_(folder + "/" + checkpoint_name(step) + temporary_suffix),
-      step_(step) {
+      step_(step),
+      leads_(leads) {
+    if (!leads) return;
     inner_.remove_all(temporary_);
     inner_.make_folders(temporary_);
 }
 
 CheckpointWriter::~CheckpointWriter() {
-    if (finished_) return;
+    if (finished_ || !leads_) return;
     try {
         inner_.remove_all(temporary_);
     } catch (const Error&) {
@@ -131,11 +129,20 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
     file->sync();
 }
 
+FileRecord CheckpointWriter::record(const std::string& name) const {
+    const auto found = hashing_->entries.find(name);
+    return found == hashing_->entries.end() ? FileRecord{}
+                                            : FileRecord{found->second.bytes, found->second.hash.digest()};
+}
+
 void CheckpointWriter::finish() {
+    ENSURE(leads_, "a checkpoint is finished by the rank that leads");
     OrderedJson manifest{
         {"format", format_name}, {"version", format_version}, {"step", step_}, {"files", OrderedJson::object()}};
-    for (const auto& [name, entry] : hashing_->entries) {
-        manifest["files"][name] = {{"bytes", entry.bytes}, {"xxh3", hash_to_text(entry.hash.digest())}};
+    std::map<std::string, FileRecord> records = others_;   // by name: equal checkpoints have equal manifests
+    for (const auto& [name, _] : hashing_->entries) records[name] = record(name);
+    for (const auto& [name, record] : records) {
+        manifest["files"][name] = {{"bytes", record.bytes}, {"xxh3", hash_to_text(record.hash)}};
     }
     write(manifest_name, to_text(manifest, 2) + "\n");
     inner_.sync_folder(temporary_);
@@ -150,7 +157,7 @@ void CheckpointWriter::finish() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-void verify_checkpoint(const FileSystem& files, const std::string& path) {
+void verify_checkpoint(const FileSystem& files, const std::string& path, int rank, int ranks) {
     const std::string manifest_path = path + "/" + manifest_name;
     std::string content;
     try {
@@ -167,7 +174,9 @@ void verify_checkpoint(const FileSystem& files, const std::string& path) {
         if (path.substr(path.rfind('/') + 1) != checkpoint_name(manifest.at("step").get<int>())) {
             broken(manifest_path, text("it says step ", to_text(manifest.at("step"))));
         }
+        int next = 0;
         for (const auto& [name, entry] : manifest.at("files").items()) {
+            if (next++ % ranks != rank) continue;
             const std::string file = path + "/" + name;
             if (!files.exists(file)) broken(file, "missing");
             const FileRecord found = record_of(files, file);
@@ -186,18 +195,25 @@ void verify_checkpoint(const FileSystem& files, const std::string& path) {
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped) {
-    std::vector<int> steps = list_checkpoints(files, folder);
-    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-        const std::string path = folder + "/" + checkpoint_name(*step);
+                                                 std::vector<std::string>& skipped, const Searchers& searchers) {
+    std::vector<int> steps;
+    if (searchers.rank == 0) steps = list_checkpoints(files, folder);
+    while (true) {
+        const std::string name = searchers.gather(steps.empty() ? "" : checkpoint_name(steps.back()))[0];
+        if (name.empty()) return std::nullopt;
+        const std::string path = folder + "/" + name;
+        std::string wrong;
         try {
-            verify_checkpoint(files, path);
-            return FoundCheckpoint{*step, path};
+            verify_checkpoint(files, path, searchers.rank, searchers.ranks);
         } catch (const Error& error) {
-            skipped.push_back(error.message());
+            wrong = error.message();
         }
+        const std::vector<std::string> reasons = searchers.gather(wrong);
+        const auto reason = std::find_if(reasons.begin(), reasons.end(), [](const auto& r) { return !r.empty(); });
+        if (reason == reasons.end()) return FoundCheckpoint{step_of(name).value(), path};
+        skipped.push_back(*reason);
+        if (!steps.empty()) steps.pop_back();
     }
-    return std::nullopt;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

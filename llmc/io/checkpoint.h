@@ -8,11 +8,14 @@
 // A folder gets its final name by one rename, after all in it is on the disk; so a folder without ".tmp" is complete.
 // That its content is still what was written is checked with the hashes before it is used.
 //
-// manifest.json: {"format": "train_gpt checkpoint", "version": 1, "step": 7,
+// Several ranks can write one together, each some of its files, and read one together, each of them hashing some.
+//
+// manifest.json: {"format": "train_gpt checkpoint", "version": 2, "step": 7,
 //                 "files": {"config.json": {"bytes": 123, "xxh3": "16 hexadecimal digits"}, ...}}
 // What the files hold is not known here (llmc/train/training_state.h).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,10 +29,16 @@ std::string checkpoint_name(int step);
 // The steps of all complete checkpoints in `folder`, ascending; none where the folder does not exist.
 std::vector<int> list_checkpoints(const FileSystem& files, const std::string& folder);
 
-// Writes one. Destroyed before finish(), it removes what it wrote.
+// Of a file: its size and xxh3 hash.
+struct FileRecord {
+    std::uint64_t bytes = 0, hash = 0;
+};
+
+// Writes one. Of several ranks one leads: it makes the folder, before the others write, and finishes it, after they
+// have. Where that one is destroyed before finish(), it removes what was written.
 class CheckpointWriter {
 public:
-    CheckpointWriter(FileSystem& files, const std::string& folder, int step);
+    CheckpointWriter(FileSystem& files, const std::string& folder, int step, bool leads = true);
     ~CheckpointWriter();
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -39,6 +48,10 @@ public:
     std::string path(const std::string& name) const { return temporary_ + "/" + name; }
     void write(const std::string& name, const std::string& content);   // a small file at once
 
+    // Of a file that this rank has written; zeros where it has not. And of one that another rank has written.
+    FileRecord record(const std::string& name) const;
+    void add(const std::string& name, const FileRecord& record) { others_[name] = record; }
+
     // Manifest, syncs, rename. An older folder of the same step is replaced.
     void finish();
 
@@ -47,22 +60,33 @@ private:
 
     FileSystem& inner_;
     std::unique_ptr<HashingFiles> hashing_;
+    std::map<std::string, FileRecord> others_;
     std::string folder_, temporary_;
     int step_;
-    bool finished_ = false;
+    bool leads_, finished_ = false;
 };
 
-// Error(bad_data) saying what is wrong, unless every file is there with the size and hash the manifest says.
-void verify_checkpoint(const FileSystem& files, const std::string& path);
+// Error(bad_data) saying what is wrong, unless every file is there with the size and hash the manifest says. Of several
+// ranks, each looks at every ranks-th file.
+void verify_checkpoint(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
 
 struct FoundCheckpoint {
     int step;
     std::string path;
 };
 
-// The newest checkpoint that verifies. What was passed over, and why, is added to `skipped`.
+// The ranks that look for a checkpoint together; by default one alone. `gather`: everyone's text, by rank; collective.
+struct Searchers {
+    int rank = 0, ranks = 1;
+    std::function<std::vector<std::string>(const std::string& own)> gather = [](const std::string& own) {
+        return std::vector{own};
+    };
+};
+
+// The newest checkpoint that verifies, the same on all ranks: of those that rank 0 sees. What was passed over, and why,
+// is added to `skipped`.
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped);
+                                                 std::vector<std::string>& skipped, const Searchers& searchers = {});
 
 // Removes the folders that unfinished writes left behind, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);

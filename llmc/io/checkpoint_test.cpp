@@ -60,7 +60,7 @@ TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
         {"manifest.json", nullptr, "no readable manifest"},
         {"manifest.json", "{\"format\":", "not a manifest"},
         {"manifest.json", "{}", "manifest.json"},
-        {"manifest.json", "{\"format\":\"train_gpt checkpoint\",\"version\":2}", "version 2, expected 1"},
+        {"manifest.json", "{\"format\":\"train_gpt checkpoint\",\"version\":1}", "version 1, expected 2"},
     };
     for (const Damage& damage : damages) {
         TemporaryFolder folder;

@@ -32,6 +32,8 @@ private:
 
 // Ranks that hold the same part of the model and see other tokens: their gradients are summed, and ZeRO cuts over them.
 inline constexpr AxisSet zero_axes{Axis::dp, Axis::cp};
+// Ranks of one pipeline stage: each tensor that one of them holds a part of is whole among them.
+inline constexpr AxisSet stage_axes{Axis::dp, Axis::cp, Axis::tp};
 
 struct MeshShape {
     int pp = 1;   // pipeline stages

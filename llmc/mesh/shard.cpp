@@ -84,6 +84,18 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
     return tp_shard;
 }
 
+std::vector<OwnedRange> ranges_within(const std::vector<OwnedRange>& ranges, std::int64_t begin, std::int64_t end) {
+    std::vector<OwnedRange> within;
+    for (const OwnedRange& range : ranges) {
+        const std::int64_t first = std::max(range.local_begin, begin);
+        const std::int64_t last = std::min(range.local_begin + range.length, end);
+        if (first >= last) continue;
+        within.push_back(part_of(range, first - range.local_begin, last - range.local_begin));
+        within.back().local_begin = first - begin;
+    }
+    return within;
+}
+
 std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank) {
     ENSURE(tp_rank >= 0 && tp_rank < tp, "tp rank ", tp_rank, " of ", tp);
     if (tp == 1 || tensor.cut == TensorCut::none) return {{{0}, 0, tensor.elements()}};
@@ -126,16 +138,8 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
 
     const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
-    const std::int64_t begin = group_rank(place.mesh, place.at, tensor.zero) * cut.shard, end = begin + cut.shard;
-    std::vector<OwnedRange> owned;
-    for (const OwnedRange& range : tp_shard) {
-        const std::int64_t first = std::max(range.local_begin, begin);
-        const std::int64_t last = std::min(range.local_begin + range.length, end);
-        if (first >= last) continue;
-        owned.push_back(part_of(range, first - range.local_begin, last - range.local_begin));
-        owned.back().local_begin = first - begin;
-    }
-    return owned;
+    const std::int64_t begin = group_rank(place.mesh, place.at, tensor.zero) * cut.shard;
+    return ranges_within(tp_shard, begin, begin + cut.shard);
 }
 
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {

@@ -40,6 +40,9 @@ void for_runs(const OwnedRange& range, Use&& use) {
     }
 }
 
+// What of these ranges lies at local elements [begin, end); `local_begin` counts from `begin`.
+std::vector<OwnedRange> ranges_within(const std::vector<OwnedRange>& ranges, std::int64_t begin, std::int64_t end);
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensor parallelism: tp shards
 

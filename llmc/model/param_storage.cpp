@@ -47,6 +47,20 @@ std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state)
     return unit.padded / shards(state);
 }
 
+// Padding rows are the last ones of a tensor that is cut by rows.
+std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorPlace& tensor, StateKind state) const {
+    const ParamInfo& param = table_[tensor.param];
+    const std::int64_t end = param.exported_elements();
+    std::vector<OwnedRange> ranges = owned_ranges(param.tensor, place_, state);
+    if (end == param.tensor.elements()) return ranges;
+    std::erase_if(ranges, [&](const OwnedRange& range) { return range.global.first >= end; });
+    for (OwnedRange& range : ranges) {
+        ENSURE(range.global.length == 0, param.name, " has padding rows and is cut by columns");
+        range.length = std::min(range.length, end - range.global.first);
+    }
+    return ranges;
+}
+
 std::int64_t ParamStorage::tensor_offset(const TensorPlace& tensor, StateKind state) const {
     return tensor.offset / shards(state);
 }

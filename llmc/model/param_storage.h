@@ -53,6 +53,9 @@ public:
 
     // Elements of a unit's buffer: whole, or this rank's shards.
     std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
+    // What this rank stores of a tensor without the rows that only pad the vocabulary, which stay zero: as
+    // owned_ranges.
+    std::vector<OwnedRange> exported_ranges(const TensorPlace& tensor, StateKind state) const;
     // Offset and elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;

@@ -13,8 +13,10 @@
 // config.json ties it to the embedding.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,28 @@ public:
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
+
+// The model that a Hugging Face folder's config.json describes.
+ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);
+
+// Columns [first, last) of a matrix (rows, cols), as the rows of another.
+template <class T>
+std::vector<T> transposed(std::span<const T> values, std::int64_t rows, std::int64_t cols, std::int64_t first,
+                          std::int64_t last) {
+    std::vector<T> result(static_cast<std::size_t>((last - first) * rows));
+    constexpr std::int64_t tile = 32;   // both sides of a tile stay in the cache
+    for (std::int64_t r0 = 0; r0 < rows; r0 += tile) {
+        for (std::int64_t c0 = first; c0 < last; c0 += tile) {
+            for (std::int64_t r = r0; r < std::min(r0 + tile, rows); r++) {
+                for (std::int64_t c = c0; c < std::min(c0 + tile, last); c++) {
+                    result[static_cast<std::size_t>((c - first) * rows + r)] =
+                        values[static_cast<std::size_t>(r * cols + c)];
+                }
+            }
+        }
+    }
+    return result;
+}
 
 // The table's indices in the order of llm.c's model files.
 std::vector<int> llmc_order(const ParamTable& table);

@@ -93,25 +93,10 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
     return names;
 }
 
-// Rows and columns exchanged.
-std::vector<float> transposed(const std::vector<float>& values, std::size_t rows, std::size_t cols) {
-    std::vector<float> result(values.size());
-    constexpr std::size_t tile = 32;   // both sides of a tile stay in the cache
-    for (std::size_t r0 = 0; r0 < rows; r0 += tile) {
-        for (std::size_t c0 = 0; c0 < cols; c0 += tile) {
-            for (std::size_t r = r0; r < std::min(r0 + tile, rows); r++) {
-                for (std::size_t c = c0; c < std::min(c0 + tile, cols); c++)
-                    result[c * rows + r] = values[r * cols + c];
-            }
-        }
-    }
-    return result;
-}
-
 class HuggingFaceModel : public WeightSource {
 public:
     HuggingFaceModel(const FileSystem& files, const std::string& folder)
-        : folder_(folder), table_(read_config(files, folder + "/" + config_name)) {
+        : folder_(folder), table_(hugging_face_model_config(files, folder)) {
         for (const std::string& name : weight_files(files, folder)) {
             files_.push_back(std::make_unique<SafetensorsFile>(files, folder + "/" + name));
             for (const TensorEntry& entry : files_.back()->entries()) {
@@ -132,8 +117,7 @@ public:
         const Place& place = places_.at(param.name);
         std::vector<float> values = place.file->read_as<float>(*place.entry);
         if (param.hf_transposed) {
-            values = transposed(values, static_cast<std::size_t>(param.tensor.cols),
-                                static_cast<std::size_t>(param.exported_rows));
+            values = transposed<float>(values, param.tensor.cols, param.exported_rows, 0, param.exported_rows);
         }
         values.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
         return values;
@@ -165,6 +149,10 @@ private:
 };
 
 }   // namespace
+
+ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder) {
+    return read_config(files, folder + "/" + config_name);
+}
 
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder) {
     return std::make_unique<HuggingFaceModel>(files, folder);

@@ -4,18 +4,6 @@
 
 namespace {
 
-// Rows that only pad the vocabulary are left out: they stay zero. They are the last ones of a tensor cut by rows.
-std::vector<OwnedRange> without_padding(std::vector<OwnedRange> ranges, const ParamInfo& param) {
-    const std::int64_t end = param.exported_elements();
-    if (end == param.tensor.elements()) return ranges;
-    std::erase_if(ranges, [&](const OwnedRange& range) { return range.global.first >= end; });
-    for (OwnedRange& range : ranges) {
-        ENSURE(range.global.length == 0, param.name, " has padding rows and is cut by columns");
-        range.length = std::min(range.length, end - range.global.first);
-    }
-    return ranges;
-}
-
 template <class T>
 const TensorPlace& whole_tensor(const ModelState<T>& state, int param) {
     const ParamStorage& storage = state.storage();
@@ -38,8 +26,7 @@ void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaS
         if (param.init == Init::zeros) continue;
         T* data = state.tensor(tensor.param);
         const std::uint64_t key = random_key(seed, param.random_tensor());
-        for (const OwnedRange& range :
-             without_padding(owned_ranges(param.tensor, storage.place(), state.state()), param)) {
+        for (const OwnedRange& range : storage.exported_ranges(tensor, state.state())) {
             T* first = data + range.local_begin;
             if (param.init == Init::ones) {
                 fill<T>(first, range.length, 1.0f, stream);

@@ -12,12 +12,16 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/arena.h"
@@ -79,24 +83,60 @@ inline std::string run(World& world, const RankBody& body) {
     }
 }
 
+// Where threads tell each other texts.
+class ThreadRendezvous : public Rendezvous {
+public:
+    struct Table {
+        std::mutex mutex;
+        std::condition_variable all_came;
+        std::vector<std::string> coming, told;
+        std::size_t came = 0;
+        std::uint64_t round = 0;
+    };
+    ThreadRendezvous(int rank, int ranks, std::shared_ptr<Table> table)
+        : Rendezvous(rank, ranks), table_(std::move(table)) {}
+
+    std::vector<std::string> all_gather(const std::string& own) override {
+        std::unique_lock lock(table_->mutex);
+        const std::uint64_t round = table_->round;
+        table_->coming.resize(static_cast<std::size_t>(ranks()));
+        table_->coming[static_cast<std::size_t>(rank())] = own;
+        if (++table_->came == table_->coming.size()) {
+            table_->told = std::exchange(table_->coming, {});
+            table_->came = 0;
+            table_->round++;
+            table_->all_came.notify_all();
+        } else if (!table_->all_came.wait_for(lock, std::chrono::seconds(60), [&] { return table_->round > round; })) {
+            throw std::runtime_error("a rank has not come");
+        }
+        return table_->told;   // until all have come again
+    }
+
+private:
+    std::shared_ptr<Table> table_;
+};
+
 inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBody& body) {
     struct Place {
         const MeshShape& mesh;
         const RankBody& body;
         ncclUniqueId id;
         int rank;
+        std::shared_ptr<ThreadRendezvous::Table> table;
         std::string error;
     };
     const ncclUniqueId id = Communicator::make_unique_id();
+    const auto table = std::make_shared<ThreadRendezvous::Table>();
     std::vector<Place> places;
-    for (int r = 0; r < mesh.size(); r++) places.push_back({mesh, body, id, r, ""});
+    for (int r = 0; r < mesh.size(); r++) places.push_back({mesh, body, id, r, table, ""});
     std::vector<std::thread> threads;
     for (Place& place : places) {
         threads.emplace_back([&place] {
             auto live = [](void* context) {
                 Place& here = *static_cast<Place*>(context);
                 try {
-                    World world(here.mesh, here.rank, here.id);
+                    World world(here.mesh, here.rank, here.id,
+                                std::make_unique<ThreadRendezvous>(here.rank, here.mesh.size(), here.table));
                     here.error = run(world, here.body);
                 } catch (const std::exception& error) {
                     here.error = error.what();

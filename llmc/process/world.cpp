@@ -53,7 +53,8 @@ World::World(const WorldOptions& options) {
     });
 }
 
-World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id) : mesh_(mesh), at_(coordinates_of(mesh, rank)) {
+World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id, std::unique_ptr<Rendezvous> rendezvous)
+    : mesh_(mesh), at_(coordinates_of(mesh, rank)), rendezvous_(std::move(rendezvous)) {
     place_ = {rank, mesh.size(), rank, mesh.size(), ""};
     make_world(id);
 }

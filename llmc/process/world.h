@@ -33,8 +33,8 @@ public:
     // Errors: those of start_up, make_mesh and Communicator.
     explicit World(const WorldOptions& options);
     // Ranks that know each other already, without a watchdog: for tests, where ranks may be threads. Here even a
-    // single rank has a communicator.
-    World(const MeshShape& mesh, int rank, const ncclUniqueId& id);
+    // single rank has a communicator. Without `rendezvous` texts are this rank's own.
+    World(const MeshShape& mesh, int rank, const ncclUniqueId& id, std::unique_ptr<Rendezvous> rendezvous = nullptr);
     ~World();
     World(const World&) = delete;
     World& operator=(const World&) = delete;

@@ -22,3 +22,14 @@ double Agreement::sum(double own) {
     sums_.upload(std::vector<double>{own}, stream_);
     return sum();
 }
+
+std::uint64_t Agreement::whole_sum(std::uint64_t own) {
+    if (all_ == nullptr) return own;
+    auto* const number = reinterpret_cast<std::uint64_t*>(sums_.data());
+    CUDA_CHECK(cudaMemcpyAsync(number, &own, sizeof own, cudaMemcpyHostToDevice, stream_));
+    all_->all_reduce(number, 1, ReduceOp::sum, stream_);
+    CUDA_CHECK(cudaMemcpyAsync(&own, number, sizeof own, cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    if (world_) world_->synchronised();
+    return own;
+}

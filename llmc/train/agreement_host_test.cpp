@@ -69,7 +69,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         std::vector<std::string> skipped;
         const auto found = newest_checkpoint(real_files(), output, skipped);
         RunState state;
-        if (found) state = load_training_state(real_files(), found->path, step);
+        if (found) state = load_training_state(real_files(), found->path, tensors_of(step), me.stream);
         TellingFiles files(real_files(), [&] { tell(signals); });
         const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
         const Log log(false);

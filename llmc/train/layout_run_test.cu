@@ -94,11 +94,15 @@ struct RankOfRun {
         step.emplace(model, adam, arena, TrainingGroups{group, group});
     }
 
+    RunState load(const std::string& checkpoint) {
+        return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream());
+    }
+
     void train(const Workplace& place, const std::string& resume_from) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
         const bool writes = group == nullptr || group->rank() == 0;
         RunState state;
-        if (!resume_from.empty()) state = load_training_state(real_files(), resume_from, *step);
+        if (!resume_from.empty()) state = load(resume_from);
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
         Trainer trainer({options,
@@ -120,7 +124,7 @@ struct RankOfRun {
         const FullArena full(arena);
         trainer.run();
         // right after the last update, when others' parameters may still be on their way
-        save_llmc_model(real_files(), options.output_dir + ".llmc", model, trainer.whole_tensors());
+        save_llmc_model(real_files(), options.output_dir + ".llmc", model, trainer.gatherer());
         full.require_untouched("the run after its start");
     }
 
@@ -249,7 +253,7 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     };
     std::string sample;
     on_layout({0, 0}, options, [&](RankOfRun& rank) {
-        load_training_state(real_files(), origin, *rank.step);
+        rank.load(origin);
         sample = written_by(rank);
     });
     sample = from_first_process(sample);
@@ -259,13 +263,13 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
-            const RunState state = load_training_state(real_files(), origin, *rank.step);
+            const RunState state = rank.load(origin);
             // pieces that divide no shard
-            const bool writes = rank.group == nullptr || rank.group->rank() == 0;
-            const Staging staging = make_staging(rank.model.storage(), writes, rank.arena, 100);
+            const Gatherer gatherer(rank.model.storage(), rank.group, true, rank.arena, rank.model.stream(), 100);
+            Agreement agreement(rank.arena, rank.group, nullptr, place.signals, rank.model.stream());
             const FullArena full(rank.arena);
-            save_training_state(real_files(), copy, state, *rank.step, "",
-                                WholeTensors(rank.group, staging, rank.model.stream()));
+            save_training_state(real_files(), copy, state, tensors_of(*rank.step), {}, gatherer,
+                                [&](std::uint64_t own) { return agreement.whole_sum(own); });
             full.require_untouched("a checkpoint");
             ENSURE(written_by(rank) == sample, "another sample than one process writes");
             rank.train(place, origin);   // no step is left: writes the weights as they are

@@ -1,5 +1,7 @@
 #include "llmc/train/matmul_choices.h"
 
+#include <map>
+
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
@@ -62,4 +64,25 @@ std::string use_matmul_choices(const std::string& content, const std::string& wh
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul) {
     if (!files.exists(path)) return text(path, ": missing");
     return use_matmul_choices(read_whole(files, path), path, matmul);
+}
+
+std::string merged_matmul_choices(const std::vector<std::string>& by_rank) {
+    OrderedJson merged = parse_ordered_json(by_rank.at(0));
+    std::map<std::string, OrderedJson> by_problem;
+    for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
+        const OrderedJson json = parse_ordered_json(by_rank[rank]);
+        if (json.at("device") != merged.at("device") || json.at("cublaslt") != merged.at("cublaslt")) {
+            throw Error(ErrorKind::usage,
+                        text("rank ", rank, " multiplies with ", to_text(json.at("device")), ", cuBLASLt ",
+                             to_text(json.at("cublaslt")), ", rank 0 with ", to_text(merged.at("device")),
+                             ", cuBLASLt ", to_text(merged.at("cublaslt"))),
+                        "Use machines of one type.");
+        }
+        for (const OrderedJson& entry : json.at("algorithms")) {
+            by_problem.try_emplace(entry.at("problem").get<std::string>(), entry);
+        }
+    }
+    merged["algorithms"] = OrderedJson::array();
+    for (const auto& [_, entry] : by_problem) merged["algorithms"].push_back(entry);
+    return to_text(merged, 1) + "\n";
 }

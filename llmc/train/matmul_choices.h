@@ -8,6 +8,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "llmc/io/file.h"
 #include "llmc/kernels/matmul.h"
@@ -24,3 +25,7 @@ std::string use_matmul_choices(const std::string& content, const std::string& wh
 
 // The same from a file; a checkpoint without one (of an older version) is no error.
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul);
+
+// One content of those of all ranks: of each problem the choice of the lowest rank that has it. Error(usage) where
+// machines differ.
+std::string merged_matmul_choices(const std::vector<std::string>& by_rank);

@@ -1,19 +1,20 @@
-// The weights of a model on the device, written so that other programs read them: as an llm.c model file, or as the
-// weights of a Hugging Face GPT-2 folder. (Reading both: llmc/model/weight_source.h, which has the formats.)
-//
-// In the build's precision, one tensor at a time. Padding rows of the vocabulary are zero in llm.c's files and left out
-// of Hugging Face's. Collective over the ranks that share the weights: all of them call it, one of them writes.
+// The weights of a model written so that other programs read them: as an llm.c model file, and what a Hugging Face
+// GPT-2 folder says of them. (Reading both: llmc/model/weight_source.h, which has the formats.) In the build's
+// precision.
 #pragma once
 
 #include <string>
 
 #include "llmc/io/file.h"
+#include "llmc/io/safetensors.h"
 #include "llmc/model/stage.h"
 #include "llmc/parallel/gather.h"
 
-// All of the file or none of it.
-void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const WholeTensors& whole);
+// All of the file or none of it; padding rows of the vocabulary are zero. Collective over the ranks that share the
+// weights, which must be those of one stage: rank 0 of them writes, one tensor at a time.
+void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer);
 
-// config.json's content, and model.safetensors: GPT-2's names, linear layers [in, out].
+// config.json's content; and of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of
+// layers [in, out], without rows that pad the vocabulary.
 std::string hugging_face_config(const ModelConfig& config);
-void save_hugging_face_weights(FileSystem& files, const std::string& path, const Stage& model, const WholeTensors& whole);
+TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info);

@@ -73,20 +73,26 @@ void check_data(const Options& options, const ModelConfig& config, const std::st
 }
 
 // The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
-// going on, or starting afresh, would mix two runs up. For the first rank alone; it holds the folder's lock.
-std::string find_checkpoint(const Options& options, const Log& log) {
+// going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
+// holds the folder's lock, says what is found.
+std::string find_checkpoint(const Options& options, World& world, const Log& log) {
     const std::string& folder = options.output_dir;
-    const std::vector<int> saved = list_checkpoints(real_files(), folder);
-    if (!options.resume && !saved.empty()) {
-        throw Error(ErrorKind::usage,
-                    text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
-                    "Continue it with --resume, or give another folder.");
-    }
-    for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
-        log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
+    std::vector<int> saved;
+    if (world.is_first()) {
+        saved = list_checkpoints(real_files(), folder);
+        if (!options.resume && !saved.empty()) {
+            throw Error(ErrorKind::usage,
+                        text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
+                        "Continue it with --resume, or give another folder.");
+        }
+        for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
+            log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
+        }
     }
     std::vector<std::string> skipped;
-    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped);
+    std::optional<FoundCheckpoint> found = newest_checkpoint(
+        real_files(), folder, skipped,
+        {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (!found && !saved.empty()) {
         throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
@@ -114,12 +120,9 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(real_files(), options.model);
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
     std::unique_ptr<FolderLock> lock;
-    std::string checkpoint;
-    if (world.is_first() && !options.output_dir.empty()) {
-        lock = std::make_unique<FolderLock>(options.output_dir);
-        checkpoint = find_checkpoint(options, log);
-    }
-    checkpoint = world.from_first(checkpoint);
+    if (world.is_first() && !options.output_dir.empty()) lock = std::make_unique<FolderLock>(options.output_dir);
+    std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log);
+    checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
     check_data(options, config, checkpoint, log);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while

@@ -101,11 +101,10 @@ std::string Step::memory_by_formula() const {
 }
 
 std::vector<float> Step::download_gradient(int param) {
-    const cudaStream_t stream = stage_.stream();
+    const Gatherer gatherer(stage_.storage(), groups_.zero, true, arena_, stage_.stream());   // tests alone ask for them
     auto download = [&](const auto& gradients) {
-        if (groups_.zero == nullptr) return download_tensor(gradients.kept(), param, stream);
-        const Staging staging = make_staging(stage_.storage(), true, arena_);   // tests alone ask for gradients
-        return *gather_tensor(gradients.kept(), param, *groups_.zero, everywhere, true, staging, stream);
+        const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
+        return std::vector<float>(values.begin(), values.end());
     };
     return std::visit(download, stage_.gradients());
 }

@@ -29,8 +29,10 @@ Trainer::Trainer(const TrainerParts& parts)
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
-      staging_(make_staging(parts.step.stage().storage(),
-                            parts.groups.zero != nullptr && parts.groups.zero->rank() == 0, parts.arena)) {
+      // with neither tp nor pp, the ranks of ZeRO are those of the stage; all that write a unit get tensors
+      gatherer_(parts.step.stage().storage(), parts.groups.zero,
+                parts.groups.zero && parts.groups.zero->rank() < parts.step.stage().table().units(), parts.arena,
+                parts.step.stage().stream()) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
@@ -60,7 +62,13 @@ RunEnd Trainer::run() {
         } else {
             train_step();
         }
-        if (step_ == first) agree_on_algorithms();
+        if (step_ == first) {   // all problems have been met
+            for (const std::string& why : parts_.step.stage().matmul().refused_algorithms()) {
+                parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
+                                   why.c_str());
+            }
+            agree_on_algorithms();
+        }
         next_ = AfterStep::validation;
         follow_step();
     }
@@ -110,19 +118,13 @@ RunEnd Trainer::end_at_signal() {
     return RunEnd::signal;
 }
 
-// After the first step of this process, when all problems have been met: from here on every rank multiplies with rank
-// 0's algorithms, which are those that checkpoints hold, and what a checkpoint brought but does not fit is told.
+// From here on every rank multiplies with the same algorithms: of each problem that of the lowest rank that has met it.
+// They are what checkpoints hold.
 void Trainer::agree_on_algorithms() {
     Matmul& matmul = parts_.step.stage().matmul();
-    for (const std::string& why : matmul.refused_algorithms()) {
-        parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
-                           why.c_str());
-    }
-    if (parts_.world == nullptr || parts_.world->ranks() == 1) return;
-    const std::string why_not =
-        use_matmul_choices(parts_.world->from_first(matmul_choices_text(matmul)), "rank 0's table", matmul);
-    if (!why_not.empty())
-        throw Error(ErrorKind::usage, text("matmul algorithms: ", why_not), "Use machines of one type.");
+    const std::string own = matmul_choices_text(matmul);
+    matmul_choices_ = parts_.world ? merged_matmul_choices(parts_.world->gather_text(own)) : own;
+    if (matmul_choices_ != own) use_matmul_choices(matmul_choices_, "the table of all ranks", matmul);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -254,7 +256,10 @@ bool Trainer::save_checkpoint() {
     state.attention = parts_.step.stage().attention();
     state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     parts_.metrics.sync();
-    save_training_state(parts_.files, options_.output_dir, state, parts_.step, parts_.tokenizer_file, whole_tensors());
+    agree_on_algorithms();   // on those of problems that were met since
+    save_training_state(parts_.files, options_.output_dir, state, tensors_of(parts_.step),
+                        {parts_.tokenizer_file, matmul_choices_}, gatherer_,
+                        [this](std::uint64_t own) { return agreement_.whole_sum(own); });
     saved_step_ = step_;
     if (agreement_.rank() > 0) return true;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);

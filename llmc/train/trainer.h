@@ -61,7 +61,7 @@ public:
     RunEnd run();
 
     // What checkpoints are gathered with, for another file of the same tensors.
-    WholeTensors whole_tensors() const { return {parts_.groups.zero, staging_, parts_.step.stage().stream()}; }
+    const Gatherer& gatherer() const { return gatherer_; }
 
 private:
     struct Timing {
@@ -95,7 +95,8 @@ private:
     AfterStep next_ = AfterStep::validation;
     Loader loader_;
     Agreement agreement_;
-    Staging staging_;   // of checkpoints
+    Gatherer gatherer_;            // of checkpoints
+    std::string matmul_choices_;   // of all ranks
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step

@@ -72,11 +72,20 @@ struct TestRun {
     }
     ~TestRun() { std::fclose(nowhere); }
 
+    RunState load(const FileSystem& files, const std::string& folder) {
+        return load_training_state(files, folder, tensors_of(*step), stream.get());
+    }
+    void save(const RunState& state) {
+        save_training_state(real_files(), output.path(), state, tensors_of(*step),
+                            {"", matmul_choices_text(model.matmul())},
+                            Gatherer(model.storage(), nullptr, false, arena, stream.get()), sum_alone);
+    }
+
     // Continues from `folder`, unless empty.
     RunEnd train(FileSystem& files, const std::string& folder = "") {
         RunState state;
         if (!folder.empty()) {
-            state = load_training_state(files, folder, *step);
+            state = load(files, folder);
             CHECK(restore_matmul_choices(files, folder + "/" + kMatmulChoicesFile, model.matmul()) == "");
         }
         Metrics metrics(files, options.output_dir, state.step);
@@ -226,9 +235,8 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     for (int i = 0; i < 200; i++) losses.update(std::sin(i)), norms.update(1.0 / (i + 3));
     state.loss_outliers = losses.state();
     state.norm_outliers = norms.state();
-    save_training_state(real_files(), saved.output.path(), state, *saved.step, "",
-                        WholeTensors(nullptr, {}, saved.stream.get()));
-    const RunState found = load_training_state(real_files(), saved.output / "step_00000099", *loaded.step);
+    saved.save(state);
+    const RunState found = loaded.load(real_files(), saved.output / "step_00000099");
     CHECK(found.step == state.step);
     CHECK(found.seed == state.seed);
     CHECK(found.loader.epoch == state.loader.epoch);
@@ -263,8 +271,7 @@ TEST_CASE("trainer: a resumed run goes on with the windows of past losses and no
             state.step = 1;
             state.windows = run.tokens.windows();
             if (window) (of_loss ? state.loss_outliers : state.norm_outliers) = low.state();
-            save_training_state(real_files(), run.output.path(), state, *run.step, "",
-                                WholeTensors(nullptr, {}, run.stream.get()));
+            run.save(state);
             const auto before = run.weights();
             CHECK(run.train(real_files(), run.output / "step_00000001") == RunEnd::stop_requested);
             CHECK((run.weights() == before) == window);   // with its window the update is an outlier's

@@ -1,84 +1,15 @@
 #include "llmc/train/training_state.h"
 
+#include <optional>
+
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/io/safetensors.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/options.h"
 
 namespace {
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Moments and masters
-
-struct NamedState {
-    const char* prefix;
-    ModelState<float>* state;
-};
-
-std::vector<NamedState> optimizer_states(Optimizer& optimizer) {
-    std::vector<NamedState> states{{"m.", &optimizer.first_moments()}, {"v.", &optimizer.second_moments()}};
-    if (optimizer.masters() != nullptr) states.push_back({"master.", optimizer.masters()});
-    return states;
-}
-
-std::vector<std::int64_t> stored_shape(const ParamInfo& info) {
-    if (!info.is_matrix) return {info.exported_rows};
-    return {info.exported_rows, info.tensor.cols};
-}
-
-void save_optimizer(FileSystem& files, const std::string& path, Stage& model, Optimizer& optimizer,
-                    const WholeTensors& whole) {
-    const std::vector<NamedState> states = optimizer_states(optimizer);
-    std::vector<TensorEntry> entries;
-    for (const NamedState& named : states) {
-        for (const ParamInfo& info : model.table().all()) {
-            TensorEntry entry;
-            entry.name = named.prefix + info.name;
-            entry.type = TensorType::F32;
-            entry.shape = stored_shape(info);
-            entries.push_back(entry);
-        }
-    }
-    std::optional<SafetensorsWriter> writer;
-    if (whole.writes()) writer.emplace(files, path, entries, TensorMetadata{});
-    for (const NamedState& named : states) {
-        for (int param = 0; param < model.table().size(); param++) {
-            const std::vector<float> values = whole.read(*named.state, param);
-            if (!writer) continue;
-            const std::size_t count = static_cast<std::size_t>(model.table()[param].exported_elements());
-            writer->write_values(std::span(values).first(count));
-        }
-    }
-    if (writer) writer->finish();
-}
-
-void load_optimizer(const FileSystem& files, const std::string& path, Stage& model, Optimizer& optimizer) {
-    const SafetensorsFile file(files, path);
-    const bool saved_masters = file.find("master." + model.table()[0].name) != nullptr;
-    if (saved_masters != (optimizer.masters() != nullptr)) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": the run was saved ", saved_masters ? "with" : "without", " master weights"),
-                    text("Resume it with --master-weights ", saved_masters ? 1 : 0, "."));
-    }
-    for (const NamedState& named : optimizer_states(optimizer)) {
-        for (int param = 0; param < model.table().size(); param++) {
-            const ParamInfo& info = model.table()[param];
-            const TensorEntry& entry = file.entry(named.prefix + info.name);
-            if (entry.shape != stored_shape(info)) {
-                throw Error(ErrorKind::bad_data, text(path, ": ", entry.name, " has another shape than the model's"));
-            }
-            std::vector<float> values = file.read_as<float>(entry);
-            values.resize(static_cast<std::size_t>(info.tensor.elements()), 0.0f);
-            upload_tensor<float>(*named.state, param, values, model.stream());
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// run.json
 
 OrderedJson to_json(const OutlierDetector::State& s) {
     return {{"values", s.values},
@@ -150,39 +81,41 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 
 }   // namespace
 
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Step& step,
-                         const std::string& tokenizer_file, const WholeTensors& whole) {
-    Stage& model = step.stage();
-    Optimizer& optimizer = step.optimizer();
-    step.wait_for_all_gather();
-    if (!whole.writes()) {   // the same tensors in the same order
-        save_hugging_face_weights(files, "", model, whole);
-        save_optimizer(files, "", model, optimizer, whole);
-        return;
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
+                         const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
+                         const SumOverRanks& sum) {
+    const ParamTable& table = tensors.storage().table();
+    const ShardPlace& place = tensors.storage().place();
+    const bool leads = rank_of(place.mesh, place.at) == 0;
+    std::optional<CheckpointWriter> writer;
+    if (leads) writer.emplace(files, folder, state.step);
+    sum(0);   // the folder is there
+    if (!leads) writer.emplace(files, folder, state.step, false);
+    write_tensors(*writer, tensors, gatherer);
+    for (const std::string& name : tensor_files(table)) {   // each was written by one rank, the others have zeros
+        const FileRecord own = writer->record(name);
+        writer->add(name, {sum(own.bytes), sum(own.hash)});
     }
-    whole.works_alone();
-    CheckpointWriter writer(files, folder, state.step);
-    writer.write("config.json", hugging_face_config(model.config()));
-    save_hugging_face_weights(writer.files(), writer.path("model.safetensors"), model, whole);
-    save_optimizer(writer.files(), writer.path("optimizer.safetensors"), model, optimizer, whole);
-    if (!tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, tokenizer_file));
-    writer.write("run.json", run_json(state));
-    writer.write(kMatmulChoicesFile, matmul_choices_text(model.matmul()));
-    writer.finish();
+    if (!leads) return;
+    const auto alone = gatherer.works_alone();
+    writer->write("config.json", hugging_face_config(table.config()));
+    writer->write("model.safetensors.index.json", tensor_index(table));
+    if (!extras.tokenizer_file.empty()) writer->write("tokenizer.bin", read_whole(files, extras.tokenizer_file));
+    writer->write("run.json", run_json(state));
+    writer->write(kMatmulChoicesFile, extras.matmul_choices);
+    writer->finish();
 }
 
-RunState load_training_state(const FileSystem& files, const std::string& path, Step& step) {
-    Stage& model = step.stage();
+RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
+                             cudaStream_t stream) {
     const RunState state = run_state_from(files, path + "/run.json");
-    const auto weights = open_weights(files, path);
-    if (weights->config() != model.config()) {
+    const ModelConfig &saved = hugging_face_model_config(files, path), &own = tensors.storage().table().config();
+    if (saved != own) {
         throw Error(
             ErrorKind::bad_data,
-            text(path, ": the run was of a model with ", describe(weights->config()), "; the one asked for has ",
-                 describe(model.config())),
+            text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),
             "Resume with the same --model, or --layers, --heads and --channels, and the same --tie-embeddings.");
     }
-    load_parameters(model.parameters(), *weights, model.stream());
-    load_optimizer(files, path + "/optimizer.safetensors", model, step.optimizer());
+    read_tensors(files, path, tensors, stream);
     return state;
 }

@@ -2,23 +2,21 @@
 // anywhere continues bit for bit.
 //
 // Files of a checkpoint:
-//   config.json, model.safetensors   the model in Hugging Face's form and the build's precision (model_export.h)
-//   tokenizer.bin                    where the data has one
-//   optimizer.safetensors            fp32, without padding, stored [out, in]: "m.<name>", "v.<name>", and
-//                                    "master.<name>" where parameters are rounded ones
-//   run.json                         everything else: RunState
-//   matmul.json                      which algorithms multiply matrices (matmul_choices.h)
-// All random numbers are functions of the seed and of counters that follow from the step, so none has a state.
+//   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (state_tensors.h)
+//   tokenizer.bin                       where the data has one
+//   run.json                            everything else: RunState
+//   matmul.json                         which algorithms multiply matrices (matmul_choices.h)
+// All but the last, and the manifest that hashes it, are the same whatever mesh and ZeRO stage wrote them. All random
+// numbers are functions of the seed and of counters that follow from the step, so none has a state.
 #pragma once
 
+#include <functional>
 #include <string>
-#include <vector>
 
 #include "llmc/data/loader.h"
-#include "llmc/io/checkpoint.h"
-#include "llmc/parallel/gather.h"
 #include "llmc/train/after_step.h"
 #include "llmc/train/guard.h"
+#include "llmc/train/state_tensors.h"
 #include "llmc/train/step.h"
 
 struct RunState {
@@ -31,12 +29,30 @@ struct RunState {
     AfterStep next = AfterStep::next_step;            // what comes first when it goes on
 };
 
-// Writes all files and finishes the checkpoint. `tokenizer_file` is copied into it, unless empty. Collective over the
-// ranks that share the state: tensors are gathered one at a time to the one that writes, so the files do not depend on
-// how the state is cut.
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state, Step& step,
-                         const std::string& tokenizer_file, const WholeTensors& whole);
+// The tensors as the last update left them: what is queued on the model's stream from now on sees them.
+inline TrainedTensors tensors_of(Step& step) {
+    step.wait_for_all_gather();
+    Optimizer& optimizer = step.optimizer();
+    return {step.stage().parameters(), optimizer.first_moments(), optimizer.second_moments(), optimizer.masters()};
+}
 
-// Restores what this rank keeps of parameters and optimizer, and returns the rest; restore_matmul_choices is the
-// caller's to call. Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
-RunState load_training_state(const FileSystem& files, const std::string& path, Step& step);
+// The sum of everyone's number, over all ranks; collective.
+using SumOverRanks = std::function<std::uint64_t(std::uint64_t own)>;
+inline std::uint64_t sum_alone(std::uint64_t own) { return own; }
+
+// Files of a checkpoint besides its tensors and `run.json`.
+struct CheckpointExtras {
+    std::string tokenizer_file;   // copied, unless empty
+    std::string matmul_choices;   // matmul.json's content
+};
+
+// Writes all files and finishes the checkpoint. Collective over all ranks: each writes its share of the tensors, the
+// first one the rest.
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
+                         const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
+                         const SumOverRanks& sum);
+
+// Restores what this rank keeps of the tensors, and returns the rest; restore_matmul_choices is the caller's to call.
+// Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
+RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
+                             cudaStream_t stream);
