@@ -6,7 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/json_place.h"
+#include "llmc/base/json_place.h"
 
 namespace fs = std::filesystem;
 namespace {

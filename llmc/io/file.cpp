@@ -24,6 +24,17 @@ namespace {
     throw Error(ErrorKind::io, text(path, ": ", call, " failed: ", std::strerror(code)), hint);
 }
 
+// Files are read by offset and their size is known: pipes, sockets and devices have neither, and would hang.
+void check_regular(const std::string& path, const struct stat& info) {
+    if (S_ISREG(info.st_mode)) return;
+    const char* what = S_ISDIR(info.st_mode)    ? "folder"
+                       : S_ISFIFO(info.st_mode) ? "pipe"
+                       : S_ISSOCK(info.st_mode) ? "socket"
+                                                : "device";
+    throw Error(ErrorKind::io, text(path, ": is a ", what, ", expected a file"),
+                "Give a regular file, or a link to one.");
+}
+
 class RealFile : public File {
 public:
     RealFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
@@ -33,10 +44,12 @@ public:
 
     const std::string& path() const override { return path_; }
 
-    std::uint64_t size() const override {
+    std::uint64_t size() const override { return static_cast<std::uint64_t>(status().st_size); }
+
+    struct stat status() const {
         struct stat info {};
         if (::fstat(descriptor_, &info) != 0) fail(path_, "fstat", errno);
-        return static_cast<std::uint64_t>(info.st_size);
+        return info;
     }
 
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
@@ -76,9 +89,11 @@ private:
 class RealFiles : public FileSystem {
 public:
     std::unique_ptr<File> open(const std::string& path) const override {
-        std::unique_ptr<File> file = open_with(path, O_RDONLY);
-        if (std::filesystem::is_directory(path))
-            throw Error(ErrorKind::io, text(path, ": is a folder, expected a file"));
+        struct stat info {};
+        if (::stat(path.c_str(), &info) == 0) check_regular(path, info);   // before, for opening a device can act
+        std::unique_ptr<RealFile> file =
+            open_with(path, O_RDONLY | O_NONBLOCK);   // what is a pipe by now does not hang
+        check_regular(path, file->status());
         return file;
     }
     std::unique_ptr<File> create(const std::string& path) override {
@@ -124,7 +139,7 @@ public:
     }
 
 private:
-    static std::unique_ptr<File> open_with(const std::string& path, int flags) {
+    static std::unique_ptr<RealFile> open_with(const std::string& path, int flags) {
         int descriptor;
         do {
             descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
@@ -143,6 +158,11 @@ FileSystem& real_files() {
 
 std::string read_whole(const FileSystem& files, const std::string& path) {
     std::unique_ptr<File> file = files.open(path);
+    if (file->size() > largest_whole_file) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": ", file->size(), " bytes, expected at most ", largest_whole_file),
+                    "Files of this kind are small: is this another one?");
+    }
     std::string content(file->size(), '\0');
     file->read_at(0, std::as_writable_bytes(std::span(content)));
     return content;

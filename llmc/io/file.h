@@ -33,9 +33,10 @@ public:
 class FileSystem {
 public:
     virtual ~FileSystem() = default;
-    virtual std::unique_ptr<File> open(const std::string& path) const = 0;     // to read
-    virtual std::unique_ptr<File> create(const std::string& path) = 0;         // to write, empty
-    virtual std::unique_ptr<File> append(const std::string& path) = 0;         // to write at the end, made if missing
+    virtual std::unique_ptr<File> open(
+        const std::string& path) const = 0;                              // to read; a regular file, or a link to one
+    virtual std::unique_ptr<File> create(const std::string& path) = 0;   // to write, empty
+    virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end, made if missing
     virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
     virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing
     virtual void make_folders(const std::string& path) = 0;   // with its parents; may exist
@@ -50,9 +51,11 @@ FileSystem& real_files();
 // The bytes of a text, for File::write.
 inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 
+inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 30;
+
 // Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
 // happens in between: temporary name beside it, sync, rename, sync of the folder.
-std::string read_whole(const FileSystem& files, const std::string& path);
+std::string read_whole(const FileSystem& files, const std::string& path);   // of up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
 // The files matching a shell pattern ("data/train_*.bin"), sorted by name. An empty result is the caller's to judge.

@@ -1,9 +1,13 @@
 #include "llmc/io/file.h"
 
 #include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder.h"
@@ -22,16 +26,21 @@ TEST_CASE("file: whole files are written and read back, lists are sorted") {
     CHECK(read_whole(real_files(), folder / "b.txt") == "bee-line");
 }
 
+namespace {
+
+std::string message_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}   // namespace
+
 TEST_CASE("file: errors name the file and the cause") {
     TemporaryFolder folder;
-    auto message_of = [](auto&& action) -> std::string {
-        try {
-            action();
-        } catch (const Error& error) {
-            return error.what();
-        }
-        return "";
-    };
     std::string missing = message_of([&] { real_files().open(folder / "missing.bin"); });
     CHECK(missing.find("missing.bin") != std::string::npos);
     CHECK(missing.find("No such file") != std::string::npos);
@@ -43,6 +52,44 @@ TEST_CASE("file: errors name the file and the cause") {
     std::byte bytes[8];
     std::string truncated = message_of([&] { real_files().open(folder / "short.bin")->read_at(2, bytes); });
     CHECK(truncated.find("ends at byte 4") != std::string::npos);
+}
+
+TEST_CASE("file: what is no regular file is refused at once, links to files are files") {
+    TemporaryFolder folder;
+    const std::string pipe = folder / "pipe", socket_path = folder / "socket";
+    REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{AF_UNIX, {}};
+    socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
+    REQUIRE(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    ::close(socket);
+    auto refusal = [&](const std::string& path) { return message_of([&] { read_whole(real_files(), path); }); };
+
+    CHECK(refusal(pipe).starts_with(pipe + ": is a pipe, expected a file"));
+    CHECK(refusal(socket_path).starts_with(socket_path + ": is a socket, expected a file"));
+    CHECK(refusal("/dev/zero").starts_with("/dev/zero: is a device, expected a file"));
+    CHECK(refusal(folder.path()).starts_with(folder.path() + ": is a folder, expected a file"));
+
+    write_whole(real_files(), folder / "file", "content");
+    for (const auto& [link, target] : {std::pair{"to_file", "file"},
+                                       {"to_pipe", "pipe"},
+                                       {"to_link", "to_file"},
+                                       {"loop", "loop"},
+                                       {"to_nothing", "nothing"}}) {
+        std::filesystem::create_symlink(target, folder / link);
+    }
+    CHECK(read_whole(real_files(), folder / "to_link") == "content");
+    CHECK(refusal(folder / "to_pipe").find("to_pipe: is a pipe") != std::string::npos);
+    CHECK(refusal(folder / "loop").find("loop: open failed") != std::string::npos);
+    CHECK(refusal(folder / "to_nothing").find("to_nothing: open failed") != std::string::npos);
+}
+
+TEST_CASE("file: a whole file has a largest size, whatever its own says") {
+    TemporaryFolder folder;
+    write_whole(real_files(), folder / "sparse", "{}");
+    std::filesystem::resize_file(folder / "sparse", std::uintmax_t{1} << 40);
+    CHECK(message_of([&] { read_whole(real_files(), folder / "sparse"); }).find("1099511627776 bytes, expected at") !=
+          std::string::npos);
 }
 
 TEST_CASE("file: a fault at any operation leaves the old content or the new") {

@@ -9,6 +9,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/json_place.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian, and copied as it is");
 
@@ -69,82 +70,92 @@ std::string read_header(const File& file) {
     return header;
 }
 
-// JSON allows a name twice and keeps one of them: that would hide a tensor, so it is refused.
-OrderedJson parse_header(const std::string& path, const std::string& header) {
-    std::vector<std::set<std::string>> names;   // of the objects being parsed, innermost last
-    std::string twice;
-    auto watch = [&](int, OrderedJson::parse_event_t event, OrderedJson& value) {
-        if (event == OrderedJson::parse_event_t::object_start) names.emplace_back();
-        if (event == OrderedJson::parse_event_t::object_end) names.pop_back();
-        if (event == OrderedJson::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
-            twice = value.get<std::string>();
+// The header, and the data's place in the file, for all that is checked in it.
+struct Header {
+    std::string path, content;
+    Json json;
+    std::uint64_t data_begin = 0, data_bytes = 0;
+
+    explicit Header(const File& file) : path(file.path()), content(read_header(file)) {
+        try {
+            json = parse_json(content);
+        } catch (const Json::parse_error& error) {
+            bad(path, length_bytes + error.byte - 1, text("the header is not JSON: ", error.what()));
         }
-        return true;
-    };
+        data_begin = length_bytes + content.size();
+        data_bytes = file.size() - data_begin;
+    }
+
+    // `place` is a JSON pointer to the value that is wrong.
+    [[noreturn]] void fail(const std::string& place, const std::string& what) const {
+        bad(path, length_bytes + json_place(content, place), what);
+    }
+};
+
+// A value in a message, where it may be of any length.
+std::string quoted(const Json& value) { return to_text(value).substr(0, 80); }
+
+std::int64_t size_from(const Header& header, const std::string& place, const std::string& tensor, const Json& value) {
     try {
-        OrderedJson json = OrderedJson::parse(header, watch);
-        if (!twice.empty()) bad(path, length_bytes, text("the header has '", twice, "' twice"));
-        return json;
-    } catch (const Json::parse_error& error) {
-        bad(path, length_bytes + error.byte, text("the header is not JSON: ", error.what()));
+        return static_cast<std::int64_t>(whole_number(value, INT64_MAX));
+    } catch (const Json::out_of_range&) {
+        header.fail(place, text(tensor, ": ", quoted(value), " in its ", place.substr(place.rfind('/') + 1),
+                                ", expected whole numbers below 2^63"));
     }
 }
 
-std::uint64_t unsigned_number(const OrderedJson& value, const std::string& path, const std::string& what) {
-    if (!value.is_number_unsigned())
-        bad(path, length_bytes, text(what, " is ", to_text(value), ", expected a whole number"));
-    return value.get<std::uint64_t>();
+// begin and end, in bytes of the data
+std::pair<std::uint64_t, std::uint64_t> offsets_from(const Header& header, const std::string& place,
+                                                     const std::string& tensor, const Json& pair) {
+    if (!pair.is_array() || pair.size() != 2) header.fail(place, text(tensor, ": data_offsets is not a pair"));
+    const auto begin = static_cast<std::uint64_t>(size_from(header, place, tensor, pair[0]));
+    const auto end = static_cast<std::uint64_t>(size_from(header, place, tensor, pair[1]));
+    if (begin > end || end > header.data_bytes) {
+        header.fail(place,
+                    text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", header.data_bytes));
+    }
+    return {begin, end};
 }
 
-TensorEntry parse_entry(const std::string& path, const std::string& name, const OrderedJson& json,
-                        std::uint64_t data_begin, std::uint64_t data_bytes) {
-    const std::string tensor = text("tensor '", name, "'");
-    auto field = [&](const char* key) -> const OrderedJson& {
-        if (!json.is_object() || !json.contains(key)) bad(path, length_bytes, text(tensor, " has no ", key));
+TensorEntry parse_entry(const Header& header, const std::string& name, const Json& json) {
+    const std::string tensor = text("tensor '", name.substr(0, 200), "'"), place = json_pointer_part(name);
+    auto field = [&](const char* key) -> const Json& {
+        if (!json.is_object() || !json.contains(key)) header.fail(place, text(tensor, " has no ", key));
         return json[key];
     };
     TensorEntry entry;
     entry.name = name;
 
-    const OrderedJson& type = field("dtype");
-    const auto row = std::find_if(std::begin(type_names), std::end(type_names), [&](const TypeName& known) {
-        return type.is_string() && type.get<std::string>() == known.name;
-    });
-    if (row == std::end(type_names)) bad(path, length_bytes, text(tensor, " has the unknown dtype ", to_text(type)));
+    const Json& type = field("dtype");
+    const auto row = std::find_if(std::begin(type_names), std::end(type_names),
+                                  [&](const TypeName& known) { return type == known.name; });
+    if (row == std::end(type_names)) {
+        header.fail(place + "/dtype", text(tensor, " has the unknown dtype ", quoted(type)));
+    }
     entry.type = row->type;
 
-    const OrderedJson& shape = field("shape");
-    if (!shape.is_array()) bad(path, length_bytes, text(tensor, " has no shape but ", to_text(shape)));
-    for (const OrderedJson& size : shape) {
-        const std::uint64_t n = unsigned_number(size, path, tensor + ": a size in its shape");
-        if (n > std::uint64_t{INT64_MAX}) bad(path, length_bytes, text(tensor, " has a size of ", n));
-        entry.shape.push_back(static_cast<std::int64_t>(n));
-    }
+    const Json& shape = field("shape");
+    if (!shape.is_array()) header.fail(place + "/shape", text(tensor, " has no shape but ", quoted(shape)));
+    for (const Json& size : shape) entry.shape.push_back(size_from(header, place + "/shape", tensor, size));
 
-    const OrderedJson& offsets = field("data_offsets");
-    if (!offsets.is_array() || offsets.size() != 2)
-        bad(path, length_bytes, text(tensor, ": data_offsets is not a pair"));
-    const std::uint64_t begin = unsigned_number(offsets[0], path, tensor + ": its first offset");
-    const std::uint64_t end = unsigned_number(offsets[1], path, tensor + ": its last offset");
-    if (begin > end || end > data_bytes) {
-        bad(path, data_begin,
-            text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", data_bytes));
-    }
+    const auto [begin, end] = offsets_from(header, place + "/data_offsets", tensor, field("data_offsets"));
     const std::optional<std::uint64_t> bytes = product(entry.shape, row->bytes);
     if (!bytes || *bytes != end - begin) {
-        bad(path, data_begin + begin,
-            text(tensor, " has ", end - begin, " bytes, its shape ", to_text(shape), " of ", row->name, " needs ",
+        bad(header.path, header.data_begin + begin,
+            text(tensor, " has ", end - begin, " bytes, its shape ", quoted(shape), " of ", row->name, " needs ",
                  bytes ? text(*bytes) : "more than a file can hold"));
     }
-    entry.offset = data_begin + begin;
+    entry.offset = header.data_begin + begin;
     return entry;
 }
 
-TensorMetadata parse_metadata(const std::string& path, const OrderedJson& json) {
-    if (!json.is_object()) bad(path, length_bytes, "__metadata__ is not an object");
+TensorMetadata parse_metadata(const Header& header, const Json& json) {
+    const std::string place = "/__metadata__";
+    if (!json.is_object()) header.fail(place, "__metadata__ is not an object");
     TensorMetadata metadata;
     for (const auto& [key, value] : json.items()) {
-        if (!value.is_string()) bad(path, length_bytes, text("__metadata__ '", key, "' is not a text"));
+        if (!value.is_string())
+            header.fail(place + json_pointer_part(key), text("__metadata__ '", key, "' is not a text"));
         metadata[key] = value.get<std::string>();
     }
     return metadata;
@@ -214,21 +225,20 @@ std::uint64_t TensorEntry::bytes() const {
 }
 
 SafetensorsFile::SafetensorsFile(const FileSystem& files, const std::string& path) : file_(files.open(path)) {
-    const std::string header = read_header(*file_);
-    const OrderedJson json = parse_header(path, header);
-    const std::uint64_t data_begin = length_bytes + header.size(), file_bytes = file_->size();
-    for (const auto& [name, value] : json.items()) {
+    const Header header(*file_);
+    const std::uint64_t file_bytes = header.data_begin + header.data_bytes;
+    for (const auto& [name, value] : header.json.items()) {
         if (name == "__metadata__") {
-            metadata_ = parse_metadata(path, value);
+            metadata_ = parse_metadata(header, value);
         } else {
-            entries_.push_back(parse_entry(path, name, value, data_begin, file_bytes - data_begin));
+            entries_.push_back(parse_entry(header, name, value));
         }
     }
     // by end as well, so that tensors without elements come before the one that begins at the same byte
     std::stable_sort(entries_.begin(), entries_.end(), [](const TensorEntry& a, const TensorEntry& b) {
         return std::pair(a.offset, a.offset + a.bytes()) < std::pair(b.offset, b.offset + b.bytes());
     });
-    std::uint64_t next = data_begin;
+    std::uint64_t next = header.data_begin;
     for (const TensorEntry& entry : entries_) {
         if (entry.offset != next) {
             bad(path, std::min(entry.offset, next),
@@ -239,12 +249,12 @@ SafetensorsFile::SafetensorsFile(const FileSystem& files, const std::string& pat
         next += entry.bytes();
     }
     if (next != file_bytes) bad(path, next, text("the last tensor ends here, the file has ", file_bytes, " bytes"));
+    for (std::size_t i = 0; i < entries_.size(); i++) index_[entries_[i].name] = i;
 }
 
 const TensorEntry* SafetensorsFile::find(const std::string& name) const {
-    const auto found =
-        std::find_if(entries_.begin(), entries_.end(), [&](const TensorEntry& e) { return e.name == name; });
-    return found == entries_.end() ? nullptr : &*found;
+    const auto found = index_.find(name);
+    return found == index_.end() ? nullptr : &entries_[found->second];
 }
 
 const TensorEntry& SafetensorsFile::entry(const std::string& name) const {
@@ -283,11 +293,14 @@ SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path,
                                      const TensorMetadata& metadata) {
     OrderedJson json = OrderedJson::object();
     if (!metadata.empty()) json["__metadata__"] = metadata;
+    auto& members = json.get_ref<OrderedJson::object_t&>();   // json[name] would look through all of them
+    std::set<std::string> names;
     for (const TensorEntry& entry : entries) {
-        ENSURE(!json.contains(entry.name), "tensor '", entry.name, "' twice");
-        json[entry.name] = {{"dtype", name_of(entry.type)},
-                            {"shape", entry.shape},
-                            {"data_offsets", {expected_, expected_ + entry.bytes()}}};
+        ENSURE(names.insert(entry.name).second, "tensor '", entry.name, "' twice");
+        OrderedJson value = {{"dtype", name_of(entry.type)},
+                             {"shape", entry.shape},
+                             {"data_offsets", {expected_, expected_ + entry.bytes()}}};
+        members.emplace_back(entry.name, std::move(value));
         expected_ += entry.bytes();
     }
     std::string header = to_text(json);

@@ -65,6 +65,7 @@ public:
 private:
     std::unique_ptr<File> file_;
     std::vector<TensorEntry> entries_;
+    std::map<std::string, std::size_t> index_;   // of entries_, by name
     TensorMetadata metadata_;
 };
 

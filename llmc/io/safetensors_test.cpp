@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <ctime>
 
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder.h"
@@ -97,7 +98,8 @@ TEST_CASE("safetensors: every rule of the format is checked") {
         {R"({"t":3})", "", "has no dtype"},
         {R"({"t":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}})", "01234567", "unknown dtype \"F31\""},
         {R"({"t":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", "01234567", "no shape"},
-        {R"({"t":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "01234567",
+         "-2 in its shape, expected whole numbers"},
         {R"({"t":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "01234567", "needs 12"},
         {R"({"t":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", "01234567", "more than"},
         {R"({"t":{"dtype":"F32","shape":[2]}})", "01234567", "has no data_offsets"},
@@ -107,8 +109,21 @@ TEST_CASE("safetensors: every rule of the format is checked") {
         {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"u":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
          "0123456789ab", "inside"},
         {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-         "01234567", "'t' twice"},
-        {R"({"__metadata__":{"k":1}})", "", "'k' is not a text"},
+         "01234567", "'t' is there twice"},
+        {R"({"__metadata__":{"k":1}})", "", "byte 29: __metadata__ 'k' is not a text"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"shape":[2]}})", "01234567", "'shape' is there twice"},
+        {R"({"__metadata__":{"k":"1","k":"2"}})", "", "'k' is there twice"},
+        {R"({"t":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,8]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[9223372036854775807],"data_offsets":[0,8]}})", "01234567", "more than"},
+        {R"({"t":{"dtype":"F32","shape":[4611686018427387904,4,0],"data_offsets":[0,0]}})", "", "more than"},
+        {R"({"t":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "01234567", "byte 36: tensor 't': 2.0 in its"},
+        {R"({"t":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}})", "01234567",
+         "byte 41: the header is not JSON"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", "01234567", "-8 in its data_offsets"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}})", "01234567", "whole number"},
+        {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,9223372036854775800]}})", "01234567", "which has 8"},
     };
     for (const Case& c : cases) {
         INFO(c.header);
@@ -132,6 +147,46 @@ TEST_CASE("safetensors: truncated or altered files are errors or well-formed, ne
             error_of(folder, altered);   // checks the kind and the message of any error
         }
     }
+}
+
+TEST_CASE("safetensors: a header of 100,000 nested arrays is an error, wherever they stand") {
+    TemporaryFolder folder;
+    const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+    for (const char* key : {"dtype", "shape", "data_offsets", "more"}) {
+        const std::string header = text("{\"t\":{\"", key, "\":", deep, "}}");
+        CHECK(error_of(folder, file_bytes(header, "")).find("nest deeper than") != std::string::npos);
+    }
+    const std::string long_name(1'000'000, 'n');
+    CHECK(error_of(folder, file_bytes(text("{\"", long_name, "\":[\"", long_name, "\"]}"), "")).size() < 1000);
+}
+
+TEST_CASE("safetensors: the time for 40,000 tensors is not quadratic") {
+    TemporaryFolder folder;
+    auto processor_time = [&](int tensors) {   // to write them, to open the file, to find each
+        std::vector<TensorEntry> entries;
+        for (int i = 0; i < tensors; i++) entries.push_back({text("layer.", i, ".weight"), TensorType::U8, {1}, 0});
+        const std::clock_t start = std::clock();
+        SafetensorsWriter writer(real_files(), folder / "many.safetensors", entries, {});
+        writer.write(std::vector<std::byte>(entries.size()));
+        writer.finish();
+        const SafetensorsFile file(real_files(), folder / "many.safetensors");
+        for (std::size_t i = 0; i < entries.size(); i++) {
+            if (file.entry(entries[i].name).offset != file.entries()[i].offset) FAIL("another tensor");
+        }
+        return static_cast<double>(std::clock() - start);
+    };
+    processor_time(1000);   // once for what only the first pays
+    const double few = processor_time(1000), many = processor_time(40'000);
+    CHECK(many < 120 * few);   // 40 times as many; quadratic in any of the three: several hundred times the time
+}
+
+TEST_CASE("safetensors: tensors at odd bytes are read as they are") {
+    TemporaryFolder folder;
+    const std::string path = folder / "odd.safetensors";
+    const std::string header = R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                               R"("f":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})";
+    real_files().create(path)->write(bytes_of(file_bytes(header, std::string("x\0\0\x80\x3f", 5))));
+    CHECK(SafetensorsFile(real_files(), path).read_as<float>("f") == std::vector<float>{1.0f});
 }
 
 TEST_CASE("safetensors: a writer given too much or too little data is a bug") {

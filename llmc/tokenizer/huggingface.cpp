@@ -7,7 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/files.h"
-#include "llmc/tokenizer/json_place.h"
+#include "llmc/base/json_place.h"
 
 namespace {
 

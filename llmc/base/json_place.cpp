@@ -1,4 +1,4 @@
-#include "llmc/tokenizer/json_place.h"
+#include "llmc/base/json_place.h"
 
 #include "llmc/base/json.h"
 
