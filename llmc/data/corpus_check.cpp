@@ -99,7 +99,7 @@ void check_same_tokenizer(const Folder& first, const Folder& other) {
 }
 
 void check_model_folder(const FileSystem& files, const Folder& folder, const std::string& model) {
-    if (model.empty() || !fs::is_directory(model)) return;
+    if (model.empty() || !files.exists(model + "/.")) return;
     const auto hash = tokenizer_hash(files, model);
     if (!hash || *hash == folder.manifest.tokenizer_hash) return;
     throw Error(ErrorKind::bad_data,

@@ -1,12 +1,14 @@
 #include "llmc/data/manifest.h"
 
 #include <filesystem>
+#include <set>
 #include <stdexcept>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/io/hash.h"
 #include "llmc/base/json_place.h"
+#include "llmc/data/token_file.h"
+#include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
 namespace {
@@ -15,8 +17,12 @@ constexpr int manifest_version = 1;
 
 std::string manifest_path(const std::string& folder) { return (fs::path(folder) / manifest_file_name).string(); }
 
+void require(bool holds, const std::string& otherwise) {
+    if (!holds) throw std::invalid_argument(otherwise);
+}
+
 // `place` is the part being read, a JSON pointer.
-CorpusManifest parse(const OrderedJson& json, std::string& place) {
+CorpusManifest parse(const Json& json, std::string& place) {
     if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
         place = json["format"] != "token shards" ? "/format" : "/version";
         throw std::invalid_argument(text("found format ", to_text(json.at("format")), ", version ",
@@ -24,20 +30,31 @@ CorpusManifest parse(const OrderedJson& json, std::string& place) {
                                          manifest_version));
     }
     CorpusManifest manifest;
-    const OrderedJson& tokenizer = json.at("tokenizer");
+    const Json& tokenizer = json.at("tokenizer");
     place = "/tokenizer";
     manifest.tokenizer_name = tokenizer.at("name");
-    manifest.vocab_size = tokenizer.at("vocab_size");
-    manifest.end_of_text = tokenizer.at("end_of_text");
+    manifest.vocab_size = static_cast<std::uint32_t>(whole_number(tokenizer.at("vocab_size"), INT32_MAX));
+    manifest.end_of_text = static_cast<std::uint32_t>(whole_number(tokenizer.at("end_of_text"), INT32_MAX));
     manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").get<std::string>());
+    require(manifest.end_of_text < manifest.vocab_size, "the end of text is outside the vocabulary");
     place = "";
-    manifest.token_bytes = json.at("token_bytes");
-    manifest.documents = json.at("documents");
-    manifest.source_bytes = json.at("source_bytes");
-    for (const OrderedJson& shard : json.at("shards")) {
+    manifest.token_bytes = static_cast<std::uint32_t>(whole_number(json.at("token_bytes"), 4));
+    require(manifest.token_bytes == 2 || manifest.token_bytes == 4, "tokens have 2 or 4 bytes");
+    require(manifest.token_bytes == 4 || manifest.vocab_size <= 0x10000, "2 bytes do not hold such a vocabulary");
+    manifest.documents = whole_number(json.at("documents"), INT64_MAX);
+    manifest.source_bytes = whole_number(json.at("source_bytes"), INT64_MAX);
+    std::set<std::string> names;
+    for (const Json& shard : json.at("shards")) {
         place = text("/shards/", manifest.shards.size());
-        manifest.shards.push_back({shard.at("file"), shard.at("split"), shard.at("tokens"),
+        manifest.shards.push_back({shard.at("file"), shard.at("split"),
+                                   whole_number(shard.at("tokens"), kMaxFileTokens),
                                    hash_from_text(shard.at("hash").get<std::string>())});
+        const ShardInfo& info = manifest.shards.back();
+        const bool leads_away = info.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
+        require(info.file.ends_with(".bin") && !leads_away, "a shard is a .bin file beside its manifest");
+        require(names.insert(info.file).second, "this shard is listed twice");
+        require(info.split == "train" || info.split == "val", "the split is neither train nor val");
+        require(info.tokens > 0, "a shard without tokens");
     }
     return manifest;
 }
@@ -62,7 +79,7 @@ CorpusManifest parse_manifest(std::string_view content, const std::string& name)
             hint);
     };
     try {
-        return parse(parse_ordered_json(content), place);
+        return parse(parse_json(content), place);
     } catch (const Json::parse_error& problem) {
         throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
     } catch (const Json::exception& problem) {

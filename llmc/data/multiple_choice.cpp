@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
@@ -107,7 +108,15 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
     const int count = words.header(2);
     if (count < 1) words.bad(8, text(count, " questions, expected at least 1"));
     std::vector<Question> questions;
-    for (int i = 0; i < count; i++) questions.push_back(read_question(words, i));
+    std::size_t longest = 0;
+    for (int i = 0; i < count; i++) {
+        const std::size_t begin = words.position();
+        questions.push_back(read_question(words, i));
+        longest = std::max(longest, words.position() - begin);
+    }
+    if (!std::cmp_equal(words.header(3), longest)) {
+        words.bad(12, text("the longest question has ", words.header(3), " bytes, found one of ", longest));
+    }
     if (!words.at_end()) words.bad(words.position(), text("the file goes on after its ", count, " questions"));
     return questions;
 }

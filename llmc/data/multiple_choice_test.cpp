@@ -79,20 +79,22 @@ TEST_CASE("multiple_choice: every defect is named with its place") {
     for (const Case& c : cases) {
         std::vector<std::uint16_t> words = good;
         words[c.word] = c.value;
-        write_questions(path, words, {20240522, 1, 2});
+        write_questions(path, words, {20240522, 1, 2, 32});
         std::string message = complaint(path);
         CAPTURE(message);
         CHECK(message.rfind("65 " + path, 0) == 0);
         CHECK(message.find(c.expected) != std::string::npos);
     }
-    write_questions(path, good, {20240520, 1, 2});
+    write_questions(path, good, {20240520, 1, 2, 32});
     CHECK(complaint(path).find("byte 0: magic number 20240520, expected 20240522") != std::string::npos);
-    write_questions(path, good, {20240522, 2, 2});
+    write_questions(path, good, {20240522, 2, 2, 32});
     CHECK(complaint(path).find("byte 4: version 2, expected 1") != std::string::npos);
     write_questions(path, good, {20240522, 1, 0});
     CHECK(complaint(path).find("byte 8: 0 questions") != std::string::npos);
-    write_questions(path, good, {20240522, 1, 1});
+    write_questions(path, good, {20240522, 1, 2, 26});
+    CHECK(complaint(path).find("byte 12: the longest question has 26 bytes, found one of 32") != std::string::npos);
+    write_questions(path, good, {20240522, 1, 1, 26});
     CHECK(complaint(path).find("byte 1050: the file goes on after its 1 questions") != std::string::npos);
-    write_questions(path, good, {20240522, 1, 2});
+    write_questions(path, good, {20240522, 1, 2, 32});
     CHECK(complaint(path).empty());
 }

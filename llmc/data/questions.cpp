@@ -24,15 +24,15 @@ QuestionText mmlu_question(const std::string& question, const std::vector<std::s
 // JSONL
 
 QuestionText from_json(QuestionSource source, const Json& json) {
+    constexpr std::uint64_t largest_label = 65535;   // as the file that is made from it
     if (source == QuestionSource::mmlu) {
         return mmlu_question(json.at("question").get<std::string>(), json.at("choices").get<std::vector<std::string>>(),
-                             json.at("answer").get<std::size_t>());
+                             whole_number(json.at("answer"), largest_label));
     }
     QuestionText result{json.at("ctx").get<std::string>(), {}, 0};
     for (const Json& ending : json.at("endings")) result.completions.push_back(text(" ", ending.get<std::string>()));
     const Json& label = json.at("label");   // a number, in some copies spelled as a string
-    result.label =
-        label.is_string() ? parse_json(label.get<std::string>()).get<std::size_t>() : label.get<std::size_t>();
+    result.label = whole_number(label.is_string() ? parse_json(label.get<std::string>()) : label, largest_label);
     return result;
 }
 

@@ -66,6 +66,13 @@ TEST_CASE("questions: what is wrong, and where") {
     says(hellaswag, "{\"ctx\": \"a\"}", "h.jsonl", "h.jsonl: offset 0: this line is no such question");
     says(hellaswag, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "h.jsonl", "number 2 of 2");
     says(hellaswag, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"x\"}", "h.jsonl", "h.jsonl: offset");
+    for (const char* label : {"-1", "0.5", "true", "1e300", "\"-1\"", "\"[]\"", "null", "65536"}) {
+        const std::string line = text("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": ", label, "}");
+        says(hellaswag, line.c_str(), "h.jsonl", "expected a whole number");
+        const std::string of_mmlu = text("{\"question\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": ", label, "}");
+        says(mmlu, of_mmlu.c_str(), "m.jsonl", "expected a whole number");
+    }
+    says(hellaswag, std::string(100'000, '[').c_str(), "h.jsonl", "h.jsonl: offset 257: not JSON");
     says(hellaswag, "", "h.jsonl", "no question");
     says(hellaswag, "a,b", "h.csv", "JSONL");
     says(mmlu, "q,1,2,3,4,A\nq,1,2,3,4\n", "m.csv", "m.csv: offset 12: a record of 5 fields");

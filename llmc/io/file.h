@@ -51,7 +51,7 @@ FileSystem& real_files();
 // The bytes of a text, for File::write.
 inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 
-inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
 // Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
 // happens in between: temporary name beside it, sync, rename, sync of the folder.

@@ -77,10 +77,16 @@ void PairRanks<Key>::add(std::uint32_t left, std::uint32_t right, std::uint32_t 
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
     int bits = slot_bits(tokens.size());
     std::vector<std::uint32_t> slots = index_tokens(tokens, bits, nullptr);
+    // only cuts into lengths that occur are looked up: a token of a megabyte has a million cuts to hash
+    std::size_t longest = 0;
+    for (const std::string& bytes : tokens) longest = std::max(longest, bytes.size());
+    std::vector<bool> occurs(longest + 1);
+    for (const std::string& bytes : tokens) occurs[bytes.size()] = true;
     std::vector<BpeMerge> merges;
     for (std::uint32_t id = 0; id < tokens.size(); id++) {
         std::string_view bytes = tokens[id];
         for (std::size_t cut = 1; cut < bytes.size(); cut++) {
+            if (!occurs[cut] || !occurs[bytes.size() - cut]) continue;
             std::uint32_t left = find_token(tokens, slots, bits, bytes.substr(0, cut));
             if (left == BpeModel::no_token) continue;
             std::uint32_t right = find_token(tokens, slots, bits, bytes.substr(cut));

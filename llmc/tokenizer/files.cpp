@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/unicode.h"
@@ -223,6 +224,7 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
     Lines lines(content);
     std::string_view line;
     std::size_t ranks = 0;
+    std::unordered_set<std::string> known;
     while (lines.next(line)) {
         if (line.empty()) continue;
         std::size_t gap = line.find(' ');
@@ -239,6 +241,8 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
         }
         if (id >= data.tokens.size()) data.tokens.resize(id + 1);
         if (!data.tokens[id].empty()) malformed_tokenizer(name, lines.offset(), text("rank ", id, " is given twice"));
+        if (!known.insert(bytes).second)
+            malformed_tokenizer(name, lines.offset(), "this token has another rank before");
         data.tokens[id] = std::move(bytes);
         ranks++;
     }

@@ -6,8 +6,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/tokenizer/files.h"
 #include "llmc/base/json_place.h"
+#include "llmc/tokenizer/files.h"
 
 namespace {
 
@@ -48,6 +48,10 @@ private:
         read_merges(model.at("merges"));
         place_ = "/added_tokens";
         if (json_.contains("added_tokens")) read_added_tokens(json_["added_tokens"]);
+        for (const std::string& characters : unspelled_) {
+            if (data_.is_special[ids_.at(characters)]) continue;
+            fail("/model/vocab" + json_pointer_part(characters), "not spelled in the characters that stand for bytes");
+        }
         place_ = "/pre_tokenizer";
         if (json_.contains("pre_tokenizer")) read_pre_tokenizer(json_["pre_tokenizer"]);
         choose_end_of_text();
@@ -87,7 +91,11 @@ private:
             std::uint32_t id = id_of(value, where);
             std::string bytes;
             // tokens that are not in the alphabet of bytes can only be added tokens, which come later
-            if (!from_characters(characters, bytes)) bytes = characters;
+            if (!from_characters(characters, bytes)) {
+                bytes = characters;
+                unspelled_.push_back(characters);
+            }
+            if (bytes.empty()) fail(where(), "a token without bytes");
             if (!slot(id).empty()) fail(where(), text("id ", id, " is given twice"));
             slot(id) = bytes;
             ids_[characters] = id;
@@ -124,7 +132,14 @@ private:
         for (std::size_t i = 0; i < added.size(); i++) {
             place_ = text("/added_tokens/", i);
             std::uint32_t id = id_of(added.at(i).at("id"), [&] { return place_ + "/id"; });
-            slot(id) = added[i].at("content").get<std::string>();
+            const std::string content = added[i].at("content");
+            if (content.empty()) fail(place_, "a token without content");
+            // in the vocabulary, too, it has this id, and this id is of no other token
+            const auto [same, is_new] = ids_.try_emplace(content, id);
+            if (same->second != id || (is_new && !slot(id).empty() && slot(id) != content)) {
+                fail(place_, text("id ", id, " or '", content.substr(0, 80), "' belongs to another token"));
+            }
+            slot(id) = content;
             data_.is_special[id] = 1;
         }
     }
@@ -184,7 +199,9 @@ private:
     std::string place_;
     std::size_t max_ids_;
     TokenizerData data_;
-    std::unordered_map<std::string, std::uint32_t> ids_;
+    std::unordered_map<std::string, std::uint32_t>
+        ids_;                              // of the vocabulary and the added tokens, by their characters
+    std::vector<std::string> unspelled_;   // of the vocabulary, not in the alphabet of bytes
 };
 
 OrderedJson byte_level_step(bool use_regex) {
@@ -275,6 +292,10 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
                             text(name, ": offset ", place, ": token '", spelled, "' does not have the id ", id),
                             "The file does not belong to the vocab.bpe beside it.");
             }
+        }
+        if (ids.size() != data.tokens.size()) {
+            malformed_tokenizer(name, 0,
+                                text(ids.size(), " tokens, the vocab.bpe beside it makes ", data.tokens.size()));
         }
     } catch (const Json::parse_error& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));

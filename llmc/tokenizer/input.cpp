@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/unicode.h"
@@ -21,17 +22,23 @@ constexpr std::size_t max_part_bytes = 8 << 20;
 // Patterns about which nothing is known need the whole document; a line of JSON must fit too.
 constexpr std::size_t max_whole_bytes = 1 << 28;
 
+// In bytes; nothing for what has no size (standard input, a pipe) or is not there, which opening it will tell.
+std::optional<std::uint64_t> size_of(const std::string& name) {
+    std::error_code problem;
+    if (name == "-" || !fs::is_regular_file(name, problem)) return std::nullopt;
+    const std::uint64_t size = fs::file_size(name, problem);
+    return problem ? std::nullopt : std::optional(size);
+}
+
 }   // namespace
 
 struct DocumentReader::State {
     State(const InputOptions& o, DocumentCuts c) : options(o), cuts(std::move(c)) {
         known_total = true;
         for (const std::string& name : options.files) {
-            if (name == "-" || !fs::is_regular_file(name)) {
-                known_total = false;
-            } else {
-                total += fs::file_size(name);
-            }
+            const auto size = size_of(name);
+            known_total = known_total && size;
+            total += size.value_or(0);
         }
         total = std::min(total, options.max_bytes);
     }
@@ -143,12 +150,13 @@ bool DocumentReader::State::next(InputBatch& batch) {
     batch.parts.clear();
     while (!finished && file < options.files.size() && batch.bytes.size() < batch_bytes) {
         if (descriptor < 0) {
-            if (file_name() != "-" && fs::is_directory(file_name())) {
+            std::error_code unknown;   // opening it will tell
+            if (file_name() != "-" && fs::is_directory(file_name(), unknown)) {
                 throw Error(ErrorKind::io, text(file_name(), " is a folder"));
             }
             open_file();
-            bool one_document = !jsonl && options.separator.empty() && fs::is_regular_file(file_name());
-            if (one_document && over_limit(fs::file_size(file_name()))) break;
+            const bool one_document = !jsonl && options.separator.empty();
+            if (const auto size = size_of(file_name()); one_document && size && over_limit(*size)) break;
             if (!batch.parts.empty() && batch.jsonl != jsonl) break;   // one kind to a batch
         }
         batch.jsonl = jsonl;

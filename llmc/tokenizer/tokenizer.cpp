@@ -44,7 +44,7 @@ TokenizerData load_gpt2(const std::string& path) {
     std::size_t at = ids_path.rfind("vocab.bpe");
     if (at == std::string::npos) return data;
     ids_path.replace(at, std::string::npos, "encoder.json");
-    if (fs::exists(ids_path)) check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+    if (real_files().exists(ids_path)) check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
     return data;
 }
 
@@ -91,10 +91,10 @@ Tokenizer Tokenizer::bytes() {
 
 Tokenizer Tokenizer::load(const std::string& specification) {
     if (specification == "bytes") return bytes();
-    if (!fs::is_directory(specification)) return Tokenizer(load_file(specification));
+    if (!real_files().exists(specification + "/.")) return Tokenizer(load_file(specification));
     for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"}) {
         std::string path = (fs::path(specification) / name).string();
-        if (fs::exists(path)) return Tokenizer(load_file(path));
+        if (real_files().exists(path)) return Tokenizer(load_file(path));
     }
     throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
                 "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");
