@@ -71,6 +71,7 @@ fi
 if part sanitizers; then
     check "build, address and undefined-behaviour sanitizers" sanitized unit_test
     check "unit tests, sanitizers" build/cpu-sanitized/unit_test
+    check "22,000 damaged files, sanitizers" build/cpu-sanitized/unit_test --no-skip -tc='corruption: all*'
     check "unit tests of the model, sanitizers" build/cpu-bf16-sanitized/unit_test
 fi
 if part sanitized-programs; then

@@ -50,7 +50,8 @@ std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view co
         } catch (const Json::exception& problem) {
             bad(name, at, text("this line is no such question: ", problem.what()));
         }
-        const QuestionText& question = questions.back();
+        QuestionText& question = questions.back();
+        question.place = text(name, ": offset ", at, ": ");
         if (question.completions.size() < 2 || question.label >= question.completions.size()) {
             bad(name, at, text("the right answer is number ", question.label, " of ", question.completions.size()));
         }
@@ -120,6 +121,7 @@ std::vector<QuestionText> parse_mmlu_csv(std::string_view content, const std::st
         }
         questions.push_back(mmlu_question(fields[0], {fields.begin() + 1, fields.end() - 1},
                                           static_cast<std::size_t>(letter[0] - 'A')));
+        questions.back().place = text(name, ": offset ", begin, ": ");
     }
     return questions;
 }
@@ -133,7 +135,8 @@ public:
 
     void word(std::size_t value, const char* what) {
         if (value > 65535) {
-            throw Error(ErrorKind::bad_data, text("question ", index_, ": ", what, " of ", value, ", at most 65535"),
+            throw Error(ErrorKind::bad_data,
+                        text(place_, "question ", index_, ": ", what, " of ", value, ", at most 65535"),
                         "Leave this question out.");
         }
         words_.push_back(static_cast<std::uint16_t>(value));
@@ -141,11 +144,12 @@ public:
     void tokens(const std::string& content, const char* what) {
         ids_.clear();
         encoder_.encode(content, ids_);
-        if (ids_.empty()) throw Error(ErrorKind::bad_data, text("question ", index_, ": ", what, " is empty"));
+        if (ids_.empty()) throw Error(ErrorKind::bad_data, text(place_, "question ", index_, ": ", what, " is empty"));
         word(ids_.size(), what);
         for (std::uint32_t id : ids_) word(id, "a token id");
     }
     void question(const QuestionText& q) {
+        place_ = q.place;
         const std::size_t begin = words_.size();
         for (std::size_t value : {std::size_t{65535}, std::size_t{0}})
             words_.push_back(static_cast<std::uint16_t>(value));
@@ -157,7 +161,7 @@ public:
         const std::size_t bytes = 2 * (words_.size() - begin);
         if (bytes > 65535) {
             throw Error(ErrorKind::bad_data,
-                        text("question ", index_, " takes ", bytes, " bytes, the format holds 65535"),
+                        text(place_, "question ", index_, " takes ", bytes, " bytes, the format holds 65535"),
                         "Leave this question out.");
         }
         words_[begin + 1] = static_cast<std::uint16_t>(bytes);
@@ -177,6 +181,7 @@ private:
     Encoder encoder_;
     std::vector<std::uint16_t> words_;
     std::vector<std::uint32_t> ids_;
+    std::string place_;
     std::size_t index_ = 0, longest_ = 0;
 };
 

@@ -21,7 +21,8 @@ enum class QuestionSource { hellaswag, mmlu };
 struct QuestionText {
     std::string context;
     std::vector<std::string> completions;
-    std::size_t label = 0;   // index of the right completion
+    std::size_t label = 0;    // index of the right completion
+    std::string place = "";   // file and offset, for messages
 };
 
 // `name` goes into messages; a name that ends in .csv is CSV, anything else JSONL.

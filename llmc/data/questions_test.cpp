@@ -79,6 +79,9 @@ TEST_CASE("questions: what is wrong, and where") {
     says(mmlu, "q,1,2,3,4,E\n", "m.csv", "the answer is 'E'");
     says(mmlu, "q,1,\"2,3,4,A\n", "m.csv", "m.csv: offset 4: the file ends inside");
     says(mmlu, "q,1,\"2\"x,3,4,A\n", "m.csv", "m.csv: offset 7: text behind");
+    const auto too_long = parse_questions(mmlu, "q,1,2,3,4,A\nq,1," + std::string(70'000, '2') + ",3,4,A\n", "m.csv");
+    CHECK_THROWS_WITH_AS(to_question_file(Tokenizer::bytes(), too_long),
+                         doctest::Contains("m.csv: offset 12: question 1: a completion of 70001"), Error);
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{"", {" a", " b"}, 0}}), Error);
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(70000, 'x'), {" a", " b"}, 0}}), Error);
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(40000, 'x'), {" a", " b"}, 0}}), Error);

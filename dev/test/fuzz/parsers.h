@@ -1,5 +1,5 @@
-// Every parser of llmc/tokenizer and llmc/data, as a function of bytes that must return or throw Error, whatever the
-// bytes are.
+// Every parser of llmc/io, llmc/tokenizer and llmc/data, as a function of bytes that must return or throw Error,
+// whatever the bytes are.
 //
 // Two programs call them: parsers_fuzz.cpp for libFuzzer (`make fuzz`), and llmc/data/parsers_test.cpp, which mutates
 // the seeds for a second in every `make test`. Where a parser accepts its input, what it made must hold together: a
@@ -17,6 +17,7 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"
+#include "llmc/io/safetensors.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "llmc/tokenizer/files.h"
 #include "llmc/tokenizer/jsonl.h"
@@ -73,6 +74,19 @@ inline void shard(std::string_view content) {
     file.check_ids(300);
 }
 
+inline void safetensors(std::string_view content) {
+    OneFile files(content);
+    const SafetensorsFile file(files, "x.safetensors");
+    std::uint64_t end = file.entries().empty() ? content.size() : file.entries().front().offset;
+    for (const TensorEntry& entry : file.entries()) {
+        ENSURE(entry.offset == end && file.find(entry.name) == &entry, "a tensor at another place");
+        std::vector<std::byte> bytes(entry.bytes());
+        file.read(entry, 0, bytes);
+        end += bytes.size();
+    }
+    ENSURE(end == content.size(), "bytes of no tensor");
+}
+
 inline void jsonl(std::string_view content) {
     std::string value;
     const JsonField field = find_json_string(content, "text", value);
@@ -119,6 +133,15 @@ inline std::string shard_seed(TokenFormat format) {
     return out;
 }
 
+inline std::string safetensors_seed() {
+    const std::string header =
+        R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+        R"("none":{"dtype":"I64","shape":[0],"data_offsets":[8,8]},)"
+        R"("b":{"dtype":"BF16","shape":[],"data_offsets":[8,10]}})";
+    const std::uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + "0123456789";
+}
+
 inline std::vector<FuzzTarget> targets() {
     const std::string hellaswag = "{\"ctx\": \"A \\u00e4\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n";
     const std::string mmlu = "\"q, \"\"x\"\"\",1,2,3,4,A\nq,1,2,3,4,D\n";
@@ -143,6 +166,7 @@ inline std::vector<FuzzTarget> targets() {
         {"tokenizer.bin",
          [](std::string_view s) { use_tokenizer(parse_llmc_tokenizer(s, "tokenizer.bin")); },
          {to_llmc_tokenizer(small_vocabulary())}},
+        {"safetensors", safetensors, {safetensors_seed()}},
         {"shard", shard, {shard_seed(TokenFormat::gpt2), shard_seed(TokenFormat::llama3)}},
         {"manifest", [](std::string_view s) { parse_manifest(s, "manifest.json"); }, {manifest}},
         {"jsonl", jsonl, {"{\"id\": [1.5e3, {\"a\": null}], \"text\": \"caf\\u00e9 \\ud83d\\ude00\\n\"}"}},
