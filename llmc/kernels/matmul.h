@@ -43,6 +43,8 @@ struct MatmulShape {
 struct MatmulOptions {
     bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
     std::size_t workspace_bytes = std::size_t{32} << 20;   // what cuBLAS recommends for Hopper
+    // GELU inside fp32 matmuls. Off: cuBLASLt does not say how exact its tanh is, and fp32 promises 1e-5.
+    bool fuse_fp32_gelu = false;
 };
 
 // An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
@@ -68,7 +70,9 @@ public:
     template <class T>
     void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
 
-    // pre_gelu(M,N) = in weight^T + bias, out = gelu(pre_gelu). N (out_stride where set) must be divisible by 8.
+    // pre_gelu(M,N) = in weight^T + bias, out = gelu(pre_gelu). GELU is a kernel of its own where cuBLASLt has no
+    // algorithm with it (`unfused` says so; rows not a multiple of 8 elements apart are such), and in fp32 unless
+    // asked.
     template <class T>
     void forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                       cudaStream_t stream);
@@ -79,6 +83,7 @@ public:
                         cudaStream_t stream);
 
     // dinp = (dout weight) * gelu'(pre_gelu), elementwise; pre_gelu(M,K) as forward_gelu of the layer before stored it.
+    // Fused or not as there.
     template <class T>
     void input_gradient_gelu(T* dinp, const T* dout, const T* weight, const T* pre_gelu, const MatmulShape& shape,
                              cudaStream_t stream);
@@ -99,6 +104,10 @@ public:
     std::vector<MatmulAlgorithm> algorithms() const;
     void use_algorithms(std::span<const MatmulAlgorithm> algorithms);
     const std::vector<std::string>& refused_algorithms() const;
+
+    // Why matmuls met so far have their GELU in a kernel of its own though it was to be fused: one sentence for each
+    // problem that cuBLASLt has no algorithm for.
+    std::vector<std::string> unfused() const;
 
 private:
     struct Impl;

@@ -95,10 +95,12 @@ constexpr Sizes odd_sizes[] = {{3, 7, 11, 1}, {17, 31, 29, 5}};
 
 MatmulShape shape_of(const Sizes& s) { return {s.M, s.N, s.K, s.N + s.gap, s.K + s.gap, s.K + s.gap}; }
 
+constexpr MatmulOptions fused_gelu{.fuse_fp32_gelu = true};
+
 template <class T>
-void check_forward(const Sizes& s) {
+void check_forward(const Sizes& s, MatmulOptions options = {}) {
     Device device;
-    Matmul matmul(device.arena);
+    Matmul matmul(device.arena, options);
     TestMatrix<T> out(device, s.M, s.N, s.gap, 1), in(device, s.M, s.K, s.gap, 2), weight(device, s.N, s.K, s.gap, 3),
         bias(device, 1, s.N, 0, 4);
     std::vector<double> expected = product(
@@ -108,7 +110,6 @@ void check_forward(const Sizes& s) {
     for (int i = 0; i < s.M * s.N; i++) expected[static_cast<std::size_t>(i)] += bias.at(0, i % s.N);
     matmul.forward<T>(out.data(), in.data(), weight.data(), bias.data(), shape_of(s), device.stream);
     CHECK(out.error(expected) < tolerance<T>(s.K));
-    if ((s.N + s.gap) % 8 != 0) return;
     TestMatrix<T> pre_gelu(device, s.M, s.N, s.gap, 5);
     matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(), shape_of(s),
                            device.stream);
@@ -118,9 +119,9 @@ void check_forward(const Sizes& s) {
 }
 
 template <class T>
-void check_input_gradient(const Sizes& s) {
+void check_input_gradient(const Sizes& s, MatmulOptions options = {}) {
     Device device;
-    Matmul matmul(device.arena);
+    Matmul matmul(device.arena, options);
     TestMatrix<T> dinp(device, s.M, s.K, s.gap, 1), dout(device, s.M, s.N, s.gap, 2),
         weight(device, s.N, s.K, s.gap, 3), pre_gelu(device, s.M, s.K, s.gap, 4);
     const std::vector<double> gradient = product(
@@ -131,7 +132,6 @@ void check_input_gradient(const Sizes& s) {
     CHECK(dinp.error(expected) < tolerance<T>(s.N));
     matmul.input_gradient<T>(dinp.data(), dout.data(), weight.data(), shape_of(s), false, device.stream);
     CHECK(dinp.error(gradient) < tolerance<T>(s.N));
-    if ((s.K + s.gap) % 8 != 0) return;
     for (int i = 0; i < s.M * s.K; i++) {
         expected[static_cast<std::size_t>(i)] =
             gradient[static_cast<std::size_t>(i)] * gelu_derivative(pre_gelu.at(i / s.K, i % s.K));
@@ -179,12 +179,14 @@ void for_all_sizes(Check check) {
 
 TEST_CASE("matmul: forward, with bias, with GELU, matches double loops") {
     for_all_sizes([](const Sizes& s) { check_forward<float>(s); });
+    for_all_sizes([](const Sizes& s) { check_forward<float>(s, fused_gelu); });
     for_all_sizes([](const Sizes& s) { check_forward<bf16>(s); });
     for (const Sizes& s : odd_sizes) check_forward<float>(s);
 }
 
 TEST_CASE("matmul: input gradient, accumulated, times the GELU's derivative, matches double loops") {
     for_all_sizes([](const Sizes& s) { check_input_gradient<float>(s); });
+    for_all_sizes([](const Sizes& s) { check_input_gradient<float>(s, fused_gelu); });
     for_all_sizes([](const Sizes& s) { check_input_gradient<bf16>(s); });
     for (const Sizes& s : odd_sizes) check_input_gradient<float>(s);
 }
@@ -288,13 +290,48 @@ TEST_CASE("matmul: algorithms are listed once per problem and are taken back") {
     CHECK(other.algorithms().size() == 2);
 }
 
-TEST_CASE("matmul: a GELU whose rows are not a multiple of 8 apart is refused") {
+TEST_CASE_TEMPLATE("matmul: where cuBLASLt has no algorithm with GELU, GELU is a kernel of its own, and that is said",
+                   T, float, bf16) {
     Device device;
-    Matmul matmul(device.arena);
-    TestMatrix<float> in(device, 4, 8, 0, 1), weight(device, 12, 8, 0, 2), bias(device, 1, 12, 0, 3),
+    Matmul matmul(device.arena, fused_gelu);   // rows 12 elements apart are refused
+    TestMatrix<T> in(device, 4, 8, 0, 1), weight(device, 12, 8, 0, 2), bias(device, 1, 12, 0, 3),
         out(device, 4, 12, 0, 4), pre_gelu(device, 4, 12, 0, 5);
-    CHECK_THROWS_AS(matmul.forward_gelu<float>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(),
-                                               MatmulShape{4, 12, 8}, device.stream),
-                    Error);
-    CUDA_CHECK(cudaStreamSynchronize(device.stream));   // the uploads are done before their memory is freed
+    for (int call = 0; call < 2; call++) {
+        matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(),
+                               MatmulShape{4, 12, 8}, device.stream);
+    }
+    std::vector<double> expected = product(
+        4, 12, 8, [&](int i, int k) { return in.at(i, k); }, [&](int k, int j) { return weight.at(j, k); });
+    for (int i = 0; i < 48; i++) expected[static_cast<std::size_t>(i)] += bias.at(0, i % 12);
+    CHECK(pre_gelu.error(expected) < tolerance<T>(8));
+    for (double& x : expected) x = gelu(x);
+    CHECK(out.error(expected) < tolerance<T>(8));
+    REQUIRE(matmul.unfused().size() == 1);
+    CHECK(matmul.unfused()[0].find("forward + bias + gelu") != std::string::npos);
+
+    TestMatrix<T> dout(device, 4, 8, 0, 6), down(device, 8, 12, 0, 7), dinp(device, 4, 12, 0, 8);
+    matmul.input_gradient_gelu<T>(dinp.data(), dout.data(), down.data(), pre_gelu.data(), MatmulShape{4, 8, 12},
+                                  device.stream);
+    CUDA_CHECK(cudaStreamSynchronize(device.stream));
+    CHECK(matmul.unfused().size() == 2);
+    for (const MatmulAlgorithm& algorithm : matmul.algorithms()) {   // only what multiplies
+        CHECK(algorithm.problem.find("gelu") == std::string::npos);
+    }
+}
+
+TEST_CASE("matmul: fp32 asks cuBLASLt for no GELU unless told to") {
+    auto problem_of = [](MatmulOptions options) {
+        Device device;
+        Matmul matmul(device.arena, options);
+        TestMatrix<float> in(device, 4, 8, 0, 1), weight(device, 16, 8, 0, 2), bias(device, 1, 16, 0, 3),
+            out(device, 4, 16, 0, 4), pre_gelu(device, 4, 16, 0, 5);
+        matmul.forward_gelu<float>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(),
+                                   MatmulShape{4, 16, 8}, device.stream);
+        CUDA_CHECK(cudaStreamSynchronize(device.stream));
+        CHECK(matmul.unfused().empty());
+        const std::vector<MatmulAlgorithm> algorithms = matmul.algorithms();
+        return algorithms.size() == 1 ? algorithms[0].problem : "";
+    };
+    CHECK(problem_of({}).starts_with("forward + bias fp32"));
+    CHECK(problem_of(fused_gelu).starts_with("forward + bias + gelu fp32"));
 }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "llmc/kernels/bias_gradient.h"
+#include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/operation_timer.h"
 
 namespace {
@@ -61,6 +62,7 @@ std::string describe(const Problem& p, bool tf32) {
 // Owns the descriptors of one problem and the algorithm chosen for it.
 struct Plan {
     std::string name;
+    std::string refusal;   // why there is no algorithm; empty where there is one
     cublasLtMatmulDesc_t desc = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
@@ -110,8 +112,17 @@ struct Matmul::Impl {
     Plan& plan(const Problem& problem, const void* bias, const void* aux);
     void choose_algorithm(Plan& plan, const Problem& problem);
     bool take_given_algorithm(Plan& plan);
-    void run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am, const void* b,
-             const Matrix& bm, const void* bias, const void* aux, bool accumulate, cudaStream_t stream);
+    bool try_run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am, const void* b,
+                 const Matrix& bm, const void* bias, const void* aux, bool accumulate, cudaStream_t stream);
+    template <class... Arguments>
+    void run(const MatmulRow* row, const Arguments&... arguments) {
+        if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);
+    }
+    template <class T>
+    bool fuses_gelu() const {
+        return !std::is_same_v<T, float> || options.fuse_fp32_gelu;
+    }
+    std::string last_refusal;
 };
 
 // The plan of a problem, made when it is first met. `bias` and `aux` matter only for their alignment, which the
@@ -181,21 +192,31 @@ void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.d.alignment);
     cublasLtMatmulHeuristicResult_t result{};
     int count = 0;
-    cublas_check(cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, 1,
-                                                &result, &count),
-                 "heuristic for " + plan.name);
-    cublas_check(count == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED, "heuristic for " + plan.name);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d,
+                                                           preference, 1, &result, &count);
+    if (status == CUBLAS_STATUS_SUCCESS) status = count == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+        plan.refusal = text("cuBLASLt: heuristic for ", plan.name, " failed: ", cublasLtGetStatusName(status));
+        return;
+    }
+    cublas_check(status, "heuristic for " + plan.name);
     plan.algorithm = result.algo;
     plan.workspace_bytes = result.workspaceSize;
 }
 
-void Matmul::Impl::run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am, const void* b,
-                       const Matrix& bm, const void* bias, const void* aux, bool accumulate, cudaStream_t stream) {
+// False, with nothing done but `last_refusal` said, where cuBLASLt has no algorithm for the problem.
+bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am,
+                           const void* b, const Matrix& bm, const void* bias, const void* aux, bool accumulate,
+                           cudaStream_t stream) {
     ENSURE(row != nullptr, "this matmul is not in matmul_rows");
     ENSURE(!accumulate || row->may_accumulate, row->use, " cannot accumulate");
     ENSURE(dm.rows > 0 && dm.cols > 0 && am.rows > 0 && am.cols > 0, row->use, " of an empty matrix");
     Plan& p = plan({row - matmul_rows, accumulate, am, bm, dm, std::min(alignment_bytes(bias), alignment_bytes(aux))},
                    bias, aux);
+    if (!p.refusal.empty()) {
+        last_refusal = p.refusal;
+        return false;
+    }
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
@@ -203,7 +224,19 @@ void Matmul::Impl::run(const MatmulRow* row, void* d, const Matrix& dm, const vo
                                 workspace.data(), p.workspace_bytes, stream),
                  p.name);
     if (OperationTimer::watches(stream)) OperationTimer::note(stream, text("matmul, ", row->use));
+    return true;
 }
+
+namespace {
+
+// GELU as a kernel of its own, over `rows` rows that may have gaps between them: apply(first element, elements).
+template <class Apply>
+void for_rows(int rows, int columns, std::int64_t stride, Apply apply) {
+    if (stride == 0 || stride == columns) return apply(std::int64_t{0}, std::int64_t{rows} * columns);
+    for (int row = 0; row < rows; row++) apply(row * stride, std::int64_t{columns});
+}
+
+}   // namespace
 
 Matmul::Matmul(Arena& arena, MatmulOptions options) : impl_(std::make_unique<Impl>(arena, options)) {}
 Matmul::~Matmul() = default;
@@ -224,8 +257,15 @@ void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, con
                           cudaStream_t stream) {
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
-    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
-               matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, false, stream);
+    if (impl_->fuses_gelu<T>() &&
+        impl_->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
+                       in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, false, stream)) {
+        return;
+    }
+    forward(pre_gelu, in, weight, bias, s, stream);
+    for_rows(s.M, s.N, s.out_stride, [&](std::int64_t first, std::int64_t count) {
+        gelu_forward(out + first, pre_gelu + first, count, stream);
+    });
 }
 
 template <class T>
@@ -242,8 +282,16 @@ void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const 
                                  cudaStream_t stream) {
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU);
-    impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), dout,
-               matrix(dout, s.N, s.M, s.out_stride), nullptr, pre_gelu, false, stream);
+    if (impl_->fuses_gelu<T>() &&
+        impl_->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight,
+                       matrix(weight, s.K, s.N, s.weight_stride), dout, matrix(dout, s.N, s.M, s.out_stride), nullptr,
+                       pre_gelu, false, stream)) {
+        return;
+    }
+    input_gradient(dinp, dout, weight, s, false, stream);
+    for_rows(s.M, s.K, s.in_stride, [&](std::int64_t first, std::int64_t count) {
+        gelu_backward(dinp + first, dinp + first, pre_gelu + first, count, stream);
+    });
 }
 
 template <class T, class G>
@@ -265,6 +313,7 @@ void Matmul::bias_gradient(G* dbias, const T* dout, const MatmulShape& s, bool a
 std::vector<MatmulAlgorithm> Matmul::algorithms() const {
     std::map<std::string, MatmulAlgorithm> by_name = impl_->given;
     for (const auto& [problem, plan] : impl_->plans) {
+        if (!plan.refusal.empty()) continue;
         MatmulAlgorithm algorithm{plan.name, {}, plan.workspace_bytes};
         std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
         by_name[plan.name] = algorithm;
@@ -280,6 +329,14 @@ void Matmul::use_algorithms(std::span<const MatmulAlgorithm> algorithms) {
 }
 
 const std::vector<std::string>& Matmul::refused_algorithms() const { return impl_->refused; }
+
+std::vector<std::string> Matmul::unfused() const {
+    std::vector<std::string> result;
+    for (const auto& [problem, plan] : impl_->plans) {
+        if (!plan.refusal.empty()) result.push_back(plan.refusal);
+    }
+    return result;
+}
 
 #define INSTANTIATE(T)                                                                                             \
     template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);             \
