@@ -2,6 +2,8 @@
 
 #include "llmc/kernels/attention_graph_cudnn.h"
 
+#include "llmc/base/error.h"
+
 namespace {
 
 constexpr cudnnDataType_t fp32 = CUDNN_DATA_FLOAT, half_width = CUDNN_DATA_BFLOAT16;
@@ -43,6 +45,23 @@ AttentionLayout packed_layout(const AttentionShape& s) {
     const HeadStrides alone{s.Tq * row, s.HS, row};
     return {s.B,   s.NH,  s.Tq,     s.Tk,     s.HS,    sees_less_than_all(s), packed_q, packed_k, packed_k,
             alone, alone, packed_q, packed_k, packed_k};
+}
+
+AttentionLayout forward_part(AttentionLayout layout) {
+    layout.dout = layout.dq = layout.dk = layout.dv = {};
+    return layout;
+}
+
+std::string unsupported_by_cudnn(const AttentionShape& s, bool backward, int compute_capability) {
+    if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
+    const bool masked = sees_less_than_all(s);
+    if (masked && s.q0 != s.k0) return "cuDNN: no causal mask between blocks that begin at different positions";
+    if (s.B == 1 && s.NH == 1 && (s.Tq == 1 || s.Tk == 1))
+        return "cuDNN: it is reported to crash near one token of one head";
+    if (backward && !masked && s.Tk % 128 == 64 && compute_capability == 90)
+        return text("cuDNN: backward without a mask is reported to give NaN on sm_90 for Tk=", s.Tk,
+                    ", a multiple of 64 but not of 128");
+    return "";
 }
 
 CudnnGraph forward_attention_graph(const AttentionLayout& layout) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <string>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
@@ -66,8 +67,15 @@ AttentionLayout layout_of(const AttentionBackward<T, G>& a) {
             strides_of(a.dv)};
 }
 
-// The layout of the program's own tensors: q, k, v and their gradients packed, the others without gaps.
+// The layout of the program's own tensors in backward: q, k, v and their gradients packed, the others without gaps.
 AttentionLayout packed_layout(const AttentionShape& shape);
+
+// Of those, what a forward call has.
+AttentionLayout forward_part(AttentionLayout layout);
+
+// Why cuDNN is not to be asked for this shape on a device of this compute capability (90: sm_90); empty where it is.
+// Besides what it does not offer, what it is reported to do wrong.
+std::string unsupported_by_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
 
 CudnnGraph forward_attention_graph(const AttentionLayout& layout);
 CudnnGraph backward_attention_graph(const AttentionLayout& layout);

@@ -190,6 +190,39 @@ TEST_CASE("cudnn: the operations of the graphs, done in double precision, are at
     }
 }
 
+TEST_CASE("cudnn: calls on the program's own tensors have the layouts that were asked about, so plans are built once") {
+    const AttentionShape shape = self_attention_shape(2, 9, 3, 8);
+    bf16* qkv = nullptr;
+    auto part = [&](int p) { return packed_heads(qkv, p, 9, 3, 8); };
+    const HeadsView<bf16> alone = contiguous_heads<bf16>(nullptr, 9, 3, 8);
+    const AttentionForward<bf16> forward{alone, nullptr, part(0), part(1), part(2), shape};
+    const AttentionBackward<bf16> backward{part(0), part(1), part(2), nullptr, alone, alone,
+                                           nullptr, part(0), part(1), part(2), shape};
+    CHECK(layout_of(forward) == forward_part(packed_layout(shape)));
+    CHECK(layout_of(backward) == packed_layout(shape));
+    CHECK(layout_of(forward) != layout_of(backward));
+}
+
+TEST_CASE("cudnn: what it is reported to do wrong is not asked for") {
+    auto full = [](int Tk) { return self_attention_shape(2, Tk, 3, 64, false); };
+    CHECK(unsupported_by_cudnn(full(1024), true, 90) == "");
+    CHECK(unsupported_by_cudnn(full(64), true, 90).find("NaN") != std::string::npos);
+    CHECK(unsupported_by_cudnn(full(192), true, 90).find("Tk=192") != std::string::npos);
+    CHECK(unsupported_by_cudnn(full(192), false, 90) == "");   // forward is well
+    CHECK(unsupported_by_cudnn(full(192), true, 100) == "");
+    CHECK(unsupported_by_cudnn(full(96), true, 90) == "");
+    CHECK(unsupported_by_cudnn(self_attention_shape(2, 192, 3, 64), true, 90) == "");   // causal
+
+    CHECK(unsupported_by_cudnn(self_attention_shape(1, 1, 1, 64), false, 80).find("crash") != std::string::npos);
+    CHECK(unsupported_by_cudnn(self_attention_shape(1, 1, 2, 64), false, 80) == "");
+    CHECK(unsupported_by_cudnn(self_attention_shape(1, 2, 1, 64), false, 80) == "");
+    CHECK(unsupported_by_cudnn(self_attention_shape(2, 1, 1, 64), false, 80) == "");
+    CHECK(unsupported_by_cudnn(self_attention_shape(2, 64, 3, 136), true, 80).find("head size") != std::string::npos);
+    AttentionShape later = self_attention_shape(2, 64, 3, 64);
+    later.q0 = 32;
+    CHECK(unsupported_by_cudnn(later, true, 80).find("positions") != std::string::npos);
+}
+
 TEST_CASE("cudnn: engines accept attention forward and backward, causal and full, for an H200") {
     if (!can_ask()) return;
     for (int HS : {64, 80, 96, 128}) {

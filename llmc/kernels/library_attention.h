@@ -6,7 +6,8 @@
 //
 //            element types                      shapes
 //   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
-//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but key or query offsets (q0, k0)
+//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but key or query offsets (q0, k0), and what it is
+//                                              reported to do wrong (unsupported_by_cudnn)
 //
 // Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
 // size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for B NH Tq Tk in bf16.
@@ -25,7 +26,8 @@
 class LibraryAttention {
 public:
     // Why the library cannot serve this element type and shape on this machine; empty if it can. `G`: element type of
-    // the output, and of the gradients if `backward`. Does not throw.
+    // the output, and of the gradients if `backward`. Does not throw. What had to be built to know (cuDNN's plans) is
+    // kept for the calls, and for the next who asks.
     template <class T, class G = T>
     static std::string refusal(const AttentionShape& shape, bool backward = true);
 

@@ -20,38 +20,59 @@
 #ifdef USE_CUDNN
 
 #include <limits>
-#include <map>
 #include <type_traits>
 
 #include "llmc/kernels/attention_graph_cudnn.h"
+#include "llmc/kernels/plan_cache.h"
 
-struct LibraryAttention::Impl {
-    Arena& arena;
+namespace {
+
+// The handle and the plans of this thread's device, made once and kept to the end of the process: models and tries of a
+// model come and go, and a plan can take half a second. Never destroyed: at the end of a process the device may be
+// gone.
+struct Cudnn {
     cudnnHandle_t handle = nullptr;
-    std::map<AttentionLayout, CudnnPlan> forward, backward;
-    DeviceBuffer<std::uint8_t> workspace;
+    int compute_capability = 0;                                     // 90: sm_90
+    PlanCache<std::pair<bool, AttentionLayout>, CudnnPlan> plans;   // backward, layout
 
-    explicit Impl(Arena& a) : arena(a) {
+    Cudnn() {
+        int device = 0, major = 0, minor = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+        compute_capability = 10 * major + minor;
         const CudnnLibrary& c = CudnnLibrary::get();
         c.check(c.create(&handle), "start");
     }
-    ~Impl() {
-        if (handle) CudnnLibrary::get().destroy(handle);
+    static Cudnn& get() {
+        static thread_local Cudnn* cudnn = new Cudnn;
+        return *cudnn;
     }
 
-    const CudnnPlan& plan(std::map<AttentionLayout, CudnnPlan>& plans, const AttentionLayout& layout) {
-        auto found = plans.find(layout);
-        if (found != plans.end()) return found->second;
-        CudnnGraph graph = &plans == &forward ? forward_attention_graph(layout) : backward_attention_graph(layout);
-        CudnnPlan plan = graph.build({handle, ""});
+    // Throws Error(no_device) with the reason where there is none.
+    const CudnnPlan& plan(const AttentionShape& shape, const AttentionLayout& layout, bool backward) {
+        const std::string reason = unsupported_by_cudnn(shape, backward, compute_capability);
+        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
+        return plans.get({backward, layout}, [&] {
+            return (backward ? backward_attention_graph(layout) : forward_attention_graph(layout)).build({handle, ""});
+        });
+    }
+};
+
+}   // namespace
+
+struct LibraryAttention::Impl {
+    Arena& arena;
+    DeviceBuffer<std::uint8_t> workspace;
+
+    // The plan, with room for it.
+    const CudnnPlan& prepare(const AttentionShape& shape, const AttentionLayout& layout, bool backward) {
+        const CudnnPlan& plan = Cudnn::get().plan(shape, layout, backward);
         if (plan.workspace_bytes() > workspace.bytes()) {
-            workspace = {};   // given back before more is asked for; where there is not more, no plan may go on
-            std::map<AttentionLayout, CudnnPlan> forward_plans, backward_plans;
-            forward.swap(forward_plans), backward.swap(backward_plans);
+            workspace = {};   // given back before more is asked for
             workspace = arena.allocate<std::uint8_t>("workspace/attention", plan.workspace_bytes());
-            forward.swap(forward_plans), backward.swap(backward_plans);
         }
-        return plans.emplace(layout, plan).first->second;
+        return plan;
     }
 
     void run(const CudnnPlan& plan, std::vector<std::pair<std::int64_t, void*>> pointers, const AttentionShape& shape,
@@ -63,19 +84,13 @@ struct LibraryAttention::Impl {
         pointers.push_back({AttentionTensor::scale, &scale});
         if (sees_less_than_all(shape)) pointers.push_back({AttentionTensor::hidden, &hidden});
         if (pointers.front().first == AttentionTensor::dout) pointers.push_back({AttentionTensor::one, &one});
+        const cudnnHandle_t handle = Cudnn::get().handle;
         c.check(c.set_stream(handle, stream), "choosing the stream");
         plan.run(handle, pointers, workspace.data());
     }
 };
 
 namespace {
-
-std::string unsupported_shape(const AttentionShape& s) {
-    if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
-    if (sees_less_than_all(s) && s.q0 != s.k0)
-        return "cuDNN: no causal mask between blocks that begin at different positions";
-    return "";
-}
 
 template <class T>
 void* address(const HeadsView<T>& view) {
@@ -90,14 +105,10 @@ std::string LibraryAttention::refusal(const AttentionShape& shape, bool backward
         (void)shape, (void)backward;
         return "cuDNN's attention reads and writes 16-bit numbers only";
     } else {
-        std::string reason = unsupported_shape(shape);
-        if (!reason.empty()) return reason;
         try {
-            Arena arena;
-            Impl impl(arena);
-            AttentionLayout layout = packed_layout(shape);
-            (void)forward_attention_graph(layout).build({impl.handle, ""});
-            if (backward) (void)backward_attention_graph(layout).build({impl.handle, ""});
+            const AttentionLayout layout = packed_layout(shape);
+            (void)Cudnn::get().plan(shape, forward_part(layout), false);
+            if (backward) (void)Cudnn::get().plan(shape, layout, true);
         } catch (const Error& error) {
             return error.message();
         }
@@ -105,15 +116,15 @@ std::string LibraryAttention::refusal(const AttentionShape& shape, bool backward
     }
 }
 
-LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(arena)) {}
+LibraryAttention::LibraryAttention(Arena& arena) : impl_(new Impl{arena, {}}) {
+    Cudnn::get();   // throws where there is no cuDNN
+}
 LibraryAttention::~LibraryAttention() = default;
 
 template <class T, class O>
 void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
-        std::string reason = unsupported_shape(a.shape);
-        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
-        impl_->plan(impl_->forward, layout_of(a));
+        impl_->prepare(a.shape, layout_of(a), false);
     } else {
         throw Error(ErrorKind::no_device, refusal<T, O>(a.shape));
     }
@@ -122,9 +133,7 @@ void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
 template <class T, class G>
 void LibraryAttention::prepare(const AttentionBackward<T, G>& a) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<G, bf16>) {
-        std::string reason = unsupported_shape(a.shape);
-        if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
-        impl_->plan(impl_->backward, layout_of(a));
+        impl_->prepare(a.shape, layout_of(a), true);
     } else {
         throw Error(ErrorKind::no_device, refusal<T, G>(a.shape));
     }
@@ -133,9 +142,7 @@ void LibraryAttention::prepare(const AttentionBackward<T, G>& a) {
 template <class T, class O>
 void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
-        prepare(a);
-        const CudnnPlan& plan = impl_->plan(impl_->forward, layout_of(a));
-        impl_->run(plan,
+        impl_->run(impl_->prepare(a.shape, layout_of(a), false),
                    {{AttentionTensor::q, address(a.q)},
                     {AttentionTensor::k, address(a.k)},
                     {AttentionTensor::v, address(a.v)},
@@ -150,9 +157,7 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
 template <class T, class G>
 void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, bf16> && std::is_same_v<G, bf16>) {
-        prepare(a);
-        const CudnnPlan& plan = impl_->plan(impl_->backward, layout_of(a));
-        impl_->run(plan,
+        impl_->run(impl_->prepare(a.shape, layout_of(a), true),
                    {{AttentionTensor::dout, address(a.dout)},
                     {AttentionTensor::q, address(a.q)},
                     {AttentionTensor::k, address(a.k)},
