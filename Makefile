@@ -39,6 +39,7 @@ BUILD := build/$(DEVICE)-$(PRECISION)$(VARIANT)
 
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CPU_ARCH ?= native
+# WARNINGS= : none, for a compiler that warns of more than the known ones do
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
 DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
@@ -174,7 +175,8 @@ quickstart: ## train a small model on this machine's C and C++ headers: install,
 .PHONY: fuzz test test-long check-units check-clang cuda-compile gpu-check
 test: ## every check that fits in minutes; ends with "N passed, N failed"
 	@dev/test/run.sh short
-PART ?=#             of test-long: one or more parts, as in make test-long PART=certificate; dev/test/checks.sh names them
+PART ?=#             of test-long and gpu-check: one or more parts, as in make test-long PART=certificate; dev/test/checks.sh
+#                    and dev/test/gpu_check.sh name them
 test-long: ## every claim of the project in full, in parts of at most half an hour (hours in all)
 	@dev/test/run.sh long $(PART)
 FUZZ_SECONDS ?= 60#     for each parser
@@ -188,8 +190,8 @@ cuda-compile: ## compile and link the CUDA build for every architecture, its tes
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
 	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
-gpu-check: ## on a GPU: build, test, check with compute-sanitizer, measure
-	@dev/test/gpu_check.sh
+gpu-check: ## on a GPU: build, test, measure, check; PART=build|kernels|model|speed|sanitize|ranks alone; OUT=folder for logs
+	@dev/test/gpu_check.sh $(PART)
 
 .PHONY: clean help
 clean: ## remove everything that was built

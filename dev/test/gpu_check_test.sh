@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# gpu_check.sh itself, with programs that stand for the real ones: its summary names every part that failed, that ran out
-# of its time and that was left no time, and its exit code tells.
+# gpu_check.sh itself, with programs that stand for the real ones: its table and JSON name every step that failed, that ran
+# out of its time, that was left no time and whose program was not built; its exit code tells; nothing stays behind. Then
+# limited.sh, and where cuda.mk finds CUDA.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
@@ -15,39 +16,118 @@ program() {   # FILE BODY
     chmod +x "$work/$1"
 }
 mkdir -p "$work/dev/test"
-cp dev/test/gpu_check.sh "$work/dev/test/"
-program bin/nvidia-smi 'echo "GPU 0: none"'
-program bin/make true
-program bin/compute-sanitizer 'shift 4; exec "$@"'
+cp dev/test/{gpu_check,limited}.sh "$work/dev/test/"
+program bin/nvidia-smi 'echo "GPU 0: \"none\""'
+program bin/make 'echo "$*" >>'"$work/made"
+program bin/compute-sanitizer '[[ $1 != --tool ]] || shift 4; exec "$@"'
 for name in build/cuda/unit_test build/cuda-{bf16,fp32}/{unit_test,test_gpt} dev/test/{nccl_one_gpu,train_test}.sh; do
     program $name 'echo "3 passed, 0 failed"'
 done
-run() { PATH=$work/bin:$PATH timeout 60 "$work/dev/test/gpu_check.sh" >"$work/log" 2>&1; }
+program build/cuda-bf16/bench 'echo "    1234.5 tokens/s"'
+run() { rm -f "$work/made"; OUT=$work/out PATH=$work/bin:$PATH timeout 60 "$work/dev/test/gpu_check.sh" "$@" >"$work/log" 2>&1; }
+step() { grep -qE "^$1 +$2 +[0-9]+ s  $3" "$work/out/gpu_check.txt"; }   # PART RESULT NAME
+is_gone() {   # FILE with a process's number: it has ended, whether or not that was noticed
+    local state
+    state=$(sed -E 's/.*\) (.).*/\1/' "/proc/$(cat "$work/$1")/stat" 2>/dev/null)
+    [ "${state:-Z}" = Z ]
+}
+in_json() {   # how many steps have this RESULT
+    python3 -c '
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert report["passed"] + report["failed"] + report["skipped"] == len(report["steps"]), "counts"
+assert set(report["machine"]) >= {"gpu", "driver", "nvcc", "gxx", "commit"}
+print(sum(step["result"] == sys.argv[2] for step in report["steps"]))' "$work/out/gpu_check.json" "$1"
+}
 
-run && grep -qE '^16 passed, 0 failed, 0 skipped' "$work/log"
-verdict $? "all parts pass: $(tail -n 3 "$work/log")"
+run && tail -n 2 "$work/log" | grep -qE '^23 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 23 ] &&
+    step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
+verdict $? "all parts pass: $(tail -n 30 "$work/log")"
+grep -qvE 'WARNINGS= ' "$work/made" && verdict 1 "warnings do not stop a build: $(cat "$work/made")"
+[ "$(tail -n 1 "$work/out/gpu_check.txt")" = "$(tail -n 2 "$work/log" | head -n 1)" ]
+verdict $? "the table in its file ends as the one printed"
+
+for part in build kernels model speed sanitize ranks; do
+    run $part && ! grep -qvE "^$part |passed" "$work/out/gpu_check.txt" && [ -s "$work/made" ]
+    verdict $? "$part alone, with what it builds: $(tail -n 12 "$work/log")"
+done
+run kernel
+[ $? -eq 64 ] && grep -q 'the parts are: build kernels' "$work/log"
+verdict $? "a part that there is not"
 
 program build/cuda-bf16/test_gpt 'echo "a reason"; exit 3'
 run
-[ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && grep -q '^failed: whole model bf16 (exit 3' "$work/log" &&
-    grep -qE '^14 passed, 2 failed, 0 skipped' "$work/log"
-verdict $? "a part that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
+[ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && step model FAILED 'whole model bf16  \(exit 3' &&
+    grep -qE '^21 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
+verdict $? "a step that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
+program build/cuda-bf16/test_gpt 'echo "3 passed, 0 failed"'
 
-program build/cuda/unit_test 'sleep 20'
-GPU_CHECK_SECONDS=3 run
-[ $? -eq 1 ] && grep -qE '^failed: unit tests \(stopped after [123] s' "$work/log" &&
-    grep -q '^SKIPPED benchmarks bf16 (no time left)' "$work/log" && grep -qE '^1 passed, 1 failed, 14 skipped' "$work/log"
-verdict $? "a part that hangs, and those after it: $(tail -n 3 "$work/log")"
+program bin/make 'echo "$*" >>'"$work/made; "'[[ $* != *build/cuda/unit_test* ]] || exit 2'
+run kernels sanitize ranks
+[ $? -eq 1 ] && step kernels FAILED 'build tests of kernels' && step kernels SKIPPED 'unit tests +\(build/cuda/unit_test was not' &&
+    step ranks SKIPPED NCCL && step sanitize ok 'memcheck, whole model'
+verdict $? "a build that fails, and what needs it: $(cat "$work/out/gpu_check.txt")"
+program bin/make 'echo "$*" >>'"$work/made"
 
-rm "$work/bin/compute-sanitizer"
+# a rank that is a session of its own and does not listen
+program build/cuda/unit_test "setsid bash -c 'trap : TERM; echo \$\$ >$work/rank; while :; do sleep 1; done' & sleep 40"
+GPU_CHECK_SECONDS=8 run kernels ranks
+[ $? -eq 1 ] && step kernels FAILED 'instructions and tensor-core attention  \(stopped after [1-8] s' &&
+    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 3 ]
+verdict $? "a step that hangs, and those after it: $(cat "$work/out/gpu_check.txt")"
+is_gone rank
+verdict $? "nothing of it is left"
+
 program build/cuda/unit_test true
+program bin/compute-sanitizer 'echo "Device not supported"; exit 1'
+run sanitize
+[ $? -eq 0 ] && step sanitize SKIPPED 'racecheck, attention and instructions +\(compute-sanitizer: Device not'
+verdict $? "a sanitizer that is refused the device: $(cat "$work/out/gpu_check.txt")"
+rm "$work/bin/compute-sanitizer"
 if command -v compute-sanitizer >/dev/null; then
     echo "SKIPPED gpu_check.sh without compute-sanitizer: this machine has one"
 else
-    run
-    [ $? -eq 1 ] && grep -q '^SKIPPED racecheck, attention and instructions (no compute-sanitizer' "$work/log"
+    run sanitize
+    [ $? -eq 0 ] && step sanitize SKIPPED 'racecheck, attention and instructions +\(no compute-sanitizer'
     verdict $? "no compute-sanitizer: $(tail -n 3 "$work/log")"
 fi
+program bin/nvidia-smi 'exit 9'
+run
+[ $? -eq 69 ] && grep -q 'No GPU answers' "$work/log"
+verdict $? "no GPU"
+
+dev/test/limited.sh 5 bash -c 'exit 7'
+[ $? -eq 7 ]
+verdict $? "limited.sh: the command's code"
+dev/test/limited.sh 5 bash -c "setsid sleep 50 & echo \$! >$work/left"
+[ $? -eq 0 ] && is_gone left
+verdict $? "limited.sh: what a command that ends well leaves behind"
+dev/test/limited.sh 1 dev/test/limited.sh 20 bash -c "setsid sleep 50 & echo \$! >$work/left; wait"
+[ $? -eq 124 ] && is_gone left
+verdict $? "limited.sh: one in another"
+
+# a toolkit without cuBLASLt's header, pip's packages, headers of a distribution
+toolkit=$work/toolkit pip=$work/pip/nvidia
+program toolkit/bin/nvcc true
+mkdir -p $toolkit/include $pip/{cu13,cudnn,nccl}/include
+touch $toolkit/include/cuda_runtime.h $pip/cu13/include/{cuda_runtime,cublasLt}.h $pip/{cudnn/include/cudnn,nccl/include/nccl}.h
+includes() {   # the folders that a compile for CUDA searches, in order
+    make DEVICE=cuda CUDA_HOME=$toolkit NVCC=$toolkit/bin/nvcc PIP_NVIDIA=$pip USE_MPI=0 USE_CUDNN=0 "$@" \
+        --eval 'show: ; @echo $(CUDA_INCLUDES)' show | sed "s,-isystem ,,g; s,$work/,,g"
+}
+found=$(includes)
+[[ "$found" == "toolkit/include pip/nvidia/cu13/include "* ]]
+verdict $? "a toolkit without cublasLt.h is completed by pip's, after its own: $found"
+touch $toolkit/include/cublasLt.h
+found=$(includes)
+[[ "$found" != *cu13* && "$found" == toolkit/include* ]]
+verdict $? "a complete toolkit is left alone: $found"
+found=$(includes CUDNN_INCLUDE=/usr/include)
+[[ " $found " != *" /usr/include "* ]]
+verdict $? "the compiler's own folder is not named: $found"
+flags=$(make DEVICE=cuda WARNINGS= --eval 'show: ; @echo $(NVCC_FLAGS) $(HOST_FLAGS)' show)
+[[ "$flags" != *-Werror* && "$flags" != *-Wall* ]]
+verdict $? "WARNINGS= turns compilers' warnings off: $flags"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

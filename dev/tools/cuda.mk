@@ -9,7 +9,12 @@ first_with = $(firstword $(foreach d,$(2),$(if $(wildcard $(d)/$(1)),$(d))))
 CUDA_INCLUDE := $(call first_with,cuda_runtime.h,$(CUDA_HOME)/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cuda_runtime/include)
 CUDNN_INCLUDE := $(call first_with,cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu $(PIP_NVIDIA)/cudnn/include)
 NCCL_INCLUDE := $(call first_with,nccl.h,$(CUDA_HOME)/include /usr/include $(PIP_NVIDIA)/nccl/include)
-CUDA_INCLUDES := $(addprefix -isystem ,$(sort $(CUDA_INCLUDE) $(CUDNN_INCLUDE) $(NCCL_INCLUDE)))
+# a toolkit may be without its libraries' headers: pip's complete it, after its own
+CUBLAS_INCLUDE := $(call first_with,cublasLt.h,$(CUDA_INCLUDE) /usr/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cublas/include)
+# never the compiler's own folders, which it searches anyway: named, they come first, and <cstdlib> finds no stdlib.h
+without_repeats = $(if $(1),$(firstword $(1)) $(call without_repeats,$(filter-out $(firstword $(1)),$(1))))
+CUDA_INCLUDES := $(addprefix -isystem ,$(filter-out /usr/include /usr/include/x86_64-linux-gnu,\
+    $(call without_repeats,$(CUDA_INCLUDE) $(CUBLAS_INCLUDE) $(CUDNN_INCLUDE) $(NCCL_INCLUDE))))
 
 CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib $(PIP_NVIDIA)/nccl/lib)
 # pip's packages have only the versioned names, so the linker is given files
@@ -24,5 +29,7 @@ PTX := -gencode arch=compute_80,code=compute_80
 CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(if $(word 2,$(CUDA_ARCHS)),$(PTX))
 # A kernel that keeps more than registers hold is an error: it would run, slower, and nobody would see why.
 NO_SPILLS = -Xptxas --warn-on-spills,--warning-as-error
-NVCC_FLAGS = -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 -Werror all-warnings \
-    -Xcompiler -Wall,-Wextra,-Wshadow,-pthread $(addprefix -Xcompiler ,$(EXTRA_FLAGS)) $(NO_SPILLS)
+NVCC_WARNINGS = -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow,-pthread
+NVCC_NO_WARNINGS = -Xcompiler -pthread
+NVCC_FLAGS = -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --threads 2 \
+    $(if $(WARNINGS),$(NVCC_WARNINGS),$(NVCC_NO_WARNINGS)) $(addprefix -Xcompiler ,$(EXTRA_FLAGS)) $(NO_SPILLS)
