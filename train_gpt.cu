@@ -80,7 +80,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     Stage stage(inputs.config, stage_options(options, world), arena, stream.get());
     start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
-    Step step(stage, optimizer_options(options), arena, groups);
+    Step step(stage, options, arena, groups);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
     const auto evaluation = make_evaluation(options, step);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());

@@ -36,11 +36,6 @@ struct Classifier {
 template <class Real>
 void fused_classifier(const Classifier<Real>& args, cudaStream_t stream);
 
-// probabilities = softmax(logits[:, :V]) in fp32, for sampling.
-// probabilities (rows, V), logits (rows, Vp).
-template <class Real>
-void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int Vp, cudaStream_t stream);
-
 // total[0] = scale * sum(losses[0 .. n-1]) on the device, in a fixed order; added to what is there when `accumulate`.
 inline void sum_losses(double* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
 
@@ -142,27 +137,6 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-
-template <class Real>
-__global__ void __launch_bounds__(kClassifierThreads)
-    softmax_rows_kernel(float* probabilities, const Real* logits, int V, Extent extent) {
-    logits += static_cast<std::int64_t>(blockIdx.x) * extent.count;
-    probabilities += static_cast<std::int64_t>(blockIdx.x) * V;
-    const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, V, extent));
-    const float scale = 1.0f / softmax.sum;
-    for (int c = static_cast<int>(threadIdx.x); c < V; c += static_cast<int>(blockDim.x)) {
-        probabilities[c] = exp_for<Real>(static_cast<float>(logits[c]) - softmax.max) * scale;
-    }
-}
-
-template <class Real>
-void softmax_rows(float* probabilities, const Real* logits, int rows, int V, int Vp, cudaStream_t stream) {
-    ENSURE(V >= 1 && Vp >= V, "softmax of V=", V, " padded to Vp=", Vp);
-    if (rows == 0) return;
-    Launch where{dim3(static_cast<unsigned>(rows)), classifier_block(Vp), 0, stream};
-    where.reads(logits, sizeof(Real) * rows * Vp).writes(probabilities, sizeof(float) * rows * V);
-    launch(softmax_rows_kernel<Real>, where, probabilities, logits, V, row_extent(Vp, logits));
-}
 
 template <class Sum>
 __global__ void __launch_bounds__(kOrderedSumThreads)

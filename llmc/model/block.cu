@@ -7,16 +7,11 @@
 Block::Block(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
       parameters_(parameters),
-      ln1w_(parameters.index(Param::ln1w, layer)),
-      ln1b_(parameters.index(Param::ln1b, layer)),
-      ln2w_(parameters.index(Param::ln2w, layer)),
-      ln2b_(parameters.index(Param::ln2b, layer)),
-      qkv_(tools.matmul, parameters, parameters.index(Param::qkvw, layer), parameters.index(Param::qkvb, layer)),
-      attproj_(tools.matmul, parameters, parameters.index(Param::attprojw, layer),
-               parameters.index(Param::attprojb, layer)),
-      fc_(tools.matmul, parameters, parameters.index(Param::fcw, layer), parameters.index(Param::fcb, layer)),
-      fcproj_(tools.matmul, parameters, parameters.index(Param::fcprojw, layer),
-              parameters.index(Param::fcprojb, layer)) {}
+      layer_(layer),
+      qkv_(tools.matmul, parameters, Param::qkvw, Param::qkvb, layer),
+      attproj_(tools.matmul, parameters, Param::attprojw, Param::attprojb, layer),
+      fc_(tools.matmul, parameters, Param::fcw, Param::fcb, layer),
+      fcproj_(tools.matmul, parameters, Param::fcprojw, Param::fcprojb, layer) {}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
@@ -29,16 +24,17 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
     const int rows = sizes.rows(), residual_rows = sizes.residual_rows();
     floatX* const projected = tools_.workspace.rows_c.data();
 
-    layernorm_forward(LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, in, parameters_.tensor(ln1w_),
-                                               parameters_.tensor(ln1b_), residual_rows, sizes.C},
-                      stream);
+    layernorm_forward(
+        LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, in, parameters_.tensor(Param::ln1w, layer_),
+                                 parameters_.tensor(Param::ln1b, layer_), residual_rows, sizes.C},
+        stream);
     qkv_.forward(a.qkv, cut.enter_columns(a.ln1, stream), rows, stream);
     cut.attend(tools_.attention, attention_forward(a), stream);
     attproj_.forward(projected, a.atty, rows, stream);
     residual_layernorm_forward(
         ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in,
-                                         cut.leave_rows(projected, stream), parameters_.tensor(ln2w_),
-                                         parameters_.tensor(ln2b_), residual_rows, sizes.C},
+                                         cut.leave_rows(projected, stream), parameters_.tensor(Param::ln2w, layer_),
+                                         parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
         stream);
     const floatX* const ln2 = cut.enter_columns(a.ln2, stream);
     if (tools_.gelu_fusion >= 1) {
@@ -77,12 +73,13 @@ void Block::recompute(const floatX* in, const BlockActivations& a, Recompute lev
         gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{sizes.rows()} * fc_.out_channels(), tools_.stream);
     }
     if (level >= Recompute::gelu_norm) {
-        layernorm_forward(LayerNormForward<floatX>{a.ln1, nullptr, nullptr, in, parameters_.tensor(ln1w_),
-                                                   parameters_.tensor(ln1b_), residual_rows, sizes.C},
+        layernorm_forward(LayerNormForward<floatX>{a.ln1, nullptr, nullptr, in, parameters_.tensor(Param::ln1w, layer_),
+                                                   parameters_.tensor(Param::ln1b, layer_), residual_rows, sizes.C},
                           tools_.stream);
-        layernorm_forward(LayerNormForward<floatX>{a.ln2, nullptr, nullptr, a.residual2, parameters_.tensor(ln2w_),
-                                                   parameters_.tensor(ln2b_), residual_rows, sizes.C},
-                          tools_.stream);
+        layernorm_forward(
+            LayerNormForward<floatX>{a.ln2, nullptr, nullptr, a.residual2, parameters_.tensor(Param::ln2w, layer_),
+                                     parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
+            tools_.stream);
     }
 }
 
@@ -106,11 +103,11 @@ AttentionBackward<floatX> Block::attention_backward(floatX* dqkv, const BlockAct
 // dresidual += the gradient of the layernorm's input.
 template <class G>
 void Block::norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
-                          int weight, int bias, Gradients<G>& gradients) const {
-    const auto dweight = gradients.next(weight), dbias = gradients.next(bias);
+                          Param weight, Param bias, Gradients<G>& gradients) const {
+    const auto dweight = gradients.next(weight, layer_), dbias = gradients.next(bias, layer_);
     layernorm_backward(
         LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, tools_.workspace.layernorm.data(), dout, in,
-                                     parameters_.tensor(weight), mean, rstd, tools_.sizes.residual_rows(),
+                                     parameters_.tensor(weight, layer_), mean, rstd, tools_.sizes.residual_rows(),
                                      tools_.sizes.C, true, dweight.accumulate},
         tools_.stream);
 }
@@ -147,7 +144,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     });
     fc_.backward_input(drows, dfch, rows, stream);
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), a.residual2, a.ln2_mean, a.ln2_rstd,
-                  ln2w_, ln2b_, gradients);
+                  Param::ln2w, Param::ln2b, gradients);
 
     const floatX* dout2 = leave(kept ? kept->dresidual2 : nullptr);
     queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
@@ -157,8 +154,8 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         qkv_.backward_weight(gradients, dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
     });
     qkv_.backward_input(drows, dqkv, rows, stream);
-    norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), in, a.ln1_mean, a.ln1_rstd, ln1w_, ln1b_,
-                  gradients);
+    norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), in, a.ln1_mean, a.ln1_rstd, Param::ln1w,
+                  Param::ln1b, gradients);
 }
 
 template void Block::backward(floatX*, const floatX*, const BlockActivations&, const BlockGradients*, Gradients<float>&,

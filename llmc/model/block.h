@@ -30,10 +30,10 @@ private:
     void forward_to_gelu(const floatX* in, const BlockActivations& a) const;
     template <class G>
     void norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
-                       int weight, int bias, Gradients<G>& gradients) const;
+                       Param weight, Param bias, Gradients<G>& gradients) const;
 
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;
-    int ln1w_, ln1b_, ln2w_, ln2b_;   // in the parameter table
+    int layer_;
     Linear qkv_, attproj_, fc_, fcproj_;
 };

@@ -3,17 +3,14 @@
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/init.cuh"
 
-Embedding::Embedding(const StageTools& tools, const ModelState<floatX>& parameters)
-    : tools_(tools), parameters_(parameters), wte_(parameters.index(Param::wte)), wpe_(parameters.index(Param::wpe)) {}
-
 void Embedding::forward(floatX* out, const Batch& batch) const {
     const RankSizes& sizes = tools_.sizes;
     const bool all_rows = sizes.residual_rows() == sizes.rows();
     EncoderForward<floatX> encoder{};
     encoder.out = all_rows ? out : tools_.workspace.rows_c.data();
     encoder.tokens = batch.tokens;
-    encoder.wte = parameters_.tensor(wte_);
-    encoder.wpe = parameters_.tensor(wpe_);
+    encoder.wte = parameters_.tensor(Param::wte);
+    encoder.wpe = parameters_.tensor(Param::wpe);
     encoder.B = sizes.B;
     encoder.T = sizes.T;
     encoder.C = sizes.C;
@@ -28,7 +25,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
 template <class G>
 void Embedding::backward(const floatX* dout, const Batch& batch, Gradients<G>& gradients) const {
     const RankSizes& sizes = tools_.sizes;
-    const auto dwte = gradients.next(wte_), dwpe = gradients.next(wpe_);
+    const auto dwte = gradients.next(Param::wte), dwpe = gradients.next(Param::wpe);
     if (!dwte.accumulate) fill(dwte.data, std::int64_t{sizes.Vp} * sizes.C, 0.0f, tools_.stream);
     EncoderBackward<floatX, G> encoder{};
     encoder.dwte = dwte.data;

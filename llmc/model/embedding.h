@@ -6,7 +6,7 @@
 
 class Embedding {
 public:
-    Embedding(const StageTools& tools, const ModelState<floatX>& parameters);
+    Embedding(const StageTools& tools, const ModelState<floatX>& parameters) : tools_(tools), parameters_(parameters) {}
 
     // out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
@@ -17,5 +17,4 @@ public:
 private:
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;
-    int wte_, wpe_;   // in the parameter table
 };

@@ -32,7 +32,8 @@ public:
         G* data;
         bool accumulate;
     };
-    Target next(int param) {
+    Target next(Param kind, int layer = -1) {
+        const int param = kept_.index(kind, layer);
         const TensorPlace* place = kept_.storage().find(param);
         ENSURE(place != nullptr, "this rank holds no ", kept_.storage().table()[param].name);
         const auto index = static_cast<std::size_t>(place - kept_.storage().tensors().data());

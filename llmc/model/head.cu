@@ -13,9 +13,7 @@ Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int ch
     : tools_(tools),
       parameters_(parameters),
       chunk_rows_(chunk_rows),
-      lnfw_(parameters.index(Param::lnfw)),
-      lnfb_(parameters.index(Param::lnfb)),
-      classifier_(tools.matmul, parameters, parameters.index(parameters.storage().table().classifier()), -1) {}
+      classifier_(tools.matmul, parameters, parameters.storage().table().classifier(), std::nullopt) {}
 
 template <class PerChunk>
 void Head::for_chunks(PerChunk&& per_chunk) const {
@@ -25,10 +23,10 @@ void Head::for_chunks(PerChunk&& per_chunk) const {
 
 void Head::final_layernorm(const floatX* in) const {
     const Workspace& w = tools_.workspace;
-    layernorm_forward(
-        LayerNormForward<floatX>{w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data(), in, parameters_.tensor(lnfw_),
-                                 parameters_.tensor(lnfb_), tools_.sizes.residual_rows(), tools_.sizes.C},
-        tools_.stream);
+    layernorm_forward(LayerNormForward<floatX>{w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data(), in,
+                                               parameters_.tensor(Param::lnfw), parameters_.tensor(Param::lnfb),
+                                               tools_.sizes.residual_rows(), tools_.sizes.C},
+                      tools_.stream);
 }
 
 void Head::logits(floatX* out, int first_row, int count) const {
@@ -74,13 +72,13 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
         classifier_.backward_weight(gradients, logits, lnf + offset, count, stream);
     });
     WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
-    const auto dweight = gradients.next(lnfw_), dbias = gradients.next(lnfb_);
-    layernorm_backward(
-        LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, workspace.layernorm.data(),
-                                     cut.enter_columns_backward(dlnf, nothing, stream), in, parameters_.tensor(lnfw_),
-                                     workspace.lnf_mean.data(), workspace.lnf_rstd.data(), sizes.residual_rows(),
-                                     sizes.C, false, dweight.accumulate},
-        stream);
+    const auto dweight = gradients.next(Param::lnfw), dbias = gradients.next(Param::lnfb);
+    layernorm_backward(LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, workspace.layernorm.data(),
+                                                    cut.enter_columns_backward(dlnf, nothing, stream), in,
+                                                    parameters_.tensor(Param::lnfw), workspace.lnf_mean.data(),
+                                                    workspace.lnf_rstd.data(), sizes.residual_rows(), sizes.C, false,
+                                                    dweight.accumulate},
+                       stream);
 }
 
 template void Head::loss_and_backward(floatX*, const floatX*, const Batch&, float, Gradients<float>&) const;

@@ -30,6 +30,5 @@ private:
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;
     int chunk_rows_;
-    int lnfw_, lnfb_;   // in the parameter table
     Linear classifier_;
 };

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "llmc/kernels/matmul.h"
@@ -39,7 +40,6 @@ public:
         for (const std::function<void()>& work : waiting_) work();
         waiting_.clear();
     }
-    bool delays() const { return when_ == WeightGradients::at_schedule; }
 
 private:
     WeightGradients when_;
@@ -48,16 +48,17 @@ private:
 
 class Linear {
 public:
-    // Of the parameters with these indices in the table; `bias` -1: none.
-    Linear(Matmul& matmul, const ModelState<floatX>& parameters, int weight, int bias)
-        : matmul_(matmul), weight_param_(weight), bias_param_(bias), weight_(parameters.tensor(weight)) {
+    Linear(Matmul& matmul, const ModelState<floatX>& parameters, Param weight, std::optional<Param> bias,
+           int layer = -1)
+        : matmul_(matmul), weight_kind_(weight), bias_kind_(bias), layer_(layer) {
         const ParamStorage& storage = parameters.storage();
-        const TensorSpec& tensor = storage.table()[weight].tensor;
+        const TensorSpec& tensor = storage.table()[parameters.index(weight, layer)].tensor;
         const TensorSpec shard = tp_shard_of(tensor, storage.place().mesh.tp);
         out_ = static_cast<int>(shard.rows);
         in_ = static_cast<int>(shard.cols);
+        weight_ = parameters.tensor(weight, layer);
         const bool adds_bias = tensor.cut != TensorCut::columns || storage.place().at.tp == 0;
-        bias_ = bias >= 0 && adds_bias ? parameters.tensor(bias) : nullptr;
+        if (bias && adds_bias) bias_ = parameters.tensor(*bias, layer);
     }
 
     int out_channels() const { return out_; }
@@ -81,11 +82,11 @@ public:
     template <class G>
     void backward_weight(Gradients<G>& gradients, const floatX* dout, const floatX* in, int rows,
                          cudaStream_t stream) const {
-        if (bias_param_ >= 0) {
-            const auto dbias = gradients.next(bias_param_);
+        if (bias_kind_) {
+            const auto dbias = gradients.next(*bias_kind_, layer_);
             matmul_.bias_gradient<floatX, G>(dbias.data, dout, shape(rows), dbias.accumulate, stream);
         }
-        const auto dweight = gradients.next(weight_param_);
+        const auto dweight = gradients.next(weight_kind_, layer_);
         matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate, stream);
     }
 
@@ -93,7 +94,9 @@ private:
     MatmulShape shape(int rows) const { return {rows, out_, in_}; }
 
     Matmul& matmul_;
-    int weight_param_, bias_param_;
+    Param weight_kind_;
+    std::optional<Param> bias_kind_;
+    int layer_;
     int out_, in_;
-    const floatX *weight_, *bias_;
+    const floatX *weight_, *bias_ = nullptr;
 };

@@ -35,7 +35,7 @@ public:
     }
     ~Parts() { CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }   // before its memory is freed
     Parts& operator()(Param kind, int layer = -1) {
-        const auto target = gradients_.next(storage_.table().index(kind, layer));
+        const auto target = gradients_.next(kind, layer);
         CHECK(target.data == gradients_.unsharded().tensor(kind, layer));
         story_ += target.accumulate ? "+" : "=";
         return *this;

@@ -81,7 +81,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
         if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
         for (int layer = static_cast<int>(chunk.layers.begin); layer < static_cast<int>(chunk.layers.end); layer++) {
             blocks_.emplace_back(*tools_, unsharded_, layer);
-            block_slots_.push_back(storage_->find(table().index(Param::ln1w, layer))->slot);
+            block_slots_.push_back(slot_of(Param::ln1w, layer));
         }
         if (chunk.head) head_.emplace(*tools_, unsharded_, classifier_rows);
     }
@@ -104,15 +104,15 @@ bool Stage::follows(int chunk_index) const {
 
 // With a tied classifier the head reads wte: the embedding's, or where another rank has that, its own copy.
 void Stage::add_head_use(Uses& uses) const {
-    std::vector<int> slots{storage_->find(table().index(Param::lnfw))->slot};
-    const int classifier = storage_->find(table().index(table().classifier()))->slot;
+    std::vector<int> slots{slot_of(Param::lnfw)};
+    const int classifier = slot_of(table().classifier());
     if (classifier != slots[0]) slots.insert(slots.begin(), classifier);
     uses.push_back(std::move(slots));
 }
 
 void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
-    if (place.what.embedding) uses.push_back({storage_->find(table().index(Param::wpe))->slot});
+    if (place.what.embedding) uses.push_back({slot_of(Param::wpe)});
     for (std::size_t i = 0; i < blocks_of(chunk_index); i++) uses.push_back({block_slots_[place.first_block + i]});
     if (place.what.head && purpose != Purpose::training) add_head_use(uses);
 }
@@ -204,8 +204,8 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
     const Activations& a = *own.activations;
     const std::size_t blocks = blocks_of(chunk_index);
     if (place.what.head) {
-        const int slot = storage_->find(table().index(Param::lnfw))->slot;
-        const int classifier = storage_->find(table().index(table().classifier()))->slot;
+        const int slot = slot_of(Param::lnfw);
+        const int classifier = slot_of(table().classifier());
         if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
         gradients_begin(slot);
         use([&] { head_->loss_and_backward(*own.dresidual, a.residual[blocks], batch, dloss, gradients); });
@@ -224,7 +224,7 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
         if (own.delayed == nullptr) own.weights.drain();
     }
     if (place.what.embedding) {
-        const int slot = storage_->find(table().index(Param::wpe))->slot;
+        const int slot = slot_of(Param::wpe);
         gradients_begin(slot);
         embedding_->backward(*own.dresidual, batch, gradients);
         gradients_ready(gradients, slot);

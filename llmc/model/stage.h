@@ -148,6 +148,7 @@ private:
         WeightGradientQueue weights;
     };
 
+    int slot_of(Param kind, int layer = -1) const { return storage_->find(table().index(kind, layer))->slot; }
     void add_head_use(Uses& uses) const;
     std::size_t blocks_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
     Flight& flight(int chunk_index, int micro_batch);

@@ -8,7 +8,6 @@
 #include "llmc/base/arena.h"
 #include "llmc/process/world.h"
 #include "llmc/train/stop_signals.h"
-#include "llmc/train/stop_votes.h"
 
 class Agreement {
 public:

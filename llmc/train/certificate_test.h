@@ -12,6 +12,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/parallel/gather.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/step.h"
@@ -107,7 +108,7 @@ public:
             gradients(step);
             if (step == 1) {
                 for (int param = 0; param < model_.table().size(); param++) {
-                    result.gradients.push_back(step_->download_gradient(param));
+                    result.gradients.push_back(gradient(param));
                 }
             }
             step_->update(step, 1e-3f);
@@ -116,6 +117,16 @@ public:
             result.norms.push_back(found.grad_norm);
         }
         return result;
+    }
+
+    // A gradient of the step at hand in its global shape, on every rank (collective).
+    std::vector<float> gradient(int param) {
+        auto download = [&](const auto& gradients) {
+            if (groups_.zero == nullptr) return download_tensor(gradients.kept(), param, stream_.get());
+            const Staging staging = make_staging(model_.storage(), true, arena_);
+            return *gather_tensor(gradients.kept(), param, *groups_.zero, everywhere, true, staging, stream_.get());
+        };
+        return std::visit(download, model_.gradients());
     }
 
     // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.

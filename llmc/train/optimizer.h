@@ -10,16 +10,9 @@
 #include <memory>
 
 #include "llmc/model/stage.h"
+#include "llmc/train/options.h"
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
-
-struct OptimizerOptions {
-    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
-    float weight_decay = 0.0f;
-    float grad_clip = 1.0f;   // 0: no clipping
-    bool master_weights = true;
-    std::uint64_t seed = 42;   // of stochastic rounding
-};
 
 class Optimizer {
 public:

@@ -24,7 +24,15 @@
 #include "llmc/process/startup.h"
 #include "llmc/train/schedule.h"
 
-struct Options {
+struct OptimizerOptions {
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    float weight_decay = 0.0f;
+    float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
+    bool master_weights = true;
+    std::uint64_t seed = 42;   // of stochastic rounding; and of the weights, the sample order and samples
+};
+
+struct Options : OptimizerOptions {
     // data
     std::string train_data = "data/tiny_shakespeare_train.bin";   // pattern
     std::string val_data = "data/tiny_shakespeare_val.bin";       // pattern
@@ -46,13 +54,9 @@ struct Options {
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
     float lr = 3e-4f;
-    int warmup = 0;               // steps
-    float final_lr_frac = 1.0f;   // final learning rate over lr
-    float weight_decay = 0.0f;
-    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
-    float grad_clip = 1.0f;                         // largest norm of all gradients; 0: no clipping
+    int warmup = 0;                                 // steps
+    float final_lr_frac = 1.0f;                     // final learning rate over lr
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
-    std::uint64_t seed = 42;                        // of the weights, the sample order and stochastic rounding
 
     // validation and sampling
     int val_every = 20;         // steps; 0: never
@@ -77,7 +81,6 @@ struct Options {
     AttentionKind attention = AttentionKind::auto_;
     DType grad_dtype = DType::fp32;
     bool tf32 = false;
-    bool master_weights = true;
     Recompute recompute = Recompute::gelu;
     int gelu_fusion = 2;   // 0: none, 1: in forward, 2: in backward too
     int zero = 0;          // ZeRO stage

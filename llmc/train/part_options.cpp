@@ -24,18 +24,6 @@ StageOptions stage_options(const Options& options, const World& world) {
     return result;
 }
 
-OptimizerOptions optimizer_options(const Options& o) {
-    OptimizerOptions result;
-    result.beta1 = o.beta1;
-    result.beta2 = o.beta2;
-    result.eps = o.eps;
-    result.weight_decay = o.weight_decay;
-    result.grad_clip = o.grad_clip;
-    result.master_weights = o.master_weights;
-    result.seed = o.seed;
-    return result;
-}
-
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer) {
     if (options.sample_every == 0) return nullptr;

@@ -11,7 +11,6 @@
 
 WorldOptions world_options(const Options& options);
 StageOptions stage_options(const Options& options, const World& world);
-OptimizerOptions optimizer_options(const Options& options);
 
 // Null where the run has none.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,

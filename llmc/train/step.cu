@@ -6,7 +6,6 @@
 #include "llmc/base/log.h"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
-#include "llmc/parallel/gather.h"
 #include "llmc/parallel/zero.h"
 
 // What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
@@ -37,7 +36,6 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
     : stage_(stage),
       grad_clip_(options.grad_clip),
       groups_(groups),
-      arena_(arena),
       optimizer_(Optimizer::make(stage, options, arena)),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
@@ -98,13 +96,4 @@ std::string Step::memory_by_formula() const {
         "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",
         mebibytes(memory.parameters), mebibytes(memory.unsharded_parameters), mebibytes(memory.gradients),
         mebibytes(memory.unsharded_gradients), mebibytes(memory.optimizer));
-}
-
-std::vector<float> Step::download_gradient(int param) {
-    const Gatherer gatherer(stage_.storage(), groups_.zero, true, arena_, stage_.stream());   // tests alone ask for them
-    auto download = [&](const auto& gradients) {
-        const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
-        return std::vector<float>(values.begin(), values.end());
-    };
-    return std::visit(download, stage_.gradients());
 }

@@ -7,12 +7,11 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/comm.h"
 #include "llmc/train/optimizer.h"
-#include "llmc/train/stop_votes.h"
+#include "llmc/train/stop_signals.h"
 
 class Zero;   // llmc/parallel/zero.h
 
@@ -60,16 +59,12 @@ public:
     // (llmc/parallel/zero.h), to compare with the table of what is allocated.
     std::string memory_by_formula() const;
 
-    // The gradients of the step at hand, for tests: one in the global shape, on every rank (collective).
-    std::vector<float> download_gradient(int param);
-
 private:
     struct Numbers;   // on the device
 
     Stage& stage_;
     float grad_clip_;
     TrainingGroups groups_;
-    Arena& arena_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
     std::unique_ptr<Zero> zero_;   // null: one rank

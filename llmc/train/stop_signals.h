@@ -13,6 +13,8 @@
 #include <optional>
 #include <string>
 
+#include "llmc/base/error.h"
+
 class StopSignals {
 public:
     // The name of the signal that asked first, or an empty string.
@@ -39,8 +41,8 @@ private:
 // Blocks the signals, starts the thread that takes them, and makes SIGPIPE an error of the write instead of the end of
 // the process. All of it lasts as long as the process, so that a signal that comes while it ends changes nothing.
 // A signal that was ignored when the program began stays so: SIGHUP under nohup, SIGINT in a script's background.
-// A SIGINT within 10 seconds of a request ends the process at once: somebody insists at a keyboard. Other signals may be
-// a batch system's that follow one another, so they never cost the checkpoint. To be called once.
+// A SIGINT within 10 seconds of a request ends the process at once: somebody insists at a keyboard. Other signals may
+// be a batch system's that follow one another, so they never cost the checkpoint. To be called once.
 StopSignals& take_stop_signals();
 
 // Tells requests from deliveries: one Ctrl-C may arrive twice, from the terminal and from a launcher that passes it on.
@@ -54,4 +56,17 @@ public:
 
 private:
     std::optional<double> last_;   // when the last request began
+};
+
+// A signal reaches one rank; all must stop after the same step. So requests to stop travel as numbers that are summed
+// over ranks, beside a step's other sums (step.h) or alone (agreement.h), and every rank sees the same sum.
+struct StopVotes {
+    double asking = 0;     // how many ranks ask
+    double rank_sum = 0;   // of their numbers: the one that asks, where it is one
+
+    static StopVotes of(int rank, bool asks) { return asks ? StopVotes{1, static_cast<double>(rank)} : StopVotes{}; }
+    bool any() const { return asking > 0; }
+    std::string words() const {
+        return asking > 1 ? text("signals to ", asking, " ranks") : text("a signal to rank ", rank_sum);
+    }
 };

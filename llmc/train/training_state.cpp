@@ -7,7 +7,6 @@
 #include "llmc/model/weight_source.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/options.h"
 
 namespace {
 
