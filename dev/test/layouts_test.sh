@@ -60,6 +60,11 @@ refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     verdict $? "$name: exit $status, $(tail -n 3 "$work/$name.log")"
 }
 refused wrong-dp "--dp" 2 --dp 3
+mkdir "$work/node0" "$work/node1"
+scripts/launch.sh -n 2 bash -c 'cd "$1/node$RANK" && exec "$2" --train-data "$1/data/*train*.bin" --val-data "$1/data/*val*.bin" \
+    --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 1 --output-dir own' _ "$work" "$train_gpt" >"$work/nodes.log" 2>&1
+[ $? -eq 64 ] && grep -q 'own/lock, in the folder .* differs: rank 0 has process .*, rank 1 has nothing' "$work/nodes.log"
+verdict $? "two nodes with an output folder each: $(tail -n 3 "$work/nodes.log")"
 refused odd-batch "--total-batch 320: expected a multiple of --micro-batch * --seq-len * data-parallel ranks" 2 --total-batch 320
 
 echo "$passed passed, $failed failed"

@@ -178,6 +178,36 @@ TEST_CASE("shard: every element of a model has one sole owner in the whole mesh,
     }
 }
 
+TEST_CASE("shard: the ranks that keep copies are those that own the same elements") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (TensorSpec tensor : sample_tensors(mesh.tp)) {
+            for (bool tied : {false, true}) {
+                tensor.tied = tied;
+                for (int zero_stage : {0, 1, 3}) {
+                    for (StateKind state : {StateKind::optimizer, StateKind::parameters}) {
+                        const int last = mesh.pp - 1;
+                        auto holds = [&](const MeshCoordinates& at) { return at.pp == last || (tied && at.pp == 0); };
+                        for (int rank = 0; rank < mesh.size(); rank++) {
+                            const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                            if (!holds(place.at)) continue;
+                            const auto own = owned_ranges(tensor, place, state);
+                            if (own.empty()) continue;   // of padding alone there are no copies to compare
+                            std::vector<int> expected;
+                            for (int other = 0; other < mesh.size(); other++) {
+                                const ShardPlace theirs{mesh, coordinates_of(mesh, other), zero_stage};
+                                if (holds(theirs.at) && owned_ranges(tensor, theirs, state) == own) {
+                                    expected.push_back(other);
+                                }
+                            }
+                            REQUIRE(copy_ranks(tensor, place, state) == expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
     for (const MeshShape& mesh : all_meshes(16)) {
         if (mesh.pp > 1) continue;   // stages do not enter

@@ -52,6 +52,12 @@ struct ParamInfo {
     float deviation;   // of the normal distribution; padding rows are zero whatever `init` says
 
     std::int64_t exported_elements() const { return exported_rows * tensor.cols; }
+    // In files, without padding rows: [out, in], or as Hugging Face has it.
+    std::vector<std::int64_t> file_shape(bool hugging_face) const {
+        if (!is_matrix) return {exported_rows};
+        if (hugging_face && hf_transposed) return {tensor.cols, exported_rows};
+        return {exported_rows, tensor.cols};
+    }
     // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
     // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
     // number of layers, or what other tensors there are.

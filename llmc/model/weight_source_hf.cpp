@@ -132,9 +132,7 @@ private:
     void check_shape(const ParamInfo& param) const {
         const auto found = places_.find(param.name);
         if (found == places_.end()) bad(folder_, text("there is no tensor '", param.name, "' in its files"));
-        std::vector<std::int64_t> expected{param.exported_rows};
-        if (param.is_matrix) expected.push_back(param.tensor.cols);
-        if (param.hf_transposed) std::swap(expected[0], expected[1]);
+        const std::vector<std::int64_t> expected = param.file_shape(true);
         const TensorEntry& entry = *found->second.entry;
         if (entry.shape != expected) {
             bad(found->second.file->path(), text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ",

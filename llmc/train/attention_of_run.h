@@ -11,7 +11,7 @@
 #include "llmc/model/stage.h"
 #include "llmc/process/world.h"
 
-// `earlier`: what the run to be resumed used; auto_ where there is none, or an old checkpoint does not say. Collective.
+// `earlier`: what the run to be resumed used; auto_ where there is none. Collective.
 // Returns an empty string, or a warning: that the earlier one is not used (the library is missing here), so that
 // results will differ in the last bits, or that the library fails here, so that nothing was compared.
 std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);

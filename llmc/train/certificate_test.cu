@@ -13,6 +13,7 @@ void certify(const Layout& layout, const Result& expected) {
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(static_cast<int>(expected.losses.size()));
         require_same_everywhere(found, me);
+        require_equal_copies(rank, me);
         const std::string story = difference(found, expected, table);
         me.require(story.empty(), story);
     });
@@ -80,6 +81,7 @@ void certify_all(int dp) {
             on_layout(layout, [&](Rank& rank, TestRank& me) {
                 const Result found = rank.train(20);
                 require_same_everywhere(found, me);
+                require_equal_copies(rank, me);
                 const std::string story = difference(found, expected, table);
                 me.require(story.empty(), story);
                 Rank again(layout, rank.groups());

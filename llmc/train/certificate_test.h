@@ -233,6 +233,46 @@ inline void require_same_everywhere(const Result& result, TestRank& me) {
     for (std::uint64_t other : all.download(me.stream)) me.require(other == hash.digest(), "ranks do not agree");
 }
 
+// Fails where two copies of a tensor of this state, on any ranks of the mesh (copy_ranks), are not equal to the bit.
+// Collective.
+template <class T>
+void require_equal_copies(const ModelState<T>& state, const std::string& name, TestRank& me) {
+    const ParamStorage& storage = state.storage();
+    const auto tensors = static_cast<std::size_t>(storage.table().size());
+    std::vector<std::uint64_t> own(tensors, 0);
+    for (const TensorPlace& place : storage.tensors()) {
+        const auto values =
+            state.unit(place.slot)
+                .download(me.stream, static_cast<std::size_t>(storage.tensor_offset(place, state.state())),
+                          static_cast<std::size_t>(storage.padded_elements(place, state.state())));
+        Hash64 hash;
+        hash.update(values.data(), values.size() * sizeof(T));
+        own[static_cast<std::size_t>(place.param)] = hash.digest();
+    }
+    const DeviceBuffer<std::uint64_t> sent = me.on_device(own);
+    const auto came = me.arena.allocate<std::uint64_t>("test/hashes", tensors * static_cast<std::size_t>(me.ranks()));
+    me.all.all_gather(came.data(), sent.data(), tensors, me.stream);
+    const std::vector<std::uint64_t> hashes = came.download(me.stream);
+    for (const TensorPlace& place : storage.tensors()) {
+        const ParamInfo& info = storage.table()[place.param];
+        for (int rank : copy_ranks(info.tensor, storage.place(), state.state())) {
+            const std::size_t i = static_cast<std::size_t>(rank) * tensors + static_cast<std::size_t>(place.param);
+            me.require(hashes[i] == own[static_cast<std::size_t>(place.param)], name, " of ", info.name,
+                       " are not those of rank ", rank);
+        }
+    }
+}
+
+// Of all that a run leaves.
+inline void require_equal_copies(Rank& rank, TestRank& me) {
+    rank.optimizer().wait_for_all_gather();
+    CUDA_CHECK(cudaStreamSynchronize(rank.stream()));
+    require_equal_copies(rank.gpt().parameters(), "parameters", me);
+    require_equal_copies(rank.optimizer().first_moments(), "first moments", me);
+    require_equal_copies(rank.optimizer().second_moments(), "second moments", me);
+    if (rank.optimizer().masters() != nullptr) require_equal_copies(*rank.optimizer().masters(), "masters", me);
+}
+
 // What one process alone, without communicators, makes of the same batches.
 inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true) {
     Layout alone{1, 0, micro_batches, DType::fp32, master_weights};

@@ -48,12 +48,6 @@ std::string hugging_face_config(const ModelConfig& config) {
 
 // Names need no prefix, except beside lm_head's.
 TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info) {
-    TensorEntry entry;
-    entry.name = table.config().tied || info.kind == Param::lmhead ? info.name : "transformer." + info.name;
-    entry.type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
-    entry.shape = {info.exported_rows};
-    if (info.is_matrix) {
-        entry.shape.insert(info.hf_transposed ? entry.shape.begin() : entry.shape.end(), info.tensor.cols);
-    }
-    return entry;
+    const bool plain = table.config().tied || info.kind == Param::lmhead;
+    return {plain ? info.name : "transformer." + info.name, parameter_type, info.file_shape(true)};
 }

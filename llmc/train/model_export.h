@@ -14,6 +14,8 @@
 // weights, which must be those of one stage: rank 0 of them writes, one tensor at a time.
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer);
 
+constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
+
 // config.json's content; and of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of
 // layers [in, out], without rows that pad the vocabulary.
 std::string hugging_face_config(const ModelConfig& config);

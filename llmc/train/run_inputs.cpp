@@ -123,6 +123,10 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     if (world.is_first() && !options.output_dir.empty()) lock = std::make_unique<FolderLock>(options.output_dir);
     std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log);
     checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
+    if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
+        world.require_same(file + ", in the folder where all ranks write checkpoints,",
+                           real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
+    }
     check_data(options, config, checkpoint, log);
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while

@@ -11,7 +11,6 @@
 namespace {
 
 constexpr std::int64_t piece_elements = 1 << 20;   // that are converted or read at once
-constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
 
 std::string unit_file(const char* kind, const ParamTable& table, int unit) {
     return formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units());
@@ -30,12 +29,7 @@ std::vector<ExactState> exact_states(const TrainedTensors& tensors) {
             {"v.", TensorType::F32, &tensors.v}};
 }
 
-std::vector<std::int64_t> stored_shape(const ParamInfo& info) {
-    if (!info.is_matrix) return {info.exported_rows};
-    return {info.exported_rows, info.tensor.cols};
-}
-
-// The two files of a unit, on the rank that writes them. Tensors come in the order of `gathers`.
+// The two files of a unit, on the rank that writes them. Tensors come in the order of exact_states.
 class UnitWriter {
 public:
     UnitWriter(CheckpointWriter& checkpoint, const TrainedTensors& tensors, int unit)
@@ -44,7 +38,7 @@ public:
         for (int param : table_.unit_params(unit)) parameters.push_back(hugging_face_entry(table_, table_[param]));
         for (const ExactState& state : exact_states(tensors)) {
             for (int param : table_.unit_params(unit)) {
-                exact.push_back({state.prefix + table_[param].name, state.type, stored_shape(table_[param])});
+                exact.push_back({state.prefix + table_[param].name, state.type, table_[param].file_shape(false)});
             }
         }
         model_.emplace(checkpoint.files(), checkpoint.path(unit_file("model", table_, unit)), parameters,
@@ -85,7 +79,7 @@ void read_pieces(const SafetensorsFile& file, const std::string& prefix, const P
                  const TensorPlace& place, StateKind kind, Use&& use) {
     const ParamInfo& info = storage.table()[place.param];
     const TensorEntry& entry = file.entry(prefix + info.name);
-    if (entry.shape != stored_shape(info) || bytes_of(entry.type) != sizeof(T)) {
+    if (entry.shape != info.file_shape(false) || bytes_of(entry.type) != sizeof(T)) {
         throw Error(ErrorKind::bad_data,
                     text(file.path(), ": ", entry.name, " has another shape or type than the model's"));
     }

@@ -61,11 +61,11 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         s.windows = json.at("loader").at("samples").get<std::uint64_t>();
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
-        const std::string attention = json.value("attention", name_of(AttentionKind::auto_));
+        const std::string attention = json.at("attention").get<std::string>();
         for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
             if (attention == name_of(kind)) s.attention = kind;
         }
-        const std::string next = json.value("next", name_of(AfterStep::next_step));   // older ones do not say
+        const std::string next = json.at("next").get<std::string>();
         for (s.next = AfterStep::validation; next != name_of(s.next); s.next = after(s.next)) {
             if (s.next != AfterStep::next_step) continue;
             throw Error(ErrorKind::bad_data,

@@ -25,7 +25,7 @@ struct RunState {
     LoaderState loader;
     std::uint64_t windows = 0;   // samples of an epoch: the same data and sequence length when it is resumed
     OutlierDetector::State loss_outliers, norm_outliers;
-    AttentionKind attention = AttentionKind::auto_;   // own or library, as the run used it; auto_: an old checkpoint
+    AttentionKind attention = AttentionKind::auto_;   // own or library, as the run used it
     AfterStep next = AfterStep::next_step;            // what comes first when it goes on
 };
 
