@@ -18,6 +18,7 @@
 
 #include "llmc/base/exit_code.h"
 #include "llmc/base/stream.h"
+#include "llmc/kernels/self_check.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
@@ -74,6 +75,7 @@ int train(Options options, World& world, const StopSignals& signals) {
 
     // what lives on the device
     OwnedStream stream;
+    check_hardware(stream.get());
     const TrainingGroups groups = world.training_groups();
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;

@@ -1,6 +1,7 @@
 // Own attention: checks the arguments and hands them to tensor cores (bf16) or to fp32 multiply-adds (fp32).
 #include "llmc/kernels/attention.h"
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -31,8 +32,18 @@ void check_view(const HeadsView<T>& view, const char* name) {
     ENSURE(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0, name, " is not aligned to 16 bytes");
 }
 
+std::atomic<bool>& tensor_cores() {
+    static std::atomic<bool> used = true;
+    return used;
+}
+
+}   // namespace
+
+void use_tensor_cores(bool use) { tensor_cores() = use; }
+bool uses_tensor_cores() { return tensor_cores(); }
+
 template <class T, class G>
-void launch_delta(const AttentionBackward<T, G>& a, cudaStream_t stream) {
+void launch_attention_delta(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     const AttentionShape& shape = a.shape;
     std::int64_t blocks = ceil_div(std::int64_t{shape.B} * shape.NH * shape.Tq, DELTA_ROWS);
     launch(attention_delta<T, G>,
@@ -43,8 +54,6 @@ void launch_delta(const AttentionBackward<T, G>& a, cudaStream_t stream) {
            a);
 }
 
-}   // namespace
-
 template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
     check_shape(a.shape);
@@ -52,11 +61,10 @@ void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream)
     check_view(a.k, "k");
     check_view(a.v, "v");
     check_view(a.out, "out");
-    if constexpr (std::is_same_v<T, float>) {
-        launch_attention_forward_fma(a, stream);
-    } else {
-        launch_attention_forward_mma(a, stream);
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (uses_tensor_cores()) return launch_attention_forward_mma(a, stream);
     }
+    launch_attention_forward_fma(a, stream);
 }
 
 template <class T, class G>
@@ -70,12 +78,11 @@ void own_attention_backward(const AttentionBackward<T, G>& a, cudaStream_t strea
     check_view(a.dq, "dq");
     check_view(a.dk, "dk");
     check_view(a.dv, "dv");
-    launch_delta(a, stream);
-    if constexpr (std::is_same_v<T, float>) {
-        launch_attention_backward_fma(a, stream);
-    } else {
-        launch_attention_backward_mma(a, stream);
+    launch_attention_delta(a, stream);
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (uses_tensor_cores()) return launch_attention_backward_mma(a, stream);
     }
+    launch_attention_backward_fma(a, stream);
 }
 
 template void own_attention_forward(const AttentionForward<float>&, cudaStream_t);
@@ -84,3 +91,5 @@ template void own_attention_forward(const AttentionForward<bf16, float>&, cudaSt
 template void own_attention_backward(const AttentionBackward<float>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16, float>&, cudaStream_t);
+template void launch_attention_delta(const AttentionBackward<bf16>&, cudaStream_t);
+template void launch_attention_delta(const AttentionBackward<bf16, float>&, cudaStream_t);

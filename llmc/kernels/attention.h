@@ -93,3 +93,8 @@ template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
+
+// Whether own attention of bf16 runs on tensor cores, as it does unless told otherwise, or on fp32 multiply-adds: where
+// the device's tensor-core instructions are found to disagree with their models (self_check.h). For the whole process.
+void use_tensor_cores(bool use);
+bool uses_tensor_cores();

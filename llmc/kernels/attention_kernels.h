@@ -11,9 +11,15 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/launch.cuh"
 
-// fp32 multiply-adds (attention_fma.cu).
-void launch_attention_forward_fma(const AttentionForward<float>& arguments, cudaStream_t stream);
-void launch_attention_backward_fma(const AttentionBackward<float>& arguments, cudaStream_t stream);
+// fp32 multiply-adds (attention_fma.cu), for all of attention.h.
+template <class T, class O>
+void launch_attention_forward_fma(const AttentionForward<T, O>& arguments, cudaStream_t stream);
+template <class T, class G>
+void launch_attention_backward_fma(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
+
+// delta, which both backwards read (attention.cu).
+template <class T, class G>
+void launch_attention_delta(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
 // Tensor cores (attention_mma.cu), for O, G = bf16 and float.
 template <class O>

@@ -86,7 +86,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDACC__
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
 #else
-    packed = ptx_model::bits_of(low) | ptx_model::bits_of(high) << 16;
+    packed = ptx_model::pack(low, high);
 #endif
     return packed;
 }

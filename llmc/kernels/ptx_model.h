@@ -24,11 +24,20 @@
 
 namespace ptx_model {
 
+// For tests of what finds hardware that is wrong: from now on this instruction gives a wrong result.
+enum class Damage { none, ldmatrix, ldmatrix_transposed, mma, pack, copy_16, copy_4, exp2 };
+inline Damage damage = Damage::none;
+
 inline std::uint32_t bits_of(float value) {
     __nv_bfloat16 rounded = __float2bfloat16_rn(value);
     std::uint16_t bits;
     std::memcpy(&bits, &rounded, 2);
     return bits;
+}
+
+inline std::uint32_t pack(float low, float high) {
+    if (damage == Damage::pack) std::swap(low, high);
+    return bits_of(low) | bits_of(high) << 16;
 }
 
 // The bf16 in the low or high half of a register.
@@ -50,6 +59,7 @@ inline void ldmatrix(std::uint32_t (&values)[4], std::uintptr_t row, bool transp
                 for (int k = 0; k < 2; k++) {
                     int i = lane / 4, j = lane % 4 * 2 + k;
                     if (lanes[lane]->transposed) std::swap(i, j);
+                    if (damage == (lanes[lane]->transposed ? Damage::ldmatrix_transposed : Damage::ldmatrix)) j ^= 1;
                     std::memcpy(&pair[k], lanes[8 * matrix + i]->row + 2 * j, 2);
                 }
                 std::memcpy(&lanes[lane]->values[matrix], pair, 4);
@@ -67,6 +77,7 @@ struct MatrixProduct {
 inline void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     MatrixProduct product{c, a, b0, b1};
     host::warp_collective(product, [](MatrixProduct* const* lanes) {
+        if (damage == Damage::mma) return;
         float left[16][16], right[16][8], sum[16][8];
         for (int lane = 0; lane < 32; lane++) {
             const MatrixProduct& part = *lanes[lane];
@@ -165,7 +176,7 @@ inline void wait_copies(int pending) {
     for (std::size_t i = 0; i < count; i++) {
         const AsyncCopies::Copy& copy = mine.copies[i];
         require_untouched(copy.target, copy.bytes);
-        if (copy.valid) {
+        if (copy.valid != (damage == (copy.bytes == 16 ? Damage::copy_16 : Damage::copy_4))) {
             std::memcpy(copy.target, copy.source, static_cast<std::size_t>(copy.bytes));
         } else {
             std::memset(copy.target, 0, static_cast<std::size_t>(copy.bytes));
@@ -177,7 +188,7 @@ inline void wait_copies(int pending) {
 }
 
 inline float exp2_flushed(float x) {
-    float result = std::exp2(x);
+    float result = std::exp2(damage == Damage::exp2 ? x * 1.0001f : x);
     return result < FLT_MIN ? 0.0f : result;   // NaN stays NaN
 }
 

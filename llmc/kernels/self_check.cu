@@ -1,0 +1,198 @@
+#include "llmc/kernels/self_check.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/base/log.h"
+#include "llmc/kernels/attention_kernels.h"
+#include "llmc/kernels/init.cuh"
+#include "llmc/kernels/library_attention.h"
+#include "llmc/kernels/ptx_checks.cuh"
+
+namespace {
+
+// ||a - b|| / ||b||, infinite where a is not finite.
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < a.size(); i++) {
+        difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+        norm += static_cast<double>(b[i]) * b[i];
+    }
+    return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
+}
+
+// Attention of two sizes by both implementations: more tiles than their pipelines have stages, the last ones partly
+// filled.
+class AttentionCheck {
+public:
+    AttentionCheck(int HS, cudaStream_t stream) : shape_(self_attention_shape(1, tokens, heads, HS)), stream_(stream) {
+        for (DeviceBuffer<bf16>* buffer : {&q_, &k_, &v_, &dout_}) {
+            *buffer = arena_.allocate<bf16>("check/attention", count());
+            fill_normal(buffer->data(), static_cast<std::int64_t>(count()), 1.0f, ++key_, GlobalSpan{}, stream);
+        }
+    }
+
+    // What disagrees, O being the type of output and gradients.
+    template <class O>
+    std::vector<std::string> disagreements() {
+        Results<O> plain(*this), found(*this);
+        launch_attention_forward_fma(plain.forward(), stream_);
+        launch_attention_forward_mma(found.forward(), stream_);
+        // both from the plain output, so that forward's mistakes are not backward's
+        launch_attention_delta(plain.backward(plain), stream_);
+        launch_attention_backward_fma(plain.backward(plain), stream_);
+        launch_attention_backward_mma(found.backward(plain), stream_);
+        std::vector<std::string> result;
+        auto compare = [&](const char* what, const auto& is, const auto& wanted) {
+            const double difference = relative_difference(floats(is), floats(wanted));
+            if (difference < tolerance) return;
+            result.push_back(text("tensor-core attention, head size ", shape_.HS, ", ", sizeof(O) * 8, "-bit ", what,
+                                  ": differs by ", difference, " of its norm from fp32 multiply-adds"));
+        };
+        compare("out", found.out, plain.out);
+        compare("lse", found.lse, plain.lse);
+        compare("dq", found.dq, plain.dq);
+        compare("dk", found.dk, plain.dk);
+        compare("dv", found.dv, plain.dv);
+        return result;
+    }
+
+private:
+    static constexpr int tokens = 150, heads = 1;
+    static constexpr double tolerance = 2e-2;   // probabilities are rounded to bf16 on tensor cores
+
+    std::size_t count() const { return static_cast<std::size_t>(tokens) * heads * shape_.HS; }
+    template <class T>
+    HeadsView<T> view(T* data) const {
+        return contiguous_heads(data, tokens, heads, shape_.HS);
+    }
+    template <class T>
+    std::vector<float> floats(const DeviceBuffer<T>& buffer) const {
+        const std::vector<T> values = buffer.download(stream_);
+        return {values.begin(), values.end()};
+    }
+
+    template <class O>
+    struct Results {
+        AttentionCheck& check;
+        DeviceBuffer<O> out, dq, dk, dv;
+        DeviceBuffer<float> lse, delta;
+
+        explicit Results(AttentionCheck& c) : check(c) {
+            for (DeviceBuffer<O>* buffer : {&out, &dq, &dk, &dv})
+                *buffer = c.arena_.allocate<O>("check/out", c.count());
+            for (DeviceBuffer<float>* buffer : {&lse, &delta})
+                *buffer = c.arena_.allocate<float>("check/rows", std::size_t{tokens} * heads);
+        }
+        AttentionForward<bf16, O> forward() const {
+            return {check.view(out.data()),
+                    lse.data(),
+                    check.view<const bf16>(check.q_.data()),
+                    check.view<const bf16>(check.k_.data()),
+                    check.view<const bf16>(check.v_.data()),
+                    check.shape_};
+        }
+        AttentionBackward<bf16, O> backward(const Results& of) const {
+            return {check.view(dq.data()),
+                    check.view(dk.data()),
+                    check.view(dv.data()),
+                    of.delta.data(),
+                    check.view<const bf16>(check.dout_.data()),
+                    check.view<const bf16>(check.v_.data()),   // in the place of `out`: any numbers will do
+                    of.lse.data(),
+                    check.view<const bf16>(check.q_.data()),
+                    check.view<const bf16>(check.k_.data()),
+                    check.view<const bf16>(check.v_.data()),
+                    check.shape_};
+        }
+    };
+
+    AttentionShape shape_;
+    cudaStream_t stream_;
+    Arena arena_;
+    std::uint64_t key_ = 0;
+    DeviceBuffer<bf16> q_, k_, v_, dout_;
+};
+
+// Type of device, driver, and build of the program; one line.
+std::string what_runs() {
+    int device = 0, version = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    CUDA_CHECK(cudaDriverGetVersion(&version));
+    std::string driver;
+    std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
+    struct stat program {};
+    if (stat("/proc/self/exe", &program) != 0) return "";
+    return text(properties.name, ", CUDA ", version, " ", driver, ", program of ",
+                static_cast<long long>(program.st_size), " bytes, ", static_cast<long long>(program.st_mtim.tv_sec),
+                ".", static_cast<long long>(program.st_mtim.tv_nsec));
+}
+
+bool has_line(const std::string& file, const std::string& wanted) {
+    std::ifstream lines(file);
+    for (std::string line; std::getline(lines, line);)
+        if (line == wanted) return true;
+    return false;
+}
+
+// Replaced as a whole, so that ranks that start together never see a part of it; one line, of the latest.
+void note_line(const std::string& file, const std::string& line) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(file).parent_path(), ignored);
+    const std::string temporary = text(file, ".", static_cast<long long>(getpid()));
+    if (!(std::ofstream(temporary) << line << '\n')) return;
+    std::filesystem::rename(temporary, file, ignored);
+    if (ignored) std::filesystem::remove(temporary, ignored);
+}
+
+}   // namespace
+
+std::vector<std::string> self_check(cudaStream_t stream) {
+    std::vector<std::string> result;
+    Arena arena;
+    for (const InstructionCheck& check : instruction_checks) {
+        const std::string difference = check.run(arena, stream);
+        if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
+    }
+    for (int HS : {32, 64, 80, 96, 128}) {
+        AttentionCheck check(HS, stream);
+        for (const std::string& difference : check.disagreements<bf16>()) result.push_back(difference);
+        for (const std::string& difference : check.disagreements<float>()) result.push_back(difference);
+    }
+    return result;
+}
+
+std::vector<std::string> self_check_once(const std::string& cache_file, cudaStream_t stream) {
+    const std::string key = what_runs();
+    if (!key.empty() && has_line(cache_file, key)) return {};
+    const std::vector<std::string> disagreements = self_check(stream);
+    if (!disagreements.empty()) {
+        use_tensor_cores(false);
+    } else if (!key.empty() && !cache_file.empty()) {
+        note_line(cache_file, key);
+    }
+    return disagreements;
+}
+
+std::string self_check_cache_file() {
+    const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+    if (cache != nullptr && *cache != '\0') return text(cache, "/train_gpt/self_check");
+    if (home != nullptr && *home != '\0') return text(home, "/.cache/train_gpt/self_check");
+    return "";
+}
+
+void check_hardware(cudaStream_t stream) {
+    if (LibraryAttention::surely_faster()) return;
+    const std::vector<std::string> disagreements = self_check_once(self_check_cache_file(), stream);
+    if (disagreements.empty()) return;
+    const Log log;
+    for (const std::string& what : disagreements) log.warning("self-check: %s", what.c_str());
+    log.warning("own attention runs on fp32 multiply-adds, slowly: this device disagrees with what it should compute");
+}
