@@ -121,10 +121,10 @@ public:
 
     // A gradient of the step at hand in its global shape, on every rank (collective).
     std::vector<float> gradient(int param) {
+        const Gatherer gatherer(model_.storage(), groups_.zero, true, arena_, stream_.get());
         auto download = [&](const auto& gradients) {
-            if (groups_.zero == nullptr) return download_tensor(gradients.kept(), param, stream_.get());
-            const Staging staging = make_staging(model_.storage(), true, arena_);
-            return *gather_tensor(gradients.kept(), param, *groups_.zero, everywhere, true, staging, stream_.get());
+            const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
+            return std::vector<float>(values.begin(), values.end());
         };
         return std::visit(download, model_.gradients());
     }
@@ -265,12 +265,14 @@ void require_equal_copies(const ModelState<T>& state, const std::string& name, T
 
 // Of all that a run leaves.
 inline void require_equal_copies(Rank& rank, TestRank& me) {
-    rank.optimizer().wait_for_all_gather();
-    CUDA_CHECK(cudaStreamSynchronize(rank.stream()));
-    require_equal_copies(rank.gpt().parameters(), "parameters", me);
-    require_equal_copies(rank.optimizer().first_moments(), "first moments", me);
-    require_equal_copies(rank.optimizer().second_moments(), "second moments", me);
-    if (rank.optimizer().masters() != nullptr) require_equal_copies(*rank.optimizer().masters(), "masters", me);
+    Step& step = rank.step();
+    Optimizer& optimizer = step.optimizer();
+    step.wait_for_all_gather();
+    CUDA_CHECK(cudaStreamSynchronize(step.stage().stream()));
+    require_equal_copies(step.stage().parameters(), "parameters", me);
+    require_equal_copies(optimizer.first_moments(), "first moments", me);
+    require_equal_copies(optimizer.second_moments(), "second moments", me);
+    if (optimizer.masters() != nullptr) require_equal_copies(*optimizer.masters(), "masters", me);
 }
 
 // What one process alone, without communicators, makes of the same batches.
