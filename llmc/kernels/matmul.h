@@ -97,8 +97,8 @@ public:
     template <class T, class G>
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
 
-    // The algorithms of all problems met so far, ordered by name; and the same given back, for example from rank 0 or a
-    // checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic. So does one whose
+    // The algorithms of all problems met so far, ordered by name; and the same given back, for example from another
+    // rank or a checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic. So does one whose
     // given algorithm cuBLASLt refuses here, or that needs more workspace than there is: `refused_algorithms` says
     // which and why, one sentence each, as they are met.
     std::vector<MatmulAlgorithm> algorithms() const;

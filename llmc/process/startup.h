@@ -1,6 +1,6 @@
 // How processes find out who they are and meet, before there is NCCL (--init).
 //
-//   mpi   mpirun started them: MPI exchanges a few hundred bytes and is not used for anything else
+//   mpi   mpirun started them: MPI exchanges short texts and is not used for anything else
 //   tcp   rank 0 listens at one address that all know; no MPI needed
 //   fs    a folder that all see; no MPI needed. Of one run at a time; what an earlier run left there does no harm
 //   auto  one process alone, or mpi / tcp by what the environment says

@@ -1,5 +1,5 @@
-// Start-up by MPI, where mpi.h was found at build time (USE_MPI). MPI only introduces the ranks to one another;
-// training talks over NCCL alone.
+// Start-up by MPI, where mpi.h was found at build time (USE_MPI). MPI introduces the ranks to one another
+// and carries short texts between them (World::gather_text); training talks over NCCL alone.
 #include "llmc/base/error.h"
 #include "llmc/process/startup.h"
 

@@ -67,6 +67,9 @@ RunEnd Trainer::run() {
                 parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
                                    why.c_str());
             }
+            for (const std::string& what : parts_.step.stage().matmul().unfused()) {
+                parts_.log.warning("%s", what.c_str());
+            }
             agree_on_algorithms();
         }
         next_ = AfterStep::validation;
@@ -123,6 +126,8 @@ RunEnd Trainer::end_at_signal() {
 void Trainer::agree_on_algorithms() {
     Matmul& matmul = parts_.step.stage().matmul();
     const std::string own = matmul_choices_text(matmul);
+    // A wait that the watchdog watches. What follows it is short, and seldom needed: somebody has met a new problem.
+    if (agreement_.whole_sum(own != matmul_choices_ ? 1 : 0) == 0) return;
     matmul_choices_ = parts_.world ? merged_matmul_choices(parts_.world->gather_text(own)) : own;
     if (matmul_choices_ != own) use_matmul_choices(matmul_choices_, "the table of all ranks", matmul);
 }
