@@ -112,7 +112,7 @@ program toolkit/bin/nvcc true
 mkdir -p $toolkit/include $pip/{cu13,cudnn,nccl}/include
 touch $toolkit/include/cuda_runtime.h $pip/cu13/include/{cuda_runtime,cublasLt}.h $pip/{cudnn/include/cudnn,nccl/include/nccl}.h
 includes() {   # the folders that a compile for CUDA searches, in order
-    make DEVICE=cuda CUDA_HOME=$toolkit NVCC=$toolkit/bin/nvcc PIP_NVIDIA=$pip USE_MPI=0 USE_CUDNN=0 "$@" \
+    make --no-print-directory DEVICE=cuda CUDA_HOME=$toolkit NVCC=$toolkit/bin/nvcc PIP_NVIDIA=$pip USE_MPI=0 USE_CUDNN=0 "$@" \
         --eval 'show: ; @echo $(CUDA_INCLUDES)' show | sed "s,-isystem ,,g; s,$work/,,g"
 }
 found=$(includes)
@@ -125,7 +125,7 @@ verdict $? "a complete toolkit is left alone: $found"
 found=$(includes CUDNN_INCLUDE=/usr/include)
 [[ " $found " != *" /usr/include "* ]]
 verdict $? "the compiler's own folder is not named: $found"
-flags=$(make DEVICE=cuda WARNINGS= --eval 'show: ; @echo $(NVCC_FLAGS) $(HOST_FLAGS)' show)
+flags=$(make --no-print-directory DEVICE=cuda WARNINGS= --eval 'show: ; @echo $(NVCC_FLAGS) $(HOST_FLAGS)' show)
 [[ "$flags" != *-Werror* && "$flags" != *-Wall* ]]
 verdict $? "WARNINGS= turns compilers' warnings off: $flags"
 
