@@ -469,6 +469,115 @@ TEST_CASE("gpt: every order of actions over chunks and micro-batches gives the s
     same(one_chunk, with_weights_later(one_stage_schedule(micro_batches), 3));
 }
 
+TEST_CASE("gpt: chunks without backward hand on one set of activations") {
+    const Problem problem = untied_problem();
+    StageOptions alone = test_options();
+    alone.B = 1;
+    CHECK(Runner(problem, two_chunks({1, 1, 0})).validation_losses() == Runner(problem, alone).validation_losses());
+}
+
+namespace {
+
+// One of the stages of a pipeline over three layers, whose borders the test crosses by hand.
+struct StageOfThree {
+    StageOfThree(const Problem& problem, int pp, cudaStream_t stream)
+        : stage(problem.reference.table.config(), options(problem, pp), arena, stream), pipeline(stage, arena) {
+        stage.initialize(0);
+        for (int i = 0; i < stage.table().size(); i++) {
+            const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
+            upload_tensor<floatX>(stage.parameters(), i, std::vector<float>(values.begin(), values.end()), stream);
+        }
+        std::visit([](auto& gradients) { gradients.begin_step(); }, stage.gradients());
+    }
+    static StageOptions options(const Problem& problem, int pp) {
+        StageOptions options = test_options();
+        options.B = problem.B;
+        options.T = problem.T;
+        options.place.mesh.pp = 3;
+        options.place.at.pp = pp;
+        options.chunks = {{{pp, pp + 1}, pp == 0, pp == 2}};
+        return options;
+    }
+    Arena arena;
+    Stage stage;
+    Pipeline pipeline;
+};
+
+}   // namespace
+
+TEST_CASE(
+    "gpt: stages whose borders are crossed by hand give one process's gradients, and read batches where they must") {
+    ModelConfig config = custom_model_config(3, 2, 64, 40, 150);
+    config.tied = false;
+    const Problem problem = random_problem(config, 2, 33, 6);
+    const Outcome expected = Runner(problem, test_options()).run();
+    OwnedStream stream;
+    Arena arena;
+    BatchBuffer batch(arena, problem.B, problem.T, config.vocab_size);
+    batch.upload(problem.tokens, problem.targets, stream.get());
+    StageOfThree stages[] = {{problem, 0, stream.get()}, {problem, 1, stream.get()}, {problem, 2, stream.get()}};
+    auto cross = [&](floatX* to, const floatX* from) {
+        const auto elements = static_cast<std::size_t>(std::int64_t{problem.B} * problem.T * config.channels);
+        CUDA_CHECK(cudaMemcpyAsync(to, from, elements * sizeof(floatX), cudaMemcpyDeviceToDevice, stream.get()));
+    };
+    for (int i = 0; i < 3; i++) {
+        if (i > 0) cross(stages[i].stage.input(0, 7), stages[i - 1].stage.output(0, 7));
+        stages[i].stage.forward(0, 7, batch.batch(), Purpose::training);
+    }
+    for (int i = 3; i-- > 0;) {
+        Stage& stage = stages[i].stage;
+        if (i < 2) {
+            cross(stage.output_gradient(0, 7), stages[i + 1].stage.input_gradient(0, 7));
+            stages[i + 1].stage.release_input_gradient(0, 7);
+            CHECK(stages[i + 1].stage.nothing_in_flight());
+        }
+        stage.backward_input(0, 7, batch.batch(), 1.0f / static_cast<float>(problem.B * problem.T));
+        for (const TensorPlace& place : stage.storage().tensors()) {
+            const std::vector<float> found = std::visit(
+                [&](auto& all) { return download_tensor(all.kept(), place.param, stream.get()); }, stage.gradients());
+            INFO(stage.table()[place.param].name);
+            CHECK(found == expected.gradients[static_cast<std::size_t>(place.param)]);
+        }
+    }
+    CHECK(stages[0].stage.nothing_in_flight());
+
+    // without backward, through the pipeline; only the middle has no use for tokens and targets
+    for (int i = 1; i < 3; i++) {
+        int reads = 0;
+        fill(stages[i].stage.input(0, 0), std::int64_t{problem.B} * problem.T * config.channels, 1.0f, stream.get());
+        stages[i].pipeline.forward(
+            [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+                std::fill(tokens.begin(), tokens.end(), 0);
+                std::fill(targets.begin(), targets.end(), 0);
+                reads++;
+            },
+            Purpose::loss);
+        CHECK(reads == (i == 2 ? 1 : 0));
+        bool room = false;
+        for (const Allocation& allocation : stages[i].arena.allocations()) {
+            room = room || allocation.name.starts_with("batch/");
+        }
+        CHECK(room == (i == 2));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+}
+
+TEST_CASE("gpt: a border that is crossed at the wrong time is a bug that names the chunk") {
+    const Problem problem = random_problem(custom_model_config(3, 2, 64, 40, 150), 1, 16, 6);
+    OwnedStream stream;
+    StageOfThree middle(problem, 1, stream.get());
+    Stage& stage = middle.stage;
+    auto refused = [&](auto&& work) { CHECK_THROWS_WITH_AS(work(), doctest::Contains("chunk 0"), Error); };
+    refused([&] { stage.forward(0, 0, {}, Purpose::training); });   // no input
+    stage.input(0, 0);
+    refused([&] { stage.input(0, 0); });
+    refused([&] { stage.output(0, 0); });
+    refused([&] { stage.output_gradient(0, 0); });
+    refused([&] { stage.input_gradient(0, 0); });
+    refused([&] { stage.release_input_gradient(0, 0); });
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+}
+
 TEST_CASE("gpt: a tied classifier that is ahead of the embedding adds to the same tensor") {
     const Problem problem = random_problem(custom_model_config(2, 2, 64, 40, 150), micro_batches, 33, 6);
     StageOptions alone = test_options();
@@ -665,6 +774,22 @@ TEST_CASE("gpt: sizes that do not fit are usage errors") {
     options.T = 16;
     options.B = 0;
     CHECK_THROWS_AS(Stage(config, options, arena, stream.get()), Error);
+    options.B = 1;
+    options.in_flight.delayed = 1;
+    auto refused_with = [&](const std::string& hint) {
+        try {
+            Stage(config, options, arena, stream.get());
+            FAIL("not refused: ", hint);
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::usage);
+            CHECK(error.hint().find(hint) != std::string::npos);
+        }
+    };
+    options.recompute = Recompute::gelu;
+    refused_with("--recompute none");
+    options.recompute = Recompute::none;
+    options.place.zero_stage = 2;
+    refused_with("--zero 0 or 1");
     CHECK(arena.bytes() == 0);
 }
 

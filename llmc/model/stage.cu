@@ -28,6 +28,17 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
                     "Lower --micro-batch.");
     }
+    if (options.in_flight.delayed == 0) return;
+    if (options.recompute != Recompute::none) {
+        throw Error(ErrorKind::usage, "gradients of weights that are delayed read activations that recompute drops",
+                    "Use --recompute none, or a schedule that does not delay them.");
+    }
+    if (is_sharded(StateKind::gradients, options.place.zero_stage)) {
+        throw Error(ErrorKind::usage,
+                    text("gradients of weights that are delayed are added where --zero ", options.place.zero_stage,
+                         " keeps only shards"),
+                    "Use --zero 0 or 1, or a schedule that does not delay them.");
+    }
 }
 
 StageUnits units_of(const std::vector<Chunk>& chunks) {
@@ -61,9 +72,6 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                      ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
                      : parameters_;
     gradients_.emplace(make_gradients(options.grad_dtype, arena, *storage_, stream));
-    ENSURE(options.in_flight.delayed == 0 ||
-               (options.recompute == Recompute::none && !is_sharded(StateKind::gradients, options.place.zero_stage)),
-           "delayed gradients of weights read activations that are kept, and write gradients that stay");
 
     sizes_ = rank_sizes(config, options.place.mesh, options.B, options.T);
     max_rows_ = sizes_.rows();
@@ -134,27 +142,79 @@ void Stage::begin_pass(const Uses& uses) const {
 Stage::Flight& Stage::flight(int chunk_index, int micro_batch) {
     const auto found = flights_.find({chunk_index, micro_batch});
     ENSURE(found != flights_.end(), "chunk ", chunk_index, " of micro-batch ", micro_batch,
-           " is not in flight: its forward has not been, or its gradients are complete");
+           " is not in flight: it has no input, or its gradients are complete");
     return found->second;
 }
 
-void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
+Stage::Flight& Stage::begin_flight(int chunk_index, int micro_batch, Activations* activations) {
     const auto [at, is_new] = flights_.try_emplace({chunk_index, micro_batch});
     ENSURE(is_new, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
-    at->second.activations = pool_->activations.take();
-    const Activations& a = *at->second.activations;
+    at->second.activations = activations ? activations : pool_->activations.take();
+    return at->second;
+}
+
+floatX* Stage::input(int chunk_index, int micro_batch) {
+    ENSURE(!chunk(chunk_index).embedding, "the input of chunk ", chunk_index, " is made here");
+    return begin_flight(chunk_index, micro_batch, nullptr).activations->residual[0];
+}
+
+const floatX* Stage::output(int chunk_index, int micro_batch) {
+    const Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.phase != Flight::Phase::input && own.activations, "chunk ", chunk_index, " of micro-batch ", micro_batch,
+           " has no output before its forward, nor after its backward");
+    return own.activations->residual[blocks_of(chunk_index)];
+}
+
+floatX* Stage::output_gradient(int chunk_index, int micro_batch) {
+    Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.phase == Flight::Phase::forward && !chunk(chunk_index).head, "the output of chunk ", chunk_index,
+           " of micro-batch ", micro_batch, " is given a gradient twice, or before its forward, or is the loss");
+    own.phase = Flight::Phase::output_gradient;
+    own.dresidual = pool_->gradients.take();
+    return *own.dresidual;
+}
+
+const floatX* Stage::input_gradient(int chunk_index, int micro_batch) {
+    const Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.phase == Flight::Phase::backward && own.dresidual, "chunk ", chunk_index, " of micro-batch ",
+           micro_batch, " has no gradient of its input: it begins with the embedding, or its backward has not been");
+    return *own.dresidual;
+}
+
+void Stage::release_input_gradient(int chunk_index, int micro_batch) {
+    input_gradient(chunk_index, micro_batch);
+    pool_->gradients.give_back(std::exchange(flight(chunk_index, micro_batch).dresidual, nullptr));
+    land(chunk_index, micro_batch, false);
+}
+
+// The embedding makes it, the chunk before has it on this rank, or it was received.
+void Stage::take_input(int chunk_index, int micro_batch, Purpose purpose) {
+    if (chunk(chunk_index).embedding) {
+        begin_flight(chunk_index, micro_batch, nullptr);
+    } else if (follows(chunk_index)) {
+        const floatX* const from = output(chunk_index - 1, micro_batch);
+        floatX* to = nullptr;
+        if (purpose == Purpose::training) {
+            to = input(chunk_index, micro_batch);
+        } else {
+            Activations* const set = std::exchange(flight(chunk_index - 1, micro_batch).activations, nullptr);
+            land(chunk_index - 1, micro_batch, true);
+            to = begin_flight(chunk_index, micro_batch, set).activations->residual[0];
+        }
+        CUDA_CHECK(cudaMemcpyAsync(to, from, residual_bytes(), cudaMemcpyDeviceToDevice, stream_));
+    }
+}
+
+void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
+    take_input(chunk_index, micro_batch, purpose);
+    Flight& own = flight(chunk_index, micro_batch);
+    ENSURE(own.phase == Flight::Phase::input, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch,
+           " twice");
+    own.phase = Flight::Phase::forward;
+    const Activations& a = *own.activations;
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const std::size_t blocks = blocks_of(chunk_index);
-    if (place.what.embedding) {
-        use([&] { embedding_->forward(a.residual[0], batch); });
-    } else {
-        ENSURE(follows(chunk_index), "chunk ", chunk_index, " has no input on this rank");
-        const Activations* before = flight(chunk_index - 1, micro_batch).activations;
-        ENSURE(before != nullptr, "forward of chunk ", chunk_index, " after the backward of the one before it");
-        const auto elements = static_cast<std::size_t>(std::int64_t{sizes_.residual_rows()} * sizes_.C);
-        CUDA_CHECK(cudaMemcpyAsync(a.residual[0], before->residual[blocks_of(chunk_index - 1)],
-                                   elements * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
-    }
+    if (place.what.embedding) use([&] { embedding_->forward(a.residual[0], batch); });
     for (std::size_t i = 0; i < blocks; i++) {
         use([&] { blocks_[place.first_block + i].forward(a.residual[i + 1], a.residual[i], a.blocks[i]); });
     }
@@ -174,20 +234,29 @@ void Stage::land(int chunk_index, int micro_batch, bool activations_are_done) {
 
 void Stage::release(int chunk_index, int micro_batch) { land(chunk_index, micro_batch, true); }
 
-void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
+// The head makes it, the chunk after has it on this rank, or it was received.
+void Stage::take_output_gradient(int chunk_index, int micro_batch) {
     Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.activations && !own.delayed, "backward_input of chunk ", chunk_index, " of micro-batch ", micro_batch,
-           " twice");
-    if (chunk(chunk_index).head) {
-        own.dresidual = pool_->gradients.take();
-    } else {
-        ENSURE(chunk_index + 1 < chunks() && follows(chunk_index + 1), "chunk ", chunk_index,
-               " is given no gradient on this rank");
-        own.dresidual = std::exchange(flight(chunk_index + 1, micro_batch).dresidual, nullptr);
-        ENSURE(own.dresidual != nullptr, "backward of chunk ", chunk_index, " of micro-batch ", micro_batch,
-               " before that of the chunk after it");
-        land(chunk_index + 1, micro_batch, false);
+    ENSURE(own.phase == Flight::Phase::forward || own.phase == Flight::Phase::output_gradient,
+           "backward_input of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice, or before its forward");
+    if (own.phase == Flight::Phase::forward) {
+        if (chunk(chunk_index).head) {
+            own.dresidual = pool_->gradients.take();
+        } else {
+            ENSURE(chunk_index + 1 < chunks() && follows(chunk_index + 1), "chunk ", chunk_index, " of micro-batch ",
+                   micro_batch, " was given no gradient of its output");
+            own.dresidual = std::exchange(flight(chunk_index + 1, micro_batch).dresidual, nullptr);
+            ENSURE(own.dresidual != nullptr, "backward of chunk ", chunk_index, " of micro-batch ", micro_batch,
+                   " before that of the chunk after it");
+            land(chunk_index + 1, micro_batch, false);
+        }
     }
+    own.phase = Flight::Phase::backward;
+}
+
+void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
+    take_output_gradient(chunk_index, micro_batch);
+    Flight& own = flight(chunk_index, micro_batch);
     const bool delays = options_.in_flight.delayed > 0;
     own.weights = WeightGradientQueue(delays                       ? WeightGradients::at_schedule
                                       : options_.place.mesh.tp > 1 ? WeightGradients::behind_collective

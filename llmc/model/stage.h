@@ -7,8 +7,8 @@
 // A list of actions says when each of them happens (llmc/parallel/schedule.h), and somebody carries it out
 // (llmc/parallel/pipeline.h). Any order is allowed in which forward of a chunk comes before its backward_input, that
 // before its backward_weight, and each micro-batch passes through the chunks in order and back; so any number of
-// micro-batches may be in flight, as far as the pool has room. At the borders of a chunk are residual streams: its
-// `input`, and the gradient of that.
+// micro-batches may be in flight, as far as the pool has room. At the borders of a chunk are residual streams and their
+// gradients: what another rank has made of them is received into this rank's memory, and sent from it.
 //
 // Losses and gradients are normalised by the global number of tokens of the step, given as `dloss`. Everything is
 // asynchronous on one stream, and deterministic.
@@ -120,15 +120,33 @@ public:
     void add_backward_uses(Uses& uses, int chunk_index) const;   // of backward_input; backward_weight reads none
     void begin_pass(const Uses& uses) const;                     // `uses` outlives the pass
 
-    // The batch is read by a chunk with the embedding.
+    // Whether the forward of a chunk reads the batch, and its backward_input.
+    bool forward_reads_batch(int chunk_index, Purpose purpose) const {
+        return chunk(chunk_index).embedding || (chunk(chunk_index).head && purpose == Purpose::loss);
+    }
+    bool backward_reads_batch(int chunk_index) const { return chunk(chunk_index).embedding || chunk(chunk_index).head; }
+
+    // A chunk that follows one on this rank takes its input from that; without backward it takes its activations too.
     void forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose);
     // Ends a forward after which no backward comes: its output is no longer needed.
     void release(int chunk_index, int micro_batch);
-    // The batch is read by chunks with the embedding or the head. Makes gradients of weights too, unless they are
-    // delayed (InFlight::delayed).
+    // A chunk that another one follows on this rank takes the gradient from that. Makes gradients of weights too,
+    // unless they are delayed (InFlight::delayed).
     void backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss);
     void backward_weight(int chunk_index, int micro_batch);   // where they are delayed
     bool nothing_in_flight() const { return flights_.empty(); }
+
+    // ---- borders between ranks: (residual rows, C) each, written and read in the order of the stage's stream
+
+    // Where the input of a forward goes that follows none on this rank and has no embedding. Asked for before that.
+    floatX* input(int chunk_index, int micro_batch);
+    // Of a forward that has been, until its backward or release.
+    const floatX* output(int chunk_index, int micro_batch);
+    // Where the gradient of that goes when the chunk after it is on another rank. Asked for before backward_input.
+    floatX* output_gradient(int chunk_index, int micro_batch);
+    // Of a backward_input that has been, until it is released; a chunk before it on this rank takes it instead.
+    const floatX* input_gradient(int chunk_index, int micro_batch);
+    void release_input_gradient(int chunk_index, int micro_batch);
 
     // Of the latest action that made losses: negative log likelihood of every position, (B, T).
     const float* losses() const { return workspace_->losses.data(); }
@@ -140,10 +158,11 @@ private:
         Chunk what;
         std::size_t first_block;
     };
-    // A chunk of a micro-batch, from its forward to its last gradient.
+    // A chunk of a micro-batch, from its input to its last gradient.
     struct Flight {
+        enum class Phase : std::uint8_t { input, forward, output_gradient, backward } phase = Phase::input;
         Activations* activations = nullptr;
-        floatX** dresidual = nullptr;   // of the output, then of the input: until the chunk before takes it
+        floatX** dresidual = nullptr;   // of the output, then of the input: until it is taken or released
         std::vector<BlockGradients>* delayed = nullptr;
         WeightGradientQueue weights;
     };
@@ -151,7 +170,13 @@ private:
     int slot_of(Param kind, int layer = -1) const { return storage_->find(table().index(kind, layer))->slot; }
     void add_head_use(Uses& uses) const;
     std::size_t blocks_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
+    std::size_t residual_bytes() const {
+        return sizeof(floatX) * static_cast<std::size_t>(std::int64_t{sizes_.residual_rows()} * sizes_.C);
+    }
     Flight& flight(int chunk_index, int micro_batch);
+    Flight& begin_flight(int chunk_index, int micro_batch, Activations* activations);
+    void take_input(int chunk_index, int micro_batch, Purpose purpose);
+    void take_output_gradient(int chunk_index, int micro_batch);
     void land(int chunk_index, int micro_batch, bool activations_are_done);
     template <class G>
     void backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss);

@@ -27,6 +27,15 @@ inline PipelineSchedule one_stage_schedule(int micro_batches, int chunks = 1) {
     return schedule;
 }
 
+// The same without the way back.
+inline PipelineSchedule forward_schedule(int micro_batches, int chunks = 1) {
+    PipelineSchedule schedule;
+    for (int m = 0; m < micro_batches; m++) {
+        for (int chunk = 0; chunk < chunks; chunk++) schedule.push_back({Action::Kind::forward, chunk, m});
+    }
+    return schedule;
+}
+
 inline int micro_batches_of(const PipelineSchedule& schedule) {
     int most = 0;
     for (const Action& action : schedule) most = std::max(most, action.micro_batch + 1);

@@ -184,3 +184,12 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
         }
     }
 }
+
+TEST_CASE("certificate: a step in which this rank makes no losses adds none of the step before") {
+    Rank rank(Layout{});
+    rank.train(1);
+    CHECK(rank.step().result().loss > 1);
+    rank.step().gradients(
+        {}, [](int, auto, auto) {}, 1.0f);
+    CHECK(rank.step().result().loss == 0);
+}

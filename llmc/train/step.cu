@@ -1,7 +1,6 @@
 #include "llmc/train/step.h"
 
 #include <cstddef>
-#include <utility>
 
 #include "llmc/base/log.h"
 #include "llmc/kernels/classifier.cuh"
@@ -60,10 +59,11 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     Numbers* const numbers = numbers_.data();
     std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
     if (zero_) zero_->begin_step(micro_batches_of(schedule));
-    bool later = false;   // the first micro-batch's loss overwrites
+    // a rank that makes no losses adds none to the sum over ranks
+    CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
     pipeline_.train(schedule, read, token_share, [&] {
         const int tokens = stage_.options().B * stage_.options().T;
-        sum_losses(&numbers->loss, stage_.losses(), tokens, token_share, std::exchange(later, true), stream);
+        sum_losses(&numbers->loss, stage_.losses(), tokens, token_share, true, stream);
     });
     const StopVotes own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
