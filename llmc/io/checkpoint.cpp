@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <tuple>
 
-#include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
@@ -27,19 +28,16 @@ std::optional<int> step_of(const std::string& name) {
     return step;
 }
 
-FileRecord record_of(const FileSystem& files, const std::string& path) {
-    std::unique_ptr<File> file = files.open(path);
-    FileRecord record;
-    record.bytes = file->size();
+std::string hash_of(const File& file) {
+    const std::uint64_t bytes = file.size();
     Hash64 hash;
-    std::vector<std::byte> piece(std::min<std::uint64_t>(record.bytes, read_piece));
-    for (std::uint64_t at = 0; at < record.bytes; at += piece.size()) {
-        auto part = std::span(piece).first(std::min<std::uint64_t>(piece.size(), record.bytes - at));
-        file->read_at(at, part);
+    std::vector<std::byte> piece(std::min<std::uint64_t>(bytes, read_piece));
+    for (std::uint64_t at = 0; at < bytes; at += piece.size()) {
+        auto part = std::span(piece).first(std::min<std::uint64_t>(piece.size(), bytes - at));
+        file.read_at(at, part);
         hash.update(part.data(), part.size());
     }
-    record.hash = hash.digest();
-    return record;
+    return hash_to_text(hash.digest());
 }
 
 [[noreturn]] void broken(const std::string& path, const std::string& what) {
@@ -100,20 +98,26 @@ private:
     };
 };
 
-CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder, int step, bool leads)
+CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks)
     : inner_(files),
       hashing_(std::make_unique<HashingFiles>(files)),
       folder_(folder),
       temporary_(folder + "/" + checkpoint_name(step) + temporary_suffix),
       step_(step),
-      leads_(leads) {
-    if (!leads) return;
-    inner_.remove_all(temporary_);
-    inner_.make_folders(temporary_);
+      ranks_(ranks) {
+    if (ranks.rank == 0) {
+        inner_.remove_all(temporary_);
+        inner_.make_folders(temporary_);
+    }
+    ranks.gather("");   // the folder is there
 }
 
 CheckpointWriter::~CheckpointWriter() {
-    if (finished_ || !leads_) return;
+    if (!finished_) remove_unfinished();
+}
+
+void CheckpointWriter::remove_unfinished() {
+    if (ranks_.rank != 0) return;
     try {
         inner_.remove_all(temporary_);
     } catch (const Error&) {
@@ -129,21 +133,24 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
     file->sync();
 }
 
-FileRecord CheckpointWriter::record(const std::string& name) const {
-    const auto found = hashing_->entries.find(name);
-    return found == hashing_->entries.end() ? FileRecord{}
-                                            : FileRecord{found->second.bytes, found->second.hash.digest()};
-}
-
 void CheckpointWriter::finish() {
-    ENSURE(leads_, "a checkpoint is finished by the rank that leads");
-    OrderedJson manifest{
-        {"format", format_name}, {"version", format_version}, {"step", step_}, {"files", OrderedJson::object()}};
-    std::map<std::string, FileRecord> records = others_;   // by name: equal checkpoints have equal manifests
-    for (const auto& [name, _] : hashing_->entries) records[name] = record(name);
-    for (const auto& [name, record] : records) {
-        manifest["files"][name] = {{"bytes", record.bytes}, {"xxh3", hash_to_text(record.hash)}};
+    OrderedJson own = OrderedJson::object();   // of each file that this rank has written
+    for (const auto& [name, file] : hashing_->entries) {
+        own[name] = {{"bytes", file.bytes}, {"xxh3", hash_to_text(file.hash.digest())}};
     }
+    const std::vector<std::string> told = ranks_.gather(failure_ ? "" : to_text(own));
+    if (const auto failed = std::find(told.begin(), told.end(), ""); failed != told.end()) {
+        remove_unfinished();
+        ranks_.gather("");   // it is gone: a rank that now ends is followed by all
+        if (failure_) std::rethrow_exception(failure_);
+        throw Error(ErrorKind::resumable,
+                    text("rank ", failed - told.begin(), " could not write its files of ", temporary_),
+                    "Start again with --resume to go on from the last checkpoint.");
+    }
+    if (ranks_.rank != 0) return;
+    Json all;   // by name: equal checkpoints have equal manifests
+    for (const std::string& theirs : told) all.update(parse_json(theirs));
+    const OrderedJson manifest{{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}};
     write(manifest_name, to_text(manifest, 2) + "\n");
     inner_.sync_folder(temporary_);
     const std::string final_path = folder_ + "/" + checkpoint_name(step_);
@@ -174,18 +181,19 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
         if (path.substr(path.rfind('/') + 1) != checkpoint_name(manifest.at("step").get<int>())) {
             broken(manifest_path, text("it says step ", to_text(manifest.at("step"))));
         }
-        int next = 0;
+        std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
         for (const auto& [name, entry] : manifest.at("files").items()) {
-            if (next++ % ranks != rank) continue;
-            const std::string file = path + "/" + name;
-            if (!files.exists(file)) broken(file, "missing");
-            const FileRecord found = record_of(files, file);
-            const std::uint64_t bytes = entry.at("bytes").get<std::uint64_t>();
-            if (found.bytes != bytes) broken(file, text(found.bytes, " bytes, the manifest says ", bytes));
-            const std::string hash = entry.at("xxh3").get<std::string>();
-            if (hash_to_text(found.hash) != hash) {
-                broken(file, text("hash ", hash_to_text(found.hash), ", the manifest says ", hash));
-            }
+            records.emplace_back(entry.at("bytes").get<std::uint64_t>(), name, entry.at("xxh3").get<std::string>());
+        }
+        std::sort(records.rbegin(), records.rend());   // the largest first
+        for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
+            const auto& [bytes, name, hash] = records[i];
+            const std::string file_path = path + "/" + name;
+            if (!files.exists(file_path)) broken(file_path, "missing");
+            const std::unique_ptr<File> file = files.open(file_path);
+            if (file->size() != bytes) broken(file_path, text(file->size(), " bytes, the manifest says ", bytes));
+            const std::string found = hash_of(*file);
+            if (found != hash) broken(file_path, text("hash ", found, ", the manifest says ", hash));
         }
     } catch (const Json::parse_error&) {
         broken(manifest_path, "not a manifest");
@@ -195,20 +203,20 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const Searchers& searchers) {
+                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks) {
     std::vector<int> steps;
-    if (searchers.rank == 0) steps = list_checkpoints(files, folder);
+    if (ranks.rank == 0) steps = list_checkpoints(files, folder);
     while (true) {
-        const std::string name = searchers.gather(steps.empty() ? "" : checkpoint_name(steps.back()))[0];
+        const std::string name = ranks.gather(steps.empty() ? "" : checkpoint_name(steps.back()))[0];
         if (name.empty()) return std::nullopt;
         const std::string path = folder + "/" + name;
         std::string wrong;
         try {
-            verify_checkpoint(files, path, searchers.rank, searchers.ranks);
+            verify_checkpoint(files, path, ranks.rank, ranks.ranks);
         } catch (const Error& error) {
             wrong = error.message();
         }
-        const std::vector<std::string> reasons = searchers.gather(wrong);
+        const std::vector<std::string> reasons = ranks.gather(wrong);
         const auto reason = std::find_if(reasons.begin(), reasons.end(), [](const auto& r) { return !r.empty(); });
         if (reason == reasons.end()) return FoundCheckpoint{step_of(name).value(), path};
         skipped.push_back(*reason);

@@ -15,8 +15,8 @@
 // What the files hold is not known here (llmc/train/training_state.h).
 #pragma once
 
+#include <exception>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,16 +29,19 @@ std::string checkpoint_name(int step);
 // The steps of all complete checkpoints in `folder`, ascending; none where the folder does not exist.
 std::vector<int> list_checkpoints(const FileSystem& files, const std::string& folder);
 
-// Of a file: its size and xxh3 hash.
-struct FileRecord {
-    std::uint64_t bytes = 0, hash = 0;
+// The ranks that write or read one together; by default one alone. `gather`: everyone's text, by rank; collective.
+struct CheckpointRanks {
+    int rank = 0, ranks = 1;
+    std::function<std::vector<std::string>(const std::string& own)> gather = [](const std::string& own) {
+        return std::vector{own};
+    };
 };
 
-// Writes one. Of several ranks one leads: it makes the folder, before the others write, and finishes it, after they
-// have. Where that one is destroyed before finish(), it removes what was written.
+// Writes one; making it and finish() are collective. Rank 0 makes the folder, and removes it where it is destroyed
+// before the end of finish().
 class CheckpointWriter {
 public:
-    CheckpointWriter(FileSystem& files, const std::string& folder, int step, bool leads = true);
+    CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks = {});
     ~CheckpointWriter();
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -48,26 +51,37 @@ public:
     std::string path(const std::string& name) const { return temporary_ + "/" + name; }
     void write(const std::string& name, const std::string& content);   // a small file at once
 
-    // Of a file that this rank has written; zeros where it has not. And of one that another rank has written.
-    FileRecord record(const std::string& name) const;
-    void add(const std::string& name, const FileRecord& record) { others_[name] = record; }
+    // work(), some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
+    // finish(), and later work is left out.
+    template <class Work>
+    void attempt(Work&& work) {
+        if (failure_) return;
+        try {
+            work();
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+    }
 
-    // Manifest, syncs, rename. An older folder of the same step is replaced.
+    // When all ranks have written: manifest, syncs, rename, by rank 0. An older folder of the same step is replaced.
+    // Where a rank has failed, the folder is removed first, then it throws its error and the others Error(resumable).
     void finish();
 
 private:
     class HashingFiles;
+    void remove_unfinished();
 
     FileSystem& inner_;
     std::unique_ptr<HashingFiles> hashing_;
-    std::map<std::string, FileRecord> others_;
     std::string folder_, temporary_;
     int step_;
-    bool leads_, finished_ = false;
+    CheckpointRanks ranks_;
+    std::exception_ptr failure_;
+    bool finished_ = false;
 };
 
-// Error(bad_data) saying what is wrong, unless every file is there with the size and hash the manifest says. Of several
-// ranks, each looks at every ranks-th file.
+// Error(bad_data) saying what is wrong, unless every file is there with the size and hash the manifest says. Several
+// ranks share the files, dealt in turns from the largest on.
 void verify_checkpoint(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
 
 struct FoundCheckpoint {
@@ -75,18 +89,10 @@ struct FoundCheckpoint {
     std::string path;
 };
 
-// The ranks that look for a checkpoint together; by default one alone. `gather`: everyone's text, by rank; collective.
-struct Searchers {
-    int rank = 0, ranks = 1;
-    std::function<std::vector<std::string>(const std::string& own)> gather = [](const std::string& own) {
-        return std::vector{own};
-    };
-};
-
 // The newest checkpoint that verifies, the same on all ranks: of those that rank 0 sees. What was passed over, and why,
 // is added to `skipped`.
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const Searchers& searchers = {});
+                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks = {});
 
 // Removes the folders that unfinished writes left behind, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);

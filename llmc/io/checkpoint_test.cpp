@@ -115,6 +115,19 @@ TEST_CASE("checkpoint: whatever operation fails, the newest that verifies is the
     }
 }
 
+TEST_CASE("checkpoint: ranks that verify one together share its bytes, however the files are named") {
+    TemporaryFolder folder;
+    {
+        CheckpointWriter writer(real_files(), folder.path(), 7);
+        for (const char* name : {"a", "c"}) writer.write(name, std::string(1000, 'x'));
+        for (const char* name : {"b", "d"}) writer.write(name, "small");
+        writer.finish();
+    }
+    const std::string path = folder / "step_00000007";
+    for (const char* name : {"a", "c"}) write_whole(real_files(), path + "/" + name, std::string(1000, 'y'));
+    for (int rank : {0, 1}) CHECK_THROWS_AS(verify_checkpoint(real_files(), path, rank, 2), Error);
+}
+
 TEST_CASE("checkpoint: retention keeps the newest and the major ones") {
     TemporaryFolder folder;
     for (int step = 5; step <= 40; step += 5) write_checkpoint(real_files(), folder.path(), step, "state");

@@ -187,10 +187,14 @@ inline std::vector<std::string> run_processes(const MeshShape& mesh, const RankB
     std::vector<std::string> errors(static_cast<std::size_t>(mesh.size()));
     const ncclUniqueId own = rank == 0 ? Communicator::make_unique_id() : ncclUniqueId{};
     const std::string bytes = here.rendezvous->from_rank_0(std::string(own.internal, sizeof own.internal));
+    if (rank == 0) launched().folders.push_back(std::make_unique<TemporaryFolder>());
+    StartupOptions meeting;
+    meeting.method = InitMethod::fs, meeting.rank = rank, meeting.ranks = mesh.size();
+    meeting.folder = here.rendezvous->from_rank_0(rank == 0 ? launched().folders.back()->path() : "");
     if (rank >= mesh.size()) return errors;
     ncclUniqueId id;
     bytes.copy(id.internal, sizeof id.internal);
-    World world(mesh, rank, id);
+    World world(mesh, rank, id, start_up(meeting).rendezvous);
     errors[static_cast<std::size_t>(rank)] = run(world, body);
     return errors;
 }

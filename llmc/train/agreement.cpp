@@ -23,13 +23,10 @@ double Agreement::sum(double own) {
     return sum();
 }
 
-std::uint64_t Agreement::whole_sum(std::uint64_t own) {
-    if (all_ == nullptr) return own;
-    auto* const number = reinterpret_cast<std::uint64_t*>(sums_.data());
-    CUDA_CHECK(cudaMemcpyAsync(number, &own, sizeof own, cudaMemcpyHostToDevice, stream_));
-    all_->all_reduce(number, 1, ReduceOp::sum, stream_);
-    CUDA_CHECK(cudaMemcpyAsync(&own, number, sizeof own, cudaMemcpyDeviceToHost, stream_));
+std::vector<std::string> Agreement::gather(const std::string& own) {
+    if (all_ == nullptr || world_ == nullptr) return {own};
+    all_->all_reduce(sums_.data(), 1, ReduceOp::sum, stream_);   // to wait for the last rank where the watchdog sees it
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    if (world_) world_->synchronised();
-    return own;
+    world_->synchronised();
+    return world_->gather_text(own);
 }

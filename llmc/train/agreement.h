@@ -22,8 +22,8 @@ public:
     double sum();
     double sum(double own);
     void ask() { sum(0); }   // only whether a rank asks to stop
-    // The exact sum of whole numbers. Nobody is asked whether to stop.
-    std::uint64_t whole_sum(std::uint64_t own);
+    // Everyone's text, by rank; this one's alone without a world. Nobody is asked whether to stop.
+    std::vector<std::string> gather(const std::string& own);
 
     // What all ranks know of requests to stop, since the last sum or step.
     bool stop_asked() const { return stop_.any(); }

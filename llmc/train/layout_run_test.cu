@@ -76,15 +76,18 @@ struct FullArena {
 // One rank's model and optimizer.
 struct RankOfRun {
     Options options;
-    Communicator* group;   // null: one process alone
+    World* world;          // null: one process alone
+    Communicator* group;   // and so is this
     Arena& arena;
     Stage model;
     std::optional<Step> step;
 
-    RankOfRun(const Options& given, Communicator* its_group, const ShardPlace& place, Arena& its_arena,
-              cudaStream_t stream)
+    RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
         : options(given),
-          group(its_group),
+          world(its_world),
+          group(world && world->group(zero_axes) ? world->group(zero_axes)
+                : world                          ? world->all()
+                                                 : nullptr),
           arena(its_arena),
           model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place), arena, stream) {
         model.initialize(options.seed);
@@ -119,7 +122,8 @@ struct RankOfRun {
                          "",
                          options.max_steps,
                          0.0,
-                         {group, group}});
+                         {group, group},
+                         world});
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();
@@ -153,9 +157,7 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
     }
     INFO(layout.name());
     const bool ran = on_ranks(layout.dp, [&](TestRank& me) {
-        Communicator* group = me.world.group(zero_axes);
-        RankOfRun rank(options, group ? group : me.world.all(), {me.world.mesh(), me.world.at(), layout.zero}, me.arena,
-                       me.stream);
+        RankOfRun rank(options, &me.world, {me.world.mesh(), me.world.at(), layout.zero}, me.arena, me.stream);
         work(rank);
     });
     if (ran) from_first_process("");   // those who sat it out read the files too
@@ -266,10 +268,11 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
             const RunState state = rank.load(origin);
             // pieces that divide no shard
             const Gatherer gatherer(rank.model.storage(), rank.group, true, rank.arena, rank.model.stream(), 100);
-            Agreement agreement(rank.arena, rank.group, nullptr, place.signals, rank.model.stream());
+            Agreement agreement(rank.arena, rank.group, rank.world, place.signals, rank.model.stream());
             const FullArena full(rank.arena);
-            save_training_state(real_files(), copy, state, tensors_of(*rank.step), {}, gatherer,
-                                [&](std::uint64_t own) { return agreement.whole_sum(own); });
+            save_training_state(
+                real_files(), copy, state, tensors_of(*rank.step), {}, gatherer,
+                {agreement.rank(), agreement.ranks(), [&](const std::string& own) { return agreement.gather(own); }});
             full.require_untouched("a checkpoint");
             ENSURE(written_by(rank) == sample, "another sample than one process writes");
             rank.train(place, origin);   // no step is left: writes the weights as they are

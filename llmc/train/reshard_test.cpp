@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/weight_source.h"
@@ -265,11 +266,12 @@ std::map<std::string, std::string> files_in(const std::string& folder) {
 // The files that a rank should write: every ranks-th unit of its stage, the first rank what has no tensors besides.
 std::set<std::string> files_of(const ParamStorage& storage, int rank_in_stage, int ranks) {
     std::set<std::string> names;
-    const std::vector<std::string> all = tensor_files(storage.table());   // two a unit
     for (std::size_t slot = 0; slot < storage.units().size(); slot++) {
         if (static_cast<int>(slot) % ranks != rank_in_stage) continue;
-        const auto unit = static_cast<std::size_t>(storage.units()[slot].unit);
-        names.insert({all[2 * unit], all[2 * unit + 1]});
+        for (const char* kind : {"model", "optimizer"}) {
+            names.insert(formatted("%s-%05d-of-%05d.safetensors", kind, storage.units()[slot].unit + 1,
+                                   storage.table().units()));
+        }
     }
     if (storage.place().at == MeshCoordinates{}) {
         names.insert({"config.json", "manifest.json", "matmul.json", "model.safetensors.index.json", "run.json"});
@@ -290,24 +292,19 @@ struct ReshardRank {
     TestRank& me;
     RankState state;
     Gatherer gatherer;
-    DeviceBuffer<std::uint64_t> number;
     WatchedFiles files;
 
     ReshardRank(const Case& c, TestRank& rank, std::int64_t channels = 24)
         : me(rank),
           state(c, rank.rank(), rank.arena, rank.stream, channels),
           gatherer(state.storage(), rank.world.group(stage_axes), true, rank.arena, rank.stream,
-                   channels > 24 ? 1 << 20 : 1000),
-          number(rank.arena.allocate<std::uint64_t>("test/number", 1)) {}
+                   channels > 24 ? 1 << 20 : 1000) {}
 
-    std::uint64_t sum(std::uint64_t own) const {
-        number.upload(std::vector{own}, me.stream);
-        me.all.all_reduce(number.data(), 1, ReduceOp::sum, me.stream);
-        return number.download(me.stream)[0];
+    CheckpointRanks ranks() const {
+        return {me.rank(), me.ranks(), [this](const std::string& own) { return me.world.gather_text(own); }};
     }
     void save(const std::string& folder) {
-        save_training_state(files, folder, run_state(), state.tensors(), extras, gatherer,
-                            [this](std::uint64_t own) { return sum(own); });
+        save_training_state(files, folder, run_state(), state.tensors(), extras, gatherer, ranks());
         me.require(files.created == files_of(state.storage(), gatherer.rank(), gatherer.ranks()), "wrote other files");
     }
     void load(const std::string& checkpoint) {
@@ -332,7 +329,7 @@ std::string reference(const SharedFolder& folder, Case c, std::int64_t channels 
         const RankState state(c, 0, arena, stream.get(), channels);
         state.fill();
         save_training_state(real_files(), path, run_state(), state.tensors(), extras,
-                            Gatherer(state.storage(), nullptr, false, arena, stream.get()), sum_alone);
+                            Gatherer(state.storage(), nullptr, false, arena, stream.get()));
     });
     return path + "/" + checkpoint_name(7);
 }
@@ -406,6 +403,39 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
     reshard(folder, {{1, 1, 1, 8}, 1});
 }
 
+// A full disk, say, at any operation of one rank of three. The others' files are whole; none is left behind.
+TEST_CASE("reshard: where one rank cannot write, no folder is left, that rank says why and the others can be resumed") {
+    const SharedFolder folder;
+    if (!ranks_are_threads()) return;   // they end alike here
+    const Case c{{1, 3, 1, 1}, 1};
+    const std::string path = folder / "full";
+    for (int victim : {0, 1, 2}) {
+        std::uint64_t at = 2;   // the folder was made
+        for (int well = 0; well == 0; at += 9) {
+            INFO("rank ", victim, ", operation ", at);
+            std::atomic<int> codes[3] = {0, 0, 0};
+            on_ranks(c.mesh, [&](TestRank& me) {
+                ReshardRank rank(c, me);
+                rank.state.fill();
+                FaultyFiles full(real_files(), me.rank() == victim ? at : UINT64_MAX);
+                try {
+                    save_training_state(full, path, run_state(), rank.state.tensors(), extras, rank.gatherer,
+                                        rank.ranks());
+                } catch (const Error& error) {
+                    codes[me.rank()] = error.exit_code();
+                }
+            });
+            well = static_cast<int>(std::count(std::begin(codes), std::end(codes), 0));
+            for (int rank = 0; rank < 3 && well == 0; rank++) CHECK(codes[rank] == (rank == victim ? 74 : 75));
+            // else it was the manifest or what follows it, which rank 0 alone writes, or nothing failed
+            if (well > 0) CHECK((well == 3 || (victim == 0 && codes[0] == 74)));
+            for (const std::string& name : real_files().list(path)) CHECK(!name.ends_with(".tmp"));
+            real_files().remove_all(path);
+        }
+        CHECK(at > 50);
+    }
+}
+
 TEST_CASE("reshard: all meshes of up to 8 ranks x ZeRO 0-3" * doctest::skip()) {
     const SharedFolder folder;
     int states = 0;
@@ -463,7 +493,7 @@ TEST_CASE("reshard: a rank holds a tensor and 16 MiB on the host, when it writes
         };
         const std::int64_t writing = most_of([&] { rank.save(path); });
         me.require(writing <= allowed, "held ", writing, " bytes besides a tensor while writing");
-        rank.sum(0);   // the folder is finished
+        me.world.gather_text("");   // the folder is finished
         const std::int64_t reading = most_of(
             [&] { load_training_state(rank.files, path + "/" + checkpoint_name(7), rank.state.tensors(), me.stream); });
         me.require(reading <= allowed - rank.state.largest_tensor_bytes(), "held ", reading, " bytes while reading");

@@ -130,14 +130,6 @@ void read_masters(const SafetensorsFile& file, const TrainedTensors& tensors, co
 
 }   // namespace
 
-std::vector<std::string> tensor_files(const ParamTable& table) {
-    std::vector<std::string> names;
-    for (int unit = 0; unit < table.units(); unit++) {
-        for (const char* kind : {"model", "optimizer"}) names.push_back(unit_file(kind, table, unit));
-    }
-    return names;
-}
-
 std::string tensor_index(const ParamTable& table) {
     OrderedJson names = OrderedJson::object();
     std::uint64_t bytes = 0;
@@ -168,7 +160,7 @@ void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, 
             items = std::max(items, params.back().size() * (1 + states.size()));
         }
         std::optional<UnitWriter> writer;
-        if (own < writers) writer.emplace(checkpoint, tensors, units[first + own].unit);
+        if (own < writers) checkpoint.attempt([&] { writer.emplace(checkpoint, tensors, units[first + own].unit); });
         for (std::size_t item = 0; item < items; item++) {
             int param = -1;   // of the values that this rank gets
             std::vector<floatX> parameter;
@@ -188,11 +180,13 @@ void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, 
             }
             if (param < 0) continue;
             const auto alone = gatherer.works_alone();
-            if (!parameter.empty()) writer->parameter(param, parameter);
-            if (!state.empty()) writer->state(param, state);
+            checkpoint.attempt([&] {
+                if (!parameter.empty()) writer->parameter(param, parameter);
+                if (!state.empty()) writer->state(param, state);
+            });
         }
         const auto alone = gatherer.works_alone();
-        if (writer) writer->finish();
+        if (writer) checkpoint.attempt([&] { writer->finish(); });
     }
 }
 

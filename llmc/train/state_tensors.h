@@ -29,12 +29,11 @@ struct TrainedTensors {
     const ParamStorage& storage() const { return parameters.storage(); }
 };
 
-// The files that all ranks together write, the same list on every rank.
-std::vector<std::string> tensor_files(const ParamTable& table);
 // model.safetensors.index.json's content.
 std::string tensor_index(const ParamTable& table);
 
-// Writes this rank's share of the files. Collective over the ranks of the stage.
+// Writes this rank's share of the files. Collective over the ranks of the stage, also where a file fails
+// (CheckpointWriter::attempt).
 void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, const Gatherer& gatherer);
 
 // Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of

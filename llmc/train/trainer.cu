@@ -126,9 +126,10 @@ RunEnd Trainer::end_at_signal() {
 void Trainer::agree_on_algorithms() {
     Matmul& matmul = parts_.step.stage().matmul();
     const std::string own = matmul_choices_text(matmul);
-    // A wait that the watchdog watches. What follows it is short, and seldom needed: somebody has met a new problem.
-    if (agreement_.whole_sum(own != matmul_choices_ ? 1 : 0) == 0) return;
-    matmul_choices_ = parts_.world ? merged_matmul_choices(parts_.world->gather_text(own)) : own;
+    std::vector<std::string> by_rank = agreement_.gather(own == matmul_choices_ ? "" : own);   // "": nothing new
+    if (std::all_of(by_rank.begin(), by_rank.end(), [](const std::string& text) { return text.empty(); })) return;
+    std::replace(by_rank.begin(), by_rank.end(), std::string(), matmul_choices_);
+    matmul_choices_ = merged_matmul_choices(by_rank);
     if (matmul_choices_ != own) use_matmul_choices(matmul_choices_, "the table of all ranks", matmul);
 }
 
@@ -262,9 +263,10 @@ bool Trainer::save_checkpoint() {
     state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     parts_.metrics.sync();
     agree_on_algorithms();   // on those of problems that were met since
-    save_training_state(parts_.files, options_.output_dir, state, tensors_of(parts_.step),
-                        {parts_.tokenizer_file, matmul_choices_}, gatherer_,
-                        [this](std::uint64_t own) { return agreement_.whole_sum(own); });
+    save_training_state(
+        parts_.files, options_.output_dir, state, tensors_of(parts_.step), {parts_.tokenizer_file, matmul_choices_},
+        gatherer_,
+        {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
     saved_step_ = step_;
     if (agreement_.rank() > 0) return true;
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);

@@ -78,7 +78,7 @@ struct TestRun {
     void save(const RunState& state) {
         save_training_state(real_files(), output.path(), state, tensors_of(*step),
                             {"", matmul_choices_text(model.matmul())},
-                            Gatherer(model.storage(), nullptr, false, arena, stream.get()), sum_alone);
+                            Gatherer(model.storage(), nullptr, false, arena, stream.get()));
     }
 
     // Continues from `folder`, unless empty.

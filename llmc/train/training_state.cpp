@@ -1,7 +1,5 @@
 #include "llmc/train/training_state.h"
 
-#include <optional>
-
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/model/weight_source.h"
@@ -82,27 +80,21 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
                          const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
-                         const SumOverRanks& sum) {
+                         const CheckpointRanks& ranks) {
     const ParamTable& table = tensors.storage().table();
-    const ShardPlace& place = tensors.storage().place();
-    const bool leads = rank_of(place.mesh, place.at) == 0;
-    std::optional<CheckpointWriter> writer;
-    if (leads) writer.emplace(files, folder, state.step);
-    sum(0);   // the folder is there
-    if (!leads) writer.emplace(files, folder, state.step, false);
-    write_tensors(*writer, tensors, gatherer);
-    for (const std::string& name : tensor_files(table)) {   // each was written by one rank, the others have zeros
-        const FileRecord own = writer->record(name);
-        writer->add(name, {sum(own.bytes), sum(own.hash)});
+    CheckpointWriter writer(files, folder, state.step, ranks);
+    write_tensors(writer, tensors, gatherer);
+    if (ranks.rank == 0) {
+        const auto alone = gatherer.works_alone();
+        writer.attempt([&] {
+            writer.write("config.json", hugging_face_config(table.config()));
+            writer.write("model.safetensors.index.json", tensor_index(table));
+            if (!extras.tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, extras.tokenizer_file));
+            writer.write("run.json", run_json(state));
+            writer.write(kMatmulChoicesFile, extras.matmul_choices);
+        });
     }
-    if (!leads) return;
-    const auto alone = gatherer.works_alone();
-    writer->write("config.json", hugging_face_config(table.config()));
-    writer->write("model.safetensors.index.json", tensor_index(table));
-    if (!extras.tokenizer_file.empty()) writer->write("tokenizer.bin", read_whole(files, extras.tokenizer_file));
-    writer->write("run.json", run_json(state));
-    writer->write(kMatmulChoicesFile, extras.matmul_choices);
-    writer->finish();
+    writer.finish();
 }
 
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,

@@ -10,7 +10,6 @@
 // numbers are functions of the seed and of counters that follow from the step, so none has a state.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "llmc/data/loader.h"
@@ -36,10 +35,6 @@ inline TrainedTensors tensors_of(Step& step) {
     return {step.stage().parameters(), optimizer.first_moments(), optimizer.second_moments(), optimizer.masters()};
 }
 
-// The sum of everyone's number, over all ranks; collective.
-using SumOverRanks = std::function<std::uint64_t(std::uint64_t own)>;
-inline std::uint64_t sum_alone(std::uint64_t own) { return own; }
-
 // Files of a checkpoint besides its tensors and `run.json`.
 struct CheckpointExtras {
     std::string tokenizer_file;   // copied, unless empty
@@ -50,7 +45,7 @@ struct CheckpointExtras {
 // first one the rest.
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
                          const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
-                         const SumOverRanks& sum);
+                         const CheckpointRanks& ranks = {});
 
 // Restores what this rank keeps of the tensors, and returns the rest; restore_matmul_choices is the caller's to call.
 // Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
