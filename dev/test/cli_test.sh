@@ -170,7 +170,7 @@ for signal in INT TERM USR1; do
     pid=$!
     exec 3>"$work/pipe"   # goes on once the program has opened its end
     kill -$signal "$pid"
-    echo "lr=0.001" >&3
+    (echo "lr=0.001" >&3)   # on its own: the program may have ended already, and a closed pipe ends who writes to it
     exec 3>&-
     wait "$pid"
     [ $? -eq 75 ] && grep -q "SIG$signal received during start-up" "$work/out" && ! grep -q "^step" "$work/out" &&
