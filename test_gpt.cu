@@ -640,7 +640,13 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
         floatX* enter_columns_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
             return move(1, din, din, stream);
         }
-        floatX* leave_rows(floatX* out, cudaStream_t stream) override { return move(2, out, out, stream); }
+        floatX* leave_rows(floatX* out, floatX* to, cudaStream_t stream) override {
+            floatX* const moved_to = move(2, out, out, stream);
+            if (to == nullptr) return moved_to;
+            CUDA_CHECK(cudaMemcpyAsync(to, moved_to, static_cast<std::size_t>(elements) * sizeof(floatX),
+                                       cudaMemcpyDeviceToDevice, stream));
+            return to;
+        }
         const floatX* leave_rows_backward(const floatX* dout, cudaStream_t stream) override {
             return move(3, dout, nullptr, stream);
         }
@@ -667,6 +673,67 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
             CUDA_CHECK(cudaDeviceSynchronize());
         }
     }
+}
+
+TEST_CASE(
+    "gpt: under tensor parallelism what gradients of weights read is announced before a collective, used behind it") {
+    struct Story : CutPoints {
+        const floatX* enter_columns(const floatX* in, cudaStream_t) override { return story += " enter", in; }
+        void will_enter_columns(const floatX*, cudaStream_t) override { story += " announce"; }
+        floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+            story += " begin";
+            queue.collective_started();
+            story += " end";
+            return din;
+        }
+        std::string story;
+    };
+    // the part of one of two ranks; nobody adds the other's, so its numbers mean nothing
+    const Problem problem = random_problem(custom_model_config(1, 2, 64, 40, 150), 1, 16, 6);
+    Story cut_points;
+    StageOptions options = test_options();
+    options.B = problem.B;
+    options.T = problem.T;
+    options.place.mesh.tp = 2;
+    options.cut_points = &cut_points;
+    OwnedStream stream;
+    Arena arena;
+    Stage stage(problem.reference.table.config(), options, arena, stream.get());
+    stage.initialize(42);
+    const RankSizes& sizes = stage.sizes();
+    CHECK(sizes.V == sizes.Vp);
+    BatchBuffer batch(arena, sizes.B, sizes.T, sizes.V, sizes.first_token);
+    batch.upload(problem.tokens, std::vector<int>(problem.targets.size(), 0), stream.get());
+    stage.forward(0, 0, batch.batch(), Purpose::training);
+    cut_points.story.clear();
+    stage.backward_input(0, 0, batch.batch(), 1.0f);
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+    CHECK(cut_points.story == " enter begin end announce begin enter end announce begin enter end");
+}
+
+TEST_CASE("gpt: a rank reads its own tokens of a sequence, not those of other cp ranks") {
+    const Problem problem = random_problem(custom_model_config(1, 2, 64, 40, 150), 2, 16, 6);
+    StageOptions options = test_options();
+    options.B = problem.B;
+    options.T = problem.T;
+    options.place.mesh.cp = 2;
+    OwnedStream stream;
+    Arena arena;
+    Stage stage(problem.reference.table.config(), options, arena, stream.get());
+    stage.initialize(42);
+    CHECK(stage.tokens() == 16);
+    Pipeline(stage, arena)
+        .forward(
+            [](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+                CHECK(tokens.size() == 16);
+                CHECK(targets.size() == 16);
+                std::fill(tokens.begin(), tokens.end(), 0);
+                std::fill(targets.begin(), targets.end(), 0);
+            },
+            Purpose::loss);
+    stage.set_batch_shape(1, 8);
+    CHECK(stage.tokens() == 4);
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
 }
 
 #if defined(PRECISION_BF16)

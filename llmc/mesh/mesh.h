@@ -124,12 +124,9 @@ inline std::string group_name(const MeshShape& shape, AxisSet axes) {
     return name;
 }
 
-// What is added up over all ranks (losses, answers) is added by each of them: right only while every rank has tokens of
-// its own. Ranks along the other axes will need one of them that adds.
-inline void ensure_own_tokens(const MeshShape& shape) {
-    ENSURE(shape.size() == shape.dp, "sums over all ranks of a mesh of ", shape.pp, " x ", shape.dp, " x ", shape.cp,
-           " x ", shape.tp, " (pp, dp, cp, tp): ranks with the same tokens would count twice");
-}
+// Whether a rank adds its losses, or the answers it counts from them, to a sum over all ranks: where the head is, and
+// there on one of the tp ranks, which all have the same.
+constexpr bool adds_losses(const MeshCoordinates& at, bool has_head) { return has_head && at.tp == 0; }
 
 // The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).
 // Throws Error(usage) when they do not fit.

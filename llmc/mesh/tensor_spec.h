@@ -24,6 +24,8 @@ struct TensorSpec {
     std::vector<std::int64_t> blocks = {};
     bool tied = false;          // held by the first and by the last pipeline stage
     AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
+    // Along these too a rank's gradient is a part of a sum, where sequence parallelism gives it some of the rows.
+    AxisSet partial = {};
 
     std::int64_t elements() const { return rows * cols; }
 };

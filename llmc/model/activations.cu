@@ -1,17 +1,24 @@
 #include "llmc/model/activations.h"
 
+#include <algorithm>
+
 #include "llmc/kernels/layernorm.cuh"
 
-RankSizes rank_sizes(const ModelConfig& config, const MeshShape& mesh, int B, int T) {
+RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T) {
+    const MeshShape& mesh = place.mesh;
+    const TensorSpec wte{config.padded_vocab_size, config.channels, TensorCut::vocabulary};
+    const std::int64_t Vp = tp_shard_of(wte, mesh.tp).rows, first = place.at.tp * Vp;
     RankSizes sizes{};
     sizes.B = B;
-    sizes.T = T;
+    sizes.T = T / mesh.cp;
     sizes.C = static_cast<int>(config.channels);
     sizes.NH = static_cast<int>(config.heads) / mesh.tp;
     sizes.HS = static_cast<int>(config.head_size());
     sizes.F = 4 * sizes.C / mesh.tp;
-    sizes.V = static_cast<int>(config.vocab_size);
-    sizes.Vp = static_cast<int>(config.padded_vocab_size);
+    sizes.V = static_cast<int>(std::clamp<std::int64_t>(config.vocab_size - first, 0, Vp));
+    sizes.Vp = static_cast<int>(Vp);
+    sizes.first_token = static_cast<int>(first);
+    sizes.residual_parts = sequence_parallel ? mesh.tp : 1;
     return sizes;
 }
 

@@ -18,17 +18,20 @@
 
 // Sizes of a micro-batch on one rank.
 struct RankSizes {
-    int B, T;     // sequences, and tokens of each that this rank has
-    int C;        // channels of the residual stream
-    int NH, HS;   // heads of this rank, and channels of a head
-    int F;        // channels of this rank inside the MLP
-    int V, Vp;    // this rank's part of the vocabulary, and with padding
+    int B, T;             // sequences, and tokens of each that this rank has
+    int C;                // channels of the residual stream
+    int NH, HS;           // heads of this rank, and channels of a head
+    int F;                // channels of this rank inside the MLP
+    int V, Vp;            // this rank's part of the vocabulary, and with padding
+    int first_token;      // where that begins
+    int residual_parts;   // ranks that share the rows of the residual region (cut_points.h)
 
     int rows() const { return B * T; }
-    int residual_rows() const { return rows(); }   // in the residual region (cut_points.h)
+    int residual_rows() const { return rows() / residual_parts; }   // rows that follow each other
     AttentionShape attention() const { return self_attention_shape(B, T, NH, HS); }
 };
-RankSizes rank_sizes(const ModelConfig& config, const MeshShape& mesh, int B, int T);
+// `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
+RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T);
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {

@@ -3,6 +3,9 @@
 // `auto_` is the library wherever it can serve, else our own, until one of them is taken: on a GPU the faster one is
 // not known before it is measured (attention_of_run.h). Asked for by name, a library that cannot serve is
 // Error(no_device) with its reason.
+//
+// Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding. The
+// choice is made for outputs of T: where the library serves no others (cuDNN), take `own` for those.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,20 +48,23 @@ public:
 
     // Takes what calls like these need of the device now, not at the first of them. Error(no_device) where it lacks
     // room.
-    void prepare(const AttentionForward<T>& forward, const AttentionBackward<T>& backward) const {
+    template <class O, class G>
+    void prepare(const AttentionForward<T, O>& forward, const AttentionBackward<T, G>& backward) const {
         if (!library_) return;
         library_->prepare(forward);
         library_->prepare(backward);
     }
 
-    void forward(const AttentionForward<T>& arguments, cudaStream_t stream) const {
+    template <class O>
+    void forward(const AttentionForward<T, O>& arguments, cudaStream_t stream) const {
         if (library_) {
             library_attention_forward(*library_, arguments, stream);
         } else {
             own_attention_forward(arguments, stream);
         }
     }
-    void backward(const AttentionBackward<T>& arguments, cudaStream_t stream) const {
+    template <class G>
+    void backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream) const {
         if (library_) {
             library_attention_backward(*library_, arguments, stream);
         } else {

@@ -7,8 +7,9 @@ static std::size_t staging_size(int B, int T) {
     return 2 * positions + token_groups_capacity(positions);
 }
 
-BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size)
+BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size, int first_token)
     : vocab_size_(static_cast<int>(vocab_size)),
+      first_token_(first_token),
       staging_{Staging{PinnedBuffer<int>(staging_size(B, T)), {}}, Staging{PinnedBuffer<int>(staging_size(B, T)), {}}} {
     const std::size_t positions = static_cast<std::size_t>(B) * static_cast<std::size_t>(T);
     tokens_ = arena.allocate<int>("batch/tokens", positions);
@@ -20,7 +21,7 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
     ENSURE(tokens.size() <= tokens_.size(), "a batch of ", tokens.size(), " tokens, room for ", tokens_.size());
     ENSURE(targets.empty() || targets.size() == tokens.size(), targets.size(), " targets for ", tokens.size(),
            " tokens");
-    const TokenGroups groups = group_tokens(tokens, vocab_size_);
+    const TokenGroups groups = group_tokens(tokens, vocab_size_, first_token_);
     const Staging& staging = staging_[next_staging_++ % staging_.size()];
     CUDA_CHECK(cudaEventSynchronize(staging.copied.get()));   // what it held two uploads ago has left
     std::span<int> room = staging.values.values();

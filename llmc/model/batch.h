@@ -20,7 +20,8 @@ struct Batch {
 // micro-batches ahead: what is uploaded is kept in pinned memory, of which there are two pieces in turns.
 class BatchBuffer {
 public:
-    BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size);
+    // Groups are made of the tokens from `first_token` on, as many as `vocab_size`.
+    BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size, int first_token = 0);
     // Both at most (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
     void upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream);
     const Batch& batch() const { return batch_; }
@@ -30,7 +31,7 @@ private:
         PinnedBuffer<int> values;   // tokens, targets, groups
         OwnedEvent copied;
     };
-    int vocab_size_;
+    int vocab_size_, first_token_;
     DeviceBuffer<int> tokens_, targets_, groups_;
     std::array<Staging, 2> staging_;
     std::size_t next_staging_ = 0;

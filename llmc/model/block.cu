@@ -32,9 +32,9 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
     cut.attend(tools_.attention, attention_forward(a), stream);
     attproj_.forward(projected, a.atty, rows, stream);
     residual_layernorm_forward(
-        ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in,
-                                         cut.leave_rows(projected, stream), parameters_.tensor(Param::ln2w, layer_),
-                                         parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
+        ResidualLayerNormForward<floatX>{
+            a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in, cut.leave_rows(projected, nullptr, stream),
+            parameters_.tensor(Param::ln2w, layer_), parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
         stream);
     const floatX* const ln2 = cut.enter_columns(a.ln2, stream);
     if (tools_.gelu_fusion >= 1) {
@@ -50,7 +50,7 @@ void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) co
     forward_to_gelu(in, a);
     floatX* const projected = tools_.workspace.rows_c.data();
     fcproj_.forward(projected, a.fch_gelu, sizes.rows(), tools_.stream);
-    residual_forward<floatX>(out, a.residual2, tools_.cut_points.leave_rows(projected, tools_.stream),
+    residual_forward<floatX>(out, a.residual2, tools_.cut_points.leave_rows(projected, nullptr, tools_.stream),
                              std::int64_t{sizes.residual_rows()} * sizes.C, tools_.stream);
 }
 
@@ -122,6 +122,10 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     floatX* const drows = workspace.rows_c.data();
     floatX* const dfch = kept ? kept->dfch : workspace.rows_4c.data();
     floatX* const dqkv = kept ? kept->dqkv : workspace.rows_3c.data();
+    // So that what a gradient of weights reads travels behind the matmul before it.
+    auto announce = [&](const floatX* entering) {
+        if (kept == nullptr) cut.will_enter_columns(entering, stream);
+    };
     // The gradient that leaves a Linear's output: of the residual stream, which changes before a delayed one reads it.
     auto leave = [&](floatX* copy) -> const floatX* {
         const floatX* dout = cut.leave_rows_backward(dresidual, stream);
@@ -139,6 +143,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         fcproj_.backward_input(dfch, dout, rows, stream);
         gelu_backward<floatX>(dfch, dfch, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
     }
+    announce(a.ln2);
     queue.add([=, this, &gradients] {
         fc_.backward_weight(gradients, dfch, tools_.cut_points.enter_columns(a.ln2, stream), rows, stream);
     });
@@ -150,6 +155,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
     attproj_.backward_input(drows, dout2, rows, stream);
     cut.attend_backward(tools_.attention, attention_backward(dqkv, a), stream);
+    announce(a.ln1);
     queue.add([=, this, &gradients] {
         qkv_.backward_weight(gradients, dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
     });

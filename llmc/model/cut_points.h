@@ -20,22 +20,32 @@
 
 template <class Real>
 struct Classifier;   // llmc/kernels/classifier.cuh
+struct Positions;    // llmc/kernels/encoder.cuh
 
 class CutPoints {
 public:
     virtual ~CutPoints() = default;
 
     // Forward: from the residual region. Called again in backward, where a gradient of weights reads what was entered
-    // with: it need not be kept.
+    // with: it need not be kept. There it is announced first, before the matmul behind which it can be fetched, unless
+    // gradients of weights are delayed.
     virtual const floatX* enter_columns(const floatX* in, cudaStream_t) { return in; }
-    // Its backward: `din` is this rank's part of a sum over tp ranks. What is queued may run while that is made.
+    virtual void will_enter_columns(const floatX* /*in*/, cudaStream_t) {}
+    // Its backward: `din` is this rank's part of a sum over tp ranks. Tells the queue when that is under way.
     virtual floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) {
         queue.collective_started();
         return din;
     }
-    // Forward: back to the residual region. `out` is this rank's part of a sum over tp ranks.
-    virtual floatX* leave_rows(floatX* out, cudaStream_t) { return out; }
+    // Forward: back to the residual region. `out` is this rank's part of a sum over tp ranks. `to`: where it must be
+    // then, or null. It is `out` itself where the residual region has all rows.
+    virtual floatX* leave_rows(floatX* out, floatX* to, cudaStream_t) {
+        ENSURE(to == nullptr || to == out, "one device moves nothing at a cut point");
+        return out;
+    }
     virtual const floatX* leave_rows_backward(const floatX* dout, cudaStream_t) { return dout; }
+
+    // Which positions of a sequence this rank's tokens are.
+    virtual Positions positions() const;
 
     // Attention of this rank's queries over all keys that they may see.
     virtual void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,

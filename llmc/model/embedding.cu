@@ -3,6 +3,8 @@
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/init.cuh"
 
+Positions CutPoints::positions() const { return {}; }
+
 void Embedding::forward(floatX* out, const Batch& batch) const {
     const RankSizes& sizes = tools_.sizes;
     const bool all_rows = sizes.residual_rows() == sizes.rows();
@@ -10,16 +12,17 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
     encoder.out = all_rows ? out : tools_.workspace.rows_c.data();
     encoder.tokens = batch.tokens;
     encoder.wte = parameters_.tensor(Param::wte);
-    encoder.wpe = parameters_.tensor(Param::wpe);
+    // of the ranks whose rows are summed one adds positions
+    encoder.wpe = parameters_.storage().place().at.tp == 0 ? parameters_.tensor(Param::wpe) : nullptr;
     encoder.B = sizes.B;
     encoder.T = sizes.T;
     encoder.C = sizes.C;
     encoder.V = sizes.Vp;
+    encoder.first_token = sizes.first_token;
+    encoder.positions = tools_.cut_points.positions();
     encoder_forward(encoder, tools_.stream);
-    const floatX* const left = tools_.cut_points.leave_rows(encoder.out, tools_.stream);
-    if (left == out) return;
-    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{sizes.residual_rows()} * sizes.C);
-    CUDA_CHECK(cudaMemcpyAsync(out, left, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
+    const floatX* const left = tools_.cut_points.leave_rows(encoder.out, out, tools_.stream);
+    ENSURE(left == out, "the embedding's output has left to another place than it was to");
 }
 
 template <class G>
@@ -36,6 +39,8 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients<G>& g
     encoder.T = sizes.T;
     encoder.C = sizes.C;
     encoder.V = sizes.Vp;
+    encoder.first_token = sizes.first_token;
+    encoder.positions = tools_.cut_points.positions();
     encoder.max_positions = static_cast<int>(parameters_.storage().table().config().max_seq_len);
     encoder.accumulate_wpe = dwpe.accumulate;
     encoder_backward(encoder, tools_.stream);

@@ -1,6 +1,7 @@
 #include "llmc/model/param_table.h"
 
 #include <cmath>
+#include <string_view>
 
 #include "llmc/base/check.h"
 
@@ -69,6 +70,8 @@ ParamInfo make_info(const Row& row, int layer, int unit, const ModelConfig& conf
     info.name = layer < 0 ? row.name : text("h.", layer, ".", row.name);
     info.tensor = {size_of_extent(row.rows, config), size_of_extent(row.cols, config), row.cut};
     if (row.rows == Extent::c3) info.tensor.blocks = {config.channels, config.channels, config.channels};   // q, k, v
+    // Norms work inside the residual region; what else is not cut sees all rows (cut_points.h).
+    if (std::string_view(row.name).starts_with("ln_")) info.tensor.partial = {Axis::tp};
     info.tensor.tied = row.kind == Param::wte && config.tied;
     info.is_matrix = row.cols != Extent::one;
     info.exported_rows = row.rows == Extent::vocabulary ? config.vocab_size : info.tensor.rows;

@@ -126,3 +126,15 @@ TEST_CASE("param_table: random keys follow from names, and no two tensors have o
         CHECK(deepest[deepest.find(param.name)].random_tensor() == param.random_tensor());
     }
 }
+
+TEST_CASE("param_table: gradients of norms alone are partial under sequence parallelism") {
+    const ParamTable table(custom_model_config(2, 2, 32, 16, 100));
+    int norms = 0;
+    for (const ParamInfo& param : table.all()) {
+        const bool norm = param.name.find("ln_") != std::string::npos;
+        norms += norm;
+        INFO(param.name);
+        CHECK(param.tensor.partial == (norm ? AxisSet{Axis::tp} : AxisSet{}));
+    }
+    CHECK(norms == 2 * 4 + 2);
+}

@@ -73,7 +73,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                      : parameters_;
     gradients_.emplace(make_gradients(options.grad_dtype, arena, *storage_, stream));
 
-    sizes_ = rank_sizes(config, options.place.mesh, options.B, options.T);
+    sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T);
     max_rows_ = sizes_.rows();
     int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
     classifier_rows = std::min(classifier_rows, max_rows_);
@@ -99,8 +99,9 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 void Stage::set_batch_shape(int B, int T) {
     ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
            " x ", T, " tokens, room for ", max_rows_);
-    options_.B = sizes_.B = B;
-    options_.T = sizes_.T = T;
+    options_.B = B;
+    options_.T = T;
+    sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T);
 }
 
 bool Stage::follows(int chunk_index) const {

@@ -37,13 +37,14 @@ struct Chunk {
 
 struct StageOptions {
     int B = 4;      // sequences of a micro-batch
-    int T = 1024;   // tokens of a sequence, at most max_seq_len
+    int T = 1024;   // tokens of a whole sequence, at most max_seq_len
     AttentionKind attention = AttentionKind::auto_;
     Recompute recompute = Recompute::none;
     int gelu_fusion = 2;       // as in StageTools
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
     MatmulOptions matmul = {};
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
+    bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
     std::vector<Chunk> chunks = {};   // in the order of the model; none: one with everything
     InFlight in_flight = {};
@@ -104,6 +105,10 @@ public:
 
     // ---- actions
 
+    // Of the micro-batches at hand. This rank has all tokens of their sequences, or as many as other cp ranks.
+    const RankSizes& sizes() const { return sizes_; }
+    int tokens() const { return sizes_.rows(); }
+
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.
     void set_batch_shape(int B, int T);
@@ -148,7 +153,9 @@ public:
     const floatX* input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
-    // Of the latest action that made losses: negative log likelihood of every position, (B, T).
+    // Whether a rank adds its losses to sums over all ranks.
+    bool adds_losses() const { return ::adds_losses(options_.place.at, head_.has_value()); }
+    // Of the latest action that made losses: negative log likelihood of each of this rank's positions, (B, T).
     const float* losses() const { return workspace_->losses.data(); }
     // Logits of rows [first_row, first_row + count) of the latest forward for them, into (count, Vp) on the device.
     void logits(floatX* out, int first_row, int count) const;

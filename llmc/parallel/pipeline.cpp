@@ -1,13 +1,12 @@
 #include "llmc/parallel/pipeline.h"
 
 Pipeline::Pipeline(Stage& stage, Arena& arena)
-    : stage_(stage),
-      tokens_(static_cast<std::size_t>(stage.options().B) * static_cast<std::size_t>(stage.options().T)),
-      targets_(tokens_.size()) {
+    : stage_(stage), tokens_(static_cast<std::size_t>(stage.tokens())), targets_(tokens_.size()) {
     bool reads = false;   // only the first and the last stage of a pipeline
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
     for (int i = 0; reads && i < stage.options().in_flight.activations; i++) {
-        buffers_.add(BatchBuffer(arena, stage.options().B, stage.options().T, stage.config().vocab_size));
+        const RankSizes& sizes = stage.sizes();
+        buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token));
     }
 }
 
@@ -15,7 +14,7 @@ const Batch& Pipeline::read_batch(const Read& read, int micro_batch, Purpose pur
     BatchBuffer*& buffer = batches_[micro_batch];
     if (buffer == nullptr) {
         buffer = buffers_.take();
-        const auto count = static_cast<std::size_t>(stage_.options().B) * static_cast<std::size_t>(stage_.options().T);
+        const auto count = static_cast<std::size_t>(stage_.tokens());
         const auto tokens = std::span(tokens_).first(count), targets = std::span(targets_).first(count);
         read(micro_batch, tokens, targets);
         buffer->upload(tokens, purpose == Purpose::logits ? std::span<std::int32_t>() : targets, stage_.stream());

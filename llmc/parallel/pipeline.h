@@ -16,8 +16,9 @@ class Pipeline {
 public:
     Pipeline(Stage& stage, Arena& arena);
 
-    // Fills in a micro-batch of the stage's shape, (B, T) each: tokens, and targets, negative where there is no loss.
-    // Called once for each that an action of this rank reads, before the first of them. Ids must be checked already.
+    // Fills in this rank's tokens of a micro-batch, (B, T) of stage.sizes() each: tokens, and targets, negative where
+    // there is no loss. Called once for each that an action of this rank reads, before the first of them. Ids must be
+    // checked already.
     using Read = std::function<void(int micro_batch, std::span<std::int32_t> tokens, std::span<std::int32_t> targets)>;
 
     // Forward and backward of all micro-batches of a schedule. `losses_made`: whenever those of a micro-batch are in

@@ -45,7 +45,6 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
            " ranks without a communicator of all");
     ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
            " without a group to share with");
-    ensure_own_tokens(place.mesh);
     if (zero_) stage.set_hooks(zero_.get());
 }
 
@@ -62,8 +61,8 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     // a rank that makes no losses adds none to the sum over ranks
     CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
     pipeline_.train(schedule, read, token_share, [&] {
-        const int tokens = stage_.options().B * stage_.options().T;
-        sum_losses(&numbers->loss, stage_.losses(), tokens, token_share, true, stream);
+        if (!stage_.adds_losses()) return;
+        sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
     });
     const StopVotes own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));

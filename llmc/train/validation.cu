@@ -13,7 +13,6 @@ constexpr int kMicroBatchesPerSum = 8;
 
 Validation::Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement)
     : step_(step), tokens_(tokens), sequences_(tokens.windows()), agreement_(agreement) {
-    ensure_own_tokens(step.stage().storage().place().mesh);
     if (max_sequences > 0) sequences_ = std::min(sequences_, static_cast<std::uint64_t>(max_sequences));
 }
 
@@ -42,10 +41,11 @@ std::optional<float> Validation::loss() {
     for (std::uint64_t begin = 0; begin < sequences_; begin += at_once) {
         const std::uint64_t first = begin + B * static_cast<std::uint64_t>(place.at.dp);
         step_.forward([&](int, auto inputs, auto targets) { read(first, inputs, targets); }, Purpose::loss);
-        sum_losses(agreement_.addend(), stage.losses(), static_cast<int>(B * T), token_share, pending > 0,
-                   stage.stream());
+        if (stage.adds_losses()) {
+            sum_losses(agreement_.addend(), stage.losses(), stage.tokens(), token_share, pending > 0, stage.stream());
+        }
         if (++pending < kMicroBatchesPerSum && begin + at_once < sequences_) continue;
-        loss += agreement_.sum();
+        loss += stage.adds_losses() ? agreement_.sum() : agreement_.sum(0);
         pending = 0;
         if (agreement_.stop_asked() && begin + at_once < sequences_) return std::nullopt;
     }

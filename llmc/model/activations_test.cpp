@@ -1,0 +1,30 @@
+// What each rank of a mesh has of a micro-batch and of the vocabulary.
+#include "llmc/model/activations.h"
+
+#include <doctest/doctest.h>
+
+TEST_CASE("activations: the parts of tp and cp ranks are the whole") {
+    for (const std::int64_t vocab : {100, 129, 1000}) {
+        const ModelConfig config = custom_model_config(2, 4, 64, 48, vocab);
+        for (const MeshShape& mesh :
+             {MeshShape{}, MeshShape{1, 2, 2, 1}, MeshShape{1, 1, 1, 4}, MeshShape{2, 1, 3, 2}}) {
+            const RankSizes whole = rank_sizes(config, {}, false, 3, 48);
+            int tokens = 0, heads = 0;
+            for (int tp = 0; tp < mesh.tp; tp++) {
+                const ShardPlace place{mesh, {0, 0, 0, tp}, 0};
+                const RankSizes part = rank_sizes(config, place, true, 3, 48);
+                CHECK(part.T * mesh.cp == whole.T);
+                CHECK(part.rows() * mesh.cp == whole.rows());
+                CHECK(part.residual_rows() * mesh.tp == part.rows());
+                CHECK(rank_sizes(config, place, false, 3, 48).residual_rows() == part.rows());
+                CHECK(part.F * mesh.tp == whole.F);
+                CHECK(part.V <= part.Vp);
+                if (part.V > 0) CHECK(part.first_token == tokens);
+                tokens += part.V;
+                heads += part.NH;
+            }
+            CHECK(tokens == vocab);
+            CHECK(heads == whole.NH);
+        }
+    }
+}

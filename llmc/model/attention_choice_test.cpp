@@ -1,0 +1,54 @@
+// Attention as chosen, with outputs of the model's precision and of fp32.
+#include "llmc/model/attention_choice.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/base/stream.h"
+#include "llmc/model/precision.h"
+
+TEST_CASE("attention choice: outputs and gradients in fp32 are those in the model's precision before rounding") {
+    const AttentionShape shape = self_attention_shape(1, 24, 2, 16);
+    const std::size_t count = 24 * 2 * 16;
+    OwnedStream stream;
+    Arena arena;
+    auto random = [&](std::uint64_t key) {
+        std::vector<floatX> values(count);
+        for (std::size_t i = 0; i < count; i++) values[i] = static_cast<floatX>(normal(key, i));
+        auto buffer = arena.allocate<floatX>("test/in", count);
+        buffer.upload(values, stream.get());
+        return buffer;
+    };
+    const auto q = random(1), k = random(2), v = random(3), dout = random(4);
+    const auto lse = arena.allocate<float>("test/lse", 48), delta = arena.allocate<float>("test/delta", 48);
+    auto heads = [&](auto* data) { return contiguous_heads(data, 24, 2, 16); };
+    auto input = [&](const DeviceBuffer<floatX>& buffer) { return HeadsView<const floatX>(heads(buffer.data())); };
+    auto run = [&]<class O>(const AttentionChoice<floatX>& attention, O) {
+        const auto out = arena.allocate<O>("test/out", count);
+        const auto dq = arena.allocate<O>("test/dq", count), dk = arena.allocate<O>("test/dk", count),
+                   dv = arena.allocate<O>("test/dv", count);
+        const AttentionForward<floatX, O> forward{heads(out.data()), lse.data(), input(q), input(k), input(v), shape};
+        const AttentionBackward<floatX, O> backward{
+            heads(dq.data()), heads(dk.data()), heads(dv.data()), delta.data(), input(dout), input(q),
+            lse.data(),       input(q),         input(k),         input(v),     shape};
+        attention.prepare(forward, backward);
+        attention.forward(forward, stream.get());
+        attention.backward(backward, stream.get());
+        std::vector<float> all;
+        for (const auto& buffer : {out, dq, dk, dv}) {
+            for (O value : buffer.download(stream.get())) all.push_back(static_cast<float>(value));
+        }
+        return all;
+    };
+    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
+        if (kind == AttentionKind::library && !LibraryAttention::refusal<floatX, float>(shape).empty()) continue;
+        const AttentionChoice<floatX> attention(kind, shape, arena);
+        const std::vector<float> narrow = run(attention, floatX{}), wide = run(attention, float{});
+        std::size_t rounded = 0;
+        for (std::size_t i = 0; i < wide.size(); i++) {
+            CHECK(static_cast<float>(static_cast<floatX>(wide[i])) == narrow[i]);
+            rounded += wide[i] != narrow[i];
+        }
+        CHECK((sizeof(floatX) == 4 ? rounded == 0 : rounded > wide.size() / 2));
+    }
+}
