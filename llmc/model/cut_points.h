@@ -26,6 +26,9 @@ class CutPoints {
 public:
     virtual ~CutPoints() = default;
 
+    // Sizes of the micro-batches from now on: first the largest there will be.
+    virtual void set_sizes(const RankSizes&) {}
+
     // Forward: from the residual region. Called again in backward, where a gradient of weights reads what was entered
     // with: it need not be kept. There it is announced first, before the matmul behind which it can be fetched, unless
     // gradients of weights are delayed.

@@ -84,6 +84,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     workspace_.emplace(arena, sizes_, classifier_rows);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
                               *workspace_, options.gelu_fusion, stream});
+    tools_->cut_points.set_sizes(sizes_);
     for (const Chunk& chunk : options_.chunks) {
         chunks_.push_back({chunk, blocks_.size()});
         if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
@@ -102,6 +103,7 @@ void Stage::set_batch_shape(int B, int T) {
     options_.B = B;
     options_.T = T;
     sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T);
+    tools_->cut_points.set_sizes(sizes_);
 }
 
 bool Stage::follows(int chunk_index) const {

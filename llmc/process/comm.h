@@ -207,6 +207,7 @@ private:
 
 // The communicators of training; null: this rank alone.
 struct TrainingGroups {
-    Communicator* zero = nullptr;   // ranks with the same part of the model: gradients are summed, ZeRO cuts over them
-    Communicator* all = nullptr;    // sums that every rank must know alike: loss, norm, requests to stop
+    Communicator* zero = nullptr;    // ranks with the same part of the model: gradients are summed, ZeRO cuts over them
+    Communicator* all = nullptr;     // sums that every rank must know alike: loss, norm, requests to stop
+    Communicator* stage = nullptr;   // ranks of a pipeline stage: its tensors are gathered from them
 };

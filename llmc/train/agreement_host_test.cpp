@@ -46,7 +46,7 @@ StageOptions shape(const TestRank& me, int zero) {
 
 TrainingGroups groups_of(TestRank& me) {
     Communicator* zero = me.world.group(zero_axes);
-    return {zero ? zero : &me.all, &me.all};
+    return {zero ? zero : &me.all, &me.all, zero ? zero : &me.all};
 }
 
 // A run of four steps with validation and questions after every second, on three ranks, into `output`; continued from

@@ -84,7 +84,7 @@ void certify_all(int dp) {
                 require_equal_copies(rank, me);
                 const std::string story = difference(found, expected, table);
                 me.require(story.empty(), story);
-                Rank again(layout, rank.groups());
+                Rank again(layout, me.world.at(), rank.groups());
                 me.require(again.train(20) == found, "a second run differs");
             });
         }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct Layout {
     bool tied = true;
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
 
+    MeshShape mesh() const { return {1, dp, 1, 1}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
@@ -73,10 +75,8 @@ struct Result {
 class Rank {
 public:
     // Without groups: one process.
-    explicit Rank(const Layout& layout, const TrainingGroups& groups = {})
-        : layout_(layout),
-          groups_(groups),
-          model_(model(layout.tied), options(layout, groups.zero), arena_, stream_.get()) {
+    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {})
+        : layout_(layout), groups_(groups), model_(model(layout.tied), options(layout, at), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -86,9 +86,9 @@ public:
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
-        const int B = model_.options().B, rank = groups_.zero ? groups_.zero->rank() : 0;
+        const int B = model_.options().B, replica = model_.options().place.at.dp;
         auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            const int first = (step - 1) * sequences + (i * layout_.dp + rank) * B;
+            const int first = (step - 1) * sequences + (i * layout_.dp + replica) * B;
             for (int b = 0; b < B; b++) {
                 const std::vector<int> tokens = sample(first + b);
                 std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
@@ -121,7 +121,7 @@ public:
 
     // A gradient of the step at hand in its global shape, on every rank (collective).
     std::vector<float> gradient(int param) {
-        const Gatherer gatherer(model_.storage(), groups_.zero, true, arena_, stream_.get());
+        const Gatherer gatherer(model_.storage(), groups_.stage, true, arena_, stream_.get());
         auto download = [&](const auto& gradients) {
             const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
             return std::vector<float>(values.begin(), values.end());
@@ -142,15 +142,16 @@ public:
     Stage& stage() { return model_; }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
-        if (groups_.zero == groups_.all) return {groups_.all};
-        return {groups_.zero, groups_.all};
+        std::set<Communicator*> different{groups_.zero, groups_.stage, groups_.all};
+        different.erase(nullptr);
+        return {different.begin(), different.end()};
     }
     Step& step() { return *step_; }
     Arena& arena() { return arena_; }
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    static StageOptions options(const Layout& layout, const Communicator* group) {
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at) {
         StageOptions options;
         options.B = sequences / layout.dp / layout.micro_batches;
         options.T = T;
@@ -161,9 +162,7 @@ private:
             options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
             options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
         }
-        options.place.mesh.dp = layout.dp;
-        options.place.at.dp = group ? group->rank() : 0;
-        options.place.zero_stage = group ? layout.zero : 0;
+        options.place = {layout.mesh(), at, layout.zero};
         return options;
     }
 
@@ -212,9 +211,10 @@ inline std::string difference(const Result& found, const Result& expected, const
 // that of all for both. False where it was passed over (on_ranks.h).
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
-    return on_ranks(layout.dp, [&](TestRank& me) {
-        const TrainingGroups groups = me.world.training_groups();
-        Rank rank(layout, {groups.zero ? groups.zero : groups.all, groups.all});
+    return on_ranks(layout.mesh(), [&](TestRank& me) {
+        TrainingGroups groups = me.world.training_groups();
+        if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
+        Rank rank(layout, me.world.at(), groups);
         body(rank, me);
     });
 }

@@ -24,6 +24,7 @@ struct Layout {
     int dp = 1, zero = 0;
     bool master_weights = true;
     bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
+    MeshShape mesh() const { return {1, dp, 1, 1}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once");
     }
@@ -76,8 +77,8 @@ struct FullArena {
 // One rank's model and optimizer.
 struct RankOfRun {
     Options options;
-    World* world;          // null: one process alone
-    Communicator* group;   // and so is this
+    World* world;   // null: one process alone
+    TrainingGroups groups;
     Arena& arena;
     Stage model;
     std::optional<Step> step;
@@ -85,16 +86,14 @@ struct RankOfRun {
     RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
         : options(given),
           world(its_world),
-          group(world && world->group(zero_axes) ? world->group(zero_axes)
-                : world                          ? world->all()
-                                                 : nullptr),
+          groups(groups_of(its_world)),
           arena(its_arena),
           model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
         adam.master_weights = options.master_weights;
-        step.emplace(model, adam, arena, TrainingGroups{group, group});
+        step.emplace(model, adam, arena, groups);
     }
 
     RunState load(const std::string& checkpoint) {
@@ -103,27 +102,13 @@ struct RankOfRun {
 
     void train(const Workplace& place, const std::string& resume_from) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
-        const bool writes = group == nullptr || group->rank() == 0;
+        const bool writes = world == nullptr || world->is_first();
         RunState state;
         if (!resume_from.empty()) state = load(resume_from);
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
-        Trainer trainer({options,
-                         log,
-                         arena,
-                         *step,
-                         tokens,
-                         &tokens,
-                         real_files(),
-                         metrics,
-                         place.signals,
-                         nullptr,
-                         nullptr,
-                         "",
-                         options.max_steps,
-                         0.0,
-                         {group, group},
-                         world});
+        Trainer trainer({options, log, arena, *step, tokens, &tokens, real_files(), metrics, place.signals, nullptr,
+                         nullptr, "", options.max_steps, 0.0, groups, world});
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();
@@ -133,6 +118,12 @@ struct RankOfRun {
     }
 
 private:
+    // A single rank that is a world has that of all for every group.
+    static TrainingGroups groups_of(World* world) {
+        if (world == nullptr) return {};
+        if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
+        return world->training_groups();
+    }
     static StageOptions stage_options(const Options& o, const ShardPlace& place) {
         StageOptions result;
         result.B = o.micro_batch;
@@ -156,7 +147,7 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
         return true;
     }
     INFO(layout.name());
-    const bool ran = on_ranks(layout.dp, [&](TestRank& me) {
+    const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
         RankOfRun rank(options, &me.world, {me.world.mesh(), me.world.at(), layout.zero}, me.arena, me.stream);
         work(rank);
     });
@@ -267,8 +258,9 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
             const RunState state = rank.load(origin);
             // pieces that divide no shard
-            const Gatherer gatherer(rank.model.storage(), rank.group, true, rank.arena, rank.model.stream(), 100);
-            Agreement agreement(rank.arena, rank.group, rank.world, place.signals, rank.model.stream());
+            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(),
+                                    100);
+            Agreement agreement(rank.arena, rank.groups.all, rank.world, place.signals, rank.model.stream());
             const FullArena full(rank.arena);
             save_training_state(
                 real_files(), copy, state, tensors_of(*rank.step), {}, gatherer,

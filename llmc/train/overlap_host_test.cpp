@@ -65,7 +65,8 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         Stage model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
         model.initialize(1);
         Communicator* group = me.world.group(zero_axes);
-        Step step(model, {}, me.arena, {group, &me.all});
+        const TrainingGroups groups{group, &me.all, group};
+        Step step(model, {}, me.arena, groups);
         StrayWait careless(*model.hooks());
         if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);
         const DeviceBuffer<std::int32_t> question = me.on_device(std::vector<std::int32_t>{0});
@@ -92,7 +93,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
                          "",
                          steps,
                          0.0,
-                         {group, &me.all},
+                         groups,
                          &me.world});
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });

@@ -3,6 +3,9 @@
 WorldOptions world_options(const Options& options) {
     WorldOptions result;
     result.startup = options.startup;
+    result.pp = options.pp;
+    result.cp = options.cp;
+    result.tp = options.tp;
     result.dp = options.dp;
     result.watchdog.silence_seconds = options.peer_timeout_s;
     result.watchdog.stall_seconds = options.stall_timeout_s;

@@ -29,9 +29,9 @@ Trainer::Trainer(const TrainerParts& parts)
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
-      // with neither tp nor pp, the ranks of ZeRO are those of the stage; all that write a unit get tensors
-      gatherer_(parts.step.stage().storage(), parts.groups.zero,
-                parts.groups.zero && parts.groups.zero->rank() < parts.step.stage().table().units(), parts.arena,
+      // all that write a unit get tensors
+      gatherer_(parts.step.stage().storage(), parts.groups.stage,
+                parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
                 parts.step.stage().stream()) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
