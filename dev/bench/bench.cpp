@@ -162,20 +162,28 @@ void Timing::measure_with_breakdown(const std::function<void(int set)>& call) {
 void write_json(const std::string& path, const Bench& bench) {
     Json cases = Json::array();
     for (const Result& r : bench.results()) {
-        Json one = {{"name", r.what.name},        {"shape", r.what.shape},        {"bytes", r.what.work.bytes},
-                    {"flops", r.what.work.flops}, {"tokens", r.what.work.tokens}, {"median_s", r.seconds.median},
-                    {"p95_s", r.seconds.p95},     {"best_s", r.seconds.best},     {"samples", r.seconds.samples}};
+        Json one = Json::object({{"name", r.what.name},
+                                 {"shape", r.what.shape},
+                                 {"bytes", r.what.work.bytes},
+                                 {"flops", r.what.work.flops},
+                                 {"tokens", r.what.work.tokens},
+                                 {"median_s", r.seconds.median},
+                                 {"p95_s", r.seconds.p95},
+                                 {"best_s", r.seconds.best},
+                                 {"samples", r.seconds.samples}});
+        Json shares = Json::array();
         for (const Result::Share& share : r.breakdown) {
-            one["breakdown"].push_back({{"name", share.name}, {"seconds", share.seconds}, {"calls", share.calls}});
+            shares.append(Json::object({{"name", share.name}, {"seconds", share.seconds}, {"calls", share.calls}}));
         }
-        cases.push_back(std::move(one));
+        if (!r.breakdown.empty()) one.add("breakdown", std::move(shares));
+        cases.append(std::move(one));
     }
-    const Json all = {{"device", bench.device().name},
-                      {"precision", precision_name},
-                      {"unix_time", std::time(nullptr)},
-                      {"copy_bytes_per_s", bench.ceilings().copy_bytes_per_s},
-                      {"matmul_flops_per_s", bench.ceilings().matmul_flops_per_s},
-                      {"cases", cases}};
+    const Json all = Json::object({{"device", bench.device().name},
+                                   {"precision", precision_name},
+                                   {"unix_time", std::time(nullptr)},
+                                   {"copy_bytes_per_s", bench.ceilings().copy_bytes_per_s},
+                                   {"matmul_flops_per_s", bench.ceilings().matmul_flops_per_s},
+                                   {"cases", cases}});
     std::ofstream out(path);
     out << to_text(all, 1) << "\n";
     out.close();

@@ -39,18 +39,20 @@ Curves read_metrics(const std::string& path) {
         const Json row = [&] {
             try {
                 return parse_json(line);
-            } catch (const Json::parse_error&) {
+            } catch (const JsonSyntaxError&) {
                 return Json();
             }
         }();
-        if (!row.is_object() || !row.contains("step")) {
+        const Json* step = row.find("step");
+        if (step == nullptr || !step->is_number()) {
             throw Error(ErrorKind::bad_data, text(path, ":", number, ": not a JSON object with a \"step\": ", line));
         }
-        double step = row["step"].get<double>();
-        if (row.contains("loss") && row["loss"].is_number()) curves.train.push_back({step, row["loss"].get<double>()});
-        if (row.contains("val_loss") && row["val_loss"].is_number()) {
-            curves.validation.push_back({step, row["val_loss"].get<double>()});
-        }
+        auto add = [&](const char* key, std::vector<Point>& points) {
+            const Json* loss = row.find(key);
+            if (loss != nullptr && loss->is_number()) points.push_back({step->as_number(), loss->as_number()});
+        };
+        add("loss", curves.train);
+        add("val_loss", curves.validation);
     }
     if (curves.train.empty()) throw Error(ErrorKind::bad_data, text(path, " holds no training loss"));
     return curves;

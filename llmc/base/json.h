@@ -1,28 +1,110 @@
-// JSON, by nlohmann-json. Its reading and writing take seconds to compile, so json.cpp does it once for (nearly) all
-// files. For host .cpp files only.
+// A JSON value. nlohmann-json reads and prints the text, in json.cpp alone, because it takes seconds to compile; the
+// value is a small type of our own, which is strict: a number is never made of something else.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <initializer_list>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
-using Json = nlohmann::json;                  // keys sorted, found in logarithmic time
-using OrderedJson = nlohmann::ordered_json;   // keys as written, for files that people read; found in linear time
-
-// Arrays and objects within each other: no file of ours has ten. The library's writing and copying need stack for each.
+// Arrays and objects within each other: no file of ours has ten. Reading, printing and copying need stack for each.
 inline constexpr std::size_t deepest_json = 256;
+
+// Something is missing in a value, or of another kind than asked for.
+class JsonError : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+// A text is not JSON, at this byte, counted from 1.
+class JsonSyntaxError : public JsonError {
+public:
+    JsonSyntaxError(std::size_t its_byte, const std::string& what) : JsonError(what), byte(its_byte) {}
+    std::size_t byte;
+};
+
+class Json {
+public:
+    using Member = std::pair<std::string, Json>;
+
+    Json(std::nullptr_t = nullptr) {}
+    template <std::same_as<bool> T>
+    Json(T value) : value_(value) {}
+    template <std::integral T>
+    requires(!std::same_as<T, bool>) Json(T value) {
+        if (value < 0) {
+            value_ = static_cast<std::int64_t>(value);
+        } else {
+            value_ = static_cast<std::uint64_t>(value);
+        }
+    }
+    Json(double value) : value_(value) {}
+    Json(const char* text) : value_(std::string(text)) {}
+    Json(std::string text) : value_(std::move(text)) {}
+    template <class T>
+    Json(const std::vector<T>& elements) : Json(array(std::vector<Json>(elements.begin(), elements.end()))) {}
+    static Json array(std::vector<Json> elements = {});
+    static Json object(std::initializer_list<Member> members = {});
+
+    Json(const Json&);
+    Json(Json&&) noexcept;
+    Json& operator=(const Json&);
+    Json& operator=(Json&&) noexcept;
+    ~Json();
+
+    bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
+    bool is_bool() const { return std::holds_alternative<bool>(value_); }
+    bool is_number() const { return value_.index() >= 2 && value_.index() <= 4; }
+    bool is_text() const { return std::holds_alternative<std::string>(value_); }
+    bool is_array() const { return std::holds_alternative<Elements>(value_); }
+    bool is_object() const { return std::holds_alternative<Object>(value_); }
+
+    // Each throws JsonError where the value is something else.
+    bool as_bool() const;
+    double as_number() const;
+    std::uint64_t as_whole(std::uint64_t largest) const;   // from 0 to `largest`, and not spelled like 1.0
+    const std::string& as_text() const;
+    const std::vector<Json>& elements() const;
+    const std::vector<Member>& members() const;   // in the order of the text, or in that of add()
+    const Json& at(std::string_view key) const;   // or there is no such key
+
+    const Json* find(std::string_view key) const;   // null: not there, or no object
+    bool contains(std::string_view key) const { return find(key) != nullptr; }
+
+    // To an object; false, and nothing is done, when it has the key. The new value, null until it is written to.
+    Json* add(const std::string& key, Json value);
+    Json& append(Json value);   // to an array
+
+    // Numbers are equal by value, objects when they have equal members in any order.
+    friend bool operator==(const Json& a, const Json& b);
+
+private:
+    friend class JsonPrinter;   // json.cpp
+    using Elements = std::vector<Json>;
+    struct Object {
+        std::vector<Member> members;
+        std::map<std::string, std::size_t, std::less<>> index;   // by key
+    };
+    [[noreturn]] void is_not(const std::string& expected) const;
+
+    // whole numbers below 0 are std::int64_t, others std::uint64_t
+    std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string, Elements, Object> value_;
+};
 
 // A whole text as JSON. Beyond what JSON demands, no object has a key twice (a parser keeps one of the two, and
 // programs differ in which), nothing nests deeper than deepest_json, and every number is finite. Else throws
-// Json::parse_error, which knows the byte (counted from 1), with a message of bounded length.
+// JsonSyntaxError with a message of bounded length.
 Json parse_json(std::string_view text);
-OrderedJson parse_ordered_json(std::string_view text);   // quadratic in the keys of an object: for short objects
-
-// A whole number from 0 to `largest`; anything else throws Json::out_of_range. Json::get() makes a number of whatever
-// it finds: of -1, 1e300, 0.5 and true.
-std::uint64_t whole_number(const Json& value, std::uint64_t largest);
 
 // The text of a value, on one line where `indent` is negative.
 std::string to_text(const Json& json, int indent = -1);
-std::string to_text(const OrderedJson& json, int indent = -1);
+
+// The same in a message, where it may be of any length: its beginning.
+std::string quoted(const Json& json);

@@ -51,7 +51,7 @@ private:
     std::string key() {
         const std::size_t begin = at_;
         skip_string();
-        return parse_json(json_.substr(begin, at_ - begin)).get<std::string>();
+        return parse_json(json_.substr(begin, at_ - begin)).as_text();
     }
     void skip_value() {
         int depth = 0;

@@ -21,12 +21,12 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <regex>
 #include <set>
 
 #include "dev/test/fuzz/parsers.h"
-#include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/corpus_check.h"
@@ -36,6 +36,8 @@
 namespace fs = std::filesystem;
 
 namespace {
+
+using Library = nlohmann::json;
 
 // What a subject throws where it was given what does not hold together.
 struct Misread : std::runtime_error {
@@ -177,12 +179,12 @@ void damage_place(Damage damage, const std::string& folder, const std::string& f
 std::string whole(const std::string& folder, const char* name) { return read_whole(real_files(), folder + "/" + name); }
 
 // By the library alone, which knows no limits; every key must be there once.
-Json plain_json(const std::string& content) {
+Library plain_json(const std::string& content) {
     std::vector<std::set<std::string>> keys;
-    return Json::parse(content, [&](int, Json::parse_event_t event, Json& value) {
-        if (event == Json::parse_event_t::object_start) keys.emplace_back();
-        if (event == Json::parse_event_t::object_end) keys.pop_back();
-        if (event == Json::parse_event_t::key) {
+    return Library::parse(content, [&](int, Library::parse_event_t event, Library& value) {
+        if (event == Library::parse_event_t::object_start) keys.emplace_back();
+        if (event == Library::parse_event_t::object_end) keys.pop_back();
+        if (event == Library::parse_event_t::key) {
             must_hold(keys.back().insert(value.get<std::string>()).second, "a key twice");
         }
         return true;
@@ -200,22 +202,22 @@ std::string read_safetensors(const std::string& folder) {
     const SafetensorsFile file(real_files(), path);
     std::uint64_t header_bytes = 0;
     std::memcpy(&header_bytes, bytes.data(), 8);
-    const Json header = plain_json(bytes.substr(8, header_bytes));
+    const Library header = plain_json(bytes.substr(8, header_bytes));
     must_hold(file.entries().size() + header.contains("__metadata__") == header.size(), "another number of tensors");
     std::string out;
     std::uint64_t next = 8 + header_bytes;
     for (const TensorEntry& entry : file.entries()) {
-        const Json& json = header.at(entry.name);
-        must_hold(json.at("dtype") == name_of(entry.type) && json.at("shape") == Json(entry.shape), "another shape");
+        const Library& json = header.at(entry.name);
+        must_hold(json.at("dtype") == name_of(entry.type) && json.at("shape") == Library(entry.shape), "another shape");
         must_hold(json.at("data_offsets") ==
-                      Json({entry.offset - 8 - header_bytes, entry.offset - 8 - header_bytes + entry.bytes()}),
+                      Library({entry.offset - 8 - header_bytes, entry.offset - 8 - header_bytes + entry.bytes()}),
                   "another place");
         must_hold(entry.offset == next, "a gap or an overlap");
         std::vector<std::byte> data(entry.bytes());
         file.read(entry, 0, data);
         must_hold(data.empty() || std::memcmp(data.data(), bytes.data() + next, data.size()) == 0, "other bytes");
         next += data.size();
-        out += text(entry.name, " ", to_text(json), " ");
+        out += text(entry.name, " ", json.dump(), " ");
         append_raw(out, data);
     }
     must_hold(next == bytes.size(), "bytes of no tensor");
@@ -272,7 +274,7 @@ std::string read_tokenizer(const std::string& path) {
 
 std::string read_json_tokenizer(const std::string& folder) {
     const std::string out = read_tokenizer(folder + "/tokenizer.json");
-    const Json json = plain_json(whole(folder, "tokenizer.json"));
+    const Library json = plain_json(whole(folder, "tokenizer.json"));
     const TokenizerData data = parse_huggingface(whole(folder, "tokenizer.json"), "tokenizer.json");
     must_hold(data.merges.size() == json["model"]["merges"].size(), "another number of merges");
     for (const auto& [token, id] : json["model"]["vocab"].items()) {

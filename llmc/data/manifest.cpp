@@ -23,32 +23,32 @@ void require(bool holds, const std::string& otherwise) {
 
 // `place` is the part being read, a JSON pointer.
 CorpusManifest parse(const Json& json, std::string& place) {
-    if (json.at("format") != "token shards" || json.at("version") != manifest_version) {
-        place = json["format"] != "token shards" ? "/format" : "/version";
-        throw std::invalid_argument(text("found format ", to_text(json.at("format")), ", version ",
-                                         to_text(json.at("version")), ", expected \"token shards\", version ",
-                                         manifest_version));
+    const Json &format = json.at("format"), &version = json.at("version");
+    if (format != "token shards" || version != manifest_version) {
+        place = format != "token shards" ? "/format" : "/version";
+        throw std::invalid_argument(text("found format ", quoted(format), ", version ", quoted(version),
+                                         ", expected \"token shards\", version ", manifest_version));
     }
     CorpusManifest manifest;
     const Json& tokenizer = json.at("tokenizer");
     place = "/tokenizer";
-    manifest.tokenizer_name = tokenizer.at("name");
-    manifest.vocab_size = static_cast<std::uint32_t>(whole_number(tokenizer.at("vocab_size"), INT32_MAX));
-    manifest.end_of_text = static_cast<std::uint32_t>(whole_number(tokenizer.at("end_of_text"), INT32_MAX));
-    manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").get<std::string>());
+    manifest.tokenizer_name = tokenizer.at("name").as_text();
+    manifest.vocab_size = static_cast<std::uint32_t>(tokenizer.at("vocab_size").as_whole(INT32_MAX));
+    manifest.end_of_text = static_cast<std::uint32_t>(tokenizer.at("end_of_text").as_whole(INT32_MAX));
+    manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").as_text());
     require(manifest.end_of_text < manifest.vocab_size, "the end of text is outside the vocabulary");
     place = "";
-    manifest.token_bytes = static_cast<std::uint32_t>(whole_number(json.at("token_bytes"), 4));
+    manifest.token_bytes = static_cast<std::uint32_t>(json.at("token_bytes").as_whole(4));
     require(manifest.token_bytes == 2 || manifest.token_bytes == 4, "tokens have 2 or 4 bytes");
     require(manifest.token_bytes == 4 || manifest.vocab_size <= 0x10000, "2 bytes do not hold such a vocabulary");
-    manifest.documents = whole_number(json.at("documents"), INT64_MAX);
-    manifest.source_bytes = whole_number(json.at("source_bytes"), INT64_MAX);
+    manifest.documents = json.at("documents").as_whole(INT64_MAX);
+    manifest.source_bytes = json.at("source_bytes").as_whole(INT64_MAX);
     std::set<std::string> names;
-    for (const Json& shard : json.at("shards")) {
+    for (const Json& shard : json.at("shards").elements()) {
         place = text("/shards/", manifest.shards.size());
-        manifest.shards.push_back({shard.at("file"), shard.at("split"),
-                                   whole_number(shard.at("tokens"), kMaxFileTokens),
-                                   hash_from_text(shard.at("hash").get<std::string>())});
+        manifest.shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(),
+                                   shard.at("tokens").as_whole(kMaxFileTokens),
+                                   hash_from_text(shard.at("hash").as_text())});
         const ShardInfo& info = manifest.shards.back();
         const bool leads_away = info.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
         require(info.file.ends_with(".bin") && !leads_away, "a shard is a .bin file beside its manifest");
@@ -80,9 +80,9 @@ CorpusManifest parse_manifest(std::string_view content, const std::string& name)
     };
     try {
         return parse(parse_json(content), place);
-    } catch (const Json::parse_error& problem) {
+    } catch (const JsonSyntaxError& problem) {
         throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
-    } catch (const Json::exception& problem) {
+    } catch (const JsonError& problem) {
         fail(problem);
     } catch (const std::invalid_argument& problem) {   // a version or a hash
         fail(problem);
@@ -95,22 +95,23 @@ CorpusManifest read_manifest(const FileSystem& files, const std::string& folder)
 }
 
 void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
-    OrderedJson json;
-    json["format"] = "token shards";
-    json["version"] = manifest_version;
-    json["tokenizer"] = {{"name", manifest.tokenizer_name},
-                         {"vocab_size", manifest.vocab_size},
-                         {"end_of_text", manifest.end_of_text},
-                         {"hash", hash_to_text(manifest.tokenizer_hash)}};
-    json["token_bytes"] = manifest.token_bytes;
-    json["documents"] = manifest.documents;
-    json["source_bytes"] = manifest.source_bytes;
-    json["shards"] = OrderedJson::array();
+    const Json tokenizer = Json::object({{"name", manifest.tokenizer_name},
+                                         {"vocab_size", manifest.vocab_size},
+                                         {"end_of_text", manifest.end_of_text},
+                                         {"hash", hash_to_text(manifest.tokenizer_hash)}});
+    Json shards = Json::array();
     for (const ShardInfo& shard : manifest.shards) {
-        json["shards"].push_back({{"file", shard.file},
-                                  {"split", shard.split},
-                                  {"tokens", shard.tokens},
-                                  {"hash", hash_to_text(shard.hash)}});
+        shards.append(Json::object({{"file", shard.file},
+                                    {"split", shard.split},
+                                    {"tokens", shard.tokens},
+                                    {"hash", hash_to_text(shard.hash)}}));
     }
+    const Json json = Json::object({{"format", "token shards"},
+                                    {"version", manifest_version},
+                                    {"tokenizer", tokenizer},
+                                    {"token_bytes", manifest.token_bytes},
+                                    {"documents", manifest.documents},
+                                    {"source_bytes", manifest.source_bytes},
+                                    {"shards", std::move(shards)}});
     write_whole(real_files(), manifest_path(folder), to_text(json, 1) + "\n");
 }

@@ -26,13 +26,16 @@ QuestionText mmlu_question(const std::string& question, const std::vector<std::s
 QuestionText from_json(QuestionSource source, const Json& json) {
     constexpr std::uint64_t largest_label = 65535;   // as the file that is made from it
     if (source == QuestionSource::mmlu) {
-        return mmlu_question(json.at("question").get<std::string>(), json.at("choices").get<std::vector<std::string>>(),
-                             whole_number(json.at("answer"), largest_label));
+        std::vector<std::string> choices;
+        for (const Json& choice : json.at("choices").elements()) choices.push_back(choice.as_text());
+        return mmlu_question(json.at("question").as_text(), choices, json.at("answer").as_whole(largest_label));
     }
-    QuestionText result{json.at("ctx").get<std::string>(), {}, 0};
-    for (const Json& ending : json.at("endings")) result.completions.push_back(text(" ", ending.get<std::string>()));
+    QuestionText result{json.at("ctx").as_text(), {}, 0};
+    for (const Json& ending : json.at("endings").elements()) {
+        result.completions.push_back(text(" ", ending.as_text()));
+    }
     const Json& label = json.at("label");   // a number, in some copies spelled as a string
-    result.label = whole_number(label.is_string() ? parse_json(label.get<std::string>()) : label, largest_label);
+    result.label = (label.is_text() ? parse_json(label.as_text()) : label).as_whole(largest_label);
     return result;
 }
 
@@ -45,9 +48,9 @@ std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view co
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         try {
             questions.push_back(from_json(source, parse_json(line)));
-        } catch (const Json::parse_error& problem) {
+        } catch (const JsonSyntaxError& problem) {
             bad(name, at + problem.byte, text("not JSON: ", problem.what()));
-        } catch (const Json::exception& problem) {
+        } catch (const JsonError& problem) {
             bad(name, at, text("this line is no such question: ", problem.what()));
         }
         QuestionText& question = questions.back();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <map>
 #include <tuple>
 
@@ -134,9 +135,9 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
 }
 
 void CheckpointWriter::finish() {
-    OrderedJson own = OrderedJson::object();   // of each file that this rank has written
+    Json own = Json::object();   // of each file that this rank has written
     for (const auto& [name, file] : hashing_->entries) {
-        own[name] = {{"bytes", file.bytes}, {"xxh3", hash_to_text(file.hash.digest())}};
+        own.add(name, Json::object({{"bytes", file.bytes}, {"xxh3", hash_to_text(file.hash.digest())}}));
     }
     const std::vector<std::string> told = ranks_.gather(failure_ ? "" : to_text(own));
     if (const auto failed = std::find(told.begin(), told.end(), ""); failed != told.end()) {
@@ -148,9 +149,15 @@ void CheckpointWriter::finish() {
                     "Start again with --resume to go on from the last checkpoint.");
     }
     if (ranks_.rank != 0) return;
-    Json all;   // by name: equal checkpoints have equal manifests
-    for (const std::string& theirs : told) all.update(parse_json(theirs));
-    const OrderedJson manifest{{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}};
+    std::map<std::string, Json> by_name;   // equal checkpoints have equal manifests
+    for (const std::string& theirs : told) {
+        const Json files = parse_json(theirs);
+        by_name.insert(files.members().begin(), files.members().end());
+    }
+    Json all = Json::object();
+    for (const auto& [name, file] : by_name) all.add(name, file);
+    const Json manifest =
+        Json::object({{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}});
     write(manifest_name, to_text(manifest, 2) + "\n");
     inner_.sync_folder(temporary_);
     const std::string final_path = folder_ + "/" + checkpoint_name(step_);
@@ -173,17 +180,18 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
         broken(path, text("no readable manifest: ", error.message()));
     }
     try {
-        const OrderedJson manifest = parse_ordered_json(content);
+        const Json manifest = parse_json(content);
         if (manifest.at("format") != format_name) broken(manifest_path, "not a manifest");
         if (manifest.at("version") != format_version) {
-            broken(manifest_path, text("version ", to_text(manifest.at("version")), ", expected ", format_version));
+            broken(manifest_path, text("version ", quoted(manifest.at("version")), ", expected ", format_version));
         }
-        if (path.substr(path.rfind('/') + 1) != checkpoint_name(manifest.at("step").get<int>())) {
-            broken(manifest_path, text("it says step ", to_text(manifest.at("step"))));
+        const int step = static_cast<int>(manifest.at("step").as_whole(INT_MAX));
+        if (path.substr(path.rfind('/') + 1) != checkpoint_name(step)) {
+            broken(manifest_path, text("it says step ", step));
         }
         std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
-        for (const auto& [name, entry] : manifest.at("files").items()) {
-            records.emplace_back(entry.at("bytes").get<std::uint64_t>(), name, entry.at("xxh3").get<std::string>());
+        for (const auto& [name, entry] : manifest.at("files").members()) {
+            records.emplace_back(entry.at("bytes").as_whole(UINT64_MAX), name, entry.at("xxh3").as_text());
         }
         std::sort(records.rbegin(), records.rend());   // the largest first
         for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
@@ -195,9 +203,9 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
             const std::string found = hash_of(*file);
             if (found != hash) broken(file_path, text("hash ", found, ", the manifest says ", hash));
         }
-    } catch (const Json::parse_error&) {
+    } catch (const JsonSyntaxError&) {
         broken(manifest_path, "not a manifest");
-    } catch (const Json::exception& error) {
+    } catch (const JsonError& error) {
         broken(manifest_path, error.what());
     }
 }

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 #include <optional>
-#include <set>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
@@ -79,7 +78,7 @@ struct Header {
     explicit Header(const File& file) : path(file.path()), content(read_header(file)) {
         try {
             json = parse_json(content);
-        } catch (const Json::parse_error& error) {
+        } catch (const JsonSyntaxError& error) {
             bad(path, length_bytes + error.byte - 1, text("the header is not JSON: ", error.what()));
         }
         data_begin = length_bytes + content.size();
@@ -92,13 +91,10 @@ struct Header {
     }
 };
 
-// A value in a message, where it may be of any length.
-std::string quoted(const Json& value) { return to_text(value).substr(0, 80); }
-
 std::int64_t size_from(const Header& header, const std::string& place, const std::string& tensor, const Json& value) {
     try {
-        return static_cast<std::int64_t>(whole_number(value, INT64_MAX));
-    } catch (const Json::out_of_range&) {
+        return static_cast<std::int64_t>(value.as_whole(INT64_MAX));
+    } catch (const JsonError&) {
         header.fail(place, text(tensor, ": ", quoted(value), " in its ", place.substr(place.rfind('/') + 1),
                                 ", expected whole numbers below 2^63"));
     }
@@ -107,9 +103,10 @@ std::int64_t size_from(const Header& header, const std::string& place, const std
 // begin and end, in bytes of the data
 std::pair<std::uint64_t, std::uint64_t> offsets_from(const Header& header, const std::string& place,
                                                      const std::string& tensor, const Json& pair) {
-    if (!pair.is_array() || pair.size() != 2) header.fail(place, text(tensor, ": data_offsets is not a pair"));
-    const auto begin = static_cast<std::uint64_t>(size_from(header, place, tensor, pair[0]));
-    const auto end = static_cast<std::uint64_t>(size_from(header, place, tensor, pair[1]));
+    if (!pair.is_array() || pair.elements().size() != 2)
+        header.fail(place, text(tensor, ": data_offsets is not a pair"));
+    const auto begin = static_cast<std::uint64_t>(size_from(header, place, tensor, pair.elements()[0]));
+    const auto end = static_cast<std::uint64_t>(size_from(header, place, tensor, pair.elements()[1]));
     if (begin > end || end > header.data_bytes) {
         header.fail(place,
                     text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", header.data_bytes));
@@ -120,8 +117,9 @@ std::pair<std::uint64_t, std::uint64_t> offsets_from(const Header& header, const
 TensorEntry parse_entry(const Header& header, const std::string& name, const Json& json) {
     const std::string tensor = text("tensor '", name.substr(0, 200), "'"), place = json_pointer_part(name);
     auto field = [&](const char* key) -> const Json& {
-        if (!json.is_object() || !json.contains(key)) header.fail(place, text(tensor, " has no ", key));
-        return json[key];
+        const Json* value = json.find(key);
+        if (value == nullptr) header.fail(place, text(tensor, " has no ", key));
+        return *value;
     };
     TensorEntry entry;
     entry.name = name;
@@ -136,7 +134,7 @@ TensorEntry parse_entry(const Header& header, const std::string& name, const Jso
 
     const Json& shape = field("shape");
     if (!shape.is_array()) header.fail(place + "/shape", text(tensor, " has no shape but ", quoted(shape)));
-    for (const Json& size : shape) entry.shape.push_back(size_from(header, place + "/shape", tensor, size));
+    for (const Json& size : shape.elements()) entry.shape.push_back(size_from(header, place + "/shape", tensor, size));
 
     const auto [begin, end] = offsets_from(header, place + "/data_offsets", tensor, field("data_offsets"));
     const std::optional<std::uint64_t> bytes = product(entry.shape, row->bytes);
@@ -153,10 +151,10 @@ TensorMetadata parse_metadata(const Header& header, const Json& json) {
     const std::string place = "/__metadata__";
     if (!json.is_object()) header.fail(place, "__metadata__ is not an object");
     TensorMetadata metadata;
-    for (const auto& [key, value] : json.items()) {
-        if (!value.is_string())
+    for (const auto& [key, value] : json.members()) {
+        if (!value.is_text())
             header.fail(place + json_pointer_part(key), text("__metadata__ '", key, "' is not a text"));
-        metadata[key] = value.get<std::string>();
+        metadata[key] = value.as_text();
     }
     return metadata;
 }
@@ -227,7 +225,7 @@ std::uint64_t TensorEntry::bytes() const {
 SafetensorsFile::SafetensorsFile(const FileSystem& files, const std::string& path) : file_(files.open(path)) {
     const Header header(*file_);
     const std::uint64_t file_bytes = header.data_begin + header.data_bytes;
-    for (const auto& [name, value] : header.json.items()) {
+    for (const auto& [name, value] : header.json.members()) {
         if (name == "__metadata__") {
             metadata_ = parse_metadata(header, value);
         } else {
@@ -291,16 +289,17 @@ template std::vector<std::int64_t> SafetensorsFile::read_as(const TensorEntry&) 
 
 SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path, std::vector<TensorEntry> entries,
                                      const TensorMetadata& metadata) {
-    OrderedJson json = OrderedJson::object();
-    if (!metadata.empty()) json["__metadata__"] = metadata;
-    auto& members = json.get_ref<OrderedJson::object_t&>();   // json[name] would look through all of them
-    std::set<std::string> names;
+    Json json = Json::object();
+    if (!metadata.empty()) {
+        Json& texts = *json.add("__metadata__", Json::object());
+        for (const auto& [key, value] : metadata) texts.add(key, value);
+    }
     for (const TensorEntry& entry : entries) {
-        ENSURE(names.insert(entry.name).second, "tensor '", entry.name, "' twice");
-        OrderedJson value = {{"dtype", name_of(entry.type)},
-                             {"shape", entry.shape},
-                             {"data_offsets", {expected_, expected_ + entry.bytes()}}};
-        members.emplace_back(entry.name, std::move(value));
+        const Json offsets = Json::array({expected_, expected_ + entry.bytes()});
+        const Json* added =
+            json.add(entry.name,
+                     Json::object({{"dtype", name_of(entry.type)}, {"shape", entry.shape}, {"data_offsets", offsets}}));
+        ENSURE(added != nullptr, "tensor '", entry.name, "' twice");
         expected_ += entry.bytes();
     }
     std::string header = to_text(json);

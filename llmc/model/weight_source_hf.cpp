@@ -23,28 +23,30 @@ Json read_json(const FileSystem& files, const std::string& path) {
         Json json = parse_json(read_whole(files, path));
         if (!json.is_object()) bad(path, "expected a JSON object");
         return json;
-    } catch (const Json::parse_error& error) {
+    } catch (const JsonSyntaxError& error) {
         bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
     }
 }
 
 std::int64_t size_in(const Json& json, const std::string& path, const char* key, const char* other_key = "") {
-    constexpr std::int64_t largest = 1 << 28;
+    constexpr std::uint64_t largest = 1 << 28;
     for (const char* name : {key, other_key}) {
-        if (!json.contains(name) || json[name].is_null()) continue;
-        const Json& value = json[name];
-        if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > largest) {
-            bad(path, text("\"", name, "\" is ", to_text(value), ", expected a size"));
+        const Json* value = json.find(name);
+        if (value == nullptr || value->is_null()) continue;
+        try {
+            if (const auto size = static_cast<std::int64_t>(value->as_whole(largest)); size > 0) return size;
+        } catch (const JsonError&) {
         }
-        return value.get<std::int64_t>();
+        bad(path, text("\"", name, "\" is ", quoted(*value), ", expected a size"));
     }
     bad(path, text("there is no \"", key, "\" in it"), "This must be the config.json of a GPT-2.");
 }
 
 // Settings that would make it another model than ours.
 void require(const Json& json, const std::string& path, const char* key, const Json& expected) {
-    if (json.contains(key) && !json[key].is_null() && json[key] != expected) {
-        bad(path, text("\"", key, "\" is ", to_text(json[key]), ", only ", to_text(expected), " is supported"));
+    const Json* value = json.find(key);
+    if (value != nullptr && !value->is_null() && *value != expected) {
+        bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", to_text(expected), " is supported"));
     }
 }
 
@@ -57,14 +59,16 @@ ModelConfig read_config(const FileSystem& files, const std::string& path) {
     require(json, path, "scale_attn_by_inverse_layer_idx", false);
     const std::int64_t channels = size_in(json, path, "n_embd");
     require(json, path, "n_inner", 4 * channels);
-    Json tied = json.value("tie_word_embeddings", Json(true));
-    if (tied.is_null()) tied = true;
-    if (!tied.is_boolean()) bad(path, text("\"tie_word_embeddings\" is ", to_text(tied), ", expected true or false"));
+    const Json* tied = json.find("tie_word_embeddings");
+    if (tied != nullptr && tied->is_null()) tied = nullptr;
+    if (tied != nullptr && !tied->is_bool()) {
+        bad(path, text("\"tie_word_embeddings\" is ", quoted(*tied), ", expected true or false"));
+    }
     try {
         ModelConfig config =
             custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,
                                 size_in(json, path, "n_positions", "n_ctx"), size_in(json, path, "vocab_size"));
-        config.tied = tied.get<bool>();
+        config.tied = tied == nullptr || tied->as_bool();
         return config;
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;
@@ -82,13 +86,15 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
             pickled ? "pytorch_model.bin is not read: save the model as safetensors (save_pretrained does)." : "");
     }
     const Json json = read_json(files, index);
-    if (!json.contains("weight_map") || !json["weight_map"].is_object()) bad(index, "there is no \"weight_map\" in it");
+    const Json* map = json.find("weight_map");
+    if (map == nullptr || !map->is_object()) bad(index, "there is no \"weight_map\" in it");
     std::set<std::string> names;
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-        if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-            bad(index, text("tensor '", tensor, "' is in ", to_text(file), ", expected a file of this folder"));
+    for (const auto& [tensor, file] : map->members()) {
+        if (!file.is_text() || file.as_text().find('/') != std::string::npos) {
+            bad(index,
+                text("tensor '", tensor.substr(0, 200), "' is in ", quoted(file), ", expected a file of this folder"));
         }
-        names.insert(file.get<std::string>());
+        names.insert(file.as_text());
     }
     return names;
 }

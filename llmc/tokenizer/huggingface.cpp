@@ -23,7 +23,7 @@ public:
     TokenizerData read() {
         try {
             read_parts();
-        } catch (const Json::exception& problem) {   // something is missing, or of another type
+        } catch (const JsonError& problem) {   // something is missing, or of another type
             fail(place_, text("not as in a tokenizer.json: ", problem.what()));
         }
         return std::move(data_);
@@ -31,15 +31,16 @@ public:
 
 private:
     void read_parts() {
-        if (json_.contains("normalizer") && !json_["normalizer"].is_null()) {
+        if (const Json* normalizer = json_.find("normalizer"); normalizer != nullptr && !normalizer->is_null()) {
             fail("/normalizer", "text would be normalised, which is not supported");
         }
         const Json& model = json_.at("model");
         place_ = "/model";
-        if (model.value("type", "BPE") != "BPE") fail("/model/type", "only BPE is supported");
+        if (const Json* type = model.find("type"); type != nullptr && *type != "BPE")
+            fail("/model/type", "only BPE is supported");
         if (flag(model, "byte_fallback")) fail("/model/byte_fallback", "only byte-level BPE is supported");
         for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-            if (model.contains(key) && model[key].is_string() && model[key] != "") {
+            if (const Json* affix = model.find(key); affix != nullptr && affix->is_text() && *affix != "") {
                 fail(text("/model/", key), "not supported");
             }
         }
@@ -47,13 +48,13 @@ private:
         read_vocabulary(model.at("vocab"));
         read_merges(model.at("merges"));
         place_ = "/added_tokens";
-        if (json_.contains("added_tokens")) read_added_tokens(json_["added_tokens"]);
+        if (const Json* added = json_.find("added_tokens")) read_added_tokens(*added);
         for (const std::string& characters : unspelled_) {
             if (data_.is_special[ids_.at(characters)]) continue;
             fail("/model/vocab" + json_pointer_part(characters), "not spelled in the characters that stand for bytes");
         }
         place_ = "/pre_tokenizer";
-        if (json_.contains("pre_tokenizer")) read_pre_tokenizer(json_["pre_tokenizer"]);
+        if (const Json* pre = json_.find("pre_tokenizer")) read_pre_tokenizer(*pre);
         choose_end_of_text();
         const int byte = missing_byte(data_);
         if (byte >= 0) fail("/model/vocab", text("no token for byte ", byte));
@@ -66,13 +67,17 @@ private:
     }
 
     static bool flag(const Json& object, const char* key) {
-        return object.contains(key) && object[key].is_boolean() && object[key].get<bool>();
+        const Json* value = object.find(key);
+        return value != nullptr && *value == true;
     }
 
     template <class Where>
     std::uint32_t id_of(const Json& value, Where where) const {
-        if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= max_ids_) fail(where(), "not a token id");
-        return value.get<std::uint32_t>();
+        try {
+            return static_cast<std::uint32_t>(value.as_whole(max_ids_ - 1));
+        } catch (const JsonError&) {
+            fail(where(), "not a token id");
+        }
     }
 
     std::string& slot(std::uint32_t id) {
@@ -85,7 +90,7 @@ private:
 
     void read_vocabulary(const Json& vocab) {
         if (!vocab.is_object()) fail("/model/vocab", "not an object");
-        for (const auto& [key, value] : vocab.items()) {
+        for (const auto& [key, value] : vocab.members()) {
             const std::string& characters = key;   // clang 14 lets no lambda capture a structured binding
             auto where = [&] { return "/model/vocab" + json_pointer_part(characters); };
             std::uint32_t id = id_of(value, where);
@@ -104,18 +109,21 @@ private:
 
     void read_merges(const Json& merges) {
         if (!merges.is_array()) fail("/model/merges", "not a list");
-        for (const Json& merge : merges) {
+        for (const Json& merge : merges.elements()) {
             std::string left, right;
             std::string where = text("/model/merges/", data_.merges.size());
-            if (merge.is_string()) {
-                const std::string& pair = merge.get_ref<const std::string&>();
+            auto two_texts = [](const std::vector<Json>& pair) {
+                return pair.size() == 2 && pair[0].is_text() && pair[1].is_text();
+            };
+            if (merge.is_text()) {
+                const std::string& pair = merge.as_text();
                 std::size_t gap = pair.find(' ');
                 if (gap == std::string::npos) fail(where, "not two tokens");
                 left = pair.substr(0, gap);
                 right = pair.substr(gap + 1);
-            } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-                left = merge[0];
-                right = merge[1];
+            } else if (merge.is_array() && two_texts(merge.elements())) {
+                left = merge.elements()[0].as_text();
+                right = merge.elements()[1].as_text();
             } else {
                 fail(where, "not two tokens");
             }
@@ -129,10 +137,11 @@ private:
     }
 
     void read_added_tokens(const Json& added) {
-        for (std::size_t i = 0; i < added.size(); i++) {
+        for (std::size_t i = 0; i < added.elements().size(); i++) {
+            const Json& token = added.elements()[i];
             place_ = text("/added_tokens/", i);
-            std::uint32_t id = id_of(added.at(i).at("id"), [&] { return place_ + "/id"; });
-            const std::string content = added[i].at("content");
+            std::uint32_t id = id_of(token.at("id"), [&] { return place_ + "/id"; });
+            const std::string& content = token.at("content").as_text();
             if (content.empty()) fail(place_, "a token without content");
             // in the vocabulary, too, it has this id, and this id is of no other token
             const auto [same, is_new] = ids_.try_emplace(content, id);
@@ -149,18 +158,19 @@ private:
         bool byte_level = false;
         std::vector<Json> steps;
         if (pre.at("type") == "Sequence") {
-            for (const Json& step : pre.at("pretokenizers")) steps.push_back(step);
+            steps = pre.at("pretokenizers").elements();
         } else {
             steps.push_back(pre);
         }
         for (const Json& step : steps) {
-            std::string type = step.at("type");
+            const std::string& type = step.at("type").as_text();
             if (type == "ByteLevel") {
                 if (flag(step, "add_prefix_space")) fail("/pre_tokenizer", "add_prefix_space is not supported");
                 byte_level = true;
-                if (step.value("use_regex", true)) set_pattern({SplitRule::gpt2, ""});
+                if (const Json* regex = step.find("use_regex"); regex == nullptr || regex->as_bool())
+                    set_pattern({SplitRule::gpt2, ""});
             } else if (type == "Split" && step.at("pattern").contains("Regex") && keeps_pieces(step)) {
-                set_pattern(pattern_of(step.at("pattern").at("Regex").get<std::string>()));
+                set_pattern(pattern_of(step.at("pattern").at("Regex").as_text()));
             } else {
                 fail("/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
             }
@@ -170,8 +180,8 @@ private:
 
     // Pieces are the matches, and what lies between them, if anything, is kept.
     static bool keeps_pieces(const Json& step) {
-        std::string behavior = step.value("behavior", "");
-        return behavior == "Isolated" || (behavior == "Removed" && flag(step, "invert"));
+        const Json* behavior = step.find("behavior");
+        return behavior != nullptr && (*behavior == "Isolated" || (*behavior == "Removed" && flag(step, "invert")));
     }
 
     void set_pattern(SplitPattern pattern) {
@@ -204,16 +214,18 @@ private:
     std::vector<std::string> unspelled_;   // of the vocabulary, not in the alphabet of bytes
 };
 
-OrderedJson byte_level_step(bool use_regex) {
-    return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+Json byte_level_step(bool use_regex) {
+    return Json::object(
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}});
 }
 
-OrderedJson pre_tokenizer_of(const SplitPattern& pattern) {
+Json pre_tokenizer_of(const SplitPattern& pattern) {
     if (pattern.rule == SplitRule::none) return byte_level_step(false);
     if (pattern.rule == SplitRule::gpt2) return byte_level_step(true);
-    OrderedJson split = {
-        {"type", "Split"}, {"pattern", {{"Regex", regex_of(pattern)}}}, {"behavior", "Isolated"}, {"invert", false}};
-    return {{"type", "Sequence"}, {"pretokenizers", OrderedJson::array({split, byte_level_step(false)})}};
+    const Json regex = Json::object({{"Regex", regex_of(pattern)}});
+    const Json split =
+        Json::object({{"type", "Split"}, {"pattern", regex}, {"behavior", "Isolated"}, {"invert", false}});
+    return Json::object({{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level_step(false)})}});
 }
 
 std::vector<BpeMerge> merges_of(const TokenizerData& data) {
@@ -234,50 +246,49 @@ TokenizerData parse_huggingface(std::string_view content, const std::string& nam
     try {
         Json json = parse_json(content);
         return HuggingFaceReader(json, content, name, content.size()).read();   // a token takes bytes
-    } catch (const Json::parse_error& problem) {
+    } catch (const JsonSyntaxError& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
     }
 }
 
 std::string to_huggingface(const TokenizerData& data) {
-    OrderedJson vocab = OrderedJson::object(), merges = OrderedJson::array(), added = OrderedJson::array();
-    auto& entries = vocab.get_ref<OrderedJson::object_t&>();
+    Json vocab = Json::object(), merges = Json::array(), added = Json::array();
     std::vector<std::string> spelled;
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
         spelled.push_back(to_characters(data.tokens[id]));
         if (data.tokens[id].empty()) continue;
-        entries.emplace_back(data.is_special[id] ? data.tokens[id] : spelled[id], id);
+        vocab.add(data.is_special[id] ? data.tokens[id] : spelled[id], id);
         if (!data.is_special[id]) continue;
-        added.push_back({{"id", id},
-                         {"content", data.tokens[id]},
-                         {"single_word", false},
-                         {"lstrip", false},
-                         {"rstrip", false},
-                         {"normalized", false},
-                         {"special", true}});
+        added.append(Json::object({{"id", id},
+                                   {"content", data.tokens[id]},
+                                   {"single_word", false},
+                                   {"lstrip", false},
+                                   {"rstrip", false},
+                                   {"normalized", false},
+                                   {"special", true}}));
     }
     for (const BpeMerge& merge : merges_of(data)) {
-        merges.push_back(OrderedJson::array({spelled[merge.left], spelled[merge.right]}));
+        merges.append(Json::array({spelled[merge.left], spelled[merge.right]}));
     }
-    OrderedJson json;
-    json["version"] = "1.0";
-    json["truncation"] = nullptr;
-    json["padding"] = nullptr;
-    json["added_tokens"] = added;
-    json["normalizer"] = nullptr;
-    json["pre_tokenizer"] = pre_tokenizer_of(data.pattern);
-    json["post_processor"] = nullptr;
-    json["decoder"] = byte_level_step(true);
-    json["model"] = {{"type", "BPE"},
-                     {"dropout", nullptr},
-                     {"unk_token", nullptr},
-                     {"continuing_subword_prefix", nullptr},
-                     {"end_of_word_suffix", nullptr},
-                     {"fuse_unk", false},
-                     {"byte_fallback", false},
-                     {"ignore_merges", data.whole_piece_first},
-                     {"vocab", std::move(vocab)},
-                     {"merges", std::move(merges)}};
+    Json model = Json::object({{"type", "BPE"},
+                               {"dropout", nullptr},
+                               {"unk_token", nullptr},
+                               {"continuing_subword_prefix", nullptr},
+                               {"end_of_word_suffix", nullptr},
+                               {"fuse_unk", false},
+                               {"byte_fallback", false},
+                               {"ignore_merges", data.whole_piece_first}});
+    model.add("vocab", std::move(vocab));
+    model.add("merges", std::move(merges));
+    Json json = Json::object({{"version", "1.0"},
+                              {"truncation", nullptr},
+                              {"padding", nullptr},
+                              {"added_tokens", std::move(added)},
+                              {"normalizer", nullptr},
+                              {"pre_tokenizer", pre_tokenizer_of(data.pattern)},
+                              {"post_processor", nullptr},
+                              {"decoder", byte_level_step(true)}});
+    json.add("model", std::move(model));
     return to_text(json, 1) + "\n";
 }
 
@@ -286,18 +297,18 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
         Json ids = parse_json(content);
         for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
             std::string spelled = data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
-            if (!ids.contains(spelled) || ids[spelled] != id) {
+            if (const Json* given = ids.find(spelled); given == nullptr || *given != id) {
                 const std::size_t place = json_place(content, json_pointer_part(spelled));
                 throw Error(ErrorKind::bad_data,
                             text(name, ": offset ", place, ": token '", spelled, "' does not have the id ", id),
                             "The file does not belong to the vocab.bpe beside it.");
             }
         }
-        if (ids.size() != data.tokens.size()) {
-            malformed_tokenizer(name, 0,
-                                text(ids.size(), " tokens, the vocab.bpe beside it makes ", data.tokens.size()));
+        if (ids.members().size() != data.tokens.size()) {
+            malformed_tokenizer(
+                name, 0, text(ids.members().size(), " tokens, the vocab.bpe beside it makes ", data.tokens.size()));
         }
-    } catch (const Json::parse_error& problem) {
+    } catch (const JsonSyntaxError& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
     }
 }

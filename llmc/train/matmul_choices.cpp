@@ -1,5 +1,6 @@
 #include "llmc/train/matmul_choices.h"
 
+#include <algorithm>
 #include <map>
 
 #include "llmc/base/check.h"
@@ -24,11 +25,28 @@ Machine this_machine() {
 
 std::string describe(const Machine& machine) { return text(machine.device, ", cuBLASLt ", machine.cublaslt); }
 
-MatmulAlgorithm algorithm_from(const OrderedJson& json) {
+std::string choices_text(const Machine& machine, Json algorithms) {
+    return to_text(
+               Json::object(
+                   {{"device", machine.device}, {"cublaslt", machine.cublaslt}, {"algorithms", std::move(algorithms)}}),
+               1) +
+           "\n";
+}
+
+Machine machine_from(const Json& json) {
+    return {json.at("device").as_text(), json.at("cublaslt").as_whole(UINT64_MAX)};
+}
+
+MatmulAlgorithm algorithm_from(const Json& json) {
     MatmulAlgorithm algorithm;
-    algorithm.problem = json.at("problem").get<std::string>();
-    algorithm.words = json.at("words").get<decltype(algorithm.words)>();
-    algorithm.workspace_bytes = json.at("workspace_bytes").get<std::uint64_t>();
+    algorithm.problem = json.at("problem").as_text();
+    const std::vector<Json>& words = json.at("words").elements();
+    if (words.size() != algorithm.words.size()) {
+        throw JsonError(text("an algorithm of ", words.size(), " words, expected ", algorithm.words.size()));
+    }
+    std::transform(words.begin(), words.end(), algorithm.words.begin(),
+                   [](const Json& word) { return word.as_whole(UINT64_MAX); });
+    algorithm.workspace_bytes = json.at("workspace_bytes").as_whole(UINT64_MAX);
     return algorithm;
 }
 
@@ -36,27 +54,27 @@ MatmulAlgorithm algorithm_from(const OrderedJson& json) {
 
 std::string matmul_choices_text(const Matmul& matmul) {
     const Machine machine = this_machine();
-    OrderedJson json{{"device", machine.device}, {"cublaslt", machine.cublaslt}, {"algorithms", OrderedJson::array()}};
+    Json algorithms = Json::array();
     for (const MatmulAlgorithm& algorithm : matmul.algorithms()) {
-        json["algorithms"].push_back({{"problem", algorithm.problem},
-                                      {"workspace_bytes", algorithm.workspace_bytes},
-                                      {"words", algorithm.words}});
+        algorithms.append(Json::object({{"problem", algorithm.problem},
+                                        {"workspace_bytes", algorithm.workspace_bytes},
+                                        {"words", std::vector<Json>(algorithm.words.begin(), algorithm.words.end())}}));
     }
-    return to_text(json, 1) + "\n";
+    return choices_text(machine, std::move(algorithms));
 }
 
 std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul) {
     try {
-        const OrderedJson json = parse_ordered_json(content);
-        const Machine found{json.at("device").get<std::string>(), json.at("cublaslt").get<std::uint64_t>()};
+        const Json json = parse_json(content);
+        const Machine found = machine_from(json);
         if (const Machine here = this_machine(); found != here) {
             return text(where, " is of another machine (", describe(found), "), this one is ", describe(here));
         }
         std::vector<MatmulAlgorithm> algorithms;
-        for (const OrderedJson& entry : json.at("algorithms")) algorithms.push_back(algorithm_from(entry));
+        for (const Json& entry : json.at("algorithms").elements()) algorithms.push_back(algorithm_from(entry));
         matmul.use_algorithms(algorithms);
         return "";
-    } catch (const Json::exception& error) {
+    } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(where, ": ", error.what()), "Resume from another checkpoint.");
     }
 }
@@ -67,22 +85,20 @@ std::string restore_matmul_choices(const FileSystem& files, const std::string& p
 }
 
 std::string merged_matmul_choices(const std::vector<std::string>& by_rank) {
-    OrderedJson merged = parse_ordered_json(by_rank.at(0));
-    std::map<std::string, OrderedJson> by_problem;
+    const Machine first = machine_from(parse_json(by_rank.at(0)));
+    std::map<std::string, Json> by_problem;
     for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
-        const OrderedJson json = parse_ordered_json(by_rank[rank]);
-        if (json.at("device") != merged.at("device") || json.at("cublaslt") != merged.at("cublaslt")) {
+        const Json json = parse_json(by_rank[rank]);
+        if (const Machine machine = machine_from(json); machine != first) {
             throw Error(ErrorKind::usage,
-                        text("rank ", rank, " multiplies with ", to_text(json.at("device")), ", cuBLASLt ",
-                             to_text(json.at("cublaslt")), ", rank 0 with ", to_text(merged.at("device")),
-                             ", cuBLASLt ", to_text(merged.at("cublaslt"))),
+                        text("rank ", rank, " multiplies with ", describe(machine), ", rank 0 with ", describe(first)),
                         "Use machines of one type.");
         }
-        for (const OrderedJson& entry : json.at("algorithms")) {
-            by_problem.try_emplace(entry.at("problem").get<std::string>(), entry);
+        for (const Json& entry : json.at("algorithms").elements()) {
+            by_problem.try_emplace(entry.at("problem").as_text(), entry);
         }
     }
-    merged["algorithms"] = OrderedJson::array();
-    for (const auto& [_, entry] : by_problem) merged["algorithms"].push_back(entry);
-    return to_text(merged, 1) + "\n";
+    Json algorithms = Json::array();
+    for (auto& [_, entry] : by_problem) algorithms.append(std::move(entry));
+    return choices_text(first, std::move(algorithms));
 }

@@ -25,8 +25,8 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Stage& mo
 }
 
 std::string hugging_face_config(const ModelConfig& config) {
-    const OrderedJson json{
-        {"architectures", {"GPT2LMHeadModel"}},
+    const Json json = Json::object({
+        {"architectures", Json::array({"GPT2LMHeadModel"})},
         {"model_type", "gpt2"},
         {"n_layer", config.layers},
         {"n_head", config.heads},
@@ -42,7 +42,7 @@ std::string hugging_face_config(const ModelConfig& config) {
         {"attn_pdrop", 0.0},
         {"tie_word_embeddings", config.tied},
         {"torch_dtype", sizeof(floatX) == 2 ? "bfloat16" : "float32"},
-    };
+    });
     return to_text(json, 2) + "\n";
 }
 

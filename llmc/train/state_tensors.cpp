@@ -131,14 +131,15 @@ void read_masters(const SafetensorsFile& file, const TrainedTensors& tensors, co
 }   // namespace
 
 std::string tensor_index(const ParamTable& table) {
-    OrderedJson names = OrderedJson::object();
+    Json names = Json::object();
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
         const TensorEntry entry = hugging_face_entry(table, info);
-        names[entry.name] = unit_file("model", table, info.unit);
+        names.add(entry.name, unit_file("model", table, info.unit));
         bytes += entry.bytes();
     }
-    return to_text(OrderedJson{{"metadata", {{"total_size", bytes}}}, {"weight_map", names}}, 2) + "\n";
+    const Json metadata = Json::object({{"total_size", bytes}});
+    return to_text(Json::object({{"metadata", metadata}, {"weight_map", names}}), 2) + "\n";
 }
 
 void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, const Gatherer& gatherer) {

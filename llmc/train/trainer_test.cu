@@ -259,6 +259,43 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
         same(*saved.step->optimizer().masters(), *loaded.step->optimizer().masters());
 }
 
+TEST_CASE("trainer: a run.json with numbers out of range is refused, and says what was found") {
+    TestRun run;
+    RunState state;
+    state.step = 7;
+    run.save(state);
+    const std::string folder = run.output / checkpoint_name(7), path = folder + "/run.json";
+    const std::string sound = read_whole(real_files(), path);
+    auto complaint = [&](const std::string& from, const std::string& to) -> std::string {
+        std::string content = sound;
+        REQUIRE(content.find(from) != std::string::npos);
+        write_whole(real_files(), path, content.replace(content.find(from), from.size(), to));
+        try {
+            run.load(real_files(), folder);
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            return error.what();
+        }
+        return "";
+    };
+    CHECK(complaint("\"step\": 7", "\"step\": 7") == "");
+    const char* wrong[][3] = {{"\"step\": 7", "\"step\": 8", "it says step 8"},
+                              {"\"step\": 7", "\"step\": -7", "found -7"},
+                              {"\"step\": 7", "\"step\": 7.0", "found 7.0"},
+                              {"\"count\": 0", "\"count\": -20", "found -20, expected a whole number from 0 to 128"},
+                              {"\"next\": 0", "\"next\": 128", "found 128, expected a whole number from 0 to 127"},
+                              {"\"next\": 0", "\"next\": -5", "found -5"},
+                              {"\"values\": [", "\"values\": [0, ", "129 values of a window, expected 128"},
+                              {"\"epoch\": 0", "\"epoch\": true", "found true"},
+                              {"\"seed\"", "\"sEed\"", "there is no \"seed\""}};
+    for (const auto& [from, to, expected] : wrong) {
+        const std::string found = complaint(from, to);
+        CAPTURE(to);
+        CHECK(found.find(path) != std::string::npos);
+        CHECK(found.find(expected) != std::string::npos);
+    }
+}
+
 TEST_CASE("trainer: a resumed run goes on with the windows of past losses and norms") {
     OutlierDetector low;   // full of values far below any loss or norm of this model
     for (int i = 0; i < 2 * OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));

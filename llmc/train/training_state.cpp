@@ -1,5 +1,8 @@
 #include "llmc/train/training_state.h"
 
+#include <algorithm>
+#include <climits>
+
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/model/weight_source.h"
@@ -8,43 +11,50 @@
 
 namespace {
 
-OrderedJson to_json(const OutlierDetector::State& s) {
-    return {{"values", s.values},
-            {"count", s.count},
-            {"next", s.next},
-            {"sum", s.sum},
-            {"sum_of_squares", s.sum_of_squares}};
+Json to_json(const OutlierDetector::State& s) {
+    return Json::object({{"values", std::vector<Json>(s.values.begin(), s.values.end())},
+                         {"count", s.count},
+                         {"next", s.next},
+                         {"sum", s.sum},
+                         {"sum_of_squares", s.sum_of_squares}});
 }
 
-OutlierDetector::State outliers_from(const OrderedJson& json) {
+int int_from(const Json& json, std::uint64_t largest = INT_MAX) { return static_cast<int>(json.as_whole(largest)); }
+
+OutlierDetector::State outliers_from(const Json& json) {
     OutlierDetector::State s;
-    s.values = json.at("values").get<decltype(s.values)>();
-    s.count = json.at("count").get<int>();
-    s.next = json.at("next").get<int>();
-    s.sum = json.at("sum").get<double>();
-    s.sum_of_squares = json.at("sum_of_squares").get<double>();
+    const std::vector<Json>& values = json.at("values").elements();
+    if (values.size() != s.values.size()) {
+        throw JsonError(text(values.size(), " values of a window, expected ", s.values.size()));
+    }
+    std::transform(values.begin(), values.end(), s.values.begin(), [](const Json& value) { return value.as_number(); });
+    s.count = int_from(json.at("count"), values.size());
+    s.next = int_from(json.at("next"), values.size() - 1);
+    s.sum = json.at("sum").as_number();
+    s.sum_of_squares = json.at("sum_of_squares").as_number();
     return s;
 }
 
 // Numbers are written with as many digits as read back to the same bits.
 std::string run_json(const RunState& s) {
-    const OrderedJson json{
+    const Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
+    const Json json = Json::object({
         {"step", s.step},
         {"seed", s.seed},
         {"precision", precision_name},
-        {"loader", {{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}}},
+        {"loader", loader},
         {"loss_outliers", to_json(s.loss_outliers)},
         {"norm_outliers", to_json(s.norm_outliers)},
         {"attention", name_of(s.attention)},
         {"next", name_of(s.next)},
-    };
+    });
     return to_text(json, 2) + "\n";
 }
 
 RunState run_state_from(const FileSystem& files, const std::string& path) {
     try {
-        const OrderedJson json = parse_ordered_json(read_whole(files, path));
-        const std::string precision = json.at("precision").get<std::string>();
+        const Json json = parse_json(read_whole(files, path));
+        const std::string precision = json.at("precision").as_text();
         if (precision != precision_name) {
             throw Error(ErrorKind::bad_data,
                         text(path, ": the run was saved by a ", precision, " build, this one is ", precision_name),
@@ -52,18 +62,19 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                              "` to resume it; --model takes the folder in any build."));
         }
         RunState s;
-        s.step = json.at("step").get<int>();
-        s.seed = json.at("seed").get<std::uint64_t>();
-        s.loader.epoch = json.at("loader").at("epoch").get<std::uint64_t>();
-        s.loader.index = json.at("loader").at("index").get<std::uint64_t>();
-        s.windows = json.at("loader").at("samples").get<std::uint64_t>();
+        s.step = int_from(json.at("step"));
+        s.seed = json.at("seed").as_whole(UINT64_MAX);
+        const Json& loader = json.at("loader");
+        s.loader.epoch = loader.at("epoch").as_whole(UINT64_MAX);
+        s.loader.index = loader.at("index").as_whole(UINT64_MAX);
+        s.windows = loader.at("samples").as_whole(UINT64_MAX);
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
-        const std::string attention = json.at("attention").get<std::string>();
+        const std::string attention = json.at("attention").as_text();
         for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
             if (attention == name_of(kind)) s.attention = kind;
         }
-        const std::string next = json.at("next").get<std::string>();
+        const std::string next = json.at("next").as_text();
         for (s.next = AfterStep::validation; next != name_of(s.next); s.next = after(s.next)) {
             if (s.next != AfterStep::next_step) continue;
             throw Error(ErrorKind::bad_data,
@@ -71,7 +82,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                         "Resume with the program that saved it, or from another checkpoint.");
         }
         return s;
-    } catch (const Json::exception& error) {
+    } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
     }
 }
@@ -100,6 +111,10 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
                              cudaStream_t stream) {
     const RunState state = run_state_from(files, path + "/run.json");
+    if (path.substr(path.rfind('/') + 1) != checkpoint_name(state.step)) {
+        throw Error(ErrorKind::bad_data, text(path, "/run.json: it says step ", state.step, ", the folder another"),
+                    "Resume from another checkpoint.");
+    }
     const ModelConfig &saved = hugging_face_model_config(files, path), &own = tensors.storage().table().config();
     if (saved != own) {
         throw Error(

@@ -18,14 +18,20 @@ std::string name_of_stream(int stream, int exchanges, int others) {
     return text(exchanges > others ? "communication" : "computation", " (stream ", stream, ")");
 }
 
-OrderedJson event(const char* phase, const std::string& name, int rank, int stream) {
-    return {{"ph", phase}, {"name", name}, {"pid", rank}, {"tid", stream}};
+Json event(const char* phase, const std::string& name, int rank, int stream) {
+    return Json::object({{"ph", phase}, {"name", name}, {"pid", rank}, {"tid", stream}});
 }
 
-OrderedJson piece(const std::string& name, const Span& span, double begin, double end) {
-    OrderedJson json = event("X", name, span.rank, span.stream);
-    json["ts"] = begin * 1e6;
-    json["dur"] = (end - begin) * 1e6;
+Json named(const char* what, int rank, int stream, const std::string& name) {
+    Json json = event("M", what, rank, stream);
+    json.add("args", Json::object({{"name", name}}));
+    return json;
+}
+
+Json piece(const std::string& name, const Span& span, double begin, double end) {
+    Json json = event("X", name, span.rank, span.stream);
+    json.add("ts", begin * 1e6);
+    json.add("dur", (end - begin) * 1e6);
     return json;
 }
 
@@ -82,7 +88,7 @@ CostModel trace_machine() {
 }
 
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {
-    OrderedJson events = OrderedJson::array();
+    Json events = Json::array();
     for (std::size_t rank = 0; rank < ranks.size(); rank++) {
         std::map<int, std::pair<int, int>> streams;   // operations that exchange, and others
         for (const RecordedStep& step : ranks[rank]) {
@@ -90,28 +96,25 @@ std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& c
             auto& [exchanges, others] = streams[step.stream];
             (step.work.exchanges.empty() ? others : exchanges)++;
         }
-        OrderedJson process = event("M", "process_name", static_cast<int>(rank), 0);
-        process["args"] = {{"name", text("rank ", rank)}};
-        events.push_back(process);
+        events.append(named("process_name", static_cast<int>(rank), 0, text("rank ", rank)));
         for (const auto& [stream, operations] : streams) {
-            OrderedJson thread = event("M", "thread_name", static_cast<int>(rank), stream);
-            thread["args"] = {{"name", name_of_stream(stream, operations.first, operations.second)}};
-            events.push_back(thread);
+            events.append(named("thread_name", static_cast<int>(rank), stream,
+                                name_of_stream(stream, operations.first, operations.second)));
         }
     }
     for (const Span& span : replay(ranks, costs).spans) {
-        if (span.active > span.begin)
-            events.push_back(piece("waiting for " + span.name, span, span.begin, span.active));
-        events.push_back(piece(span.name, span, span.active, span.end));
+        if (span.active > span.begin) events.append(piece("waiting for " + span.name, span, span.begin, span.active));
+        events.append(piece(span.name, span, span.active, span.end));
     }
-    const OrderedJson machine{{"clock", "virtual: the order of the recorded operations, with durations by formula"},
-                              {"flop_per_s", 1 / costs.seconds_per_flop},
-                              {"memory_bytes_per_s", 1 / costs.seconds_per_byte},
-                              {"exchanged_bytes_per_s", 1 / costs.seconds_per_exchanged_byte},
-                              {"seconds_per_operation", costs.seconds_per_operation},
-                              {"seconds_per_exchange", costs.seconds_per_exchange},
-                              {"host_seconds_per_call", costs.host_seconds_per_call}};
-    return ::to_text(OrderedJson{{"displayTimeUnit", "ms"}, {"otherData", machine}, {"traceEvents", events}}) + "\n";
+    const Json machine =
+        Json::object({{"clock", "virtual: the order of the recorded operations, with durations by formula"},
+                      {"flop_per_s", 1 / costs.seconds_per_flop},
+                      {"memory_bytes_per_s", 1 / costs.seconds_per_byte},
+                      {"exchanged_bytes_per_s", 1 / costs.seconds_per_exchanged_byte},
+                      {"seconds_per_operation", costs.seconds_per_operation},
+                      {"seconds_per_exchange", costs.seconds_per_exchange},
+                      {"host_seconds_per_call", costs.host_seconds_per_call}});
+    return ::to_text(Json::object({{"displayTimeUnit", "ms"}, {"otherData", machine}, {"traceEvents", events}})) + "\n";
 }
 
 }   // namespace host
