@@ -57,6 +57,9 @@ echo "validation only" >val.txt
 expect 0 "17 validation tokens of 2 documents" "$tokenize" -q --tokenizer bytes --output own --val-files val.txt -- text.txt
 expect 0 "validation only" "$tokenize" --decode own/val_000000.bin
 expect 64 "--val-files together with" "$tokenize" -q --output own --val-files val.txt --val-tokens 5 -- text.txt
+ln -s loop loop && mkdir looping && cp -P loop looping && cp text.txt looping
+expect 74 "no file or folder loop: Too many levels of symbolic links" "$tokenize" -q --tokenizer bytes --output own loop
+expect 0 "" "$tokenize" -q --tokenizer bytes --output from_folder --val-tokens 2000 looping
 expect 74 "no file or folder missing.txt" "$tokenize" -q --output own --val-files missing.txt -- text.txt
 
 # ---- questions, compared byte for byte with a construction from the format's description

@@ -95,14 +95,18 @@ private:
 
 // Files stand for themselves, folders for every regular file below them in the order of their names.
 void add_input(const std::string& input, std::vector<std::string>& files) {
-    if (input != "-" && !fs::exists(input)) throw Error(ErrorKind::io, text("no file or folder ", input));
-    if (!fs::is_directory(input)) {
+    std::error_code why;   // a loop of links, say
+    const fs::file_status status = fs::status(input, why);
+    if (input != "-" && !fs::exists(status)) {
+        throw Error(ErrorKind::io, text("no file or folder ", input, ": ", why.message()));
+    }
+    if (!fs::is_directory(status)) {
         files.push_back(input);
         return;
     }
     std::size_t first = files.size();
     for (const auto& entry : fs::recursive_directory_iterator(input)) {
-        if (entry.is_regular_file()) files.push_back(entry.path().string());
+        if (entry.is_regular_file(why)) files.push_back(entry.path().string());
     }
     std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
 }
