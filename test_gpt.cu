@@ -13,6 +13,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder.h"
 #include "llmc/kernels/init.cuh"
+#include "llmc/model/download_test.h"
 #include "llmc/model/golden_gpt.h"
 #include "llmc/model/reference_gpt.h"
 #include "llmc/parallel/pipeline.h"

@@ -30,39 +30,6 @@ OwnedRange part_of(const OwnedRange& range, std::int64_t begin, std::int64_t end
     return part;
 }
 
-// The inverse of tp_shard_ranges for one element.
-ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t element) {
-    const std::int64_t row = element / tensor.cols, col = element % tensor.cols;
-    const TensorSpec tp_shard = tp_shard_of(tensor, tp);
-    ElementHome home;
-    switch (tensor.cut) {
-        case TensorCut::none: home.local = element; break;
-        case TensorCut::vocabulary:
-            home.tp_rank = static_cast<int>(row / tp_shard.rows);
-            home.local = row % tp_shard.rows * tp_shard.cols + col;
-            break;
-        case TensorCut::columns:
-            home.tp_rank = static_cast<int>(col / tp_shard.cols);
-            home.local = row * tp_shard.cols + col % tp_shard.cols;
-            break;
-        case TensorCut::rows: {
-            std::int64_t before = 0, before_in_shard = 0;
-            for (std::int64_t block : blocks_of(tensor)) {
-                const std::int64_t cut_block = block / tp, in_block = row - before;
-                if (in_block < block) {
-                    home.tp_rank = static_cast<int>(in_block / cut_block);
-                    home.local = (before_in_shard + in_block % cut_block) * tp_shard.cols + col;
-                    break;
-                }
-                before += block;
-                before_in_shard += cut_block;
-            }
-            break;
-        }
-    }
-    return home;
-}
-
 }   // namespace
 
 TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
@@ -128,11 +95,6 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
     return {shard, shard * zero_ranks};
 }
 
-std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
-    return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
-}
-
 std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
     std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp);
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
@@ -162,19 +124,6 @@ std::vector<int> copy_ranks(const TensorSpec& tensor, const ShardPlace& place, S
         if (copies) ranks.push_back(rank);
     }
     return ranks;
-}
-
-ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element) {
-    ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
-           tensor.elements());
-    ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
-    if (is_sharded(state, place.zero_stage)) {
-        const ZeroCut cut =
-            zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
-        home.zero_rank = static_cast<int>(home.local / cut.shard);
-        home.local %= cut.shard;
-    }
-    return home;
 }
 
 std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double embedding_cost, double classifier_cost) {

@@ -85,9 +85,6 @@ struct ShardPlace {
     int zero_stage = 0;
 };
 
-// Elements a rank stores of a tensor, padding included.
-std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
-
 // The global elements a rank stores, ascending in `local_begin`: at most one range for each block.
 std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
 
@@ -100,14 +97,6 @@ std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& 
 // ascending: where nothing is sharded all of dp and cp, where tensor parallelism does not cut all of tp, and of a tied
 // tensor the first and the last pipeline stage. What they keep must stay equal to the bit.
 std::vector<int> copy_ranks(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
-
-// Where a global element is stored: the inverse of owned_ranges.
-struct ElementHome {
-    int tp_rank = -1;     // -1: on every tp rank (the tensor is not cut)
-    int zero_rank = -1;   // -1: on every rank of the ZeRO group (the state is not sharded)
-    std::int64_t local = 0;
-};
-ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, StateKind state, std::int64_t global_element);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline: which layers a stage holds

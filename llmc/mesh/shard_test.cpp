@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "llmc/mesh/element_home_test.h"
+
 namespace {
 
 std::vector<MeshShape> all_meshes(int most_ranks) {

@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "llmc/mesh/element_home_test.h"
+
 namespace {
 
 const ModelConfig small = custom_model_config(4, 4, 64, 24, 200);

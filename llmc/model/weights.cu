@@ -2,21 +2,6 @@
 
 #include "llmc/kernels/init.cuh"
 
-namespace {
-
-template <class T>
-const TensorPlace& whole_tensor(const ModelState<T>& state, int param) {
-    const ParamStorage& storage = state.storage();
-    const TensorPlace* place = storage.find(param);
-    ENSURE(place != nullptr, "this rank holds no ", storage.table()[param].name);
-    ENSURE(place->elements == storage.table()[param].tensor.elements() &&
-               storage.padded_elements(*place, state.state()) >= place->elements,
-           storage.table()[param].name, " is cut over ranks");
-    return *place;
-}
-
-}   // namespace
-
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
@@ -35,18 +20,6 @@ void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaS
             }
         }
     }
-}
-
-template <class T>
-std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaStream_t stream) {
-    const TensorPlace& place = whole_tensor(state, param);
-    const std::vector<T> values =
-        state.unit(place.slot)
-            .download(stream, static_cast<std::size_t>(state.storage().tensor_offset(place, state.state())),
-                      static_cast<std::size_t>(place.elements));
-    std::vector<float> result(values.size());
-    std::transform(values.begin(), values.end(), result.begin(), [](T value) { return static_cast<float>(value); });
-    return result;
 }
 
 template <class T>
@@ -81,7 +54,5 @@ template void load_parameters(const ModelState<float>&, const WeightSource&, cud
 template void load_parameters(const ModelState<bf16>&, const WeightSource&, cudaStream_t);
 template void initialize_parameters(const ModelState<float>&, std::uint64_t, cudaStream_t);
 template void initialize_parameters(const ModelState<bf16>&, std::uint64_t, cudaStream_t);
-template std::vector<float> download_tensor(const ModelState<float>&, int, cudaStream_t);
-template std::vector<float> download_tensor(const ModelState<bf16>&, int, cudaStream_t);
 template void upload_tensor(const ModelState<float>&, int, std::span<const float>, cudaStream_t);
 template void upload_tensor(const ModelState<bf16>&, int, std::span<const float>, cudaStream_t);

@@ -1,4 +1,4 @@
-// Weights of a model: drawn, read from a file, from the host and to it.
+// Weights of a model: drawn, read from a file, or from the host.
 #pragma once
 
 #include <span>
@@ -13,13 +13,10 @@
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream);
 
-// A tensor of any state from the host and to it, as float in its global shape; `param` is an index of the table. Upload
-// keeps what this rank owns of it (which may be nothing) and zeroes the padding. Download waits for the stream, and is
-// for states that are not cut over ranks.
+// A tensor of any state from the host, as float in its global shape; `param` is an index of the table. Keeps what this
+// rank owns of it (which may be nothing) and zeroes the padding.
 template <class T>
 void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream);
-template <class T>
-std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaStream_t stream);
 
 // Reads whatever part of the model a state holds from a file (weight_source.h), rounded to nearest.
 template <class T>

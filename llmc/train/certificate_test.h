@@ -13,6 +13,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/model/download_test.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"

@@ -15,6 +15,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
+#include "llmc/mesh/element_home_test.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/training_state.h"

@@ -9,6 +9,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder.h"
+#include "llmc/model/download_test.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/trainer.h"
 
