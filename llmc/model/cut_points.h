@@ -62,6 +62,9 @@ public:
 
     // Cross-entropy of a chunk of rows of logits, of which this rank has the columns of its shard of the vocabulary.
     virtual void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream);
+    // out (count, vocabulary parts x Vp) = the rows of logits of which `shard` (count, Vp) has this rank's columns. Not
+    // called on one device.
+    virtual void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t);
 };
 
 // What the pieces of a stage (embedding, blocks, head) work with, beside parameters and activations.

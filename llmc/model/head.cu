@@ -8,6 +8,9 @@
 void CutPoints::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
     fused_classifier(arguments, stream);
 }
+void CutPoints::gather_logits(floatX*, const floatX*, int, cudaStream_t) {
+    ENSURE(false, "one device has all logits: there is nothing to gather");
+}
 
 Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows)
     : tools_(tools),
@@ -31,7 +34,12 @@ void Head::final_layernorm(const floatX* in) const {
 
 void Head::logits(floatX* out, int first_row, int count) const {
     const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
-    classifier_.forward(out, lnf + std::int64_t{first_row} * tools_.sizes.C, count, tools_.stream);
+    const floatX* const rows = lnf + std::int64_t{first_row} * tools_.sizes.C;
+    if (parameters_.storage().place().mesh.tp == 1) return classifier_.forward(out, rows, count, tools_.stream);
+    ENSURE(count <= chunk_rows_, count, " rows of logits, room for ", chunk_rows_);
+    floatX* const shard = tools_.workspace.logits.data();
+    classifier_.forward(shard, rows, count, tools_.stream);
+    tools_.cut_points.gather_logits(out, shard, count, tools_.stream);
 }
 
 void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const {

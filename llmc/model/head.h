@@ -18,7 +18,7 @@ public:
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
                            Gradients<G>& gradients) const;
 
-    // For sampling: the layernorm of all rows, then logits of some of them, (count, Vp).
+    // For sampling: the layernorm of all rows, then logits of some of them over the whole vocabulary, (count, tp x Vp).
     void final_layernorm(const floatX* in) const;
     void logits(floatX* out, int first_row, int count) const;
 

@@ -210,4 +210,5 @@ struct TrainingGroups {
     Communicator* zero = nullptr;    // ranks with the same part of the model: gradients are summed, ZeRO cuts over them
     Communicator* all = nullptr;     // sums that every rank must know alike: loss, norm, requests to stop
     Communicator* stage = nullptr;   // ranks of a pipeline stage: its tensors are gathered from them
+    Communicator* tensor = nullptr;   // tp ranks: each has a shard of every matrix
 };

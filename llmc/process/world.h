@@ -53,7 +53,7 @@ public:
     // all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
-    TrainingGroups training_groups() { return {group(zero_axes), all(), group(stage_axes)}; }   // collective when first asked for
+    TrainingGroups training_groups() { return {group(zero_axes), all(), group(stage_axes), group({Axis::tp})}; }   // collective when first asked for
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.

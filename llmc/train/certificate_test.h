@@ -15,6 +15,7 @@
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/model/download_test.h"
 #include "llmc/parallel/gather.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/step.h"
@@ -37,18 +38,22 @@ struct Layout {
     Recompute recompute = Recompute::gelu;
     bool tied = true;
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
+    int tp = 1;
+    bool sequence_parallel = false;
+    int heads = 3;   // of the model
 
-    MeshShape mesh() const { return {1, dp, 1, 1}; }
+    MeshShape mesh() const { return {1, dp, 1, tp}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "");
+                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
+                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "");
     }
 };
 
 // The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
-inline ModelConfig model(bool tied = true) {
-    ModelConfig config = custom_model_config(3, 3, 48, 24, 97);
+inline ModelConfig model(bool tied = true, int heads = 3) {
+    ModelConfig config = custom_model_config(3, heads, heads == 12 ? 96 : 48, 24, 97);
     config.tied = tied;
     return config;
 }
@@ -77,7 +82,10 @@ class Rank {
 public:
     // Without groups: one process.
     explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {})
-        : layout_(layout), groups_(groups), model_(model(layout.tied), options(layout, at), arena_, stream_.get()) {
+        : layout_(layout),
+          groups_(groups),
+          cut_points_(make_cut_points(options(layout, at), groups, arena_)),
+          model_(model(layout.tied, layout.heads), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -143,7 +151,7 @@ public:
     Stage& stage() { return model_; }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
-        std::set<Communicator*> different{groups_.zero, groups_.stage, groups_.all};
+        std::set<Communicator*> different{groups_.zero, groups_.stage, groups_.all, groups_.tensor};
         different.erase(nullptr);
         return {different.begin(), different.end()};
     }
@@ -152,8 +160,10 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at) {
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
         StageOptions options;
+        options.cut_points = cut_points;
+        options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
         options.B = sequences / layout.dp / layout.micro_batches;
         options.T = T;
         options.recompute = layout.recompute;
@@ -171,6 +181,7 @@ private:
     TrainingGroups groups_;
     OwnedStream stream_;
     Arena arena_;
+    std::unique_ptr<CutPoints> cut_points_;
     Stage model_;
     std::optional<Step> step_;
 };
@@ -277,9 +288,10 @@ inline void require_equal_copies(Rank& rank, TestRank& me) {
 }
 
 // What one process alone, without communicators, makes of the same batches.
-inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true) {
+inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true, int heads = 3) {
     Layout alone{1, 0, micro_batches, DType::fp32, master_weights};
     alone.tied = tied;
+    alone.heads = heads;
     return Rank(alone).train(steps);
 }
 

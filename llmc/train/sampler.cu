@@ -21,7 +21,7 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
       options_(options),
       window_(window_size(step.stage().options().T, options.tokens + 1)),
       logits_(arena.allocate<floatX>("sampling/logits",
-                                     static_cast<std::size_t>(step.stage().config().padded_vocab_size))) {}
+                                     static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
     // the last tokens that fit; what follows them is not seen by them

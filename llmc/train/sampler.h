@@ -32,7 +32,7 @@ private:
     const std::optional<Tokenizer>& tokenizer_;
     SamplerOptions options_;
     int window_;                    // tokens the model sees at once
-    DeviceBuffer<floatX> logits_;   // (1, Vp)
+    DeviceBuffer<floatX> logits_;   // of one position
 };
 
 // The token that `coin`, uniform in (0, 1], picks by the softmax of logits / temperature.

@@ -5,6 +5,7 @@
 #include "llmc/base/log.h"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
+#include "llmc/parallel/partial_gradients.h"
 #include "llmc/parallel/zero.h"
 
 // What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
@@ -38,6 +39,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       optimizer_(Optimizer::make(stage, options, arena)),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
+      partial_(make_partial_gradients(stage, groups.tensor, arena)),
       pipeline_(stage, arena) {
     static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
     const ShardPlace& place = stage.storage().place();
@@ -67,6 +69,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     const StopVotes own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
     if (zero_) zero_->finish_gradients();
+    if (partial_) partial_->reduce();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
     finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);

@@ -13,7 +13,8 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/stop_signals.h"
 
-class Zero;   // llmc/parallel/zero.h
+class Zero;               // llmc/parallel/zero.h
+class PartialGradients;   // llmc/parallel/partial_gradients.h
 
 // What a step has found, the same on every rank.
 struct StepResult {
@@ -67,6 +68,7 @@ private:
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
-    std::unique_ptr<Zero> zero_;   // null: one rank
+    std::unique_ptr<Zero> zero_;                  // null: one rank
+    std::unique_ptr<PartialGradients> partial_;   // null: no gradient is a part of a sum over tp ranks
     Pipeline pipeline_;
 };
