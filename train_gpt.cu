@@ -19,6 +19,7 @@
 #include "llmc/base/exit_code.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/self_check.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
@@ -79,7 +80,10 @@ int train(Options options, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups();
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    Stage stage(inputs.config, stage_options(options, world), arena, stream.get());
+    StageOptions of_stage = stage_options(options, world);
+    const auto cut_points = make_cut_points(of_stage, groups, arena);
+    of_stage.cut_points = cut_points.get();
+    Stage stage(inputs.config, of_stage, arena, stream.get());
     start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
     Step step(stage, options, arena, groups);
@@ -109,6 +113,11 @@ int train(Options options, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
+
+    if (world.place().local_ranks % world.mesh().tp != 0) {
+        log.warning("--tp %d reaches over nodes of %d ranks: its traffic, several times that of all others, is slow there",
+                    world.mesh().tp, world.place().local_ranks);
+    }
 
     const RunEnd end = trainer.run();
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",

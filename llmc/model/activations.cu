@@ -22,6 +22,28 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     return sizes;
 }
 
+void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_parallel, int B, int T) {
+    if (config.heads % tp != 0) {
+        std::int64_t below = tp, above = tp;
+        while (config.heads % below != 0) below--;
+        while (above <= config.heads && config.heads % above != 0) above++;
+        throw Error(ErrorKind::usage,
+                    text("--tp ", tp, ": ranks cannot share the model's ", config.heads, " heads evenly"),
+                    above > config.heads ? text("The nearest value that works is ", below, ".")
+                                         : text("The nearest values that work are ", below, " and ", above, "."));
+    }
+    // of a single sequence too, as far as one is needed (sampling)
+    if (sequence_parallel && (std::int64_t{B} * T % tp != 0 || T < tp)) {
+        const int below = T / tp * tp, above = below + tp;
+        throw Error(
+            ErrorKind::usage,
+            text("--micro-batch ", B, " x --seq-len ", T, ": the ", tp, " ranks of --tp cannot share its rows evenly"),
+            text(below > 0 ? text("The nearest sequence lengths that work are ", below, " and ", above)
+                           : text("The nearest sequence length that works is ", above),
+                 "; or give --sequence-parallel 0."));
+    }
+}
+
 namespace {
 
 // One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of

@@ -32,6 +32,8 @@ struct RankSizes {
 };
 // `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T);
+// Error(usage) naming the nearest values that work, where tp ranks cannot share a model of these sizes evenly.
+void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_parallel, int B, int T);
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {

@@ -260,10 +260,12 @@ void add_parallel_options(CLI::App& app, Options& o) {
     parallel.number("--zero,-z", o.zero, 0, 3,
                     "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
     parallel.number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
-    parallel.later("--tp", "1", "ranks of tensor parallelism");
+    parallel.number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");
+    parallel.on_off("--sequence-parallel", o.sequence_parallel,
+                    "tp ranks share the rows of layernorms and residual streams too");
     parallel.later("--pp", "1", "ranks of pipeline parallelism");
     parallel.later("--cp", "1", "ranks of context parallelism");
-    for (const char* name : {"--pp-schedule", "--pp-chunks", "--cp-mode", "--cp-ulysses", "--sequence-parallel"}) {
+    for (const char* name : {"--pp-schedule", "--pp-chunks", "--cp-mode", "--cp-ulysses"}) {
         parallel.later(name, "", "of the layouts above");
     }
     StartupOptions& start = o.startup;
@@ -316,6 +318,10 @@ void check_together(const Options& o) {
     if (!o.tie_embeddings && !o.export_llmc.empty()) {
         throw Error(ErrorKind::usage, "--export-llmc together with --tie-embeddings 0",
                     "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
+    }
+    if (o.tp > 1 && (o.pp > 1 || o.cp > 1)) {
+        throw Error(ErrorKind::usage, text("--tp ", o.tp, " together with --pp ", o.pp, " --cp ", o.cp),
+                    "--tp works beside data parallelism (--dp, --zero) alone in this version.");
     }
     check_total_batch(o);
     if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "llmc/base/rng.h"
 #include "llmc/train/sampler.h"
@@ -9,8 +10,10 @@ namespace {
 // Short windows come in multiples of this, so that few matmul shapes exist.
 constexpr int kWindowMultiple = 64;
 
-int window_size(int T, int tokens) {
-    return std::min(T, (tokens + kWindowMultiple - 1) / kWindowMultiple * kWindowMultiple);
+// So many ranks as `parts` share the rows.
+int window_size(int T, int tokens, int parts) {
+    const int multiple = std::lcm(kWindowMultiple, parts);
+    return std::min(T / parts * parts, (tokens + multiple - 1) / multiple * multiple);
 }
 
 }   // namespace
@@ -19,9 +22,8 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
     : step_(step),
       tokenizer_(tokenizer),
       options_(options),
-      window_(window_size(step.stage().options().T, options.tokens + 1)),
-      logits_(arena.allocate<floatX>("sampling/logits",
-                                     static_cast<std::size_t>(step.stage().logits_columns()))) {}
+      window_(window_size(step.stage().options().T, options.tokens + 1, step.stage().sizes().residual_parts)),
+      logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
     // the last tokens that fit; what follows them is not seen by them
