@@ -4,6 +4,15 @@
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/residual.cuh"
 
+namespace {
+
+template <class T>
+T* at_row(T* tensor, Rows rows, int channels) {
+    return tensor + std::int64_t{rows.first} * channels;
+}
+
+}   // namespace
+
 Block::Block(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
       parameters_(parameters),
@@ -22,35 +31,49 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     const cudaStream_t stream = tools_.stream;
     const int rows = sizes.rows(), residual_rows = sizes.residual_rows();
-    floatX* const projected = tools_.workspace.rows_c.data();
-
     layernorm_forward(
         LayerNormForward<floatX>{a.ln1, a.ln1_mean, a.ln1_rstd, in, parameters_.tensor(Param::ln1w, layer_),
                                  parameters_.tensor(Param::ln1b, layer_), residual_rows, sizes.C},
         stream);
-    qkv_.forward(a.qkv, cut.enter_columns(a.ln1, stream), rows, stream);
-    cut.attend(tools_.attention, attention_forward(a), stream);
-    attproj_.forward(projected, a.atty, rows, stream);
-    residual_layernorm_forward(
-        ResidualLayerNormForward<floatX>{
-            a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in, cut.leave_rows(projected, nullptr, stream),
-            parameters_.tensor(Param::ln2w, layer_), parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
+    cut.enter_columns(
+        a.ln1, rows,
+        [&](const floatX* ln1, Rows part) {
+            qkv_.forward(at_row(a.qkv, part, qkv_.out_channels()), at_row(ln1, part, sizes.C), part.count, stream);
+        },
         stream);
-    const floatX* const ln2 = cut.enter_columns(a.ln2, stream);
-    if (tools_.gelu_fusion >= 1) {
-        fc_.forward_gelu(a.fch_gelu, a.fch, ln2, rows, stream);
-    } else {
-        fc_.forward(a.fch, ln2, rows, stream);
-        gelu_forward<floatX>(a.fch_gelu, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
-    }
+    cut.attend(tools_.attention, attention_forward(a), stream);
+    residual_layernorm_forward(
+        ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in, project(attproj_, a.atty),
+                                         parameters_.tensor(Param::ln2w, layer_),
+                                         parameters_.tensor(Param::ln2b, layer_), residual_rows, sizes.C},
+        stream);
+    cut.enter_columns(
+        a.ln2, rows,
+        [&](const floatX* all, Rows part) {
+            const floatX* const ln2 = at_row(all, part, sizes.C);
+            floatX* const fch = at_row(a.fch, part, fc_.out_channels());
+            floatX* const gelu = at_row(a.fch_gelu, part, fc_.out_channels());
+            if (tools_.gelu_fusion >= 1) return fc_.forward_gelu(gelu, fch, ln2, part.count, stream);
+            fc_.forward(fch, ln2, part.count, stream);
+            gelu_forward<floatX>(gelu, fch, std::int64_t{part.count} * fc_.out_channels(), stream);
+        },
+        stream);
+}
+
+// A projection back into the residual region.
+const floatX* Block::project(const Linear& linear, const floatX* in) const {
+    floatX* const out = tools_.workspace.rows_c.data();
+    auto work = [&](Rows part) {
+        linear.forward(at_row(out, part, tools_.sizes.C), at_row(in, part, linear.in_channels()), part.count,
+                       tools_.stream);
+    };
+    return tools_.cut_points.leave_rows(out, nullptr, tools_.sizes.rows(), work, tools_.stream);
 }
 
 void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     forward_to_gelu(in, a);
-    floatX* const projected = tools_.workspace.rows_c.data();
-    fcproj_.forward(projected, a.fch_gelu, sizes.rows(), tools_.stream);
-    residual_forward<floatX>(out, a.residual2, tools_.cut_points.leave_rows(projected, nullptr, tools_.stream),
+    residual_forward<floatX>(out, a.residual2, project(fcproj_, a.fch_gelu),
                              std::int64_t{sizes.residual_rows()} * sizes.C, tools_.stream);
 }
 
@@ -128,7 +151,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     };
     // The gradient that leaves a Linear's output: of the residual stream, which changes before a delayed one reads it.
     auto leave = [&](floatX* copy) -> const floatX* {
-        const floatX* dout = cut.leave_rows_backward(dresidual, stream);
+        const floatX* dout = cut.leave_rows_backward(dresidual, queue, stream);
         if (kept == nullptr) return dout;
         const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{rows} * tools_.sizes.C);
         CUDA_CHECK(cudaMemcpyAsync(copy, dout, bytes, cudaMemcpyDeviceToDevice, stream));

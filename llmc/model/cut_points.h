@@ -13,6 +13,8 @@
 // valid until its next call of the same name.
 #pragma once
 
+#include <functional>
+
 #include "llmc/model/activations.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/linear.h"
@@ -22,6 +24,11 @@ template <class Real>
 struct Classifier;   // llmc/kernels/classifier.cuh
 struct Positions;    // llmc/kernels/encoder.cuh
 
+// Rows that follow each other.
+struct Rows {
+    int first, count;
+};
+
 class CutPoints {
 public:
     virtual ~CutPoints() = default;
@@ -29,23 +36,31 @@ public:
     // Sizes of the micro-batches from now on: first the largest there will be.
     virtual void set_sizes(const RankSizes&) {}
 
-    // Forward: from the residual region. Called again in backward, where a gradient of weights reads what was entered
-    // with: it need not be kept. There it is announced first, before the matmul behind which it can be fetched, unless
-    // gradients of weights are delayed.
+    // Forward: from the residual region. `work` is given all rows that are to enter, chunk by chunk, each when it has.
+    using EnteringWork = std::function<void(const floatX* in, Rows rows)>;   // `in`: the first of all rows
+    virtual void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t) {
+        work(in, {0, rows});
+    }
+    // All rows at once. Called again in backward, where a gradient of weights reads what was entered with: it need not
+    // be kept. There it is announced first, before the matmul behind which it can be fetched, unless gradients of
+    // weights are delayed.
     virtual const floatX* enter_columns(const floatX* in, cudaStream_t) { return in; }
     virtual void will_enter_columns(const floatX* /*in*/, cudaStream_t) {}
-    // Its backward: `din` is this rank's part of a sum over tp ranks. Tells the queue when that is under way.
+    // Its backward: `din` is this rank's part of a sum over tp ranks. Tells the queue when that is under way; some
+    // gradients of weights may still wait for the next collective.
     virtual floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) {
         queue.collective_started();
         return din;
     }
-    // Forward: back to the residual region. `out` is this rank's part of a sum over tp ranks. `to`: where it must be
-    // then, or null. It is `out` itself where the residual region has all rows.
-    virtual floatX* leave_rows(floatX* out, floatX* to, cudaStream_t) {
+    // Forward: back to the residual region. `work` makes `out`, chunk by chunk: this rank's part of a sum over tp
+    // ranks. `to`: where it must be then, or null. It is `out` itself where the residual region has all rows.
+    using LeavingWork = std::function<void(Rows rows)>;
+    virtual floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t) {
         ENSURE(to == nullptr || to == out, "one device moves nothing at a cut point");
+        work({0, rows});
         return out;
     }
-    virtual const floatX* leave_rows_backward(const floatX* dout, cudaStream_t) { return dout; }
+    virtual const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t) { return dout; }
 
     // Which positions of a sequence this rank's tokens are.
     virtual Positions positions() const;

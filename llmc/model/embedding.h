@@ -12,7 +12,7 @@ public:
     void forward(floatX* out, const Batch& batch) const;
     // Adds to what a tied classifier on this rank has written to dwte since it was begun; else dwte begins at zero.
     template <class G>
-    void backward(const floatX* dout, const Batch& batch, Gradients<G>& gradients) const;
+    void backward(const floatX* dout, const Batch& batch, Gradients<G>& gradients, WeightGradientQueue& queue) const;
 
 private:
     const StageTools& tools_;

@@ -9,6 +9,8 @@
 // the sum over ranks has it once.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -20,30 +22,44 @@
 // When what is added runs: in the order in which it was added, at the latest at drain().
 enum class WeightGradients : std::uint8_t {
     at_once,
-    behind_collective,   // once the next collective of backward has been started, so that it hides that
+    behind_collective,   // once a collective of backward has been started, so that it hides that
     at_schedule,         // in the schedule's backward_weight: until then all that it reads must be kept
 };
 
 class WeightGradientQueue {
 public:
+    static constexpr std::size_t all = SIZE_MAX;
+
     explicit WeightGradientQueue(WeightGradients when = WeightGradients::at_once) : when_(when) {}
 
     template <class Work>
     void add(Work&& work) {
         if (when_ == WeightGradients::at_once) return work();
-        waiting_.emplace_back(std::forward<Work>(work));
+        waiting_.emplace_back().emplace_back(std::forward<Work>(work));
     }
-    void collective_started() {
-        if (when_ == WeightGradients::behind_collective) drain();
+    // Right after what was added last.
+    template <class Work>
+    void then(Work&& work) {
+        if (waiting_.empty()) return work();
+        waiting_.back().emplace_back(std::forward<Work>(work));
     }
-    void drain() {
-        for (const std::function<void()>& work : waiting_) work();
-        waiting_.clear();
+    // Behind it run at most so many of those that wait, the oldest. Whoever keeps some back keeps what they read.
+    void collective_started(std::size_t most = all) {
+        if (when_ == WeightGradients::behind_collective) run(most);
     }
+    void drain() { run(all); }
 
 private:
+    void run(std::size_t most) {
+        for (; most > 0 && !waiting_.empty(); most--) {
+            const std::vector<std::function<void()>> works = std::move(waiting_.front());
+            waiting_.pop_front();
+            for (const std::function<void()>& work : works) work();
+        }
+    }
+
     WeightGradients when_;
-    std::vector<std::function<void()>> waiting_;
+    std::deque<std::vector<std::function<void()>>> waiting_;
 };
 
 class Linear {
@@ -62,6 +78,7 @@ public:
     }
 
     int out_channels() const { return out_; }
+    int in_channels() const { return in_; }
 
     // out (rows, out), in (rows, in).
     void forward(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {

@@ -65,6 +65,20 @@ TEST_CASE("linear: gradients of weights run at once, behind a collective, or whe
     CHECK(order(WeightGradients::at_schedule) == "||.ab");
 }
 
+TEST_CASE("linear: a collective may hide one gradient of weights, with what follows it, and leave the others waiting") {
+    std::string story;
+    WeightGradientQueue queue(WeightGradients::behind_collective);
+    for (const char* layer : {"a", "b", "c"}) queue.add([&story, layer] { story += layer; });
+    queue.then([&story] { story += "!"; });
+    for (int collective = 0; collective < 2; collective++) {
+        queue.collective_started(1);
+        story += "|";
+    }
+    queue.drain();
+    queue.then([&story] { story += "?"; });   // nothing waits
+    CHECK(story == "a|b|c!?");
+}
+
 TEST_CASE("gradients: every tensor's first part of a step overwrites, whenever it comes") {
     for (int zero_stage : {0, 1}) {
         Parts part(zero_stage);

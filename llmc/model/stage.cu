@@ -293,15 +293,18 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
             block.backward(*own.dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr,
                            gradients, own.weights);
         });
-        own.weights.add([this, &gradients, slot] { gradients_ready(gradients, slot); });
-        if (own.delayed == nullptr) own.weights.drain();
+        own.weights.then([this, &gradients, slot] { gradients_ready(gradients, slot); });
+        // What recompute overwrites no gradient may wait for. Else the last ones hide the next block's first
+        // collective.
+        if (own.delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
     }
     if (place.what.embedding) {
         const int slot = slot_of(Param::wpe);
         gradients_begin(slot);
-        embedding_->backward(*own.dresidual, batch, gradients);
+        embedding_->backward(*own.dresidual, batch, gradients, own.weights);
         gradients_ready(gradients, slot);
     }
+    if (own.delayed == nullptr) own.weights.drain();
 }
 
 void Stage::backward_weight(int chunk_index, int micro_batch) {

@@ -45,6 +45,7 @@ struct StageOptions {
     MatmulOptions matmul = {};
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
+    int tp_chunks = 1;                // of rows, in forward: one's collective hides behind the next one's matmul
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
     std::vector<Chunk> chunks = {};   // in the order of the model; none: one with everything
     InFlight in_flight = {};

@@ -14,7 +14,7 @@ inline std::unique_ptr<CutPoints> make_cut_points(const StageOptions& options, c
     if (mesh.tp > 1) {
         ENSURE(mesh.cp == 1, "cut points of both tensor and context parallelism");
         ENSURE(groups.tensor != nullptr && groups.tensor->size() == mesh.tp, "no group of ", mesh.tp, " tp ranks");
-        return std::make_unique<TensorParallel>(*groups.tensor, arena);
+        return std::make_unique<TensorParallel>(*groups.tensor, options.tp_chunks, arena);
     }
     return nullptr;
 }

@@ -2,52 +2,152 @@
 
 #include "llmc/kernels/classifier_sharded.cuh"
 
+TensorParallel::TensorParallel(Communicator& group, int chunks, Arena& arena)
+    : group_(group), wanted_chunks_(chunks), arena_(arena), entered_chunks_(static_cast<std::size_t>(chunks)) {
+    ENSURE(chunks >= 1, chunks, " chunks of rows");
+}
+
 void TensorParallel::set_sizes(const RankSizes& sizes) {
     sizes_ = sizes;
     ENSURE(!sequence_parallel() || (sizes.residual_parts == group_.size() && sizes.rows() % group_.size() == 0),
            sizes.rows(), " rows cannot be shared by ", group_.size(), " tp ranks");
+    chunks_ = wanted_chunks_;
+    while (sizes.rows() % (chunks_ * sizes.residual_parts) != 0) chunks_--;
+    announced_ = nullptr;
     if (loss_.size() > 0) {
         ENSURE(static_cast<std::size_t>(sizes.rows()) * 3 <= loss_.size(), "more rows than there is room for");
         return;
     }
     if (sequence_parallel()) {
-        entered_ = arena_.allocate<floatX>("workspace/entered columns", elements());
-        gradient_ = arena_.allocate<floatX>("workspace/gradient of rows", elements());
+        entered_ = arena_.allocate<floatX>("workspace/entered columns", elements(sizes.rows()));
+        gradient_ = arena_.allocate<floatX>("workspace/gradient of rows", elements(sizes.rows()));
+        if (wanted_chunks_ > 1) {
+            own_rows_ = arena_.allocate<floatX>("workspace/own rows", elements(sizes.residual_rows()));
+        }
     }
     loss_ = arena_.allocate<float>("workspace/vocabulary loss", 3 * static_cast<std::size_t>(sizes.rows()));
 }
 
+Rows TensorParallel::chunk(int index) const {
+    const int count = sizes_.rows() / chunks_;
+    return {index * count, count};
+}
+
+// Traffic that is asked for from now on follows all work of the compute stream until now.
+void TensorParallel::traffic_after(cudaStream_t compute) const {
+    computed_.record(compute);
+    computed_.wait(traffic_.get());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gathers of rows
+
+void TensorParallel::gather_chunk(floatX* to, const floatX* from, int index) {
+    const Rows rows = chunk(index);
+    const std::size_t own = elements(rows.count / sizes_.residual_parts);
+    group_.all_gather(to + elements(rows.first), from + static_cast<std::size_t>(index) * own, own, traffic_.get());
+}
+
+void TensorParallel::gather(floatX* to, const floatX* from) {
+    Communicator::Group together(group_);
+    for (int i = 0; i < chunks_; i++) gather_chunk(to, from, i);
+}
+
+void TensorParallel::enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) {
+    ENSURE(rows == sizes_.rows(), rows, " rows enter, not ", sizes_.rows());
+    if (!sequence_parallel()) return work(in, {0, rows});
+    announced_ = nullptr;
+    traffic_after(stream);
+    for (int i = 0; i < chunks_; i++) {
+        gather_chunk(entered_.data(), in, i);
+        entered_chunks_[static_cast<std::size_t>(i)].record(traffic_.get());
+    }
+    for (int i = 0; i < chunks_; i++) {
+        entered_chunks_[static_cast<std::size_t>(i)].wait(stream);
+        work(entered_.data(), chunk(i));
+    }
+}
+
+void TensorParallel::will_enter_columns(const floatX* in, cudaStream_t stream) {
+    if (!sequence_parallel()) return;
+    traffic_after(stream);
+    gather(entered_.data(), in);
+    entered_all_.record(traffic_.get());
+    announced_ = in;
+}
+
 const floatX* TensorParallel::enter_columns(const floatX* in, cudaStream_t stream) {
     if (!sequence_parallel()) return in;
-    group_.all_gather(entered_.data(), in, piece(), stream);
+    if (announced_ != in) will_enter_columns(in, stream);
+    announced_ = nullptr;
+    entered_all_.wait(stream);
     return entered_.data();
 }
 
-floatX* TensorParallel::enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) {
-    floatX* const result = sum(din, nullptr, stream);
-    queue.collective_started();
-    return result;
-}
-
-floatX* TensorParallel::leave_rows(floatX* out, floatX* to, cudaStream_t stream) { return sum(out, to, stream); }
-
-const floatX* TensorParallel::leave_rows_backward(const floatX* dout, cudaStream_t stream) {
+const floatX* TensorParallel::leave_rows_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) {
     if (!sequence_parallel()) return dout;
-    group_.all_gather(gradient_.data(), dout, piece(), stream);
+    traffic_after(stream);
+    gather(gradient_.data(), dout);
+    gathered_.record(traffic_.get());
+    queue.collective_started(1);
+    gathered_.wait(stream);
     return gradient_.data();
 }
 
-// This rank's rows of a sum over ranks, where they lie or at `to`; without sequence parallelism all of them, in place.
-floatX* TensorParallel::sum(floatX* rows, floatX* to, cudaStream_t stream) {
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums of rows
+
+// Where this rank's rows of a sum go: to `to`, or where they lie; without sequence parallelism all of them, in place.
+floatX* TensorParallel::place_of_sum(floatX* rows, floatX* to) const {
     if (!sequence_parallel()) {
         ENSURE(to == nullptr || to == rows, "the residual region has all rows: none move");
-        group_.all_reduce(rows, elements(), ReduceOp::sum, stream);
         return rows;
     }
-    floatX* const own = to ? to : rows + static_cast<std::size_t>(group_.rank()) * piece();
-    group_.reduce_scatter(own, rows, piece(), stream);
-    return own;
+    if (to != nullptr) return to;
+    if (chunks_ > 1) return own_rows_.data();
+    return rows + elements(group_.rank() * sizes_.residual_rows());
 }
+
+void TensorParallel::sum_chunk(floatX* to, floatX* rows, int index) {
+    const Rows part = chunk(index);
+    floatX* const first = rows + elements(part.first);
+    if (!sequence_parallel()) {
+        group_.all_reduce(first, elements(part.count), ReduceOp::sum, traffic_.get());
+        return;
+    }
+    const std::size_t own = elements(part.count / sizes_.residual_parts);
+    group_.reduce_scatter(to + static_cast<std::size_t>(index) * own, first, own, traffic_.get());
+}
+
+floatX* TensorParallel::leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) {
+    ENSURE(rows == sizes_.rows(), rows, " rows leave, not ", sizes_.rows());
+    floatX* const result = place_of_sum(out, to);
+    for (int i = 0; i < chunks_; i++) {
+        work(chunk(i));
+        traffic_after(stream);
+        sum_chunk(result, out, i);
+    }
+    summed_.record(traffic_.get());
+    summed_.wait(stream);
+    return result;
+}
+
+floatX* TensorParallel::enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) {
+    floatX* const result = place_of_sum(din, nullptr);
+    traffic_after(stream);
+    {
+        Communicator::Group together(group_);
+        for (int i = 0; i < chunks_; i++) sum_chunk(result, din, i);
+    }
+    summed_.record(traffic_.get());
+    // Without sequence parallelism a gradient of weights may read the residual stream's gradient, which changes next.
+    queue.collective_started(sequence_parallel() ? 1 : WeightGradientQueue::all);
+    summed_.wait(stream);
+    return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The vocabulary
 
 void TensorParallel::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
     const auto rows = static_cast<std::size_t>(arguments.rows);

@@ -17,38 +17,60 @@
 // parallelism a layer makes 2 all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward
 // and the head 1 backward. The loss 6f x 4 bytes a row.
 //
+// Overlap: traffic is on a stream of its own. In backward everything hides behind a matmul: what enters again behind
+// the gradient of the layer's input, sums behind gradients of weights, and so do the gathers of a layer's output
+// gradient, for which gradients of weights are kept back in the queue: with sequence parallelism one for each
+// collective, across the border of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the
+// first of a block's six is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind
+// the matmuls of the others. With sequence parallelism each rank has a part of every chunk: so its rows of the residual
+// region are not all next to each other in the sequence, which nothing there sees.
+//
 // What is summed over ranks here is activations and their gradients, in their type: in a bf16 build in bf16. NCCL adds
 // in the type of the buffer and rounds at every hop of its ring; the stand-in adds in fp32 and rounds once.
 #pragma once
 
+#include <vector>
+
 #include "llmc/base/arena.h"
+#include "llmc/base/stream.h"
 #include "llmc/model/cut_points.h"
 #include "llmc/process/comm.h"
 
 class TensorParallel : public CutPoints {
 public:
-    // `group`: the tp ranks in order.
-    TensorParallel(Communicator& group, Arena& arena) : group_(group), arena_(arena) {}
+    // `group`: the tp ranks in order. `chunks` of rows in forward: as many, or the nearest lower number that divides
+    // the rows.
+    TensorParallel(Communicator& group, int chunks, Arena& arena);
 
     void set_sizes(const RankSizes& sizes) override;
+    void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) override;
     const floatX* enter_columns(const floatX* in, cudaStream_t stream) override;
+    void will_enter_columns(const floatX* in, cudaStream_t stream) override;
     floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override;
-    floatX* leave_rows(floatX* out, floatX* to, cudaStream_t stream) override;
-    const floatX* leave_rows_backward(const floatX* dout, cudaStream_t stream) override;
+    floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override;
+    const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
     void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) override;
     void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t stream) override;
 
 private:
     bool sequence_parallel() const { return sizes_.residual_parts > 1; }
-    std::size_t elements() const {
-        return static_cast<std::size_t>(sizes_.rows()) * static_cast<std::size_t>(sizes_.C);
-    }
-    std::size_t piece() const { return elements() / static_cast<std::size_t>(group_.size()); }
-    floatX* sum(floatX* rows, floatX* to, cudaStream_t stream);
+    Rows chunk(int index) const;
+    std::size_t elements(int rows) const { return static_cast<std::size_t>(rows) * static_cast<std::size_t>(sizes_.C); }
+    void traffic_after(cudaStream_t compute) const;
+    void gather_chunk(floatX* to, const floatX* from, int index);
+    void gather(floatX* to, const floatX* from);
+    floatX* place_of_sum(floatX* rows, floatX* to) const;
+    void sum_chunk(floatX* to, floatX* rows, int index);
 
     Communicator& group_;
+    int wanted_chunks_, chunks_ = 1;
     Arena& arena_;
     RankSizes sizes_{};
+    OwnedStream traffic_{StreamPriority::greatest};   // what others wait for goes first
+    OwnedEvent computed_, summed_, gathered_, entered_all_;
+    std::vector<OwnedEvent> entered_chunks_;
+    const floatX* announced_ = nullptr;         // what is on its way into entered_
     DeviceBuffer<floatX> entered_, gradient_;   // (R, C) each, with sequence parallelism
+    DeviceBuffer<floatX> own_rows_;             // (Rr, C), with that and several chunks
     DeviceBuffer<float> loss_;                  // (3, R): maxima and two sums
 };

@@ -41,6 +41,7 @@ struct Layout {
     int tp = 1;
     bool sequence_parallel = false;
     int heads = 3;   // of the model
+    int tp_chunks = 1;
 
     MeshShape mesh() const { return {1, dp, 1, tp}; }
     std::string name() const {
@@ -163,6 +164,7 @@ private:
     static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
         StageOptions options;
         options.cut_points = cut_points;
+        options.tp_chunks = layout.tp_chunks;
         options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
         options.B = sequences / layout.dp / layout.micro_batches;
         options.T = T;

@@ -261,6 +261,8 @@ void add_parallel_options(CLI::App& app, Options& o) {
                     "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
     parallel.number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     parallel.number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");
+    parallel.number("--tp-chunks", o.tp_chunks, 1, 1 << 10,
+                    "chunks of rows in which tp ranks communicate forward, each behind the next one's matmul");
     parallel.on_off("--sequence-parallel", o.sequence_parallel,
                     "tp ranks share the rows of layernorms and residual streams too");
     parallel.later("--pp", "1", "ranks of pipeline parallelism");

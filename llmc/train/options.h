@@ -85,6 +85,7 @@ struct Options : OptimizerOptions {
     int gelu_fusion = 2;             // 0: none, 1: in forward, 2: in backward too
     int zero = 0;                    // ZeRO stage
     int pp = 1, cp = 1, tp = 1;      // ranks of pipeline, context and tensor parallelism
+    int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 

@@ -17,6 +17,7 @@ StageOptions stage_options(const Options& options, const World& world) {
     StageOptions result;
     const bool shares = group_size(world.mesh(), zero_axes) > 1;   // one rank alone keeps everything
     result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
+    result.tp_chunks = options.tp_chunks;
     result.sequence_parallel = options.sequence_parallel && world.mesh().tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;

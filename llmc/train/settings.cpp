@@ -36,7 +36,8 @@ void asked(Table& table, const Options& o) {
     table.row("ZeRO stage",
               o.data_ranks() > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("tensor-parallel ranks",
-              o.tp > 1 ? text(o.tp, o.sequence_parallel ? ", sequence-parallel" : ", all rows on each") : text(o.tp));
+              o.tp > 1 ? text(o.tp, o.sequence_parallel ? ", sequence-parallel" : ", all rows on each", ", ", o.tp_chunks,
+                            " chunks") : text(o.tp));
     table.row("LR schedule", name_of(o.schedule));
     table.row("learning rate (LR)", real(o.lr));
     table.row("warmup steps", o.warmup);
