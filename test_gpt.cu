@@ -638,17 +638,21 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
         const floatX* enter_columns(const floatX* in, cudaStream_t stream) override {
             return move(0, in, nullptr, stream);
         }
+        void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) override {
+            work(move(0, in, nullptr, stream), {0, rows});
+        }
         floatX* enter_columns_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
             return move(1, din, din, stream);
         }
-        floatX* leave_rows(floatX* out, floatX* to, cudaStream_t stream) override {
+        floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override {
+            work({0, rows});
             floatX* const moved_to = move(2, out, out, stream);
             if (to == nullptr) return moved_to;
             CUDA_CHECK(cudaMemcpyAsync(to, moved_to, static_cast<std::size_t>(elements) * sizeof(floatX),
                                        cudaMemcpyDeviceToDevice, stream));
             return to;
         }
-        const floatX* leave_rows_backward(const floatX* dout, cudaStream_t stream) override {
+        const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t stream) override {
             return move(3, dout, nullptr, stream);
         }
         std::int64_t elements;
@@ -679,6 +683,7 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
 TEST_CASE(
     "gpt: under tensor parallelism what gradients of weights read is announced before a collective, used behind it") {
     struct Story : CutPoints {
+        using CutPoints::enter_columns;
         const floatX* enter_columns(const floatX* in, cudaStream_t) override { return story += " enter", in; }
         void will_enter_columns(const floatX*, cudaStream_t) override { story += " announce"; }
         floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {

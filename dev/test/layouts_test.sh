@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The program under data parallelism and ZeRO: losses of one process, cut and resumed character for character, a trace,
+# The program under data and tensor parallelism: losses of one process, cut and resumed character for character, a trace,
 # and what is refused.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
@@ -51,6 +51,18 @@ verdict $? "resumed: $(tail -n 3 "$work/three-cut.log")"
 cmp -s <(without_times three) <(without_times three-cut)
 verdict $? "a resumed run of three ranks differs from the uncut one"
 
+# tensor parallelism: one process's losses, and a checkpoint that goes on without it
+run 4 tensor --tp 2 --zero 1 --check-collectives
+verdict $? "four ranks, two of tp: $(tail -n 3 "$work/tensor.log")"
+near tensor alone
+verdict $? "losses of tp ranks: $(losses tensor | xargs) against $(losses alone | xargs)"
+run 2 tensor-cut --tp 2 --sequence-parallel 0 --stop-after 2
+verdict $? "two tp ranks, stopped after 2 steps: $(tail -n 3 "$work/tensor-cut.log")"
+run 2 tensor-cut --zero 3 --resume
+verdict $? "resumed without tp: $(tail -n 3 "$work/tensor-cut.log")"
+near tensor-cut alone
+verdict $? "losses of a run that left tp: $(losses tensor-cut | xargs) against $(losses alone | xargs)"
+
 refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     local name=$1 expected=$2 ranks=$3 status
     shift 3
@@ -60,6 +72,7 @@ refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     verdict $? "$name: exit $status, $(tail -n 3 "$work/$name.log")"
 }
 refused wrong-dp "--dp" 2 --dp 3
+refused wrong-tp "The nearest value that works is 2." 3 --tp 3
 mkdir "$work/node0" "$work/node1"
 scripts/launch.sh -n 2 bash -c 'cd "$1/node$RANK" && exec "$2" --train-data "$1/data/*train*.bin" --val-data "$1/data/*val*.bin" \
     --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 1 --output-dir own' _ "$work" "$train_gpt" >"$work/nodes.log" 2>&1
