@@ -75,10 +75,15 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
         activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
     }
-    for (int i = 0; i < in_flight.gradients; i++) {
-        const std::string name = text("activations/dresidual", i > 0 ? text(" ", i) : "");
-        gradients.add(buffers_.take<floatX>(arena, name, std::int64_t{sizes.residual_rows()} * C));
-    }
+    auto add_borders = [&](Pool<Border>& pool, int count, const char* name) {
+        for (int i = 0; i < count; i++) {
+            floatX* const data = buffers_.take<floatX>(arena, text("activations/", name, i > 0 ? text(" ", i) : ""),
+                                                       std::int64_t{sizes.residual_rows()} * C);
+            pool.add({data, {}});
+        }
+    };
+    add_borders(inputs, in_flight.inputs, "input");
+    add_borders(gradients, in_flight.gradients, "dresidual");
     for (int i = 0; i < in_flight.delayed; i++) {
         std::vector<BlockGradients> blocks;
         for (int layer = 0; layer < layers; layer++) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/stream.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
@@ -82,6 +83,14 @@ private:
 struct Activations {
     std::vector<BlockActivations> blocks;
     std::vector<floatX*> residual;   // (Rr, C) input of layer i; one more: the output of the last
+    OwnedEvent sent;                 // recorded behind what sends the output to another rank
+};
+
+// A residual stream, or the gradient of one, that may cross to another rank: (Rr, C). Whoever uses the memory first
+// waits on his stream for `used`, and records it there before another stream has it.
+struct Border {
+    floatX* data;
+    OwnedEvent used;
 };
 
 // A number of things that are used and given back.
@@ -90,10 +99,11 @@ class Pool {
 public:
     explicit Pool(const char* name) : name_(name) {}
     void add(T item) { free_.push_back(&all_.emplace_back(std::move(item))); }
+    // What was given back longest ago: the work that it was in has most likely ended.
     T* take() {
         ENSURE(!free_.empty(), "more than ", all_.size(), " ", name_, " in flight");
-        T* item = free_.back();
-        free_.pop_back();
+        T* item = free_.front();
+        free_.pop_front();
         return item;
     }
     void give_back(T* item) { free_.push_back(item); }
@@ -103,7 +113,7 @@ public:
 private:
     const char* name_;
     std::deque<T> all_;   // never moves
-    std::vector<T*> free_;
+    std::deque<T*> free_;
 };
 
 // How many chunks of micro-batches may be between two actions of a schedule at once. One device needs one.
@@ -111,6 +121,7 @@ struct InFlight {
     int activations = 1;   // from forward to backward, or to the delayed gradients of weights
     int gradients = 1;     // of a residual stream: while backward is between its first chunk and its last
     int delayed = 0;       // from backward_input to backward_weight; 0: gradients of weights are made at once
+    int inputs = 0;        // from their arrival from another rank to forward
 };
 
 class ActivationPool {
@@ -119,7 +130,8 @@ public:
     ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight);
 
     Pool<Activations> activations{"activations"};
-    Pool<floatX*> gradients{"gradients of residual streams"};   // (Rr, C)
+    Pool<Border> inputs{"inputs of chunks"};
+    Pool<Border> gradients{"gradients of residual streams"};
     Pool<std::vector<BlockGradients>> delayed{"delayed gradients of weights"};
 
 private:

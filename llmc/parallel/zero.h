@@ -361,6 +361,7 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
     }
-    traffic.numbers = 2 * f * sizeof(double) * 4;
+    const int all = storage.place().mesh.size();
+    traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * 4;
     return traffic;
 }
