@@ -23,6 +23,7 @@
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/part_options.h"
+#include "llmc/train/pipeline_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/stop_signals.h"
@@ -76,10 +77,12 @@ int train(Options options, World& world, const StopSignals& signals) {
     // what lives on the device
     OwnedStream stream;
     check_hardware(stream.get());
-    const TrainingGroups groups = world.training_groups();
+    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    Stage stage(inputs.config, stage_options(options, world), arena, stream.get());
+    StageOptions stage_parts = stage_options(options, world);
+    add_pipeline(stage_parts, options, inputs.config);
+    Stage stage(inputs.config, stage_parts, arena, stream.get());
     start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
     Step step(stage, options, arena, groups);
@@ -109,6 +112,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
+    if (std::string doubt = pipeline_doubts(options); !doubt.empty()) log.warning("%s", doubt.c_str());
 
     const RunEnd end = trainer.run();
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",

@@ -314,8 +314,8 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
         gradients_begin(slot);
         use([&] {
             block.recompute(a.residual[i], a.blocks[i], options_.recompute);
-            block.backward(dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr,
-                           gradients, own.weights);
+            block.backward(dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr, gradients,
+                           own.weights);
         });
         own.weights.add([this, &gradients, slot] { gradients_ready(gradients, slot); });
         if (own.delayed == nullptr) own.weights.drain();

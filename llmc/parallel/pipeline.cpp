@@ -18,9 +18,8 @@ std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShap
 
 InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks) {
     InFlight now{0, 0, 0, 0}, most{1, 1, 0, 0};
-    const bool delays = std::any_of(schedule.begin(), schedule.end(), [](const Action& action) {
-        return action.kind == Action::Kind::backward_weight;
-    });
+    const bool delays = std::any_of(schedule.begin(), schedule.end(),
+                                    [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
     for (const auto& [kind, chunk, micro_batch] : schedule) {
         const Chunk& what = chunks[static_cast<std::size_t>(chunk)];
         const bool follows = chunk > 0 && chunks[static_cast<std::size_t>(chunk - 1)].layers.end == what.layers.begin;
@@ -50,7 +49,8 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
       targets_(tokens_.size()) {
     const ShardPlace& place = stage.storage().place();
     const bool linked = links.input != nullptr || links.output != nullptr;   // else a stage by itself
-    forward_of_one_ = forward_schedules(linked ? place.mesh.pp : 1, stage.chunks(), 1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];
+    forward_of_one_ = forward_schedules(linked ? place.mesh.pp : 1, stage.chunks(),
+                                        1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];
     bool reads = false;   // only the first and the last stage of a pipeline
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
     for (int i = 0; reads && i < stage.options().in_flight.activations; i++) {

@@ -175,8 +175,8 @@ private:
         if (!is_transfer(action.kind)) {
             const int piece = action.chunk * stages_ + static_cast<int>(stage);
             double begin = free_[stage];
-            const bool needs = (action.kind == Kind::forward && piece > 0) ||
-                               (action.kind == Kind::backward_input && piece < last_);
+            const bool needs =
+                (action.kind == Kind::forward && piece > 0) || (action.kind == Kind::backward_input && piece < last_);
             if (needs) {
                 const double arrived = arrival(action.kind, piece, action.micro_batch);
                 if (arrived == not_yet) return false;
@@ -410,7 +410,8 @@ private:
         const int piece = action.chunk * stages_ + stage + (up ? 1 : -1);
         static constexpr std::array opposite{Kind::send_output, Kind::receive_input, Kind::send_input_gradient,
                                              Kind::receive_output_gradient};
-        const Kind kind = opposite[static_cast<std::size_t>(action.kind) - static_cast<std::size_t>(Kind::receive_input)];
+        const Kind kind =
+            opposite[static_cast<std::size_t>(action.kind) - static_cast<std::size_t>(Kind::receive_input)];
         return {piece % stages_, {kind, piece / stages_, action.micro_batch}};
     }
 

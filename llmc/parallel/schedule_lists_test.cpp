@@ -35,7 +35,8 @@ TEST_CASE("schedule: every list of every pipeline is complete and always ends") 
     int shapes = 0;
     for_shapes([&](const PipelineShape& shape) {
         const std::string fault = fault_in(pipeline_schedules(shape), shape.chunks, shape.micro_batches);
-        if (!fault.empty()) FAIL(static_cast<int>(shape.kind), " ", shape.stages, " ", shape.micro_batches, ": ", fault);
+        if (!fault.empty())
+            FAIL(static_cast<int>(shape.kind), " ", shape.stages, " ", shape.micro_batches, ": ", fault);
         shapes++;
     });
     CHECK(shapes > 4 * 15 * 64);
@@ -63,7 +64,8 @@ TEST_CASE("schedule: makespans are the design's formulas") {
             }
             const Simulation found = simulate(pipeline_schedules(shape), v, same_costs(shape, costs));
             if (std::abs(found.makespan - expected) > 1e-9) {
-                FAIL(static_cast<int>(kind), " p ", p, " m ", m, " v ", v, ": ", found.makespan, ", expected ", expected);
+                FAIL(static_cast<int>(kind), " p ", p, " m ", m, " v ", v, ": ", found.makespan, ", expected ",
+                     expected);
             }
         });
     }

@@ -89,7 +89,9 @@ class Rank {
 public:
     // Without groups: one process.
     explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {})
-        : layout_(layout), groups_(groups), model_(model(layout.tied, layout.layers), options(layout, at), arena_, stream_.get()) {
+        : layout_(layout),
+          groups_(groups),
+          model_(model(layout.tied, layout.layers), options(layout, at), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -163,9 +165,8 @@ public:
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
         const PipelineLinks& links = groups_.links;
-        std::set<Communicator*> different{groups_.zero,       groups_.stage,         groups_.all,
-                                          links.input,        links.output,          links.output_gradient,
-                                          links.input_gradient, links.tied};
+        std::set<Communicator*> different{groups_.zero, groups_.stage,         groups_.all,          links.input,
+                                          links.output, links.output_gradient, links.input_gradient, links.tied};
         different.erase(nullptr);
         return {different.begin(), different.end()};
     }

@@ -12,6 +12,7 @@
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
+#include "llmc/train/pipeline_options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
@@ -24,9 +25,12 @@ struct Layout {
     int dp = 1, zero = 0;
     bool master_weights = true;
     bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
-    MeshShape mesh() const { return {1, dp, 1, 1}; }
+    int pp = 1;
+    PipelineKind schedule = PipelineKind::one_f_one_b;
+    MeshShape mesh() const { return {pp, dp, 1, 1}; }
     std::string name() const {
-        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once");
+        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
+                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "");
     }
 };
 
@@ -54,6 +58,8 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.output_dir = output;
     options.checkpoint_every = 4;
     options.zero = layout.zero;
+    options.pp = layout.pp;
+    options.pp_schedule = layout.schedule;
     options.master_weights = layout.master_weights;
     fit_to_ranks(options, layout.dp);
     return options;
@@ -130,6 +136,7 @@ private:
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
+        add_pipeline(result, o, custom_model_config(2, 2, 32, T, vocab));
         return result;
     }
 };
@@ -186,9 +193,9 @@ void compare_runs(const std::vector<Layout>& layouts) {
     // the metrics it leaves; nothing where it was passed over
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
-        Options options =
-            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates},
-                       place.folder / name);
+        Options options = options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights,
+                                            layout.accumulates, layout.pp, layout.schedule},
+                                     place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
@@ -222,6 +229,10 @@ TEST_CASE("layouts: losses and validation are those of one process, cut and resu
     compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}, {2, 1, true, false}, {3, 3, true, false}});
 }
 
+TEST_CASE("layouts: pipelines, likewise") {
+    compare_runs({{1, 0, true, true, 2}, {2, 3, true, true, 2, PipelineKind::gpipe}});
+}
+
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
     std::vector<Layout> layouts;
     for (int dp : {1, 2, 3, 4, 6, 8}) {
@@ -251,15 +262,16 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     });
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
-                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}}) {
+    for (const Layout& layout :
+         {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3},
+          Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2}, Layout{2, 3, true, true, 2}}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
             const RunState state = rank.load(origin);
             // pieces that divide no shard
-            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(),
-                                    100);
+            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(), 100,
+                                    rank.groups.all);
             Agreement agreement(rank.arena, rank.groups.all, rank.world, place.signals, rank.model.stream());
             const FullArena full(rank.arena);
             save_training_state(

@@ -84,9 +84,11 @@ void Step::exchange_tied_gradients() {
     for (const TensorPlace& tensor : storage.tensors()) {
         if (!storage.table()[tensor.param].tensor.tied) continue;
         const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
-        std::visit([&](auto& gradients) {
-            ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
-        }, stage_.gradients());
+        std::visit(
+            [&](auto& gradients) {
+                ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
+            },
+            stage_.gradients());
     }
 }
 
