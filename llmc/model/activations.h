@@ -58,12 +58,13 @@ struct BlockActivations {
     floatX* fch_gelu;    // (R, F)
 };
 
-// What gradients of weights read besides, where they are delayed.
+// Where gradients that delayed gradients of weights read are kept: in the places of activations that backward has read
+// for the last time, so that a delayed block takes no more memory than before.
 struct BlockGradients {
-    floatX* dout;         // (R, C) of the block's output
-    floatX* dfch;         // (R, F)
-    floatX* dresidual2;   // (R, C) of residual2
-    floatX* dqkv;         // (R, 3 NH HS)
+    floatX* dout;         // (R, C) of the block's output: instead of that
+    floatX* dfch;         // (R, F) instead of fch
+    floatX* dresidual2;   // (R, C) instead of residual2
+    floatX* dqkv;         // (R, 3 NH HS) instead of qkv
 };
 
 // Takes device memory by name and keeps it.
@@ -132,7 +133,8 @@ public:
     Pool<Activations> activations{"activations"};
     Pool<Border> inputs{"inputs of chunks"};
     Pool<Border> gradients{"gradients of residual streams"};
-    Pool<std::vector<BlockGradients>> delayed{"delayed gradients of weights"};
+    struct Delayed {};   // takes no memory: only how many there are is limited
+    Pool<Delayed> delayed{"delayed gradients of weights"};
 
 private:
     Buffers buffers_;

@@ -285,7 +285,10 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
     own.weights = WeightGradientQueue(delays                       ? WeightGradients::at_schedule
                                       : options_.place.mesh.tp > 1 ? WeightGradients::behind_collective
                                                                    : WeightGradients::at_once);
-    if (delays) own.delayed = pool_->delayed.take();
+    if (delays) {
+        own.delayed = pool_->delayed.take();
+        own.activations->sent.wait(stream_);   // gradients take the output's place
+    }
     std::visit([&](auto& gradients) { backward(gradients, own, chunk_index, batch, dloss); }, *gradients_);
     if (chunk(chunk_index).embedding) {
         own.dresidual->used.record(stream_);
@@ -314,8 +317,9 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
         gradients_begin(slot);
         use([&] {
             block.recompute(a.residual[i], a.blocks[i], options_.recompute);
-            block.backward(dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr, gradients,
-                           own.weights);
+            const BlockActivations& b = a.blocks[i];
+            const BlockGradients kept{a.residual[i + 1], b.fch, b.residual2, b.qkv};
+            block.backward(dresidual, a.residual[i], b, own.delayed ? &kept : nullptr, gradients, own.weights);
         });
         own.weights.add([this, &gradients, slot] { gradients_ready(gradients, slot); });
         if (own.delayed == nullptr) own.weights.drain();

@@ -178,7 +178,7 @@ private:
         Border* input = nullptr;   // from another rank, until forward takes it
         Activations* activations = nullptr;
         Border* dresidual = nullptr;   // of the output, then of the input: until it is taken or released
-        std::vector<BlockGradients>* delayed = nullptr;
+        ActivationPool::Delayed* delayed = nullptr;
         WeightGradientQueue weights;
     };
 

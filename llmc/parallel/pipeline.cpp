@@ -104,37 +104,39 @@ void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpo
     }
 }
 
-void Pipeline::receive(const Link& link, const Border& border) const {
+void Pipeline::receive(const Link& link, const Border& border, const Action& action) const {
     ENSURE(link.group != nullptr, "a transfer where there is no link");
     const cudaStream_t stream = link.stream->get();
     border.used.wait(stream);
+    link.group->about(action.micro_batch, action.chunk);
     link.group->receive(border.data, static_cast<std::size_t>(stage_.border_elements()), 0, stream);
     border.used.record(stream);
 }
 
-void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent) const {
+void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const {
     ENSURE(link.group != nullptr, "a transfer where there is no link");
     const cudaStream_t stream = link.stream->get();
     computed_.record(stage_.stream());
     computed_.wait(stream);
+    link.group->about(action.micro_batch, action.chunk);
     link.group->send(data, static_cast<std::size_t>(stage_.border_elements()), 1, stream);
     sent.record(stream);
 }
 
 void Pipeline::transfer(const Action& action, Purpose purpose) {
     const auto& [kind, chunk, micro_batch] = action;
-    if (kind == Action::Kind::receive_input) receive(input_, stage_.input(chunk, micro_batch));
+    if (kind == Action::Kind::receive_input) receive(input_, stage_.input(chunk, micro_batch), action);
     if (kind == Action::Kind::receive_output_gradient) {
-        receive(output_gradient_, stage_.output_gradient(chunk, micro_batch));
+        receive(output_gradient_, stage_.output_gradient(chunk, micro_batch), action);
     }
     if (kind == Action::Kind::send_output) {
         const Stage::Output output = stage_.output(chunk, micro_batch);
-        send(output_, output.data, output.sent);
+        send(output_, output.data, output.sent, action);
         if (purpose != Purpose::training) stage_.release(chunk, micro_batch);
     }
     if (kind == Action::Kind::send_input_gradient) {
         const Border& gradient = stage_.input_gradient(chunk, micro_batch);
-        send(input_gradient_, gradient.data, gradient.used);
+        send(input_gradient_, gradient.data, gradient.used, action);
         stage_.release_input_gradient(chunk, micro_batch);
     }
 }

@@ -54,8 +54,8 @@ private:
             if (group) stream.emplace(StreamPriority::greatest);   // what others wait for goes first
         }
     };
-    void receive(const Link& link, const Border& border) const;
-    void send(const Link& link, const floatX* data, const OwnedEvent& sent) const;
+    void receive(const Link& link, const Border& border, const Action& action) const;
+    void send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const;
     void transfer(const Action& action, Purpose purpose);
     bool hands_on(int chunk) const;
     void run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,

@@ -45,6 +45,7 @@ struct Layout {
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     Pipe pipe = {};
     int layers = 3;
+    std::vector<std::vector<PipelineSchedule>> more_schedules = {};   // that there must be room for: Rank::follow
 
     MeshShape mesh() const { return {pipe.stages, dp, 1, 1}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks}; }
@@ -98,6 +99,36 @@ public:
         adam.master_weights = layout.master_weights;
         step_.emplace(model_, adam, arena_, groups);
         schedule_ = schedule(layout, at);
+    }
+
+    // From now on another list for this stage.
+    void follow(const std::vector<PipelineSchedule>& lists) {
+        schedule_ = lists[static_cast<std::size_t>(model_.storage().place().at.pp)];
+    }
+
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at) {
+        StageOptions options;
+        options.B = sequences / layout.dp / layout.micro_batches;
+        options.T = T;
+        options.recompute = layout.recompute;
+        options.grad_dtype = layout.grad_dtype;
+        options.matmul.workspace_bytes = 1 << 16;
+        if (layout.two_chunks) {
+            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
+            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
+        }
+        if (layout.pipe.stages > 1) {
+            options.chunks = chunks_of_stage(model(layout.tied, layout.layers), layout.pipeline(), at.pp, T);
+            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
+            for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
+                const InFlight also = in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks);
+                most = {std::max(most.activations, also.activations), std::max(most.gradients, also.gradients),
+                        std::max(most.delayed, also.delayed), std::max(most.inputs, also.inputs)};
+            }
+            if (delays_weights(layout.pipe.kind)) options.recompute = Recompute::none;
+        }
+        options.place = {layout.mesh(), at, layout.zero};
+        return options;
     }
 
     // Everything of step number `step` (from 1) but the update.
@@ -187,26 +218,6 @@ private:
         if (layout.two_chunks) return all_forward_then_back(layout.micro_batches, true);
         return pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(at.pp)];
     }
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at) {
-        StageOptions options;
-        options.B = sequences / layout.dp / layout.micro_batches;
-        options.T = T;
-        options.recompute = layout.recompute;
-        options.grad_dtype = layout.grad_dtype;
-        options.matmul.workspace_bytes = 1 << 16;
-        if (layout.two_chunks) {
-            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
-            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
-        }
-        if (layout.pipe.stages > 1) {
-            options.chunks = chunks_of_stage(model(layout.tied, layout.layers), layout.pipeline(), at.pp, T);
-            options.in_flight = in_flight(schedule(layout, at), options.chunks);
-            if (delays_weights(layout.pipe.kind)) options.recompute = Recompute::none;
-        }
-        options.place = {layout.mesh(), at, layout.zero};
-        return options;
-    }
-
     Layout layout_;
     TrainingGroups groups_;
     OwnedStream stream_;

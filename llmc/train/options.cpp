@@ -479,6 +479,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     check_together(o);
     result.shared = app.config_to_str(true, false);
     if (picture != Picture::none) {
+        check_micro_batches(o);
         const PipelineShape shape = pipeline_shape(o);
         result.print_and_exit = picture == Picture::svg ? schedule_svg(shape) : schedule_text(shape);
     }

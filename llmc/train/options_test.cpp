@@ -152,6 +152,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--pp", "2", "--pp-chunks", "2"}, "--pp-chunks 2: a stage has one with --pp-schedule 1f1b"},
         {{"--pp", "2", "--pp-schedule", "interleaved"}, "--pp-schedule interleaved with --pp-chunks 1"},
         {{"--pp-schedule", "interleaved", "--pp-chunks", "2"}, "--pp-schedule interleaved with --pp 1"},
+        {{"--pp", "2", "--pp-schedule", "interleaved", "--pp-chunks", "2", "--print-schedule", "text"},
+         "a step of 1 micro-batches, expected a multiple of --pp 2"},
         {{"--pp", "2", "--pp-schedule", "zb"}, "--pp-schedule zb with --recompute gelu"},
         {{"--pp", "2", "--pp-schedule", "zb", "-r", "none", "-z", "2"}, "--pp-schedule zb with --zero 2"},
         {{"--learning-rat", "1"}, "--learning-rat: unknown option"},

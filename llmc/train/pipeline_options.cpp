@@ -53,7 +53,11 @@ void check_micro_batches(const Options& o) {
 }
 
 PipelineSchedule schedule_of_stage(const Options& options, int stage) {
-    return pipeline_schedules(pipeline_shape(options))[static_cast<std::size_t>(stage)];
+    const PipelineShape shape = pipeline_shape(options);
+    const std::vector<PipelineSchedule> lists = pipeline_schedules(shape);
+    const std::string fault = fault_in(lists, shape.chunks, shape.micro_batches);
+    ENSURE(fault.empty(), "--pp-schedule ", name_of(shape.kind), ": ", fault);
+    return lists[static_cast<std::size_t>(stage)];
 }
 
 void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config) {
