@@ -522,13 +522,13 @@ TEST_CASE(
         CUDA_CHECK(cudaMemcpyAsync(to, from, elements * sizeof(floatX), cudaMemcpyDeviceToDevice, stream.get()));
     };
     for (int i = 0; i < 3; i++) {
-        if (i > 0) cross(stages[i].stage.input(0, 7), stages[i - 1].stage.output(0, 7));
+        if (i > 0) cross(stages[i].stage.input(0, 7).data, stages[i - 1].stage.output(0, 7).data);
         stages[i].stage.forward(0, 7, batch.batch(), Purpose::training);
     }
     for (int i = 3; i-- > 0;) {
         Stage& stage = stages[i].stage;
         if (i < 2) {
-            cross(stage.output_gradient(0, 7), stages[i + 1].stage.input_gradient(0, 7));
+            cross(stage.output_gradient(0, 7).data, stages[i + 1].stage.input_gradient(0, 7).data);
             stages[i + 1].stage.release_input_gradient(0, 7);
             CHECK(stages[i + 1].stage.nothing_in_flight());
         }
@@ -545,7 +545,7 @@ TEST_CASE(
     // without backward, through the pipeline; only the middle has no use for tokens and targets
     for (int i = 1; i < 3; i++) {
         int reads = 0;
-        fill(stages[i].stage.input(0, 0), std::int64_t{problem.B} * problem.T * config.channels, 1.0f, stream.get());
+        fill(stages[i].stage.input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels, 1.0f, stream.get());
         stages[i].pipeline.forward(
             [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
                 std::fill(tokens.begin(), tokens.end(), 0);

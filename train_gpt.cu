@@ -24,6 +24,7 @@
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/part_options.h"
+#include "llmc/train/pipeline_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/stop_signals.h"
@@ -77,10 +78,11 @@ int train(Options options, World& world, const StopSignals& signals) {
     // what lives on the device
     OwnedStream stream;
     check_hardware(stream.get());
-    const TrainingGroups groups = world.training_groups();
+    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
     StageOptions of_stage = stage_options(options, world);
+    add_pipeline(of_stage, options, inputs.config);
     const auto cut_points = make_cut_points(of_stage, groups, arena);
     of_stage.cut_points = cut_points.get();
     Stage stage(inputs.config, of_stage, arena, stream.get());
@@ -113,6 +115,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
+    if (std::string doubt = pipeline_doubts(options); !doubt.empty()) log.warning("%s", doubt.c_str());
 
     if (world.place().local_ranks % world.mesh().tp != 0) {
         log.warning("--tp %d reaches over nodes of %d ranks: its traffic, several times that of all others, is slow there",

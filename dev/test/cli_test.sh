@@ -99,7 +99,8 @@ expect 65 "the run was of a model with" "${data[@]}" "${tiny[@]}" -o "$work/a" -
 expect 64 "Did you mean --warmup?" --warmupp 3
 expect 64 "--lr: 1 required" --lr
 expect 64 "not available in this version" --tp 2
-expect 64 "not available in this version" --pp-schedule 1f1b
+expect 64 "expected one of 1f1b|interleaved|zb|gpipe|naive" --pp-schedule 2f2b
+expect 0 "bubble 33.33% over the ideal, 25.00% of the time" --print-schedule text --pp 2 --total-batch 12288 -b 4 -t 1024
 expect 64 "needs the address of rank 0" -pn 4
 expect 64 "--process-rank 4 of --processes 4" -pn 4 -pr 4
 expect 64 "expected one of auto|mpi|tcp|fs" -pi pmix

@@ -91,27 +91,21 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
 
 ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute,
                                const InFlight& in_flight) {
-    const std::int64_t R = sizes.rows(), C = sizes.C;
     BlockActivations shared{};
     for (int i = 0; i < in_flight.activations; i++) {
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
         activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
     }
-    for (int i = 0; i < in_flight.gradients; i++) {
-        const std::string name = text("activations/dresidual", i > 0 ? text(" ", i) : "");
-        gradients.add(buffers_.take<floatX>(arena, name, std::int64_t{sizes.residual_rows()} * C));
-    }
-    for (int i = 0; i < in_flight.delayed; i++) {
-        std::vector<BlockGradients> blocks;
-        for (int layer = 0; layer < layers; layer++) {
-            auto take = [&](const char* name, std::int64_t count) {
-                return buffers_.take<floatX>(arena, text("activations/delayed ", i, "/h.", layer, "/", name), count);
-            };
-            blocks.push_back({take("dout", R * C), take("dfch", R * sizes.F), take("dresidual2", R * C),
-                              take("dqkv", R * 3 * sizes.NH * sizes.HS)});
+    auto add_borders = [&](Pool<Border>& pool, int count, const char* name) {
+        for (int i = 0; i < count; i++) {
+            floatX* const data = buffers_.take<floatX>(arena, text("activations/", name, i > 0 ? text(" ", i) : ""),
+                                                       std::int64_t{sizes.residual_rows()} * sizes.C);
+            pool.add({data, {}});
         }
-        delayed.add(std::move(blocks));
-    }
+    };
+    add_borders(inputs, in_flight.inputs, "input");
+    add_borders(gradients, in_flight.gradients, "dresidual");
+    for (int i = 0; i < in_flight.delayed; i++) delayed.add({});
 }
 
 Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/stream.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
@@ -59,12 +60,13 @@ struct BlockActivations {
     floatX* fch_gelu;    // (R, F)
 };
 
-// What gradients of weights read besides, where they are delayed.
+// Where gradients that delayed gradients of weights read are kept: in the places of activations that backward has read
+// for the last time, so that a delayed block takes no more memory than before.
 struct BlockGradients {
-    floatX* dout;         // (R, C) of the block's output
-    floatX* dfch;         // (R, F)
-    floatX* dresidual2;   // (R, C) of residual2
-    floatX* dqkv;         // (R, 3 NH HS)
+    floatX* dout;         // (R, C) of the block's output: instead of that
+    floatX* dfch;         // (R, F) instead of fch
+    floatX* dresidual2;   // (R, C) instead of residual2
+    floatX* dqkv;         // (R, 3 NH HS) instead of qkv
 };
 
 // Takes device memory by name and keeps it.
@@ -84,6 +86,14 @@ private:
 struct Activations {
     std::vector<BlockActivations> blocks;
     std::vector<floatX*> residual;   // (Rr, C) input of layer i; one more: the output of the last
+    OwnedEvent sent;                 // recorded behind what sends the output to another rank
+};
+
+// A residual stream, or the gradient of one, that may cross to another rank: (Rr, C). Whoever uses the memory first
+// waits on his stream for `used`, and records it there before another stream has it.
+struct Border {
+    floatX* data;
+    OwnedEvent used;
 };
 
 // A number of things that are used and given back.
@@ -92,10 +102,11 @@ class Pool {
 public:
     explicit Pool(const char* name) : name_(name) {}
     void add(T item) { free_.push_back(&all_.emplace_back(std::move(item))); }
+    // What was given back longest ago: the work that it was in has most likely ended.
     T* take() {
         ENSURE(!free_.empty(), "more than ", all_.size(), " ", name_, " in flight");
-        T* item = free_.back();
-        free_.pop_back();
+        T* item = free_.front();
+        free_.pop_front();
         return item;
     }
     void give_back(T* item) { free_.push_back(item); }
@@ -105,7 +116,7 @@ public:
 private:
     const char* name_;
     std::deque<T> all_;   // never moves
-    std::vector<T*> free_;
+    std::deque<T*> free_;
 };
 
 // How many chunks of micro-batches may be between two actions of a schedule at once. One device needs one.
@@ -113,6 +124,7 @@ struct InFlight {
     int activations = 1;   // from forward to backward, or to the delayed gradients of weights
     int gradients = 1;     // of a residual stream: while backward is between its first chunk and its last
     int delayed = 0;       // from backward_input to backward_weight; 0: gradients of weights are made at once
+    int inputs = 0;        // from their arrival from another rank to forward
 };
 
 class ActivationPool {
@@ -121,8 +133,10 @@ public:
     ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight);
 
     Pool<Activations> activations{"activations"};
-    Pool<floatX*> gradients{"gradients of residual streams"};   // (Rr, C)
-    Pool<std::vector<BlockGradients>> delayed{"delayed gradients of weights"};
+    Pool<Border> inputs{"inputs of chunks"};
+    Pool<Border> gradients{"gradients of residual streams"};
+    struct Delayed {};   // takes no memory: only how many there are is limited
+    Pool<Delayed> delayed{"delayed gradients of weights"};
 
 private:
     Buffers buffers_;

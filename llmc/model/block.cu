@@ -143,22 +143,20 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
     floatX* const drows = workspace.rows_c.data();
-    floatX* const dfch = kept ? kept->dfch : workspace.rows_4c.data();
-    floatX* const dqkv = kept ? kept->dqkv : workspace.rows_3c.data();
+    floatX *const dfch = workspace.rows_4c.data(), *const dqkv = workspace.rows_3c.data();
     // So that what a gradient of weights reads travels behind the matmul before it.
     auto announce = [&](const floatX* entering) {
         if (kept == nullptr) cut.will_enter_columns(entering, stream);
     };
-    // The gradient that leaves a Linear's output: of the residual stream, which changes before a delayed one reads it.
-    auto leave = [&](floatX* copy) -> const floatX* {
-        const floatX* dout = cut.leave_rows_backward(dresidual, queue, stream);
-        if (kept == nullptr) return dout;
-        const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{rows} * tools_.sizes.C);
-        CUDA_CHECK(cudaMemcpyAsync(copy, dout, bytes, cudaMemcpyDeviceToDevice, stream));
-        return copy;
+    // Of (rows, channels): what a gradient of weights reads. A delayed one reads a copy, because this changes before.
+    auto keep = [&](const floatX* gradient, floatX* BlockGradients::*copy, int channels) -> const floatX* {
+        if (kept == nullptr) return gradient;
+        const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{rows} * channels);
+        CUDA_CHECK(cudaMemcpyAsync(kept->*copy, gradient, bytes, cudaMemcpyDeviceToDevice, stream));
+        return kept->*copy;
     };
 
-    const floatX* dout = leave(kept ? kept->dout : nullptr);
+    const floatX* const dout = keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dout, tools_.sizes.C);
     queue.add([=, this, &gradients] { fcproj_.backward_weight(gradients, dout, a.fch_gelu, rows, stream); });
     if (tools_.gelu_fusion >= 2) {
         fcproj_.backward_input_gelu(dfch, dout, a.fch, rows, stream);
@@ -167,20 +165,23 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         gelu_backward<floatX>(dfch, dfch, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
     }
     announce(a.ln2);
+    const floatX* const kept_dfch = keep(dfch, &BlockGradients::dfch, fc_.out_channels());
     queue.add([=, this, &gradients] {
-        fc_.backward_weight(gradients, dfch, tools_.cut_points.enter_columns(a.ln2, stream), rows, stream);
+        fc_.backward_weight(gradients, kept_dfch, tools_.cut_points.enter_columns(a.ln2, stream), rows, stream);
     });
     fc_.backward_input(drows, dfch, rows, stream);
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), a.residual2, a.ln2_mean, a.ln2_rstd,
                   Param::ln2w, Param::ln2b, gradients);
 
-    const floatX* dout2 = leave(kept ? kept->dresidual2 : nullptr);
+    const floatX* const dout2 =
+        keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dresidual2, tools_.sizes.C);
     queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
     attproj_.backward_input(drows, dout2, rows, stream);
     cut.attend_backward(tools_.attention, attention_backward(dqkv, a), stream);
     announce(a.ln1);
+    const floatX* const kept_dqkv = keep(dqkv, &BlockGradients::dqkv, qkv_.out_channels());
     queue.add([=, this, &gradients] {
-        qkv_.backward_weight(gradients, dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
+        qkv_.backward_weight(gradients, kept_dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
     });
     qkv_.backward_input(drows, dqkv, rows, stream);
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), in, a.ln1_mean, a.ln1_rstd, Param::ln1w,

@@ -80,7 +80,11 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     classifier_rows = std::min(classifier_rows, max_rows_);
     std::int64_t layers = 0;
     for (const Chunk& chunk : options_.chunks) layers = std::max(layers, chunk.layers.size());
-    pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options.in_flight);
+    for (const Chunk& chunk : options_.chunks) {   // the least that its input takes
+        const bool receives = !chunk.embedding && &chunk == options_.chunks.data();
+        if (receives) options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
+    }
+    pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options_.in_flight);
     attention_.emplace(options.attention, sizes_.attention(), arena);
     workspace_.emplace(arena, sizes_, classifier_rows);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
@@ -150,26 +154,33 @@ Stage::Flight& Stage::flight(int chunk_index, int micro_batch) {
     return found->second;
 }
 
-Stage::Flight& Stage::begin_flight(int chunk_index, int micro_batch, Activations* activations) {
+Stage::Flight& Stage::begin_flight(int chunk_index, int micro_batch) {
     const auto [at, is_new] = flights_.try_emplace({chunk_index, micro_batch});
     ENSURE(is_new, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
-    at->second.activations = activations ? activations : pool_->activations.take();
     return at->second;
 }
 
-floatX* Stage::input(int chunk_index, int micro_batch) {
-    ENSURE(!chunk(chunk_index).embedding, "the input of chunk ", chunk_index, " is made here");
-    return begin_flight(chunk_index, micro_batch, nullptr).activations->residual[0];
+Activations* Stage::take_activations() {
+    Activations* const set = pool_->activations.take();
+    set->sent.wait(stream_);
+    return set;
 }
 
-const floatX* Stage::output(int chunk_index, int micro_batch) {
+Border& Stage::input(int chunk_index, int micro_batch) {
+    ENSURE(!chunk(chunk_index).embedding && !follows(chunk_index), "the input of chunk ", chunk_index, " is made here");
+    Flight& own = begin_flight(chunk_index, micro_batch);
+    own.input = pool_->inputs.take();
+    return *own.input;
+}
+
+Stage::Output Stage::output(int chunk_index, int micro_batch) {
     const Flight& own = flight(chunk_index, micro_batch);
     ENSURE(own.phase != Flight::Phase::input && own.activations, "chunk ", chunk_index, " of micro-batch ", micro_batch,
            " has no output before its forward, nor after its backward");
-    return own.activations->residual[blocks_of(chunk_index)];
+    return {own.activations->residual[blocks_of(chunk_index)], own.activations->sent};
 }
 
-floatX* Stage::output_gradient(int chunk_index, int micro_batch) {
+Border& Stage::output_gradient(int chunk_index, int micro_batch) {
     Flight& own = flight(chunk_index, micro_batch);
     ENSURE(own.phase == Flight::Phase::forward && !chunk(chunk_index).head, "the output of chunk ", chunk_index,
            " of micro-batch ", micro_batch, " is given a gradient twice, or before its forward, or is the loss");
@@ -178,7 +189,7 @@ floatX* Stage::output_gradient(int chunk_index, int micro_batch) {
     return *own.dresidual;
 }
 
-const floatX* Stage::input_gradient(int chunk_index, int micro_batch) {
+Border& Stage::input_gradient(int chunk_index, int micro_batch) {
     const Flight& own = flight(chunk_index, micro_batch);
     ENSURE(own.phase == Flight::Phase::backward && own.dresidual, "chunk ", chunk_index, " of micro-batch ",
            micro_batch, " has no gradient of its input: it begins with the embedding, or its backward has not been");
@@ -194,18 +205,26 @@ void Stage::release_input_gradient(int chunk_index, int micro_batch) {
 // The embedding makes it, the chunk before has it on this rank, or it was received.
 void Stage::take_input(int chunk_index, int micro_batch, Purpose purpose) {
     if (chunk(chunk_index).embedding) {
-        begin_flight(chunk_index, micro_batch, nullptr);
+        begin_flight(chunk_index, micro_batch).activations = take_activations();
     } else if (follows(chunk_index)) {
-        const floatX* const from = output(chunk_index - 1, micro_batch);
-        floatX* to = nullptr;
+        const floatX* const from = output(chunk_index - 1, micro_batch).data;
+        Activations* set = nullptr;
         if (purpose == Purpose::training) {
-            to = input(chunk_index, micro_batch);
+            set = take_activations();
         } else {
-            Activations* const set = std::exchange(flight(chunk_index - 1, micro_batch).activations, nullptr);
+            set = std::exchange(flight(chunk_index - 1, micro_batch).activations, nullptr);
             land(chunk_index - 1, micro_batch, true);
-            to = begin_flight(chunk_index, micro_batch, set).activations->residual[0];
         }
-        CUDA_CHECK(cudaMemcpyAsync(to, from, residual_bytes(), cudaMemcpyDeviceToDevice, stream_));
+        begin_flight(chunk_index, micro_batch).activations = set;
+        CUDA_CHECK(cudaMemcpyAsync(set->residual[0], from, residual_bytes(), cudaMemcpyDeviceToDevice, stream_));
+    } else {
+        Flight& own = flight(chunk_index, micro_batch);
+        ENSURE(own.input != nullptr, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
+        own.activations = take_activations();
+        own.input->used.wait(stream_);
+        std::swap(own.activations->residual[0], own.input->data);   // instead of a copy
+        own.input->used.record(stream_);
+        pool_->inputs.give_back(std::exchange(own.input, nullptr));
     }
 }
 
@@ -246,6 +265,7 @@ void Stage::take_output_gradient(int chunk_index, int micro_batch) {
     if (own.phase == Flight::Phase::forward) {
         if (chunk(chunk_index).head) {
             own.dresidual = pool_->gradients.take();
+            own.dresidual->used.wait(stream_);
         } else {
             ENSURE(chunk_index + 1 < chunks() && follows(chunk_index + 1), "chunk ", chunk_index, " of micro-batch ",
                    micro_batch, " was given no gradient of its output");
@@ -255,6 +275,7 @@ void Stage::take_output_gradient(int chunk_index, int micro_batch) {
             land(chunk_index + 1, micro_batch, false);
         }
     }
+    if (own.phase == Flight::Phase::output_gradient) own.dresidual->used.wait(stream_);
     own.phase = Flight::Phase::backward;
 }
 
@@ -265,9 +286,15 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
     own.weights = WeightGradientQueue(delays                       ? WeightGradients::at_schedule
                                       : options_.place.mesh.tp > 1 ? WeightGradients::behind_collective
                                                                    : WeightGradients::at_once);
-    if (delays) own.delayed = pool_->delayed.take();
+    if (delays) {
+        own.delayed = pool_->delayed.take();
+        own.activations->sent.wait(stream_);   // gradients take the output's place
+    }
     std::visit([&](auto& gradients) { backward(gradients, own, chunk_index, batch, dloss); }, *gradients_);
-    if (chunk(chunk_index).embedding) pool_->gradients.give_back(std::exchange(own.dresidual, nullptr));
+    if (chunk(chunk_index).embedding) {
+        own.dresidual->used.record(stream_);
+        pool_->gradients.give_back(std::exchange(own.dresidual, nullptr));
+    }
     land(chunk_index, micro_batch, !delays);
 }
 
@@ -276,12 +303,13 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const Activations& a = *own.activations;
     const std::size_t blocks = blocks_of(chunk_index);
+    floatX* const dresidual = own.dresidual->data;
     if (place.what.head) {
         const int slot = slot_of(Param::lnfw);
         const int classifier = slot_of(table().classifier());
         if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
         gradients_begin(slot);
-        use([&] { head_->loss_and_backward(*own.dresidual, a.residual[blocks], batch, dloss, gradients); });
+        use([&] { head_->loss_and_backward(dresidual, a.residual[blocks], batch, dloss, gradients); });
         gradients_ready(gradients, slot);
     }
     for (std::size_t i = blocks; i-- > 0;) {
@@ -290,8 +318,9 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
         gradients_begin(slot);
         use([&] {
             block.recompute(a.residual[i], a.blocks[i], options_.recompute);
-            block.backward(*own.dresidual, a.residual[i], a.blocks[i], own.delayed ? &(*own.delayed)[i] : nullptr,
-                           gradients, own.weights);
+            const BlockActivations& b = a.blocks[i];
+            const BlockGradients kept{a.residual[i + 1], b.fch, b.residual2, b.qkv};
+            block.backward(dresidual, a.residual[i], b, own.delayed ? &kept : nullptr, gradients, own.weights);
         });
         own.weights.then([this, &gradients, slot] { gradients_ready(gradients, slot); });
         // What recompute overwrites no gradient may wait for. Else the last ones hide the next block's first
@@ -301,7 +330,7 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
     if (place.what.embedding) {
         const int slot = slot_of(Param::wpe);
         gradients_begin(slot);
-        embedding_->backward(*own.dresidual, batch, gradients, own.weights);
+        embedding_->backward(dresidual, batch, gradients, own.weights);
         gradients_ready(gradients, slot);
     }
     if (own.delayed == nullptr) own.weights.drain();

@@ -142,18 +142,25 @@ public:
     void backward_weight(int chunk_index, int micro_batch);   // where they are delayed
     bool nothing_in_flight() const { return flights_.empty(); }
 
-    // ---- borders between ranks: (residual rows, C) each, written and read in the order of the stage's stream
+    // ---- borders between ranks: (residual rows, C) each. What another stream does with one is ordered by its event
+    // against the stage's own stream (Border).
 
+    std::int64_t border_elements() const { return std::int64_t{sizes_.residual_rows()} * sizes_.C; }
     // Where the input of a forward goes that follows none on this rank and has no embedding. Asked for before that.
-    floatX* input(int chunk_index, int micro_batch);
-    // Of a forward that has been, until its backward or release.
-    const floatX* output(int chunk_index, int micro_batch);
+    Border& input(int chunk_index, int micro_batch);
+    // Of a forward that has been, until its backward or release. Whoever reads it on another stream records `sent`.
+    struct Output {
+        const floatX* data;
+        OwnedEvent& sent;
+    };
+    Output output(int chunk_index, int micro_batch);
     // Where the gradient of that goes when the chunk after it is on another rank. Asked for before backward_input.
-    floatX* output_gradient(int chunk_index, int micro_batch);
+    Border& output_gradient(int chunk_index, int micro_batch);
     // Of a backward_input that has been, until it is released; a chunk before it on this rank takes it instead.
-    const floatX* input_gradient(int chunk_index, int micro_batch);
+    Border& input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
+    bool has_head() const { return head_.has_value(); }
     // Whether a rank adds its losses to sums over all ranks.
     bool adds_losses() const { return ::adds_losses(options_.place.at, head_.has_value()); }
     // Of the latest action that made losses: negative log likelihood of each of this rank's positions, (B, T).
@@ -171,20 +178,20 @@ private:
     // A chunk of a micro-batch, from its input to its last gradient.
     struct Flight {
         enum class Phase : std::uint8_t { input, forward, output_gradient, backward } phase = Phase::input;
+        Border* input = nullptr;   // from another rank, until forward takes it
         Activations* activations = nullptr;
-        floatX** dresidual = nullptr;   // of the output, then of the input: until it is taken or released
-        std::vector<BlockGradients>* delayed = nullptr;
+        Border* dresidual = nullptr;   // of the output, then of the input: until it is taken or released
+        ActivationPool::Delayed* delayed = nullptr;
         WeightGradientQueue weights;
     };
 
     int slot_of(Param kind, int layer = -1) const { return storage_->find(table().index(kind, layer))->slot; }
     void add_head_use(Uses& uses) const;
     std::size_t blocks_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
-    std::size_t residual_bytes() const {
-        return sizeof(floatX) * static_cast<std::size_t>(std::int64_t{sizes_.residual_rows()} * sizes_.C);
-    }
+    std::size_t residual_bytes() const { return sizeof(floatX) * static_cast<std::size_t>(border_elements()); }
     Flight& flight(int chunk_index, int micro_batch);
-    Flight& begin_flight(int chunk_index, int micro_batch, Activations* activations);
+    Flight& begin_flight(int chunk_index, int micro_batch);
+    Activations* take_activations();
     void take_input(int chunk_index, int micro_batch, Purpose purpose);
     void take_output_gradient(int chunk_index, int micro_batch);
     void land(int chunk_index, int micro_batch, bool activations_are_done);

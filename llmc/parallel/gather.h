@@ -19,8 +19,9 @@ public:
     // `group`: the ranks of this stage (stage_axes), in the order of group_rank; null: this rank alone. `gets`: whether
     // tensors ever come to this rank; then it has the buffer, made here, so that no checkpoint can fail for want of
     // device memory. A piece has at most `most` elements, and no more than the largest shard.
+    // `all`: all ranks, where there are several stages.
     Gatherer(const ParamStorage& storage, Communicator* group, bool gets, Arena& arena, cudaStream_t stream,
-             std::int64_t most = 1 << 20);
+             std::int64_t most = 1 << 20, Communicator* all = nullptr);
 
     int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
     int ranks() const { return group_ == nullptr ? 1 : group_->size(); }
@@ -31,9 +32,14 @@ public:
     template <class T>
     std::vector<T> gather(const ModelState<T>& state, int param, int root, bool only_owned = false) const;
 
+    // The tensor on rank 0 of all ranks, whatever stage has it; empty on the others. Collective over all ranks.
+    template <class T>
+    std::vector<T> gather_to_first(const ModelState<T>& state, int param) const;
+
     // While it lives this rank does alone what may take any time (Communicator::Alone).
     std::unique_ptr<Communicator::Alone> works_alone() const {
-        return group_ == nullptr ? nullptr : std::make_unique<Communicator::Alone>(*group_, "writes a file");
+        Communicator* const any = group_ != nullptr ? group_ : all_;
+        return any == nullptr ? nullptr : std::make_unique<Communicator::Alone>(*any, "writes a file");
     }
 
 private:
@@ -44,25 +50,35 @@ private:
     const ParamStorage& storage_;
     Communicator* group_;
     cudaStream_t stream_;
+    Communicator* all_;
     std::size_t piece_ = 0;         // elements that travel at once; the same on all ranks; 0: nothing is cut
+    std::size_t crossing_ = 0;      // elements that go from one stage to another at once
     DeviceBuffer<float> arrived_;   // a piece of another rank's
+    DeviceBuffer<std::int32_t> holder_;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 inline Gatherer::Gatherer(const ParamStorage& storage, Communicator* group, bool gets, Arena& arena,
-                          cudaStream_t stream, std::int64_t most)
-    : storage_(storage), group_(group), stream_(stream) {
+                          cudaStream_t stream, std::int64_t most, Communicator* all)
+    : storage_(storage), group_(group), stream_(stream), all_(all) {
     const ShardPlace& place = storage.place();
     ENSURE(ranks() == group_size(place.mesh, stage_axes) && rank() == group_rank(place.mesh, place.at, stage_axes),
            "rank ", rank(), " of ", ranks(), " gathers, which is not where the storage has it in its stage");
-    if (group == nullptr || (place.zero_stage == 0 && place.mesh.tp == 1)) return;
+    const bool crosses = place.mesh.pp > 1 && rank() == 0;   // tensors from one stage to the first
+    crossing_ = static_cast<std::size_t>(std::min<std::int64_t>(most, 1 << 16));
+    if (place.mesh.pp > 1 && all != nullptr) holder_ = arena.allocate<std::int32_t>("checkpoint/holder", 1);
+    const bool cut = group != nullptr && (place.zero_stage > 0 || place.mesh.tp > 1);
+    if (!cut && !crosses) return;
     std::int64_t largest = 0;
     for (const TensorPlace& tensor : storage.tensors()) {
         largest = std::max(largest, storage.padded_elements(tensor, StateKind::optimizer));
     }
     piece_ = static_cast<std::size_t>(std::min(largest, most));
-    if (gets) arrived_ = arena.allocate<float>("checkpoint/staging", piece_);
+    if (gets || crosses) {
+        const std::size_t size = crosses ? std::max(piece_, crossing_) : piece_;
+        arrived_ = arena.allocate<float>("checkpoint/staging", size);
+    }
 }
 
 template <class T>
@@ -125,4 +141,35 @@ std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root,
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     if (group_ != nullptr) group_->note_all_done();
     return values;
+}
+
+template <class T>
+std::vector<T> Gatherer::gather_to_first(const ModelState<T>& state, int param) const {
+    const ShardPlace& place = storage_.place();
+    if (place.mesh.pp == 1) return gather(state, param, 0);
+    ENSURE(all_ != nullptr, "tensors of several stages, and no communicator of all ranks");
+    const bool has = storage_.find(param) != nullptr, tied = storage_.table()[param].tensor.tied;
+    std::vector<T> values;
+    if (has && !(tied && place.at.pp > 0)) values = gather(state, param, 0);
+    holder_.upload(std::vector<std::int32_t>{has && !tied ? place.at.pp : 0}, stream_);
+    all_->all_reduce(holder_.data(), 1, ReduceOp::max, stream_);   // nobody knows the layers of other stages
+    const int holder = holder_.download(stream_)[0];
+    const bool sends = rank() == 0 && place.at.pp > 0 && place.at.pp == holder;
+    const bool receives = rank() == 0 && place.at.pp == 0 && holder > 0;
+    if (receives) values.resize(static_cast<std::size_t>(storage_.table()[param].tensor.elements()));
+    T* const data = reinterpret_cast<T*>(arrived_.data());
+    for (std::size_t begin = 0; (sends || receives) && begin < values.size(); begin += crossing_) {
+        const std::size_t size = std::min(crossing_, values.size() - begin), bytes = size * sizeof(T);
+        T* const here = values.data() + begin;
+        if (sends) {
+            CUDA_CHECK(cudaMemcpyAsync(data, here, bytes, cudaMemcpyHostToDevice, stream_));
+            all_->send(data, size, 0, stream_);
+        } else {
+            all_->receive(data, size, rank_of(place.mesh, {holder, 0, 0, 0}), stream_);
+            CUDA_CHECK(cudaMemcpyAsync(here, data, bytes, cudaMemcpyDeviceToHost, stream_));
+        }
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+    }
+    all_->note_all_done();
+    return place.at.pp == 0 ? values : std::vector<T>();
 }

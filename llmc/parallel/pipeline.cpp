@@ -1,7 +1,56 @@
 #include "llmc/parallel/pipeline.h"
 
-Pipeline::Pipeline(Stage& stage, Arena& arena)
-    : stage_(stage), tokens_(static_cast<std::size_t>(stage.tokens())), targets_(tokens_.size()) {
+#include <algorithm>
+
+// Multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2 tokens on
+// average). The embedding moves data only, as two or three norms do.
+std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
+    const double C = static_cast<double>(config.channels), layer = 12 * C * C + T * C;
+    const double classifier = static_cast<double>(config.padded_vocab_size) * C / layer, embedding = 0.1;
+    const int pieces = shape.stages * shape.chunks;
+    const std::vector<LayerRange> layers = balance_layers(config.layers, pieces, embedding, classifier);
+    std::vector<Chunk> chunks;
+    for (int piece = stage; piece < pieces; piece += shape.stages) {
+        chunks.push_back({layers[static_cast<std::size_t>(piece)], piece == 0, piece == pieces - 1});
+    }
+    return chunks;
+}
+
+InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks) {
+    InFlight now{0, 0, 0, 0}, most{1, 1, 0, 0};
+    const bool delays = std::any_of(schedule.begin(), schedule.end(),
+                                    [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
+    for (const auto& [kind, chunk, micro_batch] : schedule) {
+        const Chunk& what = chunks[static_cast<std::size_t>(chunk)];
+        const bool follows = chunk > 0 && chunks[static_cast<std::size_t>(chunk - 1)].layers.end == what.layers.begin;
+        if (kind == Action::Kind::receive_input) now.inputs++;
+        if (kind == Action::Kind::receive_output_gradient) now.gradients++;
+        if (kind == Action::Kind::forward) now.activations++;
+        if (kind == Action::Kind::backward_input && what.head) now.gradients++;
+        if (kind == Action::Kind::backward_input && delays) now.delayed++;
+        most = {std::max(most.activations, now.activations), std::max(most.gradients, now.gradients),
+                std::max(most.delayed, now.delayed), std::max(most.inputs, now.inputs)};
+        if (kind == Action::Kind::forward && !what.embedding && !follows) now.inputs--;
+        if (kind == Action::Kind::backward_input && what.embedding) now.gradients--;
+        if (kind == Action::Kind::send_input_gradient) now.gradients--;
+        if (kind == Action::Kind::backward_weight) now.delayed--;
+        if (kind == (delays ? Action::Kind::backward_weight : Action::Kind::backward_input)) now.activations--;
+    }
+    return most;
+}
+
+Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
+    : stage_(stage),
+      input_(links.input),
+      output_(links.output),
+      output_gradient_(links.output_gradient),
+      input_gradient_(links.input_gradient),
+      tokens_(static_cast<std::size_t>(stage.tokens())),
+      targets_(tokens_.size()) {
+    const ShardPlace& place = stage.storage().place();
+    const bool linked = links.input != nullptr || links.output != nullptr;   // else a stage by itself
+    forward_of_one_ = forward_schedules(linked ? place.mesh.pp : 1, stage.chunks(),
+                                        1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];
     bool reads = false;   // only the first and the last stage of a pipeline
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
     for (int i = 0; reads && i < stage.options().in_flight.activations; i++) {
@@ -26,9 +75,14 @@ bool Pipeline::reads_batch(const Action& action, Purpose purpose) const {
     switch (action.kind) {
         case Action::Kind::forward: return stage_.forward_reads_batch(action.chunk, purpose);
         case Action::Kind::backward_input: return stage_.backward_reads_batch(action.chunk);
-        case Action::Kind::backward_weight: break;
+        default: return false;
     }
-    return false;
+}
+
+// Whether another chunk takes a chunk's output, on this rank or through a link.
+bool Pipeline::hands_on(int chunk) const {
+    if (chunk + 1 < stage_.chunks() && stage_.follows(chunk + 1)) return true;
+    return !stage_.chunk(chunk).head && output_.group != nullptr;
 }
 
 void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpose, float dloss,
@@ -39,15 +93,51 @@ void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpo
         case Action::Kind::forward:
             stage_.forward(chunk, micro_batch, batch, purpose);
             if (head && purpose == Purpose::loss) losses_made();
-            if (purpose != Purpose::training && (chunk + 1 == stage_.chunks() || !stage_.follows(chunk + 1))) {
-                stage_.release(chunk, micro_batch);
-            }
+            if (purpose != Purpose::training && !hands_on(chunk)) stage_.release(chunk, micro_batch);
             break;
         case Action::Kind::backward_input:
             stage_.backward_input(chunk, micro_batch, batch, dloss);
             if (head) losses_made();
             break;
         case Action::Kind::backward_weight: stage_.backward_weight(chunk, micro_batch); break;
+        default: transfer(action, purpose);
+    }
+}
+
+void Pipeline::receive(const Link& link, const Border& border, const Action& action) const {
+    ENSURE(link.group != nullptr, "a transfer where there is no link");
+    const cudaStream_t stream = link.stream->get();
+    border.used.wait(stream);
+    link.group->about(action.micro_batch, action.chunk);
+    link.group->receive(border.data, static_cast<std::size_t>(stage_.border_elements()), 0, stream);
+    border.used.record(stream);
+}
+
+void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const {
+    ENSURE(link.group != nullptr, "a transfer where there is no link");
+    const cudaStream_t stream = link.stream->get();
+    computed_.record(stage_.stream());
+    computed_.wait(stream);
+    link.group->about(action.micro_batch, action.chunk);
+    link.group->send(data, static_cast<std::size_t>(stage_.border_elements()), 1, stream);
+    sent.record(stream);
+}
+
+void Pipeline::transfer(const Action& action, Purpose purpose) {
+    const auto& [kind, chunk, micro_batch] = action;
+    if (kind == Action::Kind::receive_input) receive(input_, stage_.input(chunk, micro_batch), action);
+    if (kind == Action::Kind::receive_output_gradient) {
+        receive(output_gradient_, stage_.output_gradient(chunk, micro_batch), action);
+    }
+    if (kind == Action::Kind::send_output) {
+        const Stage::Output output = stage_.output(chunk, micro_batch);
+        send(output_, output.data, output.sent, action);
+        if (purpose != Purpose::training) stage_.release(chunk, micro_batch);
+    }
+    if (kind == Action::Kind::send_input_gradient) {
+        const Border& gradient = stage_.input_gradient(chunk, micro_batch);
+        send(input_gradient_, gradient.data, gradient.used, action);
+        stage_.release_input_gradient(chunk, micro_batch);
     }
 }
 

@@ -6,15 +6,24 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "llmc/model/stage.h"
 #include "llmc/parallel/schedule.h"
+#include "llmc/process/comm.h"
+
+// The layers of a stage, and what stands around them: the pieces of the model are balanced by the work of a micro-batch
+// with sequences of T tokens. Needs at least as many layers as there are pieces.
+std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T);
+
+// What a stage with these chunks has in flight at once while it carries out a list, which is one of training.
+InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks);
 
 class Pipeline {
 public:
-    Pipeline(Stage& stage, Arena& arena);
+    Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links = {});
 
     // Fills in this rank's tokens of a micro-batch, (B, T) of stage.sizes() each: tokens, and targets, negative where
     // there is no loss. Called once for each that an action of this rank reads, before the first of them. Ids must be
@@ -27,16 +36,28 @@ public:
                const std::function<void()>& losses_made) {
         run(schedule, read, Purpose::training, dloss, losses_made);
     }
-    // A schedule without backward (forward_schedule).
+    // A schedule without backward (forward_schedules).
     void forward(
         const PipelineSchedule& schedule, const Read& read, Purpose purpose,
         const std::function<void()>& losses_made = [] {}) {
         run(schedule, read, purpose, 0, losses_made);
     }
     // One micro-batch.
-    void forward(const Read& read, Purpose purpose) { forward(forward_schedule(1, stage_.chunks()), read, purpose); }
+    void forward(const Read& read, Purpose purpose) { forward(forward_of_one_, read, purpose); }
 
 private:
+    // One end of a link, and the stream of its transfers.
+    struct Link {
+        Communicator* group;
+        std::optional<OwnedStream> stream;
+        explicit Link(Communicator* its_group) : group(its_group) {
+            if (group) stream.emplace(StreamPriority::greatest);   // what others wait for goes first
+        }
+    };
+    void receive(const Link& link, const Border& border, const Action& action) const;
+    void send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const;
+    void transfer(const Action& action, Purpose purpose);
+    bool hands_on(int chunk) const;
     void run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,
              const std::function<void()>& losses_made);
     bool reads_batch(const Action& action, Purpose purpose) const;
@@ -45,6 +66,9 @@ private:
                    const std::function<void()>& losses_made);
 
     Stage& stage_;
+    Link input_, output_, output_gradient_, input_gradient_;
+    OwnedEvent computed_;
+    PipelineSchedule forward_of_one_;
     std::vector<std::int32_t> tokens_, targets_;   // on the host
     Pool<BatchBuffer> buffers_{"micro-batches"};
     std::map<int, BatchBuffer*> batches_;   // of micro-batches that are read again

@@ -1,8 +1,30 @@
-// What a stage does in one step, as data: a list of actions, carried out in order (pipeline.h).
+// What the stages of a pipeline do in one step, as data: a list of actions for each stage, made by pure functions,
+// checked and simulated without a device, and carried out in order (pipeline.h).
+//
+// The model is cut into stages x chunks pieces; piece q is chunk q / stages of stage q % stages, so every piece hands
+// its output to the next stage, and the last stage hands to the first where stages have several chunks. One stage is
+// one device.
+//
+//   naive        one micro-batch at a time, to compare with
+//   gpipe        all forwards, then all backwards: Huang et al., "GPipe", 2018
+//   1f1b         a stage holds no more micro-batches than there are stages: Narayanan et al., "PipeDream", 2019
+//   interleaved  the same with several chunks per stage: Narayanan et al., "Efficient large-scale language model
+//                training on GPU clusters using Megatron-LM", 2021; micro-batches must be a multiple of stages
+//   zb           ZB-H1: gradients of weights wait until nothing else can be done: Qi et al., "Zero bubble pipeline
+//                parallelism", 2023
+//
+// In all of them the backwards of a chunk come in the order of micro-batches, so that gradients are added in the order
+// in which one device adds them.
+//
+// Transfers are actions too, on both ends. A device may hold everything up until a transfer of its list has gone
+// through (NCCL runs the calls of a communicator in order, and operations of several ones may wait for each other). So
+// lists are only valid where they end even if every stage does one action at a time and a transfer waits for its
+// other end. `with_transfers` gives all transfers one order, that of a nominal clock, which each stage follows.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 struct Action {
@@ -10,12 +32,20 @@ struct Action {
         forward,
         backward_input,    // with the gradients of weights, unless the stage delays them (InFlight::delayed)
         backward_weight,   // these, where they are delayed
+        receive_input,     // from the chunk before, which is on another stage
+        send_output,       // to the chunk after
+        receive_output_gradient,
+        send_input_gradient,
     } kind;
     int chunk;   // of the stage
     int micro_batch;
     friend bool operator==(const Action&, const Action&) = default;
 };
-using PipelineSchedule = std::vector<Action>;
+using PipelineSchedule = std::vector<Action>;   // of one stage
+
+constexpr bool is_transfer(Action::Kind kind) { return kind >= Action::Kind::receive_input; }
+const char* name_of(Action::Kind kind);
+std::string describe(const Action& action);   // "forward of micro-batch 3, chunk 0"
 
 // One device: each micro-batch forward through all chunks and back, one after the other.
 inline PipelineSchedule one_stage_schedule(int micro_batches, int chunks = 1) {
@@ -27,17 +57,70 @@ inline PipelineSchedule one_stage_schedule(int micro_batches, int chunks = 1) {
     return schedule;
 }
 
-// The same without the way back.
-inline PipelineSchedule forward_schedule(int micro_batches, int chunks = 1) {
-    PipelineSchedule schedule;
-    for (int m = 0; m < micro_batches; m++) {
-        for (int chunk = 0; chunk < chunks; chunk++) schedule.push_back({Action::Kind::forward, chunk, m});
-    }
-    return schedule;
-}
-
 inline int micro_batches_of(const PipelineSchedule& schedule) {
     int most = 0;
     for (const Action& action : schedule) most = std::max(most, action.micro_batch + 1);
     return most;
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pipelines
+
+enum class PipelineKind : std::uint8_t { naive, gpipe, one_f_one_b, interleaved, zero_bubble };
+
+struct PipelineShape {
+    PipelineKind kind = PipelineKind::one_f_one_b;
+    int stages = 1;
+    int micro_batches = 1;
+    int chunks = 1;   // of a stage; more than one: interleaved, or one stage
+};
+const char* name_of(PipelineKind kind);   // as --pp-schedule has it
+// Whether gradients of weights are delayed.
+constexpr bool delays_weights(PipelineKind kind) { return kind == PipelineKind::zero_bubble; }
+
+// The lists of all stages; one stage has one device's whatever the kind.
+std::vector<PipelineSchedule> pipeline_schedules(const PipelineShape& shape);
+// Micro-batches forward, one after the other, without backward.
+std::vector<PipelineSchedule> forward_schedules(int stages, int chunks, int micro_batches);
+
+// Adds the transfers to lists of computation.
+std::vector<PipelineSchedule> with_transfers(const std::vector<PipelineSchedule>& lists, int chunks);
+
+// "" where the lists of all stages together do a whole step (or, `backward` false, the forward part of one) and always
+// end; else what is wrong, in words.
+std::string fault_in(const std::vector<PipelineSchedule>& lists, int chunks, int micro_batches, bool backward = true);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Simulation
+
+// Of one micro-batch in a piece, in any unit of time. Where no gradients of weights are delayed, a backward takes both.
+struct ActionCosts {
+    double forward = 1, input = 1, weight = 1;
+    double all() const { return forward + input + weight; }
+};
+struct PipelineCosts {
+    std::vector<ActionCosts> pieces;   // in the order of the model: stages x chunks
+    double transfer = 0;               // of one border on a link, which carries one at a time
+};
+
+struct TimedAction {
+    Action action;
+    double begin, end;
+};
+struct Simulation {
+    std::vector<std::vector<TimedAction>> stages;   // computation only
+    double makespan = 0;
+    double busy = 0;   // of all stages together
+    // Time in which stages do nothing: over the time they work, and over the whole time. Papers mean either.
+    double overhead() const { return makespan * static_cast<double>(stages.size()) / busy - 1; }
+    double idle_share() const { return 1 - busy / (makespan * static_cast<double>(stages.size())); }
+};
+// Lists without a fault; their transfers, if they have them, start as soon as what they carry has been computed.
+Simulation simulate(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs);
+
+// The most chunks of micro-batches that a stage has at once between forward and backward_input, and between forward and
+// the end of backward.
+struct LivePeak {
+    int to_input = 0, to_weight = 0;
+};
+LivePeak live_peak(const PipelineSchedule& list);

@@ -353,14 +353,16 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
     ZeroTraffic traffic;
     for (const UnitPlace& unit : storage.units()) {
         const double padded = static_cast<double>(unit.padded);
-        // read by one piece of work only: the head, and an embedding that is not the classifier
-        const bool once = unit.unit == storage.table().head_unit() ||
-                          (unit.unit == storage.table().embedding_unit() && !storage.table().config().tied);
+        // read by one piece of work only: the head, and an embedding that is not the classifier here
+        const bool classifies = storage.table().config().tied && storage.stage().head;
+        const bool once =
+            unit.unit == storage.table().head_unit() || (unit.unit == storage.table().embedding_unit() && !classifies);
         const double reductions = stage == 0 ? 2 : stage == 1 ? 1 : m;
         const double gathers = stage == 0 ? 0 : stage == 3 ? m * (once ? 1 : 2) : 1;
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
     }
-    traffic.numbers = 2 * f * sizeof(double) * 4;
+    const int all = storage.place().mesh.size();
+    traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * 4;
     return traffic;
 }

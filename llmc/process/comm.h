@@ -71,11 +71,12 @@ struct Traffic {
 
 // What the watchdog tells about a rank: the last operation it asked for, and its number in this communicator.
 struct CommProgress {
-    std::uint64_t issued = 0;      // operations asked for
-    std::uint64_t done = 0;        // of these, how many the host knows to be finished
-    const char* operation = "";    // the last one asked for; a literal
-    std::uint64_t issued_at = 0;   // when, in nanoseconds of a steady clock
-    const char* alone = nullptr;   // what this rank does alone just now while the others wait for it; a literal
+    std::uint64_t issued = 0;           // operations asked for
+    std::uint64_t done = 0;             // of these, how many the host knows to be finished
+    const char* operation = "";         // the last one asked for; a literal
+    std::uint64_t issued_at = 0;        // when, in nanoseconds of a steady clock
+    const char* alone = nullptr;        // what this rank does alone just now while the others wait for it; a literal
+    int micro_batch = -1, chunk = -1;   // that the last one was about, where somebody said so
 };
 
 // One call, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`, or of `out` where
@@ -107,7 +108,11 @@ public:
     const std::string& name() const { return name_; }
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
-    CommProgress progress() const { return {issued_, done_, operation_, issued_at_, alone_}; }   // from any thread
+    CommProgress progress() const {
+        return {issued_, done_, operation_, issued_at_, alone_, micro_batch_, chunk_};
+    }   // from any thread
+    // What the next operation is about, for the watchdog.
+    void about(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = chunk; }
     // Before the host waits: for all that was asked for so far. After it has: it was done.
     void note_waiting() { waited_for_ = issued_.load(); }
     void note_done() { done_ = waited_for_; }
@@ -198,11 +203,21 @@ private:
     std::uint64_t waited_for_ = 0;
     std::atomic<const char*> operation_ = "";
     std::atomic<const char*> alone_ = nullptr;
+    std::atomic<int> micro_batch_ = -1, chunk_ = -1;
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;
     // Calls that were logged: collectives, which all ranks make, and transfers to and from each rank.
     std::uint64_t collectives_ = 0;
     std::vector<std::uint64_t> sent_, received_;
+};
+
+// A pipeline stage's ends of its links to its neighbours: a communicator for each direction, whose sender is rank 0
+// and whose receiver is rank 1; because on a shared one sends and receives would wait for each other. Null: no such
+// link.
+struct PipelineLinks {
+    Communicator *input = nullptr, *output = nullptr;
+    Communicator *output_gradient = nullptr, *input_gradient = nullptr;
+    Communicator* tied = nullptr;   // the first stage, which is rank 0, and the last one
 };
 
 // The communicators of training; null: this rank alone.
@@ -211,4 +226,5 @@ struct TrainingGroups {
     Communicator* all = nullptr;     // sums that every rank must know alike: loss, norm, requests to stop
     Communicator* stage = nullptr;   // ranks of a pipeline stage: its tensors are gathered from them
     Communicator* tensor = nullptr;   // tp ranks: each has a shard of every matrix
+    PipelineLinks links = {};
 };

@@ -119,8 +119,11 @@ struct Watchdog::Impl {
                 if (p.alone != nullptr) alone = text(" (alone: ", p.alone, ")");
                 if (p.issued == 0) continue;
                 waits |= p.issued > p.done;
-                groups.emplace_back(p.issued_at, text(p.operation, " number ", p.issued, " of group ", c->name(),
-                                                      p.issued > p.done ? " (under way)" : " (done)"));
+                groups.emplace_back(
+                    p.issued_at,
+                    text(p.operation, " number ", p.issued, " of group ", c->name(),
+                         p.micro_batch < 0 ? std::string() : text(", micro-batch ", p.micro_batch, ", chunk ", p.chunk),
+                         p.issued > p.done ? " (under way)" : " (done)"));
             }
         }
         std::sort(groups.rbegin(), groups.rend());

@@ -67,6 +67,7 @@ World::~World() {
 void World::for_communicators(const std::function<void(Communicator&)>& what) {
     if (all_) what(*all_);
     for (const auto& [_, group] : groups_) what(*group);
+    for (const auto& link : link_groups_) what(*link);
 }
 
 void World::make_world(const ncclUniqueId& id) {
@@ -90,6 +91,43 @@ Communicator* World::group(AxisSet axes) {
         if (watchdog_) watchdog_->watch(*group);
     }
     return group.get();
+}
+
+// One of the links between pairs of stages that are split off together: the ranks of the other stages are in none.
+Communicator* World::make_link(int from, int to, bool exists, const char* what) {
+    const bool member = exists && (at_.pp == from || at_.pp == to);
+    auto rank_at = [&](int stage) {
+        MeshCoordinates place = at_;
+        place.pp = stage;
+        return rank_of(mesh_, place);
+    };
+    auto link = std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
+                                               text("pp ", what, " ", from, " to ", to));
+    if (!member) return nullptr;
+    if (log_) link->log_into(*log_, {rank_at(from), rank_at(to)});
+    if (watchdog_) watchdog_->watch(*link);
+    link_groups_.push_back(std::move(link));
+    return link_groups_.back().get();
+}
+
+// Links i -> i + 1 of even i are made at once, then those of odd i; where the last one closes a ring of odd size, it
+// comes after them.
+const PipelineLinks& World::pipeline_links(bool ring) {
+    const int p = mesh_.pp;
+    if (all_ == nullptr || p == 1 || !link_groups_.empty()) return links_;
+    auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
+    for (int turns = 0; turns < (ring && p % 2 == 1 ? 3 : 2); turns++) {
+        const int next = at_.pp, previous = (at_.pp + p - 1) % p;   // the links to the next stage and from the previous
+        const bool up = turn(next) == turns, down = turn(previous) == turns;   // never both
+        const int link = up ? next : previous, after = (link + 1) % p;
+        const bool exists = (up || down) && (ring || link < p - 1);
+        Communicator* const forward = make_link(link, after, exists, "forward");
+        Communicator* const backward = make_link(after, link, exists, "backward");
+        if (up) links_.output = forward, links_.output_gradient = backward;
+        if (down) links_.input = forward, links_.input_gradient = backward;
+    }
+    links_.tied = make_link(0, p - 1, true, "tied");
+    return links_;
 }
 
 void World::set_step(std::int64_t step) {

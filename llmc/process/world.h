@@ -53,7 +53,11 @@ public:
     // all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
-    TrainingGroups training_groups() { return {group(zero_axes), all(), group(stage_axes), group({Axis::tp})}; }   // collective when first asked for
+    // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). Collective
+    // when first asked for.
+    TrainingGroups training_groups(bool ring = false) {
+        return {group(zero_axes), all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring)};
+    }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
@@ -86,6 +90,8 @@ public:
 private:
     void leave(const std::exception& error);
     void make_world(const ncclUniqueId& id);
+    const PipelineLinks& pipeline_links(bool ring);
+    Communicator* make_link(int from, int to, bool exists, const char* what);
     void for_communicators(const std::function<void(Communicator&)>& what);
 
     ProcessPlace place_;
@@ -97,6 +103,8 @@ private:
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
     std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
+    std::vector<std::unique_ptr<Communicator>> link_groups_;
+    PipelineLinks links_;
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which

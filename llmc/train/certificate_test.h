@@ -16,6 +16,7 @@
 #include "llmc/model/download_test.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/mesh_cut_points.h"
+#include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/step.h"
@@ -28,6 +29,12 @@ struct Tolerance {
 };
 constexpr Tolerance tolerance =
     sizeof(floatX) == 4 ? Tolerance{1e-6, 1e-5, 1e-6, 5e-6} : Tolerance{5e-4, 5e-4, 5e-3, 2e-2};
+
+struct Pipe {
+    int stages = 1;
+    PipelineKind kind = PipelineKind::one_f_one_b;
+    int chunks = 1;
+};
 
 struct Layout {
     int dp = 1;
@@ -42,19 +49,26 @@ struct Layout {
     bool sequence_parallel = false;
     int heads = 3;   // of the model
     int tp_chunks = 1;
+    Pipe pipe = {};
+    int layers = 3;
+    std::vector<std::vector<PipelineSchedule>> more_schedules = {};   // that there must be room for: Rank::follow
 
-    MeshShape mesh() const { return {1, dp, 1, tp}; }
+    MeshShape mesh() const { return {pipe.stages, dp, 1, tp}; }
+    PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
                     tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
-                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "");
+                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
+                    pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
+                                           ", ", layers, " layers")
+                                    : "");
     }
 };
 
 // The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
-inline ModelConfig model(bool tied = true, int heads = 3) {
-    ModelConfig config = custom_model_config(3, heads, heads == 12 ? 96 : 48, 24, 97);
+inline ModelConfig model(bool tied = true, int heads = 3, int layers = 3) {
+    ModelConfig config = custom_model_config(layers, heads, heads == 12 ? 96 : 48, 24, 97);
     config.tied = tied;
     return config;
 }
@@ -86,12 +100,48 @@ public:
         : layout_(layout),
           groups_(groups),
           cut_points_(make_cut_points(options(layout, at), groups, arena_)),
-          model_(model(layout.tied, layout.heads), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
+          model_(model(layout.tied, layout.heads, layout.layers), options(layout, at, cut_points_.get()), arena_,
+                 stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
         adam.master_weights = layout.master_weights;
         step_.emplace(model_, adam, arena_, groups);
+        schedule_ = schedule(layout, at);
+    }
+
+    // From now on another list for this stage.
+    void follow(const std::vector<PipelineSchedule>& lists) {
+        schedule_ = lists[static_cast<std::size_t>(model_.storage().place().at.pp)];
+    }
+
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
+        StageOptions options;
+        options.cut_points = cut_points;
+        options.tp_chunks = layout.tp_chunks;
+        options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
+        options.B = sequences / layout.dp / layout.micro_batches;
+        options.T = T;
+        options.recompute = layout.recompute;
+        options.grad_dtype = layout.grad_dtype;
+        options.matmul.workspace_bytes = 1 << 16;
+        if (layout.two_chunks) {
+            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
+            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
+        }
+        if (layout.pipe.stages > 1) {
+            options.chunks =
+                chunks_of_stage(model(layout.tied, layout.heads, layout.layers), layout.pipeline(), at.pp, T);
+            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
+            for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
+                const InFlight also = in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks);
+                most = {std::max(most.activations, also.activations), std::max(most.gradients, also.gradients),
+                        std::max(most.delayed, also.delayed), std::max(most.inputs, also.inputs)};
+            }
+            if (delays_weights(layout.pipe.kind)) options.recompute = Recompute::none;
+        }
+        options.place = {layout.mesh(), at, layout.zero};
+        return options;
     }
 
     // Everything of step number `step` (from 1) but the update.
@@ -105,9 +155,7 @@ public:
                 std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + b * T);
             }
         };
-        step_->gradients(layout_.two_chunks ? all_forward_then_back(layout_.micro_batches, true)
-                                            : one_stage_schedule(layout_.micro_batches),
-                         read, 1.0f / static_cast<float>(sequences * T));
+        step_->gradients(schedule_, read, 1.0f / static_cast<float>(sequences * T));
     }
 
     Result train(
@@ -131,10 +179,18 @@ public:
 
     // A gradient of the step at hand in its global shape, on every rank (collective).
     std::vector<float> gradient(int param) {
+        const ShardPlace& place = model_.storage().place();
+        const TensorSpec& tensor = model_.table()[param].tensor;
+        if (model_.storage().find(param) == nullptr) {
+            return from_stages(std::vector<float>(static_cast<std::size_t>(tensor.elements()), 0.0f));
+        }
         const Gatherer gatherer(model_.storage(), groups_.stage, true, arena_, stream_.get());
         auto download = [&](const auto& gradients) {
             const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
-            return std::vector<float>(values.begin(), values.end());
+            const bool says = place.mesh.pp == 1 ||
+                              (group_rank(place.mesh, place.at, stage_axes) == 0 && !(tensor.tied && place.at.pp > 0));
+            return from_stages(says ? std::vector<float>(values.begin(), values.end())
+                                    : std::vector<float>(values.size(), 0.0f));
         };
         return std::visit(download, model_.gradients());
     }
@@ -152,7 +208,10 @@ public:
     Stage& stage() { return model_; }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
-        std::set<Communicator*> different{groups_.zero, groups_.stage, groups_.all, groups_.tensor};
+        const PipelineLinks& links = groups_.links;
+        std::set<Communicator*> different{groups_.zero,          groups_.stage,        groups_.all,
+                                          groups_.tensor,        links.input,          links.output,
+                                          links.output_gradient, links.input_gradient, links.tied};
         different.erase(nullptr);
         return {different.begin(), different.end()};
     }
@@ -161,24 +220,18 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
-        StageOptions options;
-        options.cut_points = cut_points;
-        options.tp_chunks = layout.tp_chunks;
-        options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
-        options.B = sequences / layout.dp / layout.micro_batches;
-        options.T = T;
-        options.recompute = layout.recompute;
-        options.grad_dtype = layout.grad_dtype;
-        options.matmul.workspace_bytes = 1 << 16;
-        if (layout.two_chunks) {
-            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
-            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
-        }
-        options.place = {layout.mesh(), at, layout.zero};
-        return options;
+    // What one rank says and the others do not, on all of them.
+    std::vector<float> from_stages(const std::vector<float>& own) {
+        if (layout_.pipe.stages == 1) return own;
+        auto all = arena_.allocate<float>("test/from stages", own.size());
+        all.upload(own, stream_.get());
+        groups_.all->all_reduce(all.data(), all.size(), ReduceOp::sum, stream_.get());
+        return all.download(stream_.get());
     }
-
+    static PipelineSchedule schedule(const Layout& layout, const MeshCoordinates& at) {
+        if (layout.two_chunks) return all_forward_then_back(layout.micro_batches, true);
+        return pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(at.pp)];
+    }
     Layout layout_;
     TrainingGroups groups_;
     OwnedStream stream_;
@@ -186,6 +239,7 @@ private:
     std::unique_ptr<CutPoints> cut_points_;
     Stage model_;
     std::optional<Step> step_;
+    PipelineSchedule schedule_;
 };
 
 inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -226,7 +280,7 @@ inline std::string difference(const Result& found, const Result& expected, const
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups();
+        TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1);
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
         Rank rank(layout, me.world.at(), groups);
         body(rank, me);
@@ -290,10 +344,12 @@ inline void require_equal_copies(Rank& rank, TestRank& me) {
 }
 
 // What one process alone, without communicators, makes of the same batches.
-inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true, int heads = 3) {
+inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true, int heads = 3,
+                          int layers = 3) {
     Layout alone{1, 0, micro_batches, DType::fp32, master_weights};
     alone.tied = tied;
     alone.heads = heads;
+    alone.layers = layers;
     return Rank(alone).train(steps);
 }
 

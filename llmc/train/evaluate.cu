@@ -29,6 +29,7 @@ std::vector<double> Evaluation::losses_of(std::span<const Row> rows) {
         }
     };
     step_.forward(read, Purpose::loss);
+    if (!stage.has_head()) return std::vector<double>(rows.size(), 0);   // another stage's are counted
     std::vector<float> losses(static_cast<std::size_t>(stage.options().B) * T);
     CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                stage.stream()));

@@ -13,6 +13,7 @@
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
+#include "llmc/train/pipeline_options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
@@ -27,10 +28,13 @@ struct Layout {
     bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
     int tp = 1;
     bool sequence_parallel = true;
-    MeshShape mesh() const { return {1, dp, 1, tp}; }
+    int pp = 1;
+    PipelineKind schedule = PipelineKind::one_f_one_b;
+    MeshShape mesh() const { return {pp, dp, 1, tp}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
-                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "");
+                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
+                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "");
     }
 };
 
@@ -58,6 +62,8 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.output_dir = output;
     options.checkpoint_every = 4;
     options.zero = layout.zero;
+    options.pp = layout.pp;
+    options.pp_schedule = layout.schedule;
     options.master_weights = layout.master_weights;
     options.tp = layout.tp;
     options.sequence_parallel = layout.sequence_parallel;
@@ -140,6 +146,7 @@ private:
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
+        add_pipeline(result, o, custom_model_config(2, 2, 32, T, vocab));
         return result;
     }
 };
@@ -196,9 +203,10 @@ void compare_runs(const std::vector<Layout>& layouts) {
     // the metrics it leaves; nothing where it was passed over
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
-        Options options = options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights,
-                                            layout.accumulates, layout.tp, layout.sequence_parallel},
-                                     place.folder / name);
+        Options options =
+            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates, layout.tp,
+                              layout.sequence_parallel, layout.pp, layout.schedule},
+                       place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
@@ -237,6 +245,10 @@ TEST_CASE(
     compare_runs({{1, 0, true, false, 2}, {2, 3, true, false, 2}, {2, 1, false, false, 2, false}});
 }
 
+TEST_CASE("layouts: pipelines, likewise") {
+    compare_runs({{1, 0, true, true, 1, true, 2}, {2, 3, true, true, 1, true, 2, PipelineKind::gpipe}});
+}
+
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
     std::vector<Layout> layouts;
     for (int dp : {1, 2, 3, 4, 6, 8}) {
@@ -268,14 +280,15 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     CHECK(expected.size() >= 4);
     for (const Layout& layout :
          {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3},
-          Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2}, Layout{3, 2, true, true, 2, false}}) {
+          Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2}, Layout{3, 2, true, true, 2, false},
+          Layout{1, 0, true, true, 1, true, 2}, Layout{2, 3, true, true, 1, true, 2}}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
             const RunState state = rank.load(origin);
             // pieces that divide no shard
-            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(),
-                                    100);
+            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(), 100,
+                                    rank.groups.all);
             Agreement agreement(rank.arena, rank.groups.all, rank.world, place.signals, rank.model.stream());
             const FullArena full(rank.arena);
             save_training_state(

@@ -6,15 +6,16 @@
 #include "llmc/model/weight_source.h"
 
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
-    ENSURE(model.storage().place().mesh.pp == 1, "an llm.c model file is written by one stage");
+    const ShardPlace& place = model.storage().place();
+    const bool writes = rank_of(place.mesh, place.at) == 0;
     std::unique_ptr<Communicator::Alone> alone;   // between one tensor and the next the file is written
     auto read = [&](int param) {
         alone.reset();
-        const std::vector<floatX> values = gatherer.gather(model.parameters(), param, 0);
-        if (gatherer.rank() == 0) alone = gatherer.works_alone();
+        const std::vector<floatX> values = gatherer.gather_to_first(model.parameters(), param);
+        if (writes) alone = gatherer.works_alone();
         return std::vector<float>(values.begin(), values.end());
     };
-    if (gatherer.rank() != 0) {
+    if (!writes) {
         for (int param : llmc_order(model.table())) read(param);
         return;
     }

@@ -10,6 +10,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/parallel/schedule_picture.h"
+#include "llmc/train/pipeline_options.h"
 
 namespace {
 
@@ -33,6 +35,13 @@ const Names<Recompute> kRecomputes{
     {"2", Recompute::gelu_norm}, {"3", Recompute::block}};
 const Names<InitMethod> kInits{
     {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
+const Names<PipelineKind> kPipelines{{"1f1b", PipelineKind::one_f_one_b},
+                                     {"interleaved", PipelineKind::interleaved},
+                                     {"zb", PipelineKind::zero_bubble},
+                                     {"gpipe", PipelineKind::gpipe},
+                                     {"naive", PipelineKind::naive}};
+enum class Picture : std::uint8_t { none, text, svg };
+const Names<Picture> kPictures{{"none", Picture::none}, {"text", Picture::text}, {"svg", Picture::svg}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -255,7 +264,7 @@ void add_numerics_options(CLI::App& app, Options& o) {
         ->type_name("none|gelu|gelu+norm|block");
 }
 
-void add_parallel_options(CLI::App& app, Options& o) {
+void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
     OptionGroup parallel(app, "Many devices");
     parallel.number("--zero,-z", o.zero, 0, 3,
                     "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
@@ -265,9 +274,17 @@ void add_parallel_options(CLI::App& app, Options& o) {
                     "chunks of rows in which tp ranks communicate forward, each behind the next one's matmul");
     parallel.on_off("--sequence-parallel", o.sequence_parallel,
                     "tp ranks share the rows of layernorms and residual streams too");
-    parallel.later("--pp", "1", "ranks of pipeline parallelism");
+    parallel.number("--pp", o.pp, 1, 1 << 16, "ranks of pipeline parallelism: each has some of the layers");
+    parallel.choice("--pp-schedule", o.pp_schedule, kPipelines,
+                    "in which order a pipeline stage works on its micro-batches");
+    parallel.number("--pp-chunks", o.pp_chunks, 1, 1 << 16,
+                    "pieces of the model that each stage has, for --pp-schedule interleaved");
+    parallel
+        .choice("--print-schedule", picture, kPictures,
+                "print the order of work of --pp stages, its bubble and what it keeps, as text or svg, and exit")
+        ->configurable(false);
     parallel.later("--cp", "1", "ranks of context parallelism");
-    for (const char* name : {"--pp-schedule", "--pp-chunks", "--cp-mode", "--cp-ulysses"}) {
+    for (const char* name : {"--cp-mode", "--cp-ulysses"}) {
         parallel.later(name, "", "of the layouts above");
     }
     StartupOptions& start = o.startup;
@@ -326,6 +343,7 @@ void check_together(const Options& o) {
                     "--tp works beside data parallelism (--dp, --zero) alone in this version.");
     }
     check_total_batch(o);
+    check_pipeline(o);
     if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {
         throw Error(ErrorKind::usage, text(o.resume ? "--resume" : "--checkpoint-every", " without --output-dir"),
                     "Say with --output-dir where the checkpoints are.");
@@ -379,6 +397,7 @@ const char* name_of(InitMethod method) { return name_in(kInits, method); }
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_total_batch(options);
+    if (options.pp > 1) check_micro_batches(options);
 }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
@@ -439,7 +458,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     add_validation_options(app, o, llmc_val_batches);
     add_output_options(app, o);
     add_numerics_options(app, o);
-    add_parallel_options(app, o);
+    Picture picture = Picture::none;
+    add_parallel_options(app, o, picture);
 
     arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
     std::reverse(arguments.begin(), arguments.end());   // the parser takes them from the back
@@ -466,6 +486,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     }
     check_together(o);
     result.shared = app.config_to_str(true, false);
+    if (picture != Picture::none) {
+        check_micro_batches(o);
+        const PipelineShape shape = pipeline_shape(o);
+        result.print_and_exit = picture == Picture::svg ? schedule_svg(shape) : schedule_text(shape);
+    }
     if (print_config) result.print_and_exit = app.config_to_str(true, true);
     return result;
 }

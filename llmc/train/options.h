@@ -21,6 +21,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/activations.h"
+#include "llmc/parallel/schedule.h"
 #include "llmc/process/startup.h"
 #include "llmc/train/schedule.h"
 
@@ -82,9 +83,11 @@ struct Options : OptimizerOptions {
     DType grad_dtype = DType::fp32;
     bool tf32 = false;
     Recompute recompute = Recompute::gelu;
-    int gelu_fusion = 2;             // 0: none, 1: in forward, 2: in backward too
-    int zero = 0;                    // ZeRO stage
-    int pp = 1, cp = 1, tp = 1;      // ranks of pipeline, context and tensor parallelism
+    int gelu_fusion = 2;          // 0: none, 1: in forward, 2: in backward too
+    int zero = 0;                 // ZeRO stage
+    int pp = 1, cp = 1, tp = 1;   // ranks of pipeline, context and tensor parallelism
+    PipelineKind pp_schedule = PipelineKind::one_f_one_b;
+    int pp_chunks = 1;               // of a pipeline stage
     int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it

@@ -34,7 +34,7 @@ std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
         std::fill(rest, tokens.end(), 0);
     };
     step_.forward(read, Purpose::logits);
-    stage.logits(logits_.data(), static_cast<int>(seen) - 1, 1);
+    step_.logits(logits_.data(), static_cast<int>(seen) - 1);
     const std::vector<floatX> row = logits_.download(stage.stream());
     std::vector<float> logits(static_cast<std::size_t>(stage.config().vocab_size));
     std::transform(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(logits.size()), logits.begin(),

@@ -33,6 +33,10 @@ void asked(Table& table, const Options& o) {
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
     table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
     table.row("data-parallel ranks", o.data_ranks());
+    if (o.pp > 1) {
+        table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
+                                          o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string()));
+    }
     table.row("ZeRO stage",
               o.data_ranks() > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("tensor-parallel ranks",

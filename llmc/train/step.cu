@@ -40,11 +40,13 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
       partial_(make_partial_gradients(stage, groups.tensor, arena)),
-      pipeline_(stage, arena) {
+      pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
     const ShardPlace& place = stage.storage().place();
     ENSURE(groups.all != nullptr || place.mesh.size() == 1, "a mesh of ", place.mesh.size(),
            " ranks without a communicator of all");
+    ENSURE(place.mesh.pp == 1 || groups.links.input != nullptr || groups.links.output != nullptr, "pipeline stage ",
+           place.at.pp, " of ", place.mesh.pp, " without a link to another");
     ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
            " without a group to share with");
     if (zero_) stage.set_hooks(zero_.get());
@@ -70,9 +72,36 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
     if (zero_) zero_->finish_gradients();
     if (partial_) partial_->reduce();
+    exchange_tied_gradients();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
     finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+}
+
+// Both the first and the last stage of a pipeline have added to the gradient of a tied tensor: each takes the sum over
+// both of the part that its optimizer owns.
+void Step::exchange_tied_gradients() {
+    Communicator* const ends = groups_.links.tied;
+    const ParamStorage& storage = stage_.storage();
+    if (ends == nullptr) return;
+    for (const TensorPlace& tensor : storage.tensors()) {
+        if (!storage.table()[tensor.param].tensor.tied) continue;
+        const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
+        std::visit(
+            [&](auto& gradients) {
+                ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
+            },
+            stage_.gradients());
+    }
+}
+
+void Step::logits(floatX* out, int row) {
+    const ShardPlace& place = stage_.storage().place();
+    MeshCoordinates head{place.mesh.pp - 1, 0, 0, 0};
+    if (stage_.has_head()) stage_.logits(out, row, 1);
+    if (place.mesh.pp == 1) return;
+    const auto count = static_cast<std::size_t>(stage_.config().padded_vocab_size);
+    groups_.all->broadcast(out, count, rank_of(place.mesh, head), stage_.stream());
 }
 
 void Step::update(int step, float learning_rate) {

@@ -56,12 +56,16 @@ public:
     // One micro-batch without backward; what its last chunk then has is asked of the stage: losses() or logits().
     void forward(const Pipeline::Read& read, Purpose purpose) { pipeline_.forward(read, purpose); }
 
+    // Logits of one row of the latest forward for them, into (Vp) on the device of every rank, wherever the head is.
+    void logits(floatX* out, int row);
+
     // A line for people: what model, gradients and optimizer take on this rank by ZeRO's formula
     // (llmc/parallel/zero.h), to compare with the table of what is allocated.
     std::string memory_by_formula() const;
 
 private:
     struct Numbers;   // on the device
+    void exchange_tied_gradients();
 
     Stage& stage_;
     float grad_clip_;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "llmc/train/matmul_choices.h"
+#include "llmc/train/pipeline_options.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
@@ -32,13 +33,13 @@ Trainer::Trainer(const TrainerParts& parts)
       // all that write a unit get tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
                 parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
-                parts.step.stage().stream()) {
+                parts.step.stage().stream(), 1 << 20, parts.groups.all) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
     check_can_trace(options_.trace);
     learning_rates_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
-    schedule_ = one_stage_schedule(options_.micro_steps());
+    schedule_ = schedule_of_stage(options_, parts.step.stage().storage().place().at.pp);
 }
 
 void Trainer::restore(const RunState& state) {

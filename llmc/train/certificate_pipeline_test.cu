@@ -1,0 +1,237 @@
+// The certificate over pipelines: stages, schedules, micro-batches, data-parallel ranks and ZeRO stages.
+#include "llmc/train/certificate_test.h"
+
+#include "llmc/parallel/schedule_edits_test.h"
+#include "llmc/parallel/zero.h"
+
+using namespace certificate;
+
+namespace {
+
+Layout pipeline(const Pipe& pipe, int micro_batches, int layers, bool tied = true, int dp = 1, int zero = 0) {
+    Layout layout{dp, zero, micro_batches};
+    layout.pipe = pipe;
+    layout.layers = layers;
+    layout.tied = tied;
+    return layout;
+}
+
+void certify(const Layout& layout, int steps = 3) {
+    const ParamTable table(model(layout.tied, 3, layout.layers));
+    const Result expected = train_alone(1, steps, true, layout.tied, 3, layout.layers);
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(steps);
+        require_same_everywhere(found, me);
+        require_equal_copies(rank, me);
+        const std::string story = difference(found, expected, table);
+        me.require(story.empty(), story);
+    });
+}
+
+// The same micro-batches, one after the other in one process, to the bit.
+void same_as_alone(const Layout& layout, int steps = 3) {
+    Layout alone = layout;
+    alone.pipe = {};
+    if (delays_weights(layout.pipe.kind)) alone.recompute = Recompute::none;
+    const Result expected = Rank(alone).train(steps);
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(steps);
+        me.require(found.losses == expected.losses, "other losses than one process has");
+        me.require(found.gradients == expected.gradients, "other gradients than one process has");
+        me.require(found == expected, "other norms than one process has");
+    });
+}
+
+constexpr auto naive = PipelineKind::naive, gpipe = PipelineKind::gpipe, one_f_one_b = PipelineKind::one_f_one_b,
+               interleaved = PipelineKind::interleaved, zb = PipelineKind::zero_bubble;
+
+}   // namespace
+
+TEST_CASE("certificate: pipelines alone give one process's losses to the bit") {
+    same_as_alone(pipeline({2, one_f_one_b}, 4, 3, false), 2);
+    same_as_alone(pipeline({3, gpipe}, 2, 4, false), 2);
+    same_as_alone(pipeline({2, interleaved, 2}, 4, 5, false), 2);
+    same_as_alone(pipeline({3, zb}, 4, 4, false), 2);
+    same_as_alone(pipeline({2, naive}, 1, 3, true), 2);
+}
+
+TEST_CASE("certificate: pipelines with data parallelism and ZeRO") {
+    certify(pipeline({2, zb}, 4, 3, true, 2, 0), 2);
+    certify(pipeline({2, gpipe}, 2, 3, true, 2, 1), 2);
+    certify(pipeline({2, one_f_one_b}, 2, 3, true, 2, 2), 2);
+    certify(pipeline({2, interleaved, 2}, 2, 5, true, 2, 3), 2);
+    certify(pipeline({4, one_f_one_b}, 4, 5, true), 2);
+}
+
+// Every stage count with every schedule, and of micro-batches, ranks, ZeRO stages, recompute, and tied or not, every
+// value with each of those.
+TEST_CASE("certificate: pipelines, a covering set up to 8 ranks" * doctest::skip()) {
+    int runs = 0;
+    for (const int stages : {2, 3, 4, 8}) {
+        for (const PipelineKind kind : {naive, gpipe, one_f_one_b, interleaved, zb}) {
+            const int chunks = kind == interleaved ? 2 + stages % 2 : 1;
+            int turn = 0;
+            for (const int m : {1, 2, 3, 4, 6, 8, 12, 16}) {
+                if (kind == interleaved && m % stages != 0) continue;
+                turn++;
+                const int dp = stages <= 4 && turn % 3 != 2 ? std::min(8 / stages, 1 + turn % 4) : 1;
+                if (sequences % (dp * m) != 0) continue;
+                const int zero = (turn + static_cast<int>(kind)) % (kind == zb ? 2 : 4);
+                Layout layout =
+                    pipeline({stages, kind, chunks}, m, stages * chunks + turn % 3, turn % 2 == 0, dp, zero);
+                if (turn % 4 == 3 && kind != zb) layout.recompute = Recompute::block;
+                certify(layout, 3);
+                runs++;
+            }
+        }
+    }
+    CHECK(runs >= 60);
+    MESSAGE(runs, " layouts");
+}
+
+TEST_CASE("certificate: pipelines alone, all schedules, to the bit" * doctest::skip()) {
+    for (const int stages : {2, 3, 4}) {
+        for (const PipelineKind kind : {naive, gpipe, one_f_one_b, interleaved, zb}) {
+            const int chunks = kind == interleaved ? 2 : 1, m = kind == interleaved ? stages : 4;
+            same_as_alone(pipeline({stages, kind, chunks}, m, stages * chunks + 1, false));
+            if (kind != interleaved) same_as_alone(pipeline({stages, kind, 1}, 1, stages, true));
+        }
+    }
+}
+
+TEST_CASE("certificate: what a pipeline sends is a border for each micro-batch and direction, and the tied shards") {
+    for (const Layout& layout : {pipeline({3, one_f_one_b}, 4, 3), pipeline({2, gpipe}, 2, 3, true, 2, 1),
+                                 pipeline({2, one_f_one_b}, 2, 3, true, 2, 3)}) {
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            for (Communicator* group : rank.communicators()) group->reset_traffic();
+            rank.gradients(1);
+            rank.step().update(1, 1e-3f);
+            const PipelineLinks& links = rank.groups().links;
+            const int m = layout.micro_batches;
+            const double border = 1.0 * sequences / layout.dp / m * T * 48 * sizeof(floatX);
+            auto sent = [&](const Communicator* link) { return link ? link->traffic().total() : 0; };
+            auto expect = [&](const Communicator* link, double bytes) {
+                if (link)
+                    me.require(link->traffic().point_to_point == bytes && sent(link) == bytes, link->name(), " ",
+                               sent(link));
+            };
+            expect(links.output, m * border);
+            expect(links.input_gradient, m * border);
+            expect(links.input, 0);
+            expect(links.output_gradient, 0);
+            const ParamStorage& storage = rank.stage().storage();
+            const TensorPlace* wte = storage.find(storage.table().index(Param::wte));
+            me.require((wte != nullptr) == (links.tied != nullptr), "who has the tied tensor");
+            if (wte != nullptr) {
+                const double shard =
+                    static_cast<double>(storage.padded_elements(*wte, StateKind::optimizer)) * sizeof(float);
+                me.require(sent(links.tied) == shard, "tied gradients ", sent(links.tied), " ",
+                           shard);   // 2 f, f = 1 / 2
+            }
+            const ZeroTraffic formula = zero_traffic(storage, m, sizeof(floatX), sizeof(float));
+            const Communicator* zero = rank.groups().zero;
+            if (zero == nullptr) return;
+            const double gathered = zero->traffic().all_gather, reduced = zero->traffic().total() - gathered;
+            me.require(reduced == formula.reduce, "reduced ", reduced, " ", formula.reduce);
+            const bool all = layout.zero < 3;   // stage 3: but for what stays
+            me.require(all ? gathered == formula.gather : gathered <= formula.gather && gathered > formula.gather / 2,
+                       "gathered ", gathered, " ", formula.gather);
+        });
+    }
+}
+
+TEST_CASE("certificate: the exchange of tied gradients, dropped or doubled, makes it fail") {
+    for (const bool doubled : {false, true}) {
+        const Layout layout = pipeline({2, one_f_one_b}, 2, 3);
+        const Result expected = train_alone(1, 1);
+        std::string story;
+        const bool ran = on_layout(layout, [&](Rank& rank, TestRank& me) {
+            rank.groups().links.tied->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                for (int i = 0; i < (doubled ? 2 : 0); i++) make(call);
+            });
+            const Result found = rank.train(1);
+            rank.groups().links.tied->set_tap(nullptr);
+            if (me.rank() == 0) story = difference(found, expected, ParamTable(model()));
+        });
+        if (!ran) return;
+        story = from_first_process(story);
+        CHECK(story.find("gradient of wte.weight") != std::string::npos);
+        CHECK(story.find("first gradient norm") != std::string::npos);
+    }
+}
+
+namespace {
+
+// So many edits of a list that the validator finds sound, carried out: the same gradients to the bit.
+void run_sound_edits(const Pipe& pipe, int micro_batches, int count) {
+    Layout layout = pipeline(pipe, micro_batches, pipe.stages * pipe.chunks, false);
+    const std::vector<PipelineSchedule> lists = pipeline_schedules(layout.pipeline());
+    ListEdits edits(7);
+    while (static_cast<int>(layout.more_schedules.size()) < count) {
+        std::vector<PipelineSchedule> edited = edits.edited(lists, micro_batches);
+        if (edited == lists || !fault_in(edited, pipe.chunks, micro_batches).empty()) continue;
+        layout.more_schedules.push_back(std::move(edited));
+    }
+    Layout alone = layout;
+    alone.pipe = {};
+    if (delays_weights(pipe.kind)) alone.recompute = Recompute::none;
+    Rank one(alone);
+    one.gradients(1);
+    std::vector<std::vector<float>> expected;
+    const int params = one.stage().table().size();
+    for (int param = 0; param < params; param++) expected.push_back(one.gradient(param));
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        for (std::size_t i = 0; i < layout.more_schedules.size(); i++) {
+            rank.follow(layout.more_schedules[i]);
+            rank.gradients(1);
+            for (int param = 0; param < params; param++) {
+                if (count > 20 && (param + static_cast<int>(i)) % 8 != 0) continue;
+                me.require(rank.gradient(param) == expected[static_cast<std::size_t>(param)], "edit ", i, ", ",
+                           rank.stage().table()[param].name, " has another gradient");
+            }
+        }
+    });
+}
+
+}   // namespace
+
+TEST_CASE("certificate: edited lists without a fault give the same gradients") {
+    run_sound_edits({2, zb}, 4, 6);
+    run_sound_edits({2, interleaved, 2}, 4, 4);
+}
+
+TEST_CASE("certificate: 500 edited lists without a fault give the same gradients" * doctest::skip()) {
+    for (const int stages : {2, 3}) {
+        run_sound_edits({stages, zb}, 6, 100);
+        run_sound_edits({stages, one_f_one_b}, 6, 100);
+        run_sound_edits({stages, interleaved, 2}, 6, 50);
+        run_sound_edits({stages, gpipe}, 6, 50);
+    }
+}
+
+TEST_CASE("certificate: a pipeline stage's arena has as many sets of activations as are live") {
+    auto activations = [](PipelineKind kind, int stage, Recompute recompute) {
+        Layout layout = pipeline({4, kind}, 8, 8);
+        layout.recompute = recompute;
+        OwnedStream stream;
+        Arena arena;
+        const Stage made(model(true, 3, 8), Rank::options(layout, {stage, 0, 0, 0}), arena, stream.get());
+        double sets = 0, one = 0;
+        for (const Allocation& allocation : arena.allocations()) {
+            if (allocation.name.starts_with("activations/h.")) one += static_cast<double>(allocation.bytes);
+            if (allocation.name.starts_with("activations/h.") || allocation.name.starts_with("activations/set ")) {
+                sets += static_cast<double>(allocation.bytes);
+            }
+        }
+        const int live = live_peak(pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(stage)]).to_weight;
+        CHECK(sets == live * one);
+        return sets;
+    };
+    double most_zb = 0, most_1f1b = 0;
+    for (int stage = 0; stage < 4; stage++) {
+        most_1f1b = std::max(most_1f1b, activations(one_f_one_b, stage, Recompute::none));
+        most_zb = std::max(most_zb, activations(zb, stage, Recompute::none));
+        activations(gpipe, stage, Recompute::gelu);
+    }
+    CHECK(most_zb <= 1.15 * most_1f1b);
+}
