@@ -47,6 +47,12 @@ if part certificate; then
         check "certificate of all layouts, $precision" whole $precision 'certificate: all*'
     done
 fi
+if part tensor; then
+    builds_for_cpu
+    for precision in bf16 fp32; do
+        check "certificate of all tensor-parallel layouts, $precision" whole $precision 'certificate of tp ranks: all*'
+    done
+fi
 if part layouts; then
     builds_for_cpu
     for precision in bf16 fp32; do

@@ -7,7 +7,7 @@ using namespace certificate;
 
 namespace {
 
-constexpr int steps = 2, sampled = 12;
+constexpr int steps = 2, sampled = 8;
 constexpr double logit_tolerance = 1e-4;   // of logits of about one, in fp32
 
 // Logits of the last of `ids`, over the vocabulary.
