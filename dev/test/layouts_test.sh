@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The program under data and tensor parallelism: losses of one process, cut and resumed character for character, a trace,
-# and what is refused.
+# The program under data, tensor and pipeline parallelism: losses of one process, cut and resumed character for character,
+# a trace, and what is refused.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
@@ -62,6 +62,19 @@ run 2 tensor-cut --zero 3 --resume
 verdict $? "resumed without tp: $(tail -n 3 "$work/tensor-cut.log")"
 near tensor-cut alone
 verdict $? "losses of a run that left tp: $(losses tensor-cut | xargs) against $(losses alone | xargs)"
+# a pipeline: checkpoints, samples and exports go through it, and so does an interrupted run
+run 2 pipe --pp 2 --check-collectives --export-llmc "$work/pipe.bin"
+verdict $? "two pipeline stages: $(tail -n 3 "$work/pipe.log")"
+near pipe alone
+verdict $? "losses of two pipeline stages: $(losses pipe | xargs) against $(losses alone | xargs)"
+run 2 pipe-cut --pp 2 --stop-after 2
+run 2 pipe-cut --pp 2 --resume --export-llmc "$work/pipe-cut.bin"
+cmp -s <(without_times pipe) <(without_times pipe-cut) && cmp -s "$work/pipe.bin" "$work/pipe-cut.bin"
+verdict $? "a resumed run of two pipeline stages differs from the uncut one: $(tail -n 3 "$work/pipe-cut.log")"
+run 4 pipe-zero --pp 2 --pp-schedule gpipe --zero 3 --check-collectives
+verdict $? "two pipeline stages x two ranks, ZeRO-3: $(tail -n 3 "$work/pipe-zero.log")"
+near pipe-zero alone
+verdict $? "losses of two pipeline stages x two ranks: $(losses pipe-zero | xargs) against $(losses alone | xargs)"
 
 refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     local name=$1 expected=$2 ranks=$3 status
@@ -78,6 +91,8 @@ scripts/launch.sh -n 2 bash -c 'cd "$1/node$RANK" && exec "$2" --train-data "$1/
     --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 1 --output-dir own' _ "$work" "$train_gpt" >"$work/nodes.log" 2>&1
 [ $? -eq 64 ] && grep -q 'own/lock, in the folder .* differs: rank 0 has process .*, rank 1 has nothing' "$work/nodes.log"
 verdict $? "two nodes with an output folder each: $(tail -n 3 "$work/nodes.log")"
+refused few-layers "Every piece needs a layer: at most --pp 2 works" 3 --pp 3
+refused ragged "--total-batch 256 and 384 are nearest" 2 --pp 2 --pp-schedule interleaved --pp-chunks 2 --total-batch 320 --layers 4
 refused odd-batch "--total-batch 320: expected a multiple of --micro-batch * --seq-len * data-parallel ranks" 2 --total-batch 320
 
 echo "$passed passed, $failed failed"

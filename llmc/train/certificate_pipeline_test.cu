@@ -106,6 +106,7 @@ TEST_CASE("certificate: what a pipeline sends is a border for each micro-batch a
             for (Communicator* group : rank.communicators()) group->reset_traffic();
             rank.gradients(1);
             rank.step().update(1, 1e-3f);
+            rank.step().result();
             const PipelineLinks& links = rank.groups().links;
             const int m = layout.micro_batches;
             const double border = 1.0 * sequences / layout.dp / m * T * 48 * sizeof(floatX);
