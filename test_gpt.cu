@@ -545,7 +545,8 @@ TEST_CASE(
     // without backward, through the pipeline; only the middle has no use for tokens and targets
     for (int i = 1; i < 3; i++) {
         int reads = 0;
-        fill(stages[i].stage.input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels, 1.0f, stream.get());
+        fill(stages[i].stage.input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels, 1.0f,
+             stream.get());
         stages[i].pipeline.forward(
             [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
                 std::fill(tokens.begin(), tokens.end(), 0);

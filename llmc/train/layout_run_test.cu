@@ -249,6 +249,35 @@ TEST_CASE("layouts: pipelines, likewise") {
     compare_runs({{1, 0, true, true, 1, true, 2}, {2, 3, true, true, 1, true, 2, PipelineKind::gpipe}});
 }
 
+TEST_CASE("layouts: pipelines answer questions as one process does") {
+    std::vector<Question> questions;
+    for (int q = 0; q < 13; q++) {
+        auto ids = [&](int first, int count) {
+            std::vector<std::int32_t> tokens;
+            for (int t = 0; t < count; t++) tokens.push_back((q * 17 + first + t * t) % vocab);
+            return tokens;
+        };
+        questions.push_back({q % 3, ids(1, 4), {ids(5, 3), ids(29, 5), ids(40, 2)}});
+    }
+    const StopSignals signals;
+    auto right = [&](RankOfRun& rank) {
+        Agreement agreement(rank.arena, rank.groups.all, rank.world, signals, rank.model.stream());
+        return Evaluation(*rank.step, questions).run(agreement).value().right;
+    };
+    int expected = 0;
+    const Options options = options_of({}, "");
+    on_layout({0, 0}, options, [&](RankOfRun& rank) { expected = right(rank); });
+    expected = std::stoi(from_first_process(std::to_string(expected)));
+    CHECK(expected > 0);
+    CHECK(expected < 13);
+    for (const Layout& layout : {Layout{1, 0, true, true, 2}, Layout{2, 3, true, true, 2}}) {
+        on_layout(layout, options_of(layout, ""), [&](RankOfRun& rank) {
+            const int found = right(rank);
+            ENSURE(found == expected, found, " right, one process has ", expected);
+        });
+    }
+}
+
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
     std::vector<Layout> layouts;
     for (int dp : {1, 2, 3, 4, 6, 8}) {
