@@ -119,6 +119,9 @@ lose() {
 lose KILL 1 3 '^step    3/' 0 --zero 1                  # then validation
 lose STOP 2 3 '^step    4/' 0 --zero 3                  # then a checkpoint
 lose KILL 0 2 '^step    2/' 5
+lose KILL 1 3 '^step    6/' 20 --pp 3 --layers 3        # its links are told with micro-batch and chunk
+grep -qE 'rank 1 on .* of group pp (forward|backward) [0-9] to [0-9], micro-batch [0-9]+, chunk 0 ' "$run/log"
+verdict $? "where a pipeline stage was lost: $(grep 'rank 1 on' "$run/log")"
 # Without checkpoints, in which a rank may work alone for as long as it takes, and with one micro-batch a step: between
 # micro-batches all ranks have collectives under way, and who waits for whom cannot be told.
 if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
