@@ -29,7 +29,7 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
                                  parameters_.tensor(Param::ln1b, layer_), residual_rows, sizes.C},
         stream);
     qkv_.forward(a.qkv, cut.enter_columns(a.ln1, stream), rows, stream);
-    cut.attend(tools_.attention, attention_forward(a), stream);
+    cut.attend(tools_.attention, attention_forward(a), a.qkv, a.atty, stream);
     attproj_.forward(projected, a.atty, rows, stream);
     residual_layernorm_forward(
         ResidualLayerNormForward<floatX>{
@@ -55,10 +55,10 @@ void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) co
 }
 
 AttentionForward<floatX> Block::attention_forward(const BlockActivations& a) const {
-    const RankSizes& s = tools_.sizes;
+    const AttentionShape s = tools_.sizes.attention();
     const floatX* qkv = a.qkv;
-    auto part = [&](int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
-    return {contiguous_heads(a.atty, s.T, s.NH, s.HS), a.lse, part(0), part(1), part(2), s.attention()};
+    auto part = [&](int i) { return packed_heads(qkv, i, s.Tq, s.NH, s.HS); };
+    return {contiguous_heads(a.attended, s.Tq, s.NH, s.HS), a.lse, part(0), part(1), part(2), s};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -84,20 +84,20 @@ void Block::recompute(const floatX* in, const BlockActivations& a, Recompute lev
 }
 
 AttentionBackward<floatX> Block::attention_backward(floatX* dqkv, const BlockActivations& a) const {
-    const RankSizes& s = tools_.sizes;
-    const floatX *qkv = a.qkv, *out = a.atty, *dout = tools_.workspace.rows_c.data();
-    auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.T, s.NH, s.HS); };
+    const AttentionShape s = tools_.sizes.attention();
+    const floatX *qkv = a.qkv, *out = a.attended, *dout = tools_.workspace.rows_c.data();
+    auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS); };
     return {part(dqkv, 0),
             part(dqkv, 1),
             part(dqkv, 2),
             tools_.workspace.delta.data(),
-            contiguous_heads(dout, s.T, s.NH, s.HS),
-            contiguous_heads(out, s.T, s.NH, s.HS),
+            contiguous_heads(dout, s.Tq, s.NH, s.HS),
+            contiguous_heads(out, s.Tq, s.NH, s.HS),
             a.lse,
             part(qkv, 0),
             part(qkv, 1),
             part(qkv, 2),
-            s.attention()};
+            s};
 }
 
 // dresidual += the gradient of the layernorm's input.
@@ -154,7 +154,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     const floatX* dout2 = leave(kept ? kept->dresidual2 : nullptr);
     queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
     attproj_.backward_input(drows, dout2, rows, stream);
-    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), stream);
+    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), dqkv, drows, queue, stream);
     announce(a.ln1);
     queue.add([=, this, &gradients] {
         qkv_.backward_weight(gradients, dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);

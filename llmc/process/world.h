@@ -53,6 +53,10 @@ public:
     // all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
+    // Of these ranks of the world, in this order, under a name of its own: for work that must not wait for other work of
+    // the same ranks. Every rank names its own group. Collective over the world when first asked for.
+    Communicator* group(const std::string& name, const std::vector<int>& members);
+
     TrainingGroups training_groups() { return {group(zero_axes), all(), group(stage_axes)}; }   // collective when first asked for
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
@@ -97,6 +101,7 @@ private:
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
     std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
+    std::map<std::string, std::unique_ptr<Communicator>> named_groups_;
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which

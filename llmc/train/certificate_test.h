@@ -14,6 +14,7 @@
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/parallel/gather.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/step.h"
@@ -36,28 +37,37 @@ struct Layout {
     Recompute recompute = Recompute::gelu;
     bool tied = true;
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
+    int cp = 1, ulysses = 1;
+    int seq_len = 16, heads = 3;
 
-    MeshShape mesh() const { return {1, dp, 1, 1}; }
+    MeshShape mesh() const { return {1, dp, cp, 1}; }
+    int sequences() const { return std::max(1536 / seq_len / 4 * 4, 4); }   // of a step
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "");
+                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "");
     }
 };
 
 // The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
-inline ModelConfig model(bool tied = true) {
-    ModelConfig config = custom_model_config(3, 3, 48, 24, 97);
-    config.tied = tied;
+inline ModelConfig model(const Layout& layout) {
+    ModelConfig config = custom_model_config(3, layout.heads, 16 * layout.heads, layout.seq_len + 8, 97);
+    config.tied = layout.tied;
     return config;
+}
+inline ModelConfig model(bool tied = true) {
+    Layout layout;
+    layout.tied = tied;
+    return model(layout);
 }
 constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
 constexpr std::uint64_t seed = 42;
 
 // The tokens of a sample and one more. Skewed and repetitive, so that there is something to learn.
-inline std::vector<int> sample(int index) {
+inline std::vector<int> sample(int index, int seq_len = T) {
     std::vector<int> tokens;
-    for (int t = 0; t <= T; t++) {
+    for (int t = 0; t <= seq_len; t++) {
         const std::uint64_t bits =
             mix64(static_cast<std::uint64_t>(index % 301) * 1000 + static_cast<std::uint64_t>(t / 2));
         tokens.push_back(static_cast<int>((bits % 97) * (bits >> 40) % 97));
@@ -74,9 +84,13 @@ struct Result {
 // One rank of a run: model and optimizer, made and stepped as the trainer does it.
 class Rank {
 public:
-    // Without groups: one process.
-    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {})
-        : layout_(layout), groups_(groups), model_(model(layout.tied), options(layout, at), arena_, stream_.get()) {
+    // Without groups: one process. `world`: where cut points need communicators.
+    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {},
+                  World* world = nullptr)
+        : layout_(layout),
+          groups_(groups),
+          cut_points_(world ? make_cut_points(*world, options(layout, at, nullptr), arena_, stream_.get()) : nullptr),
+          model_(model(layout), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -86,18 +100,22 @@ public:
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
-        const int B = model_.options().B, replica = model_.options().place.at.dp;
+        const int B = model_.options().B, replica = model_.options().place.at.dp, seq_len = layout_.seq_len;
+        const std::vector<TokenRange> ranges = model_.token_ranges();
         auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            const int first = (step - 1) * sequences + (i * layout_.dp + replica) * B;
+            const int first = (step - 1) * layout_.sequences() + (i * layout_.dp + replica) * B;
+            const auto own = inputs.size() / static_cast<std::size_t>(B);
             for (int b = 0; b < B; b++) {
-                const std::vector<int> tokens = sample(first + b);
-                std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
-                std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + b * T);
+                const std::vector<int> tokens = sample(first + b, seq_len);
+                const auto at = static_cast<std::size_t>(b) * own;
+                const auto whole = std::span(tokens);
+                take_ranges(inputs.subspan(at, own), whole.first(whole.size() - 1), ranges);
+                take_ranges(targets.subspan(at, own), whole.subspan(1), ranges);
             }
         };
         step_->gradients(layout_.two_chunks ? all_forward_then_back(layout_.micro_batches, true)
                                             : one_stage_schedule(layout_.micro_batches),
-                         read, 1.0f / static_cast<float>(sequences * T));
+                         read, 1.0f / static_cast<float>(layout_.sequences() * seq_len));
     }
 
     Result train(
@@ -151,10 +169,12 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at) {
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points) {
         StageOptions options;
-        options.B = sequences / layout.dp / layout.micro_batches;
-        options.T = T;
+        options.B = layout.sequences() / layout.dp / layout.micro_batches;
+        options.T = layout.seq_len;
+        options.ulysses = layout.ulysses;
+        options.cut_points = cut_points;
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
         options.matmul.workspace_bytes = 1 << 16;
@@ -170,6 +190,7 @@ private:
     TrainingGroups groups_;
     OwnedStream stream_;
     Arena arena_;
+    std::unique_ptr<CutPoints> cut_points_;
     Stage model_;
     std::optional<Step> step_;
 };
@@ -214,7 +235,7 @@ inline bool on_layout(const Layout& layout, const std::function<void(Rank&, Test
     return on_ranks(layout.mesh(), [&](TestRank& me) {
         TrainingGroups groups = me.world.training_groups();
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
-        Rank rank(layout, me.world.at(), groups);
+        Rank rank(layout, me.world.at(), groups, &me.world);
         body(rank, me);
     });
 }

@@ -33,6 +33,7 @@ public:
 
     Stage& stage() { return stage_; }
     Optimizer& optimizer() { return *optimizer_; }
+    const TrainingGroups& groups() const { return groups_; }
 
     // All of a step but the update: gradients, overwritten by the first micro-batch and added to by later ones, loss,
     // norm of all gradients, the clip factor, and whether a rank asks to stop. `token_share` is 1 / the number of
