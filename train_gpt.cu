@@ -19,6 +19,7 @@
 #include "llmc/base/exit_code.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/self_check.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
@@ -79,7 +80,10 @@ int train(Options options, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups();
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    Stage stage(inputs.config, stage_options(options, world), arena, stream.get());
+    StageOptions of_stage = stage_options(options, world);
+    const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
+    of_stage.cut_points = cut_points.get();
+    Stage stage(inputs.config, of_stage, arena, stream.get());
     start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
     Step step(stage, options, arena, groups);

@@ -9,6 +9,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
@@ -24,9 +25,11 @@ struct Layout {
     int dp = 1, zero = 0;
     bool master_weights = true;
     bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
-    MeshShape mesh() const { return {1, dp, 1, 1}; }
+    int cp = 1, ulysses = 1;
+    MeshShape mesh() const { return {1, dp, cp, 1}; }
     std::string name() const {
-        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once");
+        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "");
     }
 };
 
@@ -55,6 +58,7 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.checkpoint_every = 4;
     options.zero = layout.zero;
     options.master_weights = layout.master_weights;
+    options.cp = layout.cp, options.cp_ulysses = layout.ulysses;
     fit_to_ranks(options, layout.dp);
     return options;
 }
@@ -80,6 +84,7 @@ struct RankOfRun {
     World* world;   // null: one process alone
     TrainingGroups groups;
     Arena& arena;
+    std::unique_ptr<CutPoints> cut_points;
     Stage model;
     std::optional<Step> step;
 
@@ -88,7 +93,9 @@ struct RankOfRun {
           world(its_world),
           groups(groups_of(its_world)),
           arena(its_arena),
-          model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place), arena, stream) {
+          cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
+                               : nullptr),
+          model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place, cut_points.get()), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
@@ -124,12 +131,14 @@ private:
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
         return world->training_groups();
     }
-    static StageOptions stage_options(const Options& o, const ShardPlace& place) {
+    static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points) {
         StageOptions result;
         result.B = o.micro_batch;
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
+        result.ulysses = o.ulysses();
+        result.cut_points = cut_points;
         return result;
     }
 };
@@ -187,7 +196,8 @@ void compare_runs(const std::vector<Layout>& layouts) {
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
         Options options =
-            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates},
+            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates, layout.cp,
+                              layout.ulysses},
                        place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
@@ -222,6 +232,10 @@ TEST_CASE("layouts: losses and validation are those of one process, cut and resu
     compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}, {2, 1, true, false}, {3, 3, true, false}});
 }
 
+TEST_CASE("layouts: losses and validation of ranks that share sequences are those of one process, cut and resumed") {
+    compare_runs({{2, 3, true, false, 2, 2}, {1, 1, true, false, 4, 2}});
+}
+
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
     std::vector<Layout> layouts;
     for (int dp : {1, 2, 3, 4, 6, 8}) {
@@ -242,7 +256,8 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     const std::map<std::string, std::string> expected = files_of(origin);
     // what the model with these weights writes, on one process
     auto written_by = [](RankOfRun& rank) {
-        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4);
+        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4) +
+               Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{24, 0.0f, 5}).sample(4);
     };
     std::string sample;
     on_layout({0, 0}, options, [&](RankOfRun& rank) {
@@ -252,7 +267,8 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
     for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
-                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}}) {
+                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2},
+                                 Layout{2, 3, true, true, 2, 2}, Layout{1, 1, true, true, 4, 2}}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {

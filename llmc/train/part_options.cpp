@@ -19,6 +19,7 @@ StageOptions stage_options(const Options& options, const World& world) {
     result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
     result.B = options.micro_batch;
     result.T = options.seq_len;
+    result.ulysses = options.ulysses();
     result.attention = options.attention;
     result.recompute = options.recompute;
     result.gelu_fusion = options.gelu_fusion;

@@ -33,8 +33,12 @@ void asked(Table& table, const Options& o) {
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
     table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
     table.row("data-parallel ranks", o.data_ranks());
+    if (o.cp > 1) {
+        const std::string groups = o.cp_mode == ContextMode::hybrid ? text(", groups of ", o.ulysses()) : std::string();
+        table.row("context ranks (cp)", text(o.cp, ", ", name_of(o.cp_mode), groups));
+    }
     table.row("ZeRO stage",
-              o.data_ranks() > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
+              o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("LR schedule", name_of(o.schedule));
     table.row("learning rate (LR)", real(o.lr));
     table.row("warmup steps", o.warmup);
