@@ -17,7 +17,7 @@
 
 struct HeadSizes {
     int B, T, NH, HS;
-    std::int64_t rows() const { return std::int64_t{B} * T * NH; }
+    __host__ __device__ std::int64_t rows() const { return std::int64_t{B} * T * NH; }
 };
 
 // The attention of T queries over the keys so far, and over one block of keys more, merged into `out` and `lse`.

@@ -39,6 +39,9 @@ struct Layout {
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     int cp = 1, ulysses = 1;
     int seq_len = 16, heads = 3;
+    // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
+    std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
+    void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
 
     MeshShape mesh() const { return {1, dp, cp, 1}; }
     int sequences() const { return std::max(1536 / seq_len / 4 * 4, 4); }   // of a step
@@ -89,7 +92,7 @@ public:
                   World* world = nullptr)
         : layout_(layout),
           groups_(groups),
-          cut_points_(world ? make_cut_points(*world, options(layout, at, nullptr), arena_, stream_.get()) : nullptr),
+          cut_points_(world ? layout.cut_points(*world, options(layout, at, nullptr), arena_, stream_.get()) : nullptr),
           model_(model(layout), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
@@ -111,6 +114,7 @@ public:
                 const auto whole = std::span(tokens);
                 take_ranges(inputs.subspan(at, own), whole.first(whole.size() - 1), ranges);
                 take_ranges(targets.subspan(at, own), whole.subspan(1), ranges);
+                if (layout_.damage_targets) layout_.damage_targets(inputs.subspan(at, own), targets.subspan(at, own));
             }
         };
         step_->gradients(layout_.two_chunks ? all_forward_then_back(layout_.micro_batches, true)
