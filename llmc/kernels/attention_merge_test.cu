@@ -125,8 +125,8 @@ TEST_CASE_TEMPLATE("copy heads: views of any strides, copied or added, rounded o
 
 TEST_CASE_TEMPLATE("transpose pieces: every piece at its place", T, float, bf16) {
     TestDevice device;
-    for (const auto& [rows, columns, piece] :
-         {std::array{1, 1, 8}, std::array{3, 5, 8}, std::array{7, 2, 24}, std::array{300, 4, 16}}) {
+    for (const auto& [rows, columns, piece] : {std::array<int, 3>{1, 1, 8}, std::array<int, 3>{3, 5, 8},
+                                               std::array<int, 3>{7, 2, 24}, std::array<int, 3>{300, 4, 16}}) {
         std::vector<T> in;
         for (int i = 0; i < rows * columns * piece; i++) in.push_back(static_cast<T>(static_cast<float>(i % 251)));
         const auto from = device.arena.allocate<T>("test/in", in.size()),

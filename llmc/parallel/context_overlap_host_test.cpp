@@ -95,6 +95,6 @@ TEST_CASE("ring: what is not hidden is the sum over hops of what travels longer 
 }
 
 TEST_CASE("ring: a host that waits while the last hop is under way shows") {
-    const Times times{1.0, 0.7, 0.9};
+    const Times times{1.0, 0.7, 0.7 * sizeof(floatX) / 4};   // the last hop takes as long as the weights' gradients
     CHECK(seconds(record_ring(true, {true, true}), times) > 1.1 * seconds(record_ring(true, {true, false}), times));
 }

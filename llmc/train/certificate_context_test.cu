@@ -1,5 +1,7 @@
 // The certificate under context parallelism (certificate_test.h): rings, Ulysses and both, with data parallelism and
 // every ZeRO stage.
+#include <chrono>
+
 #include "llmc/train/certificate_test.h"
 
 using namespace certificate;
@@ -63,7 +65,87 @@ void certify_all(int cp) {
 
 }   // namespace
 
-TEST_CASE("certificate: all modes, ZeRO 0-3, cp 2" * doctest::skip()) { certify_all(2); }
-TEST_CASE("certificate: all modes, ZeRO 0-3, cp 3" * doctest::skip()) { certify_all(3); }
-TEST_CASE("certificate: all modes, ZeRO 0-3, cp 4" * doctest::skip()) { certify_all(4); }
-TEST_CASE("certificate: all modes, ZeRO 0-3, cp 8" * doctest::skip()) { certify_all(8); }
+TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 2" * doctest::skip()) { certify_all(2); }
+TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 3" * doctest::skip()) { certify_all(3); }
+TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 4" * doctest::skip()) { certify_all(4); }
+TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 8" * doctest::skip()) { certify_all(8); }
+
+namespace {
+
+// Device memory that depends on the length of sequences.
+double sequence_bytes(const Arena& arena) {
+    double bytes = 0;
+    for (const Allocation& allocation : arena.allocations()) {
+        if (allocation.name == "workspace/matmul") continue;   // of a fixed size
+        for (const char* group : {"activations/", "workspace/", "batch/", "context/"}) {
+            if (allocation.name.starts_with(group)) bytes += static_cast<double>(allocation.bytes);
+        }
+    }
+    return bytes;
+}
+
+struct LongRun {
+    double seconds = 0, bytes = 0, loss = 0;   // of a step; of a rank
+};
+
+// A step on one sequence of T tokens: 2 layers, 64 channels, one head, a vocabulary of 256, a ring of cp ranks.
+LongRun run_step(int cp, int T, bool timed) {
+    LongRun result;
+    on_ranks(MeshShape{1, 1, cp, 1}, [&](TestRank& me) {
+        ModelConfig config = custom_model_config(2, 1, 64, T, 256);
+        StageOptions options;
+        options.B = 1, options.T = T;
+        options.attention = AttentionKind::library;
+        options.place = {me.world.mesh(), me.world.at(), 0};
+        const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
+        options.cut_points = cut_points.get();
+        Stage model(config, options, me.arena, me.stream);
+        model.initialize(1);
+        TrainingGroups groups = me.world.training_groups();
+        if (cp == 1) groups.zero = groups.stage = groups.all;
+        Step step(model, {}, me.arena, groups);
+        const std::vector<int> positions = token_positions(model.token_ranges());
+        auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+            for (std::size_t i = 0; i < tokens.size(); i++) {
+                tokens[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i])) % 256);
+                targets[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i]) + 1) % 256);
+            }
+        };
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; timed && i < 1; i++) {
+            step.gradients(one_stage_schedule(1), read, 1.0f / static_cast<float>(T));
+            step.update(1, 1e-3f);
+            const double loss = static_cast<double>(step.result().loss);
+            CUDA_CHECK(cudaDeviceSynchronize());
+            if (me.rank() == 0) result.loss = loss;
+        }
+        if (me.rank() != 0) return;
+        result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        result.bytes = sequence_bytes(me.arena);
+    });
+    return result;
+}
+
+}   // namespace
+
+TEST_CASE("shared sequences: memory that depends on the sequence falls as the number of ranks grows") {
+    if (!ranks_are_threads()) return;   // what rank 0 has found stays in its process
+    const double one = run_step(1, 4096, false).bytes;
+    for (int cp : {2, 4, 8}) {
+        const double share = run_step(cp, 4096, false).bytes / one;
+        MESSAGE("cp ", cp, ": ", share, " of one rank's");
+        if (cp == 8 && sizeof(floatX) == 4) CHECK(share < 1.0 / 6);
+        CHECK(share < 1.6 / cp);   // a ring's buffers are on top: in bf16 more, because they are fp32
+        CHECK(share > 1.0 / cp);
+    }
+}
+
+TEST_CASE("shared sequences: 65,536 tokens over eight ranks take at most 1.3 times one rank's time" * doctest::skip()) {
+    if (!ranks_are_threads()) return;
+    const LongRun one = run_step(1, 65536, true), eight = run_step(8, 65536, true);
+    MESSAGE("one rank ", one.seconds, " s, eight ", eight.seconds, " s; memory ", eight.bytes / one.bytes, "; losses ",
+            one.loss, " ", eight.loss);
+    CHECK(eight.seconds < 1.3 * one.seconds);
+    CHECK(eight.bytes < one.bytes / 6);
+    CHECK(std::abs(eight.loss / one.loss - 1) < tolerance.losses);
+}
