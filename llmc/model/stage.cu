@@ -98,8 +98,9 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 }
 
 void Stage::set_batch_shape(int B, int T) {
-    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= std::int64_t{max_rows_} * options_.place.mesh.cp, "a micro-batch of ", B,
-           " x ", T, " tokens, room for ", max_rows_);
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len &&
+               std::int64_t{B} * T <= std::int64_t{max_rows_} * options_.place.mesh.cp,
+           "a micro-batch of ", B, " x ", T, " tokens, room for ", max_rows_);
     options_.B = B;
     options_.T = T;
     sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);

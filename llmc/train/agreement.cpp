@@ -11,7 +11,11 @@ constexpr std::size_t values_at_once = 256;
 }   // namespace
 
 Agreement::Agreement(Arena& arena, Communicator* all, World* world, const StopSignals& signals, cudaStream_t stream)
-    : all_(all), world_(world), signals_(signals), stream_(stream), sums_(arena.allocate<double>("step/agreement", values_at_once)) {
+    : all_(all),
+      world_(world),
+      signals_(signals),
+      stream_(stream),
+      sums_(arena.allocate<double>("step/agreement", values_at_once)) {
     ENSURE(world == nullptr || world->ranks() == ranks(), "requests to stop are summed over ", ranks(), " of ",
            world->ranks(), " ranks; the others would not hear of them");
 }

@@ -195,10 +195,9 @@ void compare_runs(const std::vector<Layout>& layouts) {
     // the metrics it leaves; nothing where it was passed over
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
-        Options options =
-            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates, layout.cp,
-                              layout.ulysses},
-                       place.folder / name);
+        Options options = options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights,
+                                            layout.accumulates, layout.cp, layout.ulysses},
+                                     place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
