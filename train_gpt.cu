@@ -83,7 +83,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     Arena arena;
     StageOptions of_stage = stage_options(options, world);
     add_pipeline(of_stage, options, inputs.config);
-    const auto cut_points = make_cut_points(of_stage, groups, arena);
+    const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
     of_stage.cut_points = cut_points.get();
     Stage stage(inputs.config, of_stage, arena, stream.get());
     start_weights(stage, inputs.weights.get(), options.seed);

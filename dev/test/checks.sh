@@ -53,6 +53,14 @@ if part tensor; then
         check "certificate of all tensor-parallel layouts, $precision" whole $precision 'certificate of tp ranks: all*'
     done
 fi
+if part context; then
+    builds_for_cpu
+    for precision in bf16 fp32; do
+        check "certificate of shared sequences, $precision" whole $precision 'shared sequences: all*'
+        check "attention over long sequences, $precision" whole $precision 'context parallel: attention over long*'
+    done
+    check "a sequence of 65,536 tokens over eight ranks, fp32" whole fp32 'shared sequences: 65*'
+fi
 if part layouts; then
     builds_for_cpu
     for precision in bf16 fp32; do

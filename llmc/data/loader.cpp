@@ -36,16 +36,26 @@ TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::
     }
 }
 
-void TokenSet::read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
+                           std::span<std::int32_t> targets) const {
     ENSURE(index < windows(), "window ", index, " of ", windows());
-    const std::uint64_t T = static_cast<std::uint64_t>(T_);
-    ENSURE(inputs.size() == T && targets.size() == T, "a window of ", T, " tokens into ", inputs.size());
     auto next = std::upper_bound(first_window_.begin(), first_window_.end(), index);
     std::size_t shard = static_cast<std::size_t>(next - first_window_.begin()) - 1;
-    std::vector<std::int32_t> window(T + 1);
-    shards_[shard].read((index - first_window_[shard]) * T, window, vocab_size_);
-    std::copy(window.begin(), window.end() - 1, inputs.begin());
-    std::copy(window.begin() + 1, window.end(), targets.begin());
+    const std::uint64_t begin = (index - first_window_[shard]) * static_cast<std::uint64_t>(T_);
+    std::size_t done = 0;
+    for (const TokenRange& range : ranges) {
+        const auto length = static_cast<std::size_t>(range.length);
+        ENSURE(range.begin >= 0 && range.begin + range.length <= T_ && done + length <= inputs.size() &&
+                   inputs.size() == targets.size(),
+               "tokens ", range.begin, " + ", range.length, " of ", T_, " into ", inputs.size(), " and ",
+               targets.size());
+        std::vector<std::int32_t> tokens(length + 1);
+        shards_[shard].read(begin + static_cast<std::uint64_t>(range.begin), tokens, vocab_size_);
+        std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + static_cast<std::ptrdiff_t>(done));
+        std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + static_cast<std::ptrdiff_t>(done));
+        done += length;
+    }
+    ENSURE(done == inputs.size(), done, " tokens into ", inputs.size());
 }
 
 void Loader::seek(LoaderState state) {
@@ -63,15 +73,16 @@ LoaderState Loader::after(std::uint64_t samples) const {
     return {state_.epoch + index / tokens_->windows(), index % tokens_->windows()};
 }
 
-void Loader::read(std::uint64_t ahead, std::uint64_t count, std::span<std::int32_t> inputs,
-                  std::span<std::int32_t> targets) const {
-    const std::size_t T = static_cast<std::size_t>(tokens_->T());
+void Loader::read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
+                  std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+    std::size_t T = 0;   // tokens of the ranges
+    for (const TokenRange& range : ranges) T += static_cast<std::size_t>(range.length);
     ENSURE(inputs.size() == count * T && targets.size() == count * T, count, " samples into ", inputs.size(),
            " tokens");
     for (std::uint64_t i = 0; i < count; i++) {
         LoaderState sample = after(ahead + i);
         Permutation order(tokens_->windows(), seed_, sample.epoch);
-        tokens_->read_window(order(sample.index), inputs.subspan(i * T, T), targets.subspan(i * T, T));
+        tokens_->read_window(order(sample.index), ranges, inputs.subspan(i * T, T), targets.subspan(i * T, T));
     }
 }
 

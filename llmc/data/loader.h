@@ -17,6 +17,7 @@
 
 #include "llmc/data/permutation.h"
 #include "llmc/data/token_file.h"
+#include "llmc/mesh/context_cut.h"
 
 // The token files behind one pattern, cut into windows.
 class TokenSet {
@@ -33,7 +34,12 @@ public:
     std::size_t shards() const { return shards_.size(); }
 
     // Window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
-    void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
+    void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+        read_window(index, std::vector<TokenRange>{{0, T_}}, inputs, targets);
+    }
+    // Of the window's inputs and targets only these ranges, one after another: no other tokens are read.
+    void read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
+                     std::span<std::int32_t> targets) const;
 
 private:
     std::vector<TokenFile> shards_;
@@ -60,7 +66,12 @@ public:
     // Samples [ahead, ahead + count) after the state, into inputs and targets of shape (count, T). The state stays: the
     // caller reads its own part of a step's samples, then advances by all of them.
     void read(std::uint64_t ahead, std::uint64_t count, std::span<std::int32_t> inputs,
-              std::span<std::int32_t> targets) const;
+              std::span<std::int32_t> targets) const {
+        read(ahead, count, {{0, tokens_->T()}}, inputs, targets);
+    }
+    // Of each sample only these ranges.
+    void read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
+              std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
     void advance(std::uint64_t samples);
 
 private:

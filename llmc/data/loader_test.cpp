@@ -141,6 +141,34 @@ TEST_CASE("loader: the order does not depend on how it is read, and the state is
     CHECK(first_tokens(other, 0, 24) != all);
 }
 
+TEST_CASE("loader: ranges of samples are what whole samples have there, and nothing else is read") {
+    TemporaryFolder folder;
+    std::vector<std::uint32_t> ids(101);
+    for (std::uint32_t i = 0; i < ids.size(); i++) ids[i] = i;
+    write_token_file(real_files(), folder / "a.bin", TokenFormat::gpt2, ids);
+    const TokenSet tokens(real_files(), "--train-data", folder / "a.bin", 10, 200);
+    Loader loader(tokens, 7);
+    std::vector<std::int32_t> whole(30), whole_targets(30);
+    loader.read(3, 3, whole, whole_targets);
+    std::vector<std::int32_t> inputs(15), targets(15);
+    loader.read(3, 3, {{2, 3}, {8, 2}}, inputs, targets);
+    for (std::size_t i = 0; i < 3; i++) {
+        const std::size_t places[] = {2, 3, 4, 8, 9};
+        for (std::size_t j = 0; j < 5; j++) {
+            CHECK(inputs[5 * i + j] == whole[10 * i + places[j]]);
+            CHECK(targets[5 * i + j] == whole_targets[10 * i + places[j]]);
+            CHECK(targets[5 * i + j] == inputs[5 * i + j] + 1);   // also at the border of two ranges
+        }
+    }
+    CHECK_THROWS(loader.read(0, 1, {{8, 3}}, std::span(inputs).first(3), std::span(targets).first(3)));
+    CHECK_THROWS(loader.read(0, 1, {{0, 3}}, std::span(inputs).first(4), std::span(targets).first(4)));
+    // an id outside the vocabulary is met only by those who read it
+    const TokenSet unchecked(real_files(), "--train-data", folder / "a.bin", 100, 50, 0);
+    std::vector<std::int32_t> part(40), part_targets(40);
+    unchecked.read_window(0, {{0, 40}}, part, part_targets);
+    CHECK_THROWS_AS(unchecked.read_window(0, {{20, 40}}, part, part_targets), Error);
+}
+
 TEST_CASE("loader: errors name the option and what would work") {
     TwoShards data;
     auto complaint = [&](auto&& action) -> std::string {

@@ -4,7 +4,8 @@
 
 #include "llmc/kernels/layernorm.cuh"
 
-RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T) {
+RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
+                     int ulysses) {
     const MeshShape& mesh = place.mesh;
     const TensorSpec wte{config.padded_vocab_size, config.channels, TensorCut::vocabulary};
     const std::int64_t Vp = tp_shard_of(wte, mesh.tp).rows, first = place.at.tp * Vp;
@@ -19,6 +20,7 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     sizes.Vp = static_cast<int>(Vp);
     sizes.first_token = static_cast<int>(first);
     sizes.residual_parts = sequence_parallel ? mesh.tp : 1;
+    sizes.ulysses = ulysses;
     return sizes;
 }
 
@@ -72,6 +74,8 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
         place(&Block::ln1_rstd, "ln1_rstd", Rr, Recompute::block);
         place(&Block::qkv, "qkv", R * 3 * heads, Recompute::block);
         place(&Block::atty, "atty", R * heads, Recompute::block);
+        block.attended = block.atty;
+        if (sizes.ulysses > 1) place(&Block::attended, "attended", R * heads, Recompute::block);
         place(&Block::lse, "lse", R * sizes.NH, Recompute::block);
         place(&Block::residual2, "residual2", Rr * C, Recompute::block);
         place(&Block::ln2, "ln2", Rr * C, Recompute::gelu_norm);

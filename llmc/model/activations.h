@@ -26,13 +26,16 @@ struct RankSizes {
     int V, Vp;            // this rank's part of the vocabulary, and with padding
     int first_token;      // where that begins
     int residual_parts;   // ranks that share the rows of the residual region (cut_points.h)
+    int ulysses;          // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
 
     int rows() const { return B * T; }
     int residual_rows() const { return rows() / residual_parts; }   // rows that follow each other
-    AttentionShape attention() const { return self_attention_shape(B, T, NH, HS); }
+    // As attention on this rank has them; of a ring, the block of its own keys.
+    AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS); }
 };
 // `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
-RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T);
+RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
+                     int ulysses = 1);
 // Error(usage) naming the nearest values that work, where tp ranks cannot share a model of these sizes evenly.
 void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_parallel, int B, int T);
 
@@ -49,9 +52,10 @@ struct BlockActivations {
     floatX* ln1;         // (Rr, C)
     float* ln1_mean;     // (Rr)
     float* ln1_rstd;     // (Rr)
-    floatX* qkv;         // (R, 3 NH HS): (B, T, 3, NH, HS)
+    floatX* qkv;         // (R, 3 NH HS): (B, T, 3, NH, HS), after attention with its tokens and heads
+    floatX* attended;    // (R, NH HS) its output, with its tokens and heads: atty, unless heads are exchanged
     floatX* atty;        // (R, NH HS): (B, T, NH, HS)
-    float* lse;          // (B, NH, T) log-sum-exp of each query's scores
+    float* lse;          // (B, NH, T) log-sum-exp of each query's scores, likewise
     floatX* residual2;   // (Rr, C) residual stream after attention
     floatX* ln2;         // (Rr, C)
     float* ln2_mean;     // (Rr)

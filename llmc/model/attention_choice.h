@@ -5,7 +5,7 @@
 // Error(no_device) with its reason.
 //
 // Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding. The
-// choice is made for outputs of T: where the library serves no others (cuDNN), take `own` for those.
+// choice is made for the results that are said: cuDNN serves no fp32 ones, so `auto_` is then our own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,16 +19,23 @@
 template <class T>
 class AttentionChoice {
 public:
-    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena) : arena_(arena) {
+    // `fp32_results`: outputs and gradients will be fp32.
+    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena, bool fp32_results = false)
+        : arena_(arena), fp32_results_(fp32_results) {
         if (kind != AttentionKind::auto_) {
             take(kind, shape);
-        } else if (LibraryAttention::refusal<T>(shape).empty()) {
+        } else if (refusal(shape).empty()) {
             take(AttentionKind::library, shape);
             open_ = !LibraryAttention::surely_faster();
         }
     }
 
     AttentionKind chosen() const { return library_ ? AttentionKind::library : AttentionKind::own; }
+
+    // Why the library cannot serve; empty if it can.
+    std::string refusal(const AttentionShape& shape) const {
+        return fp32_results_ ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
+    }
 
     // Whether both can serve and nothing but their speed decides.
     bool open() const { return open_; }
@@ -39,8 +46,8 @@ public:
         open_ = false;
         if (kind == chosen()) return;
         if (kind == AttentionKind::own) return library_.reset();
-        if (const std::string refusal = LibraryAttention::refusal<T>(shape); !refusal.empty()) {
-            throw Error(ErrorKind::no_device, text("no library attention: ", refusal),
+        if (const std::string why = refusal(shape); !why.empty()) {
+            throw Error(ErrorKind::no_device, text("no library attention: ", why),
                         "Use --attention own, or auto to take the library only where it can serve.");
         }
         library_ = std::make_unique<LibraryAttention>(arena_);
@@ -75,5 +82,6 @@ public:
 private:
     Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
+    bool fp32_results_;
     bool open_ = false;
 };

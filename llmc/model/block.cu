@@ -41,7 +41,7 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
             qkv_.forward(at_row(a.qkv, part, qkv_.out_channels()), at_row(ln1, part, sizes.C), part.count, stream);
         },
         stream);
-    cut.attend(tools_.attention, attention_forward(a), stream);
+    cut.attend(tools_.attention, attention_forward(a), a.qkv, a.atty, stream);
     residual_layernorm_forward(
         ResidualLayerNormForward<floatX>{a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, in, project(attproj_, a.atty),
                                          parameters_.tensor(Param::ln2w, layer_),
@@ -78,10 +78,10 @@ void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) co
 }
 
 AttentionForward<floatX> Block::attention_forward(const BlockActivations& a) const {
-    const RankSizes& s = tools_.sizes;
+    const AttentionShape s = tools_.sizes.attention();
     const floatX* qkv = a.qkv;
-    auto part = [&](int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
-    return {contiguous_heads(a.atty, s.T, s.NH, s.HS), a.lse, part(0), part(1), part(2), s.attention()};
+    auto part = [&](int i) { return packed_heads(qkv, i, s.Tq, s.NH, s.HS); };
+    return {contiguous_heads(a.attended, s.Tq, s.NH, s.HS), a.lse, part(0), part(1), part(2), s};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -107,20 +107,20 @@ void Block::recompute(const floatX* in, const BlockActivations& a, Recompute lev
 }
 
 AttentionBackward<floatX> Block::attention_backward(floatX* dqkv, const BlockActivations& a) const {
-    const RankSizes& s = tools_.sizes;
-    const floatX *qkv = a.qkv, *out = a.atty, *dout = tools_.workspace.rows_c.data();
-    auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.T, s.NH, s.HS); };
+    const AttentionShape s = tools_.sizes.attention();
+    const floatX *qkv = a.qkv, *out = a.attended, *dout = tools_.workspace.rows_c.data();
+    auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS); };
     return {part(dqkv, 0),
             part(dqkv, 1),
             part(dqkv, 2),
             tools_.workspace.delta.data(),
-            contiguous_heads(dout, s.T, s.NH, s.HS),
-            contiguous_heads(out, s.T, s.NH, s.HS),
+            contiguous_heads(dout, s.Tq, s.NH, s.HS),
+            contiguous_heads(out, s.Tq, s.NH, s.HS),
             a.lse,
             part(qkv, 0),
             part(qkv, 1),
             part(qkv, 2),
-            s.attention()};
+            s};
 }
 
 // dresidual += the gradient of the layernorm's input.
@@ -156,7 +156,8 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         return kept->*copy;
     };
 
-    const floatX* const dout = keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dout, tools_.sizes.C);
+    const floatX* const dout =
+        keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dout, tools_.sizes.C);
     queue.add([=, this, &gradients] { fcproj_.backward_weight(gradients, dout, a.fch_gelu, rows, stream); });
     if (tools_.gelu_fusion >= 2) {
         fcproj_.backward_input_gelu(dfch, dout, a.fch, rows, stream);
@@ -177,7 +178,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dresidual2, tools_.sizes.C);
     queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
     attproj_.backward_input(drows, dout2, rows, stream);
-    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), stream);
+    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), dqkv, drows, queue, stream);
     announce(a.ln1);
     const floatX* const kept_dqkv = keep(dqkv, &BlockGradients::dqkv, qkv_.out_channels());
     queue.add([=, this, &gradients] {

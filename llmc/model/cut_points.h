@@ -65,12 +65,18 @@ public:
     // Which positions of a sequence this rank's tokens are.
     virtual Positions positions() const;
 
-    // Attention of this rank's queries over all keys that they may see.
+    // Attention of this rank's queries over all keys that they may see. `arguments` have the heads and tokens of
+    // RankSizes::attention(). Before, `qkv` (R, 3 NH HS) is what the layer below has made; it becomes q, k and v of the
+    // arguments. `out` (R, NH HS) is what the layer above takes.
     virtual void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,
-                        cudaStream_t stream) {
+                        floatX* /*qkv*/, floatX* out, cudaStream_t stream) {
+        ENSURE(out == arguments.out.data, "one device exchanges no heads");
         attention.forward(arguments, stream);
     }
+    // `dout` becomes that of the arguments, which read q, k, v and the output as `attend` has left them; dq, dk and dv
+    // become `dqkv`, as the layer below takes it. Tells the queue when gradients are on their last way.
     virtual void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
+                                 floatX* /*dqkv*/, floatX* /*dout*/, WeightGradientQueue& /*queue*/,
                                  cudaStream_t stream) {
         attention.backward(arguments, stream);
     }

@@ -74,7 +74,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                      : parameters_;
     gradients_.emplace(make_gradients(options.grad_dtype, arena, *storage_, stream));
 
-    sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T);
+    sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T, options.ulysses);
     max_rows_ = sizes_.rows();
     int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
     classifier_rows = std::min(classifier_rows, max_rows_);
@@ -85,7 +85,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
         if (receives) options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
     }
     pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options_.in_flight);
-    attention_.emplace(options.attention, sizes_.attention(), arena);
+    attention_.emplace(options.attention, sizes_.attention(), arena, context().ring_size() > 1);
     workspace_.emplace(arena, sizes_, classifier_rows);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
                               *workspace_, options.gelu_fusion, stream});
@@ -103,11 +103,12 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 }
 
 void Stage::set_batch_shape(int B, int T) {
-    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len && std::int64_t{B} * T <= max_rows_, "a micro-batch of ", B,
-           " x ", T, " tokens, room for ", max_rows_);
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len &&
+               std::int64_t{B} * T <= std::int64_t{max_rows_} * options_.place.mesh.cp,
+           "a micro-batch of ", B, " x ", T, " tokens, room for ", max_rows_);
     options_.B = B;
     options_.T = T;
-    sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T);
+    sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
     tools_->cut_points.set_sizes(sizes_);
 }
 
@@ -283,9 +284,10 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
     take_output_gradient(chunk_index, micro_batch);
     Flight& own = flight(chunk_index, micro_batch);
     const bool delays = options_.in_flight.delayed > 0;
-    own.weights = WeightGradientQueue(delays                       ? WeightGradients::at_schedule
-                                      : options_.place.mesh.tp > 1 ? WeightGradients::behind_collective
-                                                                   : WeightGradients::at_once);
+    const bool sends = options_.place.mesh.tp > 1 || context().ring_size() > 1;
+    own.weights = WeightGradientQueue(delays  ? WeightGradients::at_schedule
+                                      : sends ? WeightGradients::behind_collective
+                                              : WeightGradients::at_once);
     if (delays) {
         own.delayed = pool_->delayed.take();
         own.activations->sent.wait(stream_);   // gradients take the output's place

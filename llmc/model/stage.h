@@ -21,6 +21,7 @@
 #include <variant>
 #include <vector>
 
+#include "llmc/mesh/context_cut.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/block.h"
@@ -47,6 +48,7 @@ struct StageOptions {
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // of rows, in forward: one's collective hides behind the next one's matmul
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
+    int ulysses = 1;                  // of its cp ranks, those that exchange heads for tokens (mesh/context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; none: one with everything
     InFlight in_flight = {};
     CutPoints* cut_points = nullptr;   // outlives the stage; null: those of one device
@@ -109,6 +111,8 @@ public:
     // Of the micro-batches at hand. This rank has all tokens of their sequences, or as many as other cp ranks.
     const RankSizes& sizes() const { return sizes_; }
     int tokens() const { return sizes_.rows(); }
+    ContextCut context() const { return {options_.place.mesh.cp, options_.ulysses, options_.place.at.cp}; }
+    std::vector<TokenRange> token_ranges() const { return ::token_ranges(context(), options_.T); }   // of a sequence
 
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.

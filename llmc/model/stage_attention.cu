@@ -49,7 +49,7 @@ void Stage::use_attention(AttentionKind kind) {
 
 Stage::FasterAttention Stage::faster_attention() {
     const AttentionShape shape = sizes_.attention();
-    if (!LibraryAttention::refusal<floatX>(shape).empty()) return {AttentionKind::own, ""};
+    if (!attention_->refusal(shape).empty()) return {AttentionKind::own, ""};
     const BlockActivations& a = pool_->activations.any().blocks[0];
     const std::int64_t elements = std::int64_t{sizes_.rows()} * sizes_.NH * sizes_.HS;
     fill_normal(a.qkv, 3 * elements, 1.0f, 1, GlobalSpan{}, stream_);

@@ -1,5 +1,6 @@
 #include "llmc/process/world.h"
 
+#include <algorithm>
 #include <numeric>
 #include <sstream>
 
@@ -68,6 +69,7 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
     if (all_) what(*all_);
     for (const auto& [_, group] : groups_) what(*group);
     for (const auto& link : link_groups_) what(*link);
+    for (const auto& [_, group] : named_groups_) what(*group);
 }
 
 void World::make_world(const ncclUniqueId& id) {
@@ -128,6 +130,18 @@ const PipelineLinks& World::pipeline_links(bool ring) {
     }
     links_.tied = make_link(0, p - 1, true, "tied");
     return links_;
+}
+
+Communicator* World::group(const std::string& name, const std::vector<int>& members) {
+    std::unique_ptr<Communicator>& group = named_groups_[name];
+    if (group != nullptr) return group.get();
+    const auto own = std::find(members.begin(), members.end(), rank());
+    ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
+    group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
+                                           static_cast<int>(own - members.begin()), name);
+    if (log_) group->log_into(*log_, members);
+    if (watchdog_) watchdog_->watch(*group);
+    return group.get();
 }
 
 void World::set_step(std::int64_t step) {

@@ -53,6 +53,10 @@ public:
     // all ranks have other work than a group's.
     Communicator* group(AxisSet axes);
 
+    // Of these ranks of the world, in this order, under a name of its own: for work that must not wait for other work
+    // of the same ranks. Every rank names its own group. Collective over the world when first asked for.
+    Communicator* group(const std::string& name, const std::vector<int>& members);
+
     // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). Collective
     // when first asked for.
     TrainingGroups training_groups(bool ring = false) {
@@ -103,6 +107,7 @@ private:
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
     std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
+    std::map<std::string, std::unique_ptr<Communicator>> named_groups_;
     std::vector<std::unique_ptr<Communicator>> link_groups_;
     PipelineLinks links_;
 };

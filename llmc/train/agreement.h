@@ -5,6 +5,8 @@
 // evaluation) asks every few micro-batches.
 #pragma once
 
+#include <span>
+
 #include "llmc/base/arena.h"
 #include "llmc/process/world.h"
 #include "llmc/train/stop_signals.h"
@@ -21,6 +23,8 @@ public:
     double* addend() const { return sums_.data(); }
     double sum();
     double sum(double own);
+    // Each of `values` becomes its sum. Collective; waits.
+    void sum(std::span<double> values);
     void ask() { sum(0); }   // only whether a rank asks to stop
     // Everyone's text, by rank; this one's alone without a world. Nobody is asked whether to stop.
     std::vector<std::string> gather(const std::string& own);
@@ -36,6 +40,6 @@ private:
     World* world_;
     const StopSignals& signals_;
     cudaStream_t stream_;
-    DeviceBuffer<double> sums_;   // the addend and the votes
+    DeviceBuffer<double> sums_;   // the addend and the votes; or values
     StopVotes stop_;
 };

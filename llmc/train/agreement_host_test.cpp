@@ -8,6 +8,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/temporary_folder.h"
+#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
@@ -143,6 +144,47 @@ TEST_CASE("evaluation: ranks that share the questions answer as many right as on
         }
         if (count > 1) CHECK((expected > 0 && expected < count));
     }
+}
+
+TEST_CASE("evaluation: ranks that share a question's tokens answer as many right as one") {
+    const int count = 20;
+    int expected = -1;
+    for (const auto& [mesh, ulysses] : {std::pair{MeshShape{}, 1}, std::pair{MeshShape{1, 1, 2, 1}, 1},
+                                        std::pair{MeshShape{1, 2, 2, 1}, 2}, std::pair{MeshShape{1, 1, 4, 1}, 2}}) {
+        int right = -1;
+        on_ranks(mesh, [&](TestRank& me) {
+            StageOptions options = shape(me, 0);
+            options.ulysses = ulysses;
+            const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
+            options.cut_points = cut_points.get();
+            Stage model(custom_model_config(2, 2, 32, T, vocab), options, me.arena, me.stream);
+            model.initialize(9);
+            Step step(model, {}, me.arena, groups_of(me));
+            Evaluation evaluation(step, questions(count));
+            const StopSignals signals;
+            Agreement agreement(me.arena, groups_of(me).all, nullptr, signals, me.stream);
+            const auto result = evaluation.run(agreement);
+            me.require(result && result->questions == count, "questions were lost");
+            if (me.rank() == 0) right = result->right;
+        });
+        if (expected < 0) expected = right;
+        INFO("dp ", mesh.dp, ", cp ", mesh.cp);
+        CHECK(right == expected);
+    }
+    CHECK((expected > 0 && expected < count));
+}
+
+TEST_CASE("agreement: many values are summed, each with its own") {
+    on_ranks(3, [&](TestRank& me) {
+        const StopSignals signals;
+        Agreement agreement(me.arena, &me.all, nullptr, signals, me.stream);
+        std::vector<double> values(700);
+        for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<double>(i) + me.rank();
+        agreement.sum(values);
+        for (std::size_t i = 0; i < values.size(); i++) {
+            me.require(values[i] == 3 * static_cast<double>(i) + 3, "value ", i, " is ", values[i]);
+        }
+    });
 }
 
 TEST_CASE("trainer: a signal after any record of three ranks, and the resumed run leaves the records of an uncut one") {

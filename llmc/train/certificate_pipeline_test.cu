@@ -17,7 +17,7 @@ Layout pipeline(const Pipe& pipe, int micro_batches, int layers, bool tied = tru
 }
 
 void certify(const Layout& layout, int steps = 3) {
-    const ParamTable table(model(layout.tied, 3, layout.layers));
+    const ParamTable table(model(layout));
     const Result expected = train_alone(1, steps, true, layout.tied, 3, layout.layers);
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(steps);
@@ -217,7 +217,7 @@ TEST_CASE("certificate: a pipeline stage's arena has as many sets of activations
         layout.recompute = recompute;
         OwnedStream stream;
         Arena arena;
-        const Stage made(model(true, 3, 8), Rank::options(layout, {stage, 0, 0, 0}), arena, stream.get());
+        const Stage made(model(layout), Rank::options(layout, {stage, 0, 0, 0}), arena, stream.get());
         double sets = 0, one = 0;
         for (const Allocation& allocation : arena.allocations()) {
             if (allocation.name.starts_with("activations/h.")) one += static_cast<double>(allocation.bytes);

@@ -9,7 +9,7 @@ using namespace certificate;
 namespace {
 
 void certify(const Layout& layout, const Result& expected) {
-    const ParamTable table(model(layout.tied, layout.heads));
+    const ParamTable table(model(layout));
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(static_cast<int>(expected.losses.size()));
         require_same_everywhere(found, me);
@@ -246,7 +246,7 @@ std::string damaged(const Layout& layout, Damage damage,
         rank.groups().tensor->set_tap(nullptr);
         if (me.rank() != 0) return;
         hits = own_hits;
-        story = difference(found, expected, ParamTable(model(layout.tied, layout.heads)));
+        story = difference(found, expected, ParamTable(model(layout)));
     });
     if (!ran) return "passed over";
     const std::string told = from_first_process(text(hits > 0 ? "" : "no call was hit", story));

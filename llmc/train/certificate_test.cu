@@ -9,7 +9,7 @@ using namespace certificate;
 namespace {
 
 void certify(const Layout& layout, const Result& expected) {
-    const ParamTable table(model(layout.tied));
+    const ParamTable table(model(layout));
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(static_cast<int>(expected.losses.size()));
         require_same_everywhere(found, me);

@@ -52,9 +52,15 @@ struct Layout {
     Pipe pipe = {};
     int layers = 3;
     std::vector<std::vector<PipelineSchedule>> more_schedules = {};   // that there must be room for: Rank::follow
+    int cp = 1, ulysses = 1;
+    int seq_len = 16;
+    // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
+    std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
+    void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
 
-    MeshShape mesh() const { return {pipe.stages, dp, 1, tp}; }
+    MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks}; }
+    int sequences() const { return std::max(1536 / seq_len / 4 * 4, 4); }   // of a step
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
@@ -62,23 +68,30 @@ struct Layout {
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
                                            ", ", layers, " layers")
-                                    : "");
+                                    : "",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "");
     }
 };
 
 // The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
-inline ModelConfig model(bool tied = true, int heads = 3, int layers = 3) {
-    ModelConfig config = custom_model_config(layers, heads, heads == 12 ? 96 : 48, 24, 97);
-    config.tied = tied;
+inline ModelConfig model(const Layout& layout) {
+    const int heads = layout.heads, channels = heads == 12 ? 96 : 16 * heads;
+    ModelConfig config = custom_model_config(layout.layers, heads, channels, layout.seq_len + 8, 97);
+    config.tied = layout.tied;
     return config;
+}
+inline ModelConfig model(bool tied = true) {
+    Layout layout;
+    layout.tied = tied;
+    return model(layout);
 }
 constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
 constexpr std::uint64_t seed = 42;
 
 // The tokens of a sample and one more. Skewed and repetitive, so that there is something to learn.
-inline std::vector<int> sample(int index) {
+inline std::vector<int> sample(int index, int seq_len = T) {
     std::vector<int> tokens;
-    for (int t = 0; t <= T; t++) {
+    for (int t = 0; t <= seq_len; t++) {
         const std::uint64_t bits =
             mix64(static_cast<std::uint64_t>(index % 301) * 1000 + static_cast<std::uint64_t>(t / 2));
         tokens.push_back(static_cast<int>((bits % 97) * (bits >> 40) % 97));
@@ -95,13 +108,13 @@ struct Result {
 // One rank of a run: model and optimizer, made and stepped as the trainer does it.
 class Rank {
 public:
-    // Without groups: one process.
-    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {})
+    // Without groups: one process. `world`: where cut points need communicators.
+    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {},
+                  World* world = nullptr)
         : layout_(layout),
           groups_(groups),
-          cut_points_(make_cut_points(options(layout, at), groups, arena_)),
-          model_(model(layout.tied, layout.heads, layout.layers), options(layout, at, cut_points_.get()), arena_,
-                 stream_.get()) {
+          cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
+          model_(model(layout), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -120,8 +133,9 @@ public:
         options.cut_points = cut_points;
         options.tp_chunks = layout.tp_chunks;
         options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
-        options.B = sequences / layout.dp / layout.micro_batches;
-        options.T = T;
+        options.B = layout.sequences() / layout.dp / layout.micro_batches;
+        options.T = layout.seq_len;
+        options.ulysses = layout.ulysses;
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
         options.matmul.workspace_bytes = 1 << 16;
@@ -130,8 +144,7 @@ public:
             options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
         }
         if (layout.pipe.stages > 1) {
-            options.chunks =
-                chunks_of_stage(model(layout.tied, layout.heads, layout.layers), layout.pipeline(), at.pp, T);
+            options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, T);
             InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
             for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
                 const InFlight also = in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks);
@@ -146,16 +159,21 @@ public:
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
-        const int B = model_.options().B, replica = model_.options().place.at.dp;
+        const int B = model_.options().B, replica = model_.options().place.at.dp, seq_len = layout_.seq_len;
+        const std::vector<TokenRange> ranges = model_.token_ranges();
         auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            const int first = (step - 1) * sequences + (i * layout_.dp + replica) * B;
+            const int first = (step - 1) * layout_.sequences() + (i * layout_.dp + replica) * B;
+            const auto own = inputs.size() / static_cast<std::size_t>(B);
             for (int b = 0; b < B; b++) {
-                const std::vector<int> tokens = sample(first + b);
-                std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
-                std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + b * T);
+                const std::vector<int> tokens = sample(first + b, seq_len);
+                const auto at = static_cast<std::size_t>(b) * own;
+                const auto whole = std::span(tokens);
+                take_ranges(inputs.subspan(at, own), whole.first(whole.size() - 1), ranges);
+                take_ranges(targets.subspan(at, own), whole.subspan(1), ranges);
+                if (layout_.damage_targets) layout_.damage_targets(inputs.subspan(at, own), targets.subspan(at, own));
             }
         };
-        step_->gradients(schedule_, read, 1.0f / static_cast<float>(sequences * T));
+        step_->gradients(schedule_, read, 1.0f / static_cast<float>(layout_.sequences() * seq_len));
     }
 
     Result train(
@@ -282,7 +300,7 @@ inline bool on_layout(const Layout& layout, const std::function<void(Rank&, Test
     return on_ranks(layout.mesh(), [&](TestRank& me) {
         TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1);
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
-        Rank rank(layout, me.world.at(), groups);
+        Rank rank(layout, me.world.at(), groups, &me.world);
         body(rank, me);
     });
 }

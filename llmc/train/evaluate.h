@@ -1,7 +1,8 @@
 // Multiple-choice evaluation: a question is answered right when the right completion has the lowest mean loss per token
 // (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts).
 //
-// Data-parallel ranks share the questions: question q is answered by rank q mod N.
+// Data-parallel ranks share the questions: question q is answered by rank q mod N. Context-parallel ranks share a row;
+// their losses are summed.
 #pragma once
 
 #include <optional>
@@ -33,7 +34,8 @@ private:
         std::size_t question, completion;
     };
     std::vector<Row> rows_of_replica(int replica, int replicas) const;
-    std::vector<double> losses_of(std::span<const Row> rows);
+    std::vector<double> losses_of(std::span<const Row> rows, Agreement& agreement);
+    void add_over_sequence(std::vector<double>& sums, Agreement& agreement) const;
     int count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const;
 
     Step& step_;

@@ -30,13 +30,26 @@ struct Layout {
     bool sequence_parallel = true;
     int pp = 1;
     PipelineKind schedule = PipelineKind::one_f_one_b;
-    MeshShape mesh() const { return {pp, dp, 1, tp}; }
+    int cp = 1, ulysses = 1;
+    MeshShape mesh() const { return {pp, dp, cp, tp}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
-                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "");
+                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "");
     }
 };
+
+Layout pipeline(int dp, int zero, int pp, PipelineKind schedule = PipelineKind::one_f_one_b) {
+    Layout layout{dp, zero};
+    layout.pp = pp, layout.schedule = schedule;
+    return layout;
+}
+Layout context(int dp, int zero, bool accumulates, int cp, int ulysses) {
+    Layout layout{dp, zero, true, accumulates};
+    layout.cp = cp, layout.ulysses = ulysses;
+    return layout;
+}
 
 // What all runs share: data, and a folder each.
 struct Workplace {
@@ -67,6 +80,7 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.master_weights = layout.master_weights;
     options.tp = layout.tp;
     options.sequence_parallel = layout.sequence_parallel;
+    options.cp = layout.cp, options.cp_ulysses = layout.ulysses;
     fit_to_ranks(options, layout.dp);
     return options;
 }
@@ -101,7 +115,8 @@ struct RankOfRun {
           world(its_world),
           groups(groups_of(its_world)),
           arena(its_arena),
-          cut_points(make_cut_points(stage_options(given, place), groups, arena)),
+          cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
+                               : nullptr),
           model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place, cut_points.get()), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
@@ -147,6 +162,8 @@ private:
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
         add_pipeline(result, o, custom_model_config(2, 2, 32, T, vocab));
+        result.ulysses = o.ulysses();
+        result.cut_points = cut_points;
         return result;
     }
 };
@@ -203,10 +220,9 @@ void compare_runs(const std::vector<Layout>& layouts) {
     // the metrics it leaves; nothing where it was passed over
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
                    const std::string& resume_from) -> std::optional<std::string> {
-        Options options =
-            options_of(Layout{std::max(layout.dp, 1), layout.zero, layout.master_weights, layout.accumulates, layout.tp,
-                              layout.sequence_parallel, layout.pp, layout.schedule},
-                       place.folder / name);
+        Layout asked = layout;
+        asked.dp = std::max(layout.dp, 1);
+        Options options = options_of(asked, place.folder / name);
         options.stop_after = stop_after;
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
@@ -245,9 +261,7 @@ TEST_CASE(
     compare_runs({{1, 0, true, false, 2}, {2, 3, true, false, 2}, {2, 1, false, false, 2, false}});
 }
 
-TEST_CASE("layouts: pipelines, likewise") {
-    compare_runs({{1, 0, true, true, 1, true, 2}, {2, 3, true, true, 1, true, 2, PipelineKind::gpipe}});
-}
+TEST_CASE("layouts: pipelines, likewise") { compare_runs({pipeline(1, 0, 2), pipeline(2, 3, 2, PipelineKind::gpipe)}); }
 
 TEST_CASE("layouts: pipelines answer questions as one process does") {
     std::vector<Question> questions;
@@ -270,12 +284,16 @@ TEST_CASE("layouts: pipelines answer questions as one process does") {
     expected = std::stoi(from_first_process(std::to_string(expected)));
     CHECK(expected > 0);
     CHECK(expected < 13);
-    for (const Layout& layout : {Layout{1, 0, true, true, 2}, Layout{2, 3, true, true, 2}}) {
+    for (const Layout& layout : {pipeline(1, 0, 2), pipeline(2, 3, 2)}) {
         on_layout(layout, options_of(layout, ""), [&](RankOfRun& rank) {
             const int found = right(rank);
             ENSURE(found == expected, found, " right, one process has ", expected);
         });
     }
+}
+
+TEST_CASE("layouts: losses and validation of ranks that share sequences are those of one process, cut and resumed") {
+    compare_runs({context(2, 3, false, 2, 2), context(1, 1, false, 4, 2)});
 }
 
 TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
@@ -298,7 +316,8 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     const std::map<std::string, std::string> expected = files_of(origin);
     // what the model with these weights writes, on one process
     auto written_by = [](RankOfRun& rank) {
-        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4);
+        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4) +
+               Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{24, 0.0f, 5}).sample(4);
     };
     std::string sample;
     on_layout({0, 0}, options, [&](RankOfRun& rank) {
@@ -307,10 +326,10 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     });
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
-    for (const Layout& layout :
-         {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3},
-          Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2}, Layout{3, 2, true, true, 2, false},
-          Layout{1, 0, true, true, 1, true, 2}, Layout{2, 3, true, true, 1, true, 2}}) {
+    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
+                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2},
+                                 Layout{3, 2, true, true, 2, false}, pipeline(1, 0, 2), pipeline(2, 3, 2),
+                                 context(1, 0, true, 2, 1), context(2, 3, true, 2, 2), context(1, 1, true, 4, 2)}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {

@@ -42,6 +42,8 @@ const Names<PipelineKind> kPipelines{{"1f1b", PipelineKind::one_f_one_b},
                                      {"naive", PipelineKind::naive}};
 enum class Picture : std::uint8_t { none, text, svg };
 const Names<Picture> kPictures{{"none", Picture::none}, {"text", Picture::text}, {"svg", Picture::svg}};
+const Names<ContextMode> kContextModes{
+    {"ring", ContextMode::ring}, {"ulysses", ContextMode::ulysses}, {"hybrid", ContextMode::hybrid}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -109,11 +111,6 @@ public:
     // 0 or 1; the bare flag means 1.
     CLI::Option* on_off(const std::string& names, bool& target, const std::string& help) {
         return choice(names, target, kSwitch, help)->expected(0, 1)->type_name("0|1");
-    }
-
-    // An option of a later version: its final name, and the only value that already means something.
-    void later(const std::string& names, const std::string& only, const std::string& help) {
-        refuse(names, only, help + " (later version)", "not available in this version", "");
     }
 
     // One that another program serves better; `instead` says which.
@@ -283,10 +280,11 @@ void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
         .choice("--print-schedule", picture, kPictures,
                 "print the order of work of --pp stages, its bubble and what it keeps, as text or svg, and exit")
         ->configurable(false);
-    parallel.later("--cp", "1", "ranks of context parallelism");
-    for (const char* name : {"--cp-mode", "--cp-ulysses"}) {
-        parallel.later(name, "", "of the layouts above");
-    }
+    parallel.number("--cp", o.cp, 1, 1 << 16, "ranks of context parallelism, which share each sequence");
+    parallel.choice("--cp-mode", o.cp_mode, kContextModes,
+                    "keys and values travel a ring, heads are exchanged for tokens, or both: rings of such groups");
+    parallel.number("--cp-ulysses", o.cp_ulysses, 0, 1 << 16,
+                    "for --cp-mode hybrid: ranks of a group that exchanges heads; 0: as the mode says");
     StartupOptions& start = o.startup;
     parallel.choice("--init", start.method, kInits,
                     "how processes find each other, llm.c's -pi; auto: as they were started");
@@ -324,6 +322,43 @@ void check_total_batch(const Options& o) {
                           : text("The smallest value that works is ", above, "; or lower --micro-batch."));
 }
 
+// Divisors of n that are not above `most`, as a list for people.
+std::string divisors(std::int64_t n, int most) {
+    std::string list;
+    for (int d = 1; d <= most; d++) {
+        if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
+    }
+    return list;
+}
+
+void check_context(const Options& o) {
+    const int u = o.ulysses();
+    if (o.cp > 1 && o.seq_len % (2 * o.cp) != 0) {
+        const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
+        throw Error(ErrorKind::usage,
+                    text("--seq-len ", o.seq_len, " --cp ", o.cp,
+                         ": expected sequences of a multiple of 2 x cp = ", unit, " tokens"),
+                    below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
+                              : text("The shortest length that works is ", above, "."));
+    }
+    const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
+    if (o.cp % u != 0) {
+        throw Error(ErrorKind::usage, text(given, ": expected groups that divide --cp"),
+                    text("Values that work are ", divisors(o.cp, o.cp), "."));
+    }
+    const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
+                      : o.cp_mode == ContextMode::ulysses ? u == o.cp
+                                                          : u > 1 && u < o.cp;
+    if (!fits) {
+        throw Error(ErrorKind::usage,
+                    text(given, ": expected ",
+                         o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
+                         : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
+                                                             : "--cp-ulysses between 1 and --cp"),
+                    "Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses, any between --cp-mode hybrid.");
+    }
+}
+
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
     if (own_sizes != 0 && own_sizes != 3) {
@@ -338,12 +373,14 @@ void check_together(const Options& o) {
         throw Error(ErrorKind::usage, "--export-llmc together with --tie-embeddings 0",
                     "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
     }
-    if (o.tp > 1 && (o.pp > 1 || o.cp > 1)) {
-        throw Error(ErrorKind::usage, text("--tp ", o.tp, " together with --pp ", o.pp, " --cp ", o.cp),
-                    "--tp works beside data parallelism (--dp, --zero) alone in this version.");
+    if ((o.pp > 1) + (o.cp > 1) + (o.tp > 1) > 1) {
+        throw Error(ErrorKind::usage,
+                    text("--pp ", o.pp, " --cp ", o.cp, " --tp ", o.tp, ": not available together in this version"),
+                    "Each of them works beside data parallelism (--dp, --zero): leave the others at 1.");
     }
     check_total_batch(o);
     check_pipeline(o);
+    check_context(o);
     if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {
         throw Error(ErrorKind::usage, text(o.resume ? "--resume" : "--checkpoint-every", " without --output-dir"),
                     "Say with --output-dir where the checkpoints are.");
@@ -393,11 +430,27 @@ const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
 const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
 const char* name_of(InitMethod method) { return name_in(kInits, method); }
+const char* name_of(ContextMode mode) { return name_in(kContextModes, mode); }
 
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_total_batch(options);
     if (options.pp > 1) check_micro_batches(options);
+}
+
+void check_heads(const Options& options, std::int64_t heads) {
+    if (heads % options.ulysses() == 0) return;
+    std::string works;
+    for (int u = 1; u < options.cp; u++) {
+        if (options.cp % u == 0 && heads % u == 0) works += text(works.empty() ? "" : ", ", u);
+    }
+    throw Error(ErrorKind::usage,
+                text("a model of ", heads, " heads, --cp ", options.cp, " --cp-mode ", name_of(options.cp_mode),
+                     ": expected heads that groups of ", options.ulysses(), " ranks can share"),
+                text("Groups that work are of ", works,
+                     " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
+                     "--cp-ulysses. Or take another --cp: ",
+                     divisors(heads, 64), "."));
 }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {

@@ -25,6 +25,9 @@
 #include "llmc/process/startup.h"
 #include "llmc/train/schedule.h"
 
+// What context-parallel ranks exchange: keys and values around a ring, heads for tokens (Ulysses), or both.
+enum class ContextMode : std::uint8_t { ring, ulysses, hybrid };
+
 struct OptimizerOptions {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
     float weight_decay = 0.0f;
@@ -92,6 +95,9 @@ struct Options : OptimizerOptions {
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 
+    ContextMode cp_mode = ContextMode::ring;
+    int cp_ulysses = 0;   // cp ranks of a Ulysses group; 0: as the mode says
+
     // many processes
     StartupOptions startup;
     bool check_collectives = false;
@@ -99,6 +105,7 @@ struct Options : OptimizerOptions {
     double stall_timeout_s = 600;   // and so does the one furthest behind when nothing advances; 0: never
 
     int data_ranks() const { return dp > 0 ? dp : 1; }
+    int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }
     // of all ranks together
     std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
     std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
@@ -117,10 +124,14 @@ CommandLine parse_command_line(std::vector<std::string> arguments);
 // Once it is known how many ranks see different samples: sets `dp`. Error(usage) where they cannot share a step.
 void fit_to_ranks(Options& options, int dp);
 
+// Error(usage) where ranks that exchange heads cannot share so many.
+void check_heads(const Options& options, std::int64_t heads);
+
 // llm.c's flags that are not one letter, in today's names.
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments);
 
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
 const char* name_of(Recompute recompute);
+const char* name_of(ContextMode mode);
 const char* name_of(InitMethod method);

@@ -157,6 +157,19 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
          "a step of 1 micro-batches, expected a multiple of --pp 2"},
         {{"--pp", "2", "--pp-schedule", "zb"}, "--pp-schedule zb with --recompute gelu"},
         {{"--pp", "2", "--pp-schedule", "zb", "-r", "none", "-z", "2"}, "--pp-schedule zb with --zero 2"},
+        {{"--cp", "3"}, "--seq-len 1024 --cp 3: expected sequences of a multiple of 2 x cp = 6 tokens"},
+        {{"--cp", "3"}, "The nearest lengths that work are 1020 and 1026."},
+        {{"--cp", "4", "-t", "5"}, "The shortest length that works is 8."},
+        {{"--cp", "4", "--cp-mode", "hybrid"}, "--cp-ulysses between 1 and --cp"},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "3"}, "Values that work are 1, 2, 4."},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "4"}, "any between --cp-mode hybrid"},
+        {{"--cp", "4", "--cp-ulysses", "2"}, "--cp-mode ring --cp-ulysses 2: expected no --cp-ulysses, or 1"},
+        {{"--cp", "4", "--cp-mode", "ulysses", "--cp-ulysses", "2"}, "expected no --cp-ulysses, or that of --cp"},
+        {{"--cp-ulysses", "2"}, "Values that work are 1."},
+        {{"--cp-mode", "zigzag"}, "--cp-mode zigzag: expected one of ring|ulysses|hybrid"},
+        {{"--cp", "2", "--pp", "2"}, "--pp 2 --cp 2 --tp 1: not available together"},
+        {{"--tp", "2", "--cp", "2"}, "--pp 1 --cp 2 --tp 2: not available together"},
+        {{"--tp", "2", "--pp", "2"}, "--pp 2 --cp 1 --tp 2: not available together"},
         {{"--learning-rat", "1"}, "--learning-rat: unknown option"},
         {{"--warmupp", "1"}, "Did you mean --warmup?"},
         {{"stray"}, "stray: unknown option"},
@@ -167,6 +180,24 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         CAPTURE(message);
         CHECK(message.rfind("64 ", 0) == 0);
         CHECK(message.find(c.expected) != std::string::npos);
+    }
+}
+
+TEST_CASE("options: groups that exchange heads, and heads that they can share") {
+    auto parsed = [](const std::vector<std::string>& arguments) { return parse_command_line(arguments).options; };
+    CHECK(parsed({"--cp", "4"}).ulysses() == 1);
+    CHECK(parsed({"--cp", "4", "--cp-mode", "ulysses"}).ulysses() == 4);
+    const Options hybrid = parsed({"--cp", "8", "--cp-mode", "hybrid", "--cp-ulysses", "4"});
+    CHECK(hybrid.ulysses() == 4);
+    check_heads(hybrid, 12);
+    try {
+        check_heads(hybrid, 6);
+        FAIL("6 heads over groups of 4");
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::usage);
+        CHECK(std::string(error.what()).find("a model of 6 heads, --cp 8 --cp-mode hybrid") != std::string::npos);
+        CHECK(std::string(error.what()).find("Groups that work are of 1, 2 ranks") != std::string::npos);
+        CHECK(std::string(error.what()).find("another --cp: 1, 2, 3, 6.") != std::string::npos);
     }
 }
 

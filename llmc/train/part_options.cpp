@@ -21,6 +21,7 @@ StageOptions stage_options(const Options& options, const World& world) {
     result.sequence_parallel = options.sequence_parallel && world.mesh().tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;
+    result.ulysses = options.ulysses();
     result.attention = options.attention;
     result.recompute = options.recompute;
     result.gelu_fusion = options.gelu_fusion;

@@ -23,12 +23,6 @@ void check_pipeline(const Options& o) {
         if (!interleaved) return;
         throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
     }
-    if (o.tp > 1 || o.cp > 1) {
-        throw Error(
-            ErrorKind::usage,
-            text("--pp ", o.pp, " together with --tp ", o.tp, " and --cp ", o.cp, ": not available in this version"),
-            "A pipeline works together with --dp and --zero: leave --tp and --cp at 1.");
-    }
     if (!delays_weights(o.pp_schedule)) return;
     if (o.recompute != Recompute::none) {
         throw Error(ErrorKind::usage, text("--pp-schedule zb with --recompute ", name_of(o.recompute)),

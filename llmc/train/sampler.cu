@@ -7,13 +7,27 @@
 
 namespace {
 
-// Short windows come in multiples of this, so that few matmul shapes exist.
+// Short windows come in multiples of this, so that few matmul shapes exist, and that cp ranks can share them.
 constexpr int kWindowMultiple = 64;
 
-// So many ranks as `parts` share the rows.
-int window_size(int T, int tokens, int parts) {
-    const int multiple = std::lcm(kWindowMultiple, parts);
+// So many ranks as `parts` share the rows, and so many as `cp` each sequence.
+int window_size(int T, int tokens, int parts, int cp) {
+    const int multiple = std::lcm(kWindowMultiple, std::lcm(parts, 2 * cp));
     return std::min(T / parts * parts, (tokens + multiple - 1) / multiple * multiple);
+}
+
+// Of the cp ranks that share a sequence of T tokens the one that has position `position`, and as which row.
+struct RowPlace {
+    int rank, row;
+};
+RowPlace place_of(ContextCut cut, int T, int position) {
+    for (cut.rank = 0; cut.rank < cut.cp; cut.rank++) {
+        const std::vector<int> own = token_positions(token_ranges(cut, T));
+        const auto found = std::find(own.begin(), own.end(), position);
+        if (found != own.end()) return {cut.rank, static_cast<int>(found - own.begin())};
+    }
+    ENSURE(false, "position ", position, " of ", T, " is on no rank");
+    return {};
 }
 
 }   // namespace
@@ -22,19 +36,22 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
     : step_(step),
       tokenizer_(tokenizer),
       options_(options),
-      window_(window_size(step.stage().options().T, options.tokens + 1, step.stage().sizes().residual_parts)),
+      window_(window_size(step.stage().options().T, options.tokens + 1, step.stage().sizes().residual_parts,
+                          step.stage().context().cp)),
       logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
     // the last tokens that fit; what follows them is not seen by them
     const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
     Stage& stage = step_.stage();
+    std::vector<std::int32_t> window(static_cast<std::size_t>(window_), 0);
+    std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), window.begin());
     auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t>) {
-        const auto rest = std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), tokens.begin());
-        std::fill(rest, tokens.end(), 0);
+        take_ranges(tokens, std::span<const std::int32_t>(window), stage.token_ranges());
     };
     step_.forward(read, Purpose::logits);
-    step_.logits(logits_.data(), static_cast<int>(seen) - 1);
+    const RowPlace last = place_of(stage.context(), window_, static_cast<int>(seen) - 1);
+    step_.logits(logits_.data(), last.row, last.rank);
     const std::vector<floatX> row = logits_.download(stage.stream());
     std::vector<float> logits(static_cast<std::size_t>(stage.config().vocab_size));
     std::transform(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(logits.size()), logits.begin(),

@@ -37,11 +37,17 @@ void asked(Table& table, const Options& o) {
         table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
                                           o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string()));
     }
+    if (o.cp > 1) {
+        const std::string groups = o.cp_mode == ContextMode::hybrid ? text(", groups of ", o.ulysses()) : std::string();
+        table.row("context-parallel ranks", text(o.cp, ", ", name_of(o.cp_mode), groups));
+    }
+    if (o.tp > 1) {
+        table.row(
+            "tensor-parallel ranks",
+            text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
+    }
     table.row("ZeRO stage",
-              o.data_ranks() > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
-    table.row("tensor-parallel ranks",
-              o.tp > 1 ? text(o.tp, o.sequence_parallel ? ", sequence-parallel" : ", all rows on each", ", ", o.tp_chunks,
-                            " chunks") : text(o.tp));
+              o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("LR schedule", name_of(o.schedule));
     table.row("learning rate (LR)", real(o.lr));
     table.row("warmup steps", o.warmup);

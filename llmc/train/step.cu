@@ -95,13 +95,13 @@ void Step::exchange_tied_gradients() {
     }
 }
 
-void Step::logits(floatX* out, int row) {
-    const ShardPlace& place = stage_.storage().place();
-    MeshCoordinates head{place.mesh.pp - 1, 0, 0, 0};
+void Step::logits(floatX* out, int row, int cp_rank) {
+    const MeshShape& mesh = stage_.storage().place().mesh;
+    const MeshCoordinates from{mesh.pp - 1, 0, cp_rank, 0};
     if (stage_.has_head()) stage_.logits(out, row, 1);
-    if (place.mesh.pp == 1) return;
-    const auto count = static_cast<std::size_t>(stage_.config().padded_vocab_size);
-    groups_.all->broadcast(out, count, rank_of(place.mesh, head), stage_.stream());
+    if (mesh.pp == 1 && mesh.cp == 1) return;
+    const auto count = static_cast<std::size_t>(stage_.logits_columns());
+    groups_.all->broadcast(out, count, rank_of(mesh, from), stage_.stream());
 }
 
 void Step::update(int step, float learning_rate) {

@@ -56,8 +56,9 @@ public:
     // One micro-batch without backward; what its last chunk then has is asked of the stage: losses() or logits().
     void forward(const Pipeline::Read& read, Purpose purpose) { pipeline_.forward(read, purpose); }
 
-    // Logits of one row of the latest forward for them, into (Vp) on the device of every rank, wherever the head is.
-    void logits(floatX* out, int row);
+    // Logits of one row of the latest forward for them, into stage().logits_columns() on the device of every rank,
+    // wherever the head is; `cp_rank` has the row.
+    void logits(floatX* out, int row, int cp_rank = 0);
 
     // A line for people: what model, gradients and optimizer take on this rank by ZeRO's formula
     // (llmc/parallel/zero.h), to compare with the table of what is allocated.

@@ -141,13 +141,14 @@ void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, s
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
     const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
+    const std::vector<TokenRange> ranges = parts_.step.stage().token_ranges();   // and which tokens of them, of cp
     if (!options_.overfit_single_batch) {
-        loader_.read(first, B, inputs, targets);
+        loader_.read(first, B, ranges, inputs, targets);
     } else {
-        const std::size_t T = static_cast<std::size_t>(options_.seq_len);
+        const std::size_t T = inputs.size() / B;   // of a sequence, on this rank
         for (std::uint64_t b = 0; b < B; b++) {
-            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(), inputs.subspan(b * T, T),
-                                            targets.subspan(b * T, T));
+            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(), ranges,
+                                            inputs.subspan(b * T, T), targets.subspan(b * T, T));
         }
     }
 }

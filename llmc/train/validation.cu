@@ -18,11 +18,12 @@ Validation::Validation(Step& step, const TokenSet& tokens, int max_sequences, Ag
 
 // Sequences from `first` on. What is missing in the last micro-batches is positions that have no loss.
 void Validation::read(std::uint64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
-    const auto T = static_cast<std::size_t>(step_.stage().options().T);
+    const std::vector<TokenRange> ranges = step_.stage().token_ranges();
+    const auto T = static_cast<std::size_t>(step_.stage().sizes().T);   // of a sequence, on this rank
     for (std::size_t b = 0; b < inputs.size() / T; b++) {
         const auto own_inputs = inputs.subspan(b * T, T), own_targets = targets.subspan(b * T, T);
         if (first + b < sequences_) {
-            tokens_.read_window(first + b, own_inputs, own_targets);
+            tokens_.read_window(first + b, ranges, own_inputs, own_targets);
         } else {
             std::fill(own_inputs.begin(), own_inputs.end(), 0);
             std::fill(own_targets.begin(), own_targets.end(), -1);

@@ -1,0 +1,86 @@
+// Context parallelism: which tokens of a sequence a rank has. Pure functions.
+//
+// The cp ranks are rings of Ulysses groups: rank = ring rank x ulysses + rank in the group, so that a group's ranks are
+// neighbours. A ring of N cuts the sequence into 2N chunks, and ring rank r has chunks r and 2N - 1 - r (zigzag, as in
+// Llama 3's training, 2024): under a causal mask every ring rank then has the same number of (query, key) pairs. The
+// ranks of a group share these tokens in their order. ulysses = 1 is a ring alone; ulysses = cp leaves one ring rank,
+// whose two chunks are the whole sequence.
+//
+// A sequence must be a multiple of 2 cp tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "llmc/base/ensure.h"
+
+struct TokenRange {
+    std::int64_t begin, length;
+    friend bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+struct ContextCut {
+    int cp = 1;        // ranks that share a sequence
+    int ulysses = 1;   // of these, ranks of a group that exchanges heads for tokens; divides cp
+    int rank = 0;      // of cp
+
+    int ring_size() const { return cp / ulysses; }
+    int ring_rank() const { return rank / ulysses; }
+    int ulysses_rank() const { return rank % ulysses; }
+    // cp ranks of this rank's ring, in its order, and of its group.
+    std::vector<int> ring_members() const {
+        std::vector<int> members;
+        for (int i = 0; i < ring_size(); i++) members.push_back(i * ulysses + ulysses_rank());
+        return members;
+    }
+    std::vector<int> ulysses_members() const {
+        std::vector<int> members;
+        for (int i = 0; i < ulysses; i++) members.push_back(ring_rank() * ulysses + i);
+        return members;
+    }
+};
+
+// What ring rank `ring_rank` of `ring_size` has of T tokens, in order.
+inline std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
+    ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);
+    const std::int64_t chunk = T / (2 * ring_size);
+    if (ring_size == 1) return {{0, T}};
+    return {{ring_rank * chunk, chunk}, {(2 * ring_size - 1 - ring_rank) * chunk, chunk}};
+}
+
+// The tokens of a rank, in order: T / cp of them, in one range or two.
+inline std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
+    ENSURE(T % (2 * cut.cp) == 0 || cut.cp == 1, "a sequence of ", T, " tokens over ", cut.cp, " ranks");
+    if (cut.cp == 1) return {{0, T}};
+    const std::int64_t own = T / cut.cp, first = own * cut.ulysses_rank();
+    std::vector<TokenRange> ranges;
+    std::int64_t before = 0;   // of the ring rank's tokens, those of earlier chunks
+    for (const TokenRange& chunk : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
+        const std::int64_t begin = std::max(first, before), end = std::min(first + own, before + chunk.length);
+        if (begin < end) ranges.push_back({chunk.begin + begin - before, end - begin});
+        before += chunk.length;
+    }
+    return ranges;
+}
+
+// Of a whole sequence's values those of these ranges, one after another.
+template <class T>
+void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<TokenRange>& ranges) {
+    auto to = own.begin();
+    for (const TokenRange& range : ranges) {
+        const auto part = whole.subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.length));
+        ENSURE(own.end() - to >= std::ssize(part), "more tokens than room");
+        to = std::copy(part.begin(), part.end(), to);
+    }
+}
+
+// The position in the sequence of each of a rank's tokens.
+inline std::vector<int> token_positions(const std::vector<TokenRange>& ranges) {
+    std::vector<int> positions;
+    for (const TokenRange& range : ranges) {
+        for (std::int64_t t = 0; t < range.length; t++) positions.push_back(static_cast<int>(range.begin + t));
+    }
+    return positions;
+}

@@ -1,0 +1,100 @@
+// How much of what travels in a ring is hidden behind attention, judged on the stand-in's virtual clock
+// (llmc/cuda_on_cpu/clock/record.h): the times are modelled, the order of work is the program's own.
+#include <cmath>
+
+#include "llmc/cuda_on_cpu/clock/record.h"
+#include "llmc/kernels/init.cuh"
+#include "llmc/mesh/context_cut.h"
+#include "llmc/parallel/ring.h"
+#include "llmc/process/on_ranks.h"
+
+namespace {
+
+constexpr int N = 4, T = 16, NH = 2, HS = 16;   // of a rank
+
+// What happens beside the ring: a piece of work for the last hop to hide behind, and a mistake.
+struct Beside {
+    bool weight_gradients = false;
+    bool stray_wait = false;   // the host waits for the device before it asks for that work
+};
+
+std::vector<host::Recording> record_ring(bool backward, const Beside& beside) {
+    std::vector<host::Recording> recordings(N);
+    on_ranks(MeshShape{1, 1, N, 1}, [&](TestRank& me) {
+        Communicator& group = *me.world.group("cp ring", ContextCut{N, 1, me.rank()}.ring_members());
+        const AttentionShape s = self_attention_shape(1, T, NH, HS);
+        Ring ring(group, me.arena, me.stream);
+        ring.reserve(s);
+        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, true);
+        const auto qkv = me.arena.allocate<floatX>("test/qkv", 3 * T * NH * HS),
+                   dqkv = me.arena.allocate<floatX>("test/dqkv", 3 * T * NH * HS),
+                   out = me.arena.allocate<floatX>("test/out", T * NH * HS);
+        const auto lse = me.arena.allocate<float>("test/lse", T * NH),
+                   delta = me.arena.allocate<float>("test/d", T * NH);
+        fill_normal(qkv.data(), std::int64_t{3} * T * NH * HS, 1.0f, 1, GlobalSpan{}, me.stream);
+        auto part = [&](auto* data, int i) { return packed_heads(data, i, T, NH, HS); };
+        const floatX *q = qkv.data(), *y = out.data();
+        const AttentionForward<floatX> forward{
+            contiguous_heads(out.data(), T, NH, HS), lse.data(), part(q, 0), part(q, 1), part(q, 2), s};
+        const auto y_heads = contiguous_heads(y, T, NH, HS);
+        const AttentionBackward<floatX> gradients{
+            part(dqkv.data(), 0), part(dqkv.data(), 1), part(dqkv.data(), 2), delta.data(), y_heads, y_heads,
+            lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
+        ring.forward(attention, forward);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        recordings[static_cast<std::size_t>(me.rank())] = host::record([&] {
+            if (!backward) return ring.forward(attention, forward);
+            WeightGradientQueue queue(WeightGradients::behind_collective);
+            if (beside.weight_gradients) {
+                queue.add([&] {
+                    if (beside.stray_wait) CUDA_CHECK(cudaDeviceSynchronize());
+                    fill_normal(qkv.data(), 8, 1.0f, 1, GlobalSpan{}, me.stream);
+                });
+            }
+            ring.backward(attention, gradients, queue);
+        });
+        CUDA_CHECK(cudaDeviceSynchronize());
+    });
+    return recordings;
+}
+
+// A call of attention takes `attention` seconds, the work in the queue `weights`, keys and values of a hop `hop`.
+struct Times {
+    double attention, weights, hop;
+    double gradients() const { return hop * 4 / sizeof(floatX); }   // of keys and values, in fp32
+};
+
+double seconds(const std::vector<host::Recording>& recordings, const Times& times) {
+    host::CostModel costs;
+    costs.seconds_per_exchanged_byte = times.hop / (2.0 * T * NH * HS * sizeof(floatX));
+    costs.compute_seconds = [&](const host::RecordedStep& step) {
+        if (step.name.starts_with("library attention")) return times.attention;
+        return step.name.find("fill_normal") != std::string::npos ? times.weights : 0.0;
+    };
+    return host::replay(recordings, costs).seconds;
+}
+
+bool within(double found, double expected, double share) { return std::abs(found - expected) <= share * expected; }
+
+}   // namespace
+
+TEST_CASE("ring: what is not hidden is the sum over hops of what travels longer than is computed") {
+    for (double hop : {0.1, 0.5, 0.9, 1.1, 2.0, 5.0}) {   // in units of a call of attention
+        CAPTURE(hop);
+        const Times times{1.0, 0.7, hop};
+        const double g = times.gradients();
+        double forward = 0, backward = 0;
+        for (int step = 0; step < N; step++) {
+            forward += std::max(1.0, step + 1 < N ? hop : 0.0);
+            backward += std::max(1.0, (step + 1 < N ? hop : 0.0) + (step >= 2 ? g : 0.0));
+        }
+        CHECK(within(seconds(record_ring(false, {}), times), forward, 0.01));
+        CHECK(within(seconds(record_ring(true, {}), times), backward + g, 0.01));
+        CHECK(within(seconds(record_ring(true, {true, false}), times), backward + std::max(g, 0.7), 0.01));
+    }
+}
+
+TEST_CASE("ring: a host that waits while the last hop is under way shows") {
+    const Times times{1.0, 0.7, 0.7 * sizeof(floatX) / 4};   // the last hop takes as long as the weights' gradients
+    CHECK(seconds(record_ring(true, {true, true}), times) > 1.1 * seconds(record_ring(true, {true, false}), times));
+}

@@ -1,0 +1,69 @@
+#include "llmc/parallel/context_parallel.h"
+
+#include "llmc/kernels/encoder.cuh"
+
+namespace {
+
+// The cp ranks `members` of this rank's sequence, as ranks of the world.
+Communicator* group_of(World& world, const char* name, const std::vector<int>& members) {
+    if (members.size() == 1) return nullptr;
+    std::vector<int> ranks;
+    for (int cp : members) {
+        MeshCoordinates at = world.at();
+        at.cp = cp;
+        ranks.push_back(rank_of(world.mesh(), at));
+    }
+    return world.group(name, ranks);
+}
+
+}   // namespace
+
+ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream)
+    : cut_{world.mesh().cp, ulysses, world.at().cp},
+      arena_(arena),
+      stream_(stream),
+      ring_group_(group_of(world, "cp ring", cut_.ring_members())),
+      ulysses_group_(group_of(world, "cp ulysses", cut_.ulysses_members())) {
+    if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream);
+    if (ulysses_group_ != nullptr) ulysses_.emplace(*ulysses_group_, arena, stream);
+}
+
+void ContextParallel::set_sizes(const RankSizes& sizes) {
+    sizes_ = sizes;
+    if (ring_) ring_->reserve(sizes.attention());
+    if (ulysses_) ulysses_->reserve(exchange(3));
+    const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
+    if (positions.size() > positions_.size()) {
+        positions_ = arena_.allocate<int>("context/positions", positions.size());
+    }
+    positions_.upload(positions, stream_);
+}
+
+Positions ContextParallel::positions() const { return {0, positions_.data()}; }
+
+Ulysses::Sizes ContextParallel::exchange(int parts) const {
+    return {sizes_.B, sizes_.T, parts, std::int64_t{sizes_.NH} * sizes_.HS};
+}
+
+void ContextParallel::attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,
+                             floatX* qkv, floatX* out, cudaStream_t stream) {
+    if (ulysses_) ulysses_->to_heads(qkv, qkv, exchange(3));
+    if (ring_) {
+        ring_->forward(attention, arguments);
+    } else {
+        attention.forward(arguments, stream);
+    }
+    if (ulysses_) ulysses_->to_tokens(out, arguments.out.data, exchange(1));
+}
+
+void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
+                                      const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
+                                      WeightGradientQueue& queue, cudaStream_t stream) {
+    if (ulysses_) ulysses_->to_heads(dout, dout, exchange(1));
+    if (ring_) {
+        ring_->backward(attention, arguments, queue);
+    } else {
+        attention.backward(arguments, stream);
+    }
+    if (ulysses_) ulysses_->to_tokens(dqkv, dqkv, exchange(3));
+}

@@ -1,0 +1,43 @@
+// Context parallelism: attention over sequences of which each rank has a part (llmc/mesh/context_cut.h). All else in
+// the model looks at one token at a time, but for positions, which come from here.
+//
+// Ulysses inside, a ring outside: tokens are exchanged for heads in groups of `ulysses` ranks, and the keys and values
+// of these heads travel the ring. Either may be of one rank, and then does nothing.
+#pragma once
+
+#include <optional>
+
+#include "llmc/mesh/context_cut.h"
+#include "llmc/model/cut_points.h"
+#include "llmc/parallel/ring.h"
+#include "llmc/parallel/ulysses.h"
+#include "llmc/process/world.h"
+
+class ContextParallel : public CutPoints {
+public:
+    // Makes the communicators of rings and groups: collective over the world.
+    ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream);
+
+    void set_sizes(const RankSizes& sizes) override;
+    Positions positions() const override;
+    void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments, floatX* qkv,
+                floatX* out, cudaStream_t stream) override;
+    void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
+                         floatX* dqkv, floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
+
+    // For tests and tables: null where there is one rank.
+    Communicator* ring_group() const { return ring_group_; }
+    Communicator* ulysses_group() const { return ulysses_group_; }
+
+private:
+    Ulysses::Sizes exchange(int parts) const;
+
+    ContextCut cut_;
+    Arena& arena_;
+    cudaStream_t stream_;
+    Communicator *ring_group_, *ulysses_group_;
+    std::optional<Ring> ring_;
+    std::optional<Ulysses> ulysses_;
+    RankSizes sizes_{};
+    DeviceBuffer<int> positions_;   // of this rank's tokens
+};

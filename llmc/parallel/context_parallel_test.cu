@@ -1,0 +1,237 @@
+// Attention over a sequence that ranks share, alone: against double precision, and what it sends.
+#include "llmc/parallel/context_parallel.h"
+
+#include <doctest/doctest.h>
+
+#include <mutex>
+
+#include "llmc/base/rng.h"
+#include "llmc/kernels/attention_reference.h"
+#include "llmc/kernels/encoder.cuh"
+#include "llmc/process/on_ranks.h"
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+struct Case {
+    int cp, ulysses, T;
+    int B = 2, NH = 2, HS = 16;
+    AttentionKind attention = AttentionKind::auto_;
+    std::string name() const {
+        return text("cp ", cp, ", ulysses ", ulysses, ", T ", T, ", B ", B, ", NH ", NH, ", HS ", HS);
+    }
+    AttentionShape whole() const { return self_attention_shape(B, T, NH, HS); }
+    std::size_t token() const { return static_cast<std::size_t>(NH) * static_cast<std::size_t>(HS); }
+};
+
+// (B, T, NH, HS), rounded to the element type.
+Doubles random_tensor(const Case& c, std::uint64_t key) {
+    Doubles values(static_cast<std::size_t>(c.B) * static_cast<std::size_t>(c.T) * c.token());
+    for (std::size_t i = 0; i < values.size(); i++) {
+        values[i] = static_cast<double>(static_cast<float>(static_cast<floatX>(normal(key, i))));
+    }
+    return values;
+}
+
+struct Inputs {
+    Doubles q, k, v, dout;
+    explicit Inputs(const Case& c)
+        : q(random_tensor(c, 1)), k(random_tensor(c, 2)), v(random_tensor(c, 3)), dout(random_tensor(c, 4)) {}
+};
+
+// Tensors (B, own tokens, parts, NH HS) of the whole ones' tokens, and what attention makes of them.
+class RankOfCase {
+public:
+    RankOfCase(const Case& c, World& world, Arena& arena, cudaStream_t stream)
+        : c_(c),
+          arena_(arena),
+          stream_(stream),
+          positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
+        sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.HS, 0, 0, 0, 0, 1, c.ulysses};
+        if (c.cp > 1) context_.emplace(world, c.ulysses, arena, stream);
+        if (context_) context_->set_sizes(sizes_);
+        attention_.emplace(c.attention, sizes_.attention(), arena, c.ulysses < c.cp);
+    }
+
+    struct Found {
+        Doubles out, dq, dk, dv;
+    };
+    Found run(const Inputs& inputs) {
+        const auto rows = static_cast<std::size_t>(sizes_.rows()), token = c_.token();
+        const auto qkv = upload({&inputs.q, &inputs.k, &inputs.v}), dout = upload({&inputs.dout});
+        const auto attended = arena_.allocate<floatX>("test/attended", rows * token);
+        const auto out = c_.ulysses > 1 ? arena_.allocate<floatX>("test/out", rows * token) : attended;
+        const auto dqkv = arena_.allocate<floatX>("test/dqkv", rows * 3 * token);
+        const auto lse = arena_.allocate<float>("test/lse", rows * static_cast<std::size_t>(c_.NH));
+        const auto delta = arena_.allocate<float>("test/delta", rows * static_cast<std::size_t>(c_.NH));
+        const AttentionShape s = sizes_.attention();
+        auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS); };
+        const floatX *q = qkv.data(), *y = attended.data(), *dy = dout.data();
+        const auto attended_heads = contiguous_heads(attended.data(), s.Tq, s.NH, s.HS);
+        const AttentionForward<floatX> forward{attended_heads, lse.data(), part(q, 0), part(q, 1), part(q, 2), s};
+        CutPoints one_device;
+        CutPoints& cut = context_ ? *context_ : one_device;
+        cut.attend(*attention_, forward, qkv.data(), out.data(), stream_);
+        const auto y_heads = contiguous_heads(y, s.Tq, s.NH, s.HS), dy_heads = contiguous_heads(dy, s.Tq, s.NH, s.HS);
+        const AttentionBackward<floatX> backward{
+            part(dqkv.data(), 0), part(dqkv.data(), 1), part(dqkv.data(), 2), delta.data(), dy_heads, y_heads,
+            lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
+        WeightGradientQueue queue;
+        cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), queue, stream_);
+        const std::vector<floatX> gradients = dqkv.download(stream_);
+        return {widened(out.download(stream_), 0, 1), widened(gradients, 0, 3), widened(gradients, 1, 3),
+                widened(gradients, 2, 3)};
+    }
+
+    // This rank's tokens of a whole tensor.
+    Doubles own(const Doubles& whole) const {
+        Doubles values;
+        for (int b = 0; b < c_.B; b++) {
+            for (int position : positions_) {
+                const auto first = whole.begin() + static_cast<std::ptrdiff_t>(
+                                                       (static_cast<std::size_t>(b) * static_cast<std::size_t>(c_.T) +
+                                                        static_cast<std::size_t>(position)) *
+                                                       c_.token());
+                values.insert(values.end(), first, first + static_cast<std::ptrdiff_t>(c_.token()));
+            }
+        }
+        return values;
+    }
+    ContextParallel* context() { return context_ ? &*context_ : nullptr; }
+    const std::vector<int>& positions() const { return positions_; }
+
+private:
+    DeviceBuffer<floatX> upload(const std::vector<const Doubles*>& parts) {
+        const std::size_t token = c_.token(), count = parts.size();
+        std::vector<floatX> values(static_cast<std::size_t>(sizes_.rows()) * token * count);
+        for (std::size_t i = 0; i < count; i++) {
+            const Doubles mine = own(*parts[i]);
+            for (std::size_t at = 0; at < mine.size(); at++) {
+                values[(at / token * count + i) * token + at % token] =
+                    static_cast<floatX>(static_cast<float>(mine[at]));
+            }
+        }
+        DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/values", values.size());
+        buffer.upload(values, stream_);
+        return buffer;
+    }
+    Doubles widened(const std::vector<floatX>& values, std::size_t part, std::size_t parts) const {
+        const std::size_t token = c_.token();
+        Doubles result(values.size() / parts);
+        for (std::size_t at = 0; at < result.size(); at++) {
+            result[at] =
+                static_cast<double>(static_cast<float>(values[(at / token * parts + part) * token + at % token]));
+        }
+        return result;
+    }
+
+    Case c_;
+    Arena& arena_;
+    cudaStream_t stream_;
+    std::vector<int> positions_;
+    RankSizes sizes_{};
+    std::optional<ContextParallel> context_;
+    std::optional<AttentionChoice<floatX>> attention_;
+};
+
+// Distances from double precision, by tensor norm over all ranks: of the output, dq, dk, dv.
+using Errors = std::array<double, 4>;
+
+Errors errors_of(const Case& c, const Inputs& inputs, const AttentionReference& expected) {
+    const MeshShape mesh{1, 1, c.cp, 1};
+    Errors result{};
+    std::mutex mutex;
+    on_ranks(mesh, [&](TestRank& me) {
+        RankOfCase rank(c, me.world, me.arena, me.stream);
+        const RankOfCase::Found found = rank.run(inputs);
+        std::vector<double> sums;
+        auto add = [&](const Doubles& values, const Doubles& whole) {
+            const Doubles reference = rank.own(whole);
+            double difference = 0, norm = 0;
+            for (std::size_t i = 0; i < values.size(); i++) {
+                difference += (values[i] - reference[i]) * (values[i] - reference[i]);
+                norm += reference[i] * reference[i];
+            }
+            sums.push_back(difference);
+            sums.push_back(norm);
+        };
+        add(found.out, expected.out), add(found.dq, expected.dq);
+        add(found.dk, expected.dk), add(found.dv, expected.dv);
+        const DeviceBuffer<double> device = me.on_device(sums);
+        me.all.all_reduce(device.data(), sums.size(), ReduceOp::sum, me.stream);
+        sums = device.download(me.stream);
+        const std::lock_guard lock(mutex);
+        for (std::size_t i = 0; i < 4; i++) result[i] = std::sqrt(sums[2 * i] / sums[2 * i + 1]);
+    });
+    return result;
+}
+
+// fp32: within 1e-5 of double precision. bf16: dk and dv at most 1.2 times as far from it as one rank's.
+void check_modes(const std::vector<std::pair<int, int>>& modes, Case c) {
+    const Inputs inputs(c);
+    const AttentionReference expected = reference_attention(c.whole(), inputs.q, inputs.k, inputs.v, inputs.dout);
+    c.cp = c.ulysses = 1;
+    const Errors alone = errors_of(c, inputs, expected);
+    for (const auto& [cp, ulysses] : modes) {
+        c.cp = cp, c.ulysses = ulysses;
+        CAPTURE(c.name());
+        const Errors errors = errors_of(c, inputs, expected);
+        const char* names[] = {"out", "dq", "dk", "dv"};
+        for (std::size_t i = 0; i < 4; i++) {
+            CAPTURE(names[i]);
+            if (sizeof(floatX) == 4) CHECK(errors[i] < 1e-5);
+            if (sizeof(floatX) == 2) CHECK(errors[i] < 1.2 * alone[i]);
+        }
+    }
+}
+
+}   // namespace
+
+TEST_CASE("context parallel: attention is that of double precision, own and library") {
+    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
+        Case c{1, 1, 96};
+        c.NH = 8, c.attention = kind;
+        check_modes({{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}, {4, 4}, {8, 1}, {8, 2}, {8, 4}, {8, 8}}, c);
+    }
+    Case shortest{1, 1, 8};
+    shortest.NH = 4;
+    check_modes({{4, 1}, {4, 2}, {4, 4}}, shortest);
+    Case one_sequence{1, 1, 48};
+    one_sequence.B = 1, one_sequence.NH = 3;
+    check_modes({{3, 1}, {3, 3}, {8, 1}}, one_sequence);
+}
+
+TEST_CASE("context parallel: attention over long sequences is that of double precision" * doctest::skip()) {
+    for (int T : {1024, 4096}) {
+        Case c{1, 1, T};
+        c.B = 1, c.NH = 8;
+        check_modes({{2, 1}, {4, 1}, {8, 1}, {2, 2}, {4, 4}, {8, 8}, {4, 2}, {8, 2}, {8, 4}}, c);
+    }
+}
+
+TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept positions those of the tokens") {
+    for (const auto& [cp, u] :
+         std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {8, 1}, {2, 2}, {4, 4}, {4, 2}, {8, 4}}) {
+        Case c{cp, u, 48};
+        c.NH = 8;
+        const Inputs inputs(c);
+        on_ranks(MeshShape{1, 1, cp, 1}, [&](TestRank& me) {
+            RankOfCase rank(c, me.world, me.arena, me.stream);
+            rank.run(inputs);
+            auto sent = [](const Communicator* group) { return group ? group->traffic().total() : 0.0; };
+            const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS, e = sizeof(floatX);
+            const int ring = cp / u;   // ranks of a ring
+            me.require(sent(rank.context()->ring_group()) == 4 * (ring - 1) * s * e + 2 * (ring - 1) * s * 4,
+                       "ring: ", sent(rank.context()->ring_group()));
+            me.require(sent(rank.context()->ulysses_group()) == 2 * 4 * s * (u - 1) / u * e,
+                       "ulysses: ", sent(rank.context()->ulysses_group()));
+            const Positions positions = rank.context()->positions();
+            std::vector<int> list(rank.positions().size());
+            CUDA_CHECK(cudaMemcpyAsync(list.data(), positions.list, list.size() * sizeof(int), cudaMemcpyDeviceToHost,
+                                       me.stream));
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            me.require(list == rank.positions(), "positions");
+        });
+    }
+}

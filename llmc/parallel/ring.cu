@@ -1,0 +1,194 @@
+#include "llmc/parallel/ring.h"
+
+#include <type_traits>
+
+#include "llmc/kernels/accumulate.cuh"
+#include "llmc/kernels/attention_merge.cuh"
+
+namespace {
+
+HeadSizes sizes_of(const AttentionShape& s, int tokens) { return {s.B, tokens, s.NH, s.HS}; }
+
+// Keys (0) or values (1) of tokens that travel, (B, T, 2, NH, HS).
+template <class T>
+HeadsView<T> travelling(T* data, int part, const AttentionShape& s) {
+    const std::int64_t row = std::int64_t{s.NH} * s.HS;
+    return {data + part * row, s.Tk * 2 * row, 2 * row, s.HS};
+}
+
+template <class T>
+HeadsView<T> from_token(const HeadsView<T>& view, int token) {
+    return {view.data + token * view.token, view.batch, view.token, view.head};
+}
+
+// Where a result is summed in fp32: in its own place, or in `buffer` where it is bf16; then `finish` rounds it.
+template <class T>
+HeadsView<float> accumulator(const HeadsView<T>& result, const DeviceBuffer<float>& buffer, const AttentionShape& s) {
+    if constexpr (std::is_same_v<T, float>) {
+        return result;
+    } else {
+        return contiguous_heads(buffer.data(), s.Tq, s.NH, s.HS);
+    }
+}
+template <class T>
+void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const AttentionShape& s, cudaStream_t stream) {
+    if (!std::is_same_v<T, float>) copy_heads(result, sum, sizes_of(s, s.Tq), false, stream);
+}
+
+std::size_t elements(const AttentionShape& s) {
+    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.Tq) * static_cast<std::size_t>(s.NH) *
+           static_cast<std::size_t>(s.HS);
+}
+
+}   // namespace
+
+Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute) : group_(group), arena_(arena), compute_(compute) {}
+
+void Ring::reserve(const AttentionShape& own) {
+    const std::size_t n = elements(own), rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
+                                                static_cast<std::size_t>(own.Tq);
+    if (n <= block_.size()) return;
+    for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", 2 * n);
+    for (auto& buffer : key_gradients_) buffer = arena_.allocate<float>("context/dkeys and dvalues", 2 * n);
+    own_part_ = arena_.allocate<float>("context/own part of dkeys and dvalues", 2 * n);
+    block_ = arena_.allocate<float>("context/block", n);
+    block_lse_ = arena_.allocate<float>("context/block_lse", rows);
+    half_lse_ = arena_.allocate<float>("context/half_lse", rows / 2);
+    if (std::is_same_v<floatX, float>) return;
+    for (DeviceBuffer<float>* sum : {&sum_, &key_sum_, &value_sum_}) *sum = arena_.allocate<float>("context/sums", n);
+}
+
+Ring::Block Ring::block_at(int step, int tokens) const {
+    if (step <= group_.rank()) return {0, tokens, tokens / 2};   // an earlier rank's
+    return {tokens / 2, tokens / 2, tokens};
+}
+
+// To the next rank, and from the one before.
+template <class T>
+void Ring::hop(T* to, const T* from, std::size_t count) {
+    const int n = group_.size();
+    group_.send(from, count, (group_.rank() + 1) % n, traffic_.get());
+    group_.receive(to, count, (group_.rank() + n - 1) % n, traffic_.get());
+}
+
+// What travels while a step computes: its keys and values, which the next step will need, and the gradients that the
+// step before has added to.
+void Ring::send_keys_on(int step, const AttentionShape& own) {
+    hop(keys_[static_cast<std::size_t>(step + 1) % 2].data(), keys_[static_cast<std::size_t>(step) % 2].data(),
+        2 * elements(own));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
+    const AttentionShape& shape = own.shape;
+    const int T = shape.Tq;
+    const HeadsView<float> out = accumulator(own.out, sum_, shape);
+    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
+    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);
+
+    for (int step = 0; step < group_.size(); step++) {
+        floatX* const keys = keys_[static_cast<std::size_t>(step) % 2].data();
+        if (step > 0) travelled_.wait(compute_);
+        if (step + 1 < group_.size()) {
+            computed_.record(compute_);   // the step before: what it read is received into now
+            computed_.wait(traffic_.get());
+            {
+                Communicator::Group together(group_);
+                send_keys_on(step, shape);
+            }
+            travelled_.record(traffic_.get());
+        }
+        if (step == 0) {
+            attention.forward(AttentionForward<floatX, float>{out, own.lse, own.q, own.k, own.v, shape}, compute_);
+            continue;
+        }
+        const Block block = block_at(step, T);
+        AttentionShape rectangle = shape;
+        rectangle.Tq = block.queries, rectangle.Tk = block.keys, rectangle.causal = false;
+        const HeadsView<float> block_out = contiguous_heads(block_.data(), block.queries, shape.NH, shape.HS);
+        attention.forward(
+            AttentionForward<floatX, float>{block_out, block_lse_.data(), from_token(own.q, block.first_query),
+                                            travelling(keys, 0, shape), travelling(keys, 1, shape), rectangle},
+            compute_);
+        merge_attention({from_token(out, block.first_query), own.lse + block.first_query, block_out, block_lse_.data(),
+                         sizes_of(shape, block.queries), T},
+                        compute_);
+    }
+    finish(own.out, out, shape, compute_);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
+                    WeightGradientQueue& queue) {
+    const AttentionShape& shape = own.shape;
+    const int T = shape.Tq, N = group_.size();
+    const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
+    const std::size_t travelling_elements = 2 * elements(shape);
+    const HeadsView<float> dq = accumulator(own.dq, sum_, shape), dk = accumulator(own.dk, key_sum_, shape),
+                           dv = accumulator(own.dv, value_sum_, shape);
+    auto gradients_at = [&](int step) { return key_gradients_[static_cast<std::size_t>(step) % 2].data(); };
+    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
+    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);
+    CUDA_CHECK(cudaMemcpy2DAsync(half_lse_.data(), half_bytes, own.lse + T / 2, 2 * half_bytes, half_bytes,
+                                 static_cast<std::size_t>(shape.B) * static_cast<std::size_t>(shape.NH),
+                                 cudaMemcpyDeviceToDevice, compute_));
+
+    // Beside the work of a step: gradients that the step before has added to, and keys for the step after.
+    auto travel = [&](int step) {
+        const bool keys = step + 1 < N, gradients = step >= 2;
+        if (!keys && !gradients) return;
+        computed_.record(compute_);
+        computed_.wait(traffic_.get());
+        {
+            Communicator::Group together(group_);
+            if (gradients) hop(gradients_at(step), gradients_at(step - 1), travelling_elements);
+            if (keys) send_keys_on(step, shape);
+        }
+        travelled_.record(traffic_.get());
+    };
+    for (int step = 0; step < N; step++) {
+        floatX* const keys = keys_[static_cast<std::size_t>(step) % 2].data();
+        if (step > 0) travelled_.wait(compute_);   // keys of this step
+        travel(step);
+        if (step == 0) {
+            attention.backward(AttentionBackward<floatX, float>{dq, dk, dv, own.delta, own.dout, own.out, own.lse,
+                                                                own.q, own.k, own.v, shape},
+                               compute_);
+            continue;
+        }
+        const Block block = block_at(step, T);
+        AttentionShape rectangle = shape;
+        rectangle.Tq = block.queries, rectangle.Tk = block.keys, rectangle.causal = false;
+        // the first rank that the keys come to begins their gradients
+        float* const part = step == 1 ? gradients_at(step) : own_part_.data();
+        if (step == 1 && block.keys < T) {
+            CUDA_CHECK(cudaMemsetAsync(part, 0, travelling_elements * sizeof(float), compute_));
+        }
+        const HeadsView<float> block_dq = contiguous_heads(block_.data(), block.queries, shape.NH, shape.HS);
+        const float* const lse = block.first_query == 0 ? own.lse : half_lse_.data();
+        attention.backward(
+            AttentionBackward<floatX, float>{block_dq, travelling(part, 0, shape), travelling(part, 1, shape),
+                                             own.delta, from_token(own.dout, block.first_query),
+                                             from_token(own.out, block.first_query), lse,
+                                             from_token(own.q, block.first_query), travelling(keys, 0, shape),
+                                             travelling(keys, 1, shape), rectangle},
+            compute_);
+        copy_heads(from_token(dq, block.first_query), block_dq, sizes_of(shape, block.queries), true, compute_);
+        if (step == 1) continue;
+        travelled_.wait(compute_);   // gradients, to add to
+        for (int i : {0, 1}) {
+            copy_heads(travelling(gradients_at(step), i, shape), travelling(part, i, shape),
+                       sizes_of(shape, block.keys), true, compute_);
+        }
+    }
+    travel(N);   // home
+    queue.collective_started();
+    finish(own.dq, dq, shape, compute_);
+    travelled_.wait(compute_);
+    copy_heads(dk, travelling(gradients_at(N), 0, shape), sizes_of(shape, T), true, compute_);
+    copy_heads(dv, travelling(gradients_at(N), 1, shape), sizes_of(shape, T), true, compute_);
+    finish(own.dk, dk, shape, compute_);
+    finish(own.dv, dv, shape, compute_);
+}

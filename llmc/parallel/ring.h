@@ -1,0 +1,65 @@
+// Ring attention: keys and values travel from rank to rank while each rank's queries stay at home.
+// Liu et al., "Ring attention with blockwise transformers for near-infinite context", 2023.
+//
+// Each of N ring ranks has two chunks of the sequence (zigzag: llmc/mesh/context_cut.h). At step s it has the keys and
+// values of rank (own - s) mod N, and passes them on while it computes. Only rectangles occur:
+//
+//   step 0            own chunks                        causal, all queries x all keys
+//   of earlier ranks  their first chunk is seen         full, all queries x the first half of the keys
+//   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
+//
+// so all ranks have equal work at every step. Outputs merge by log-sum-exp in fp32. In backward gradients of keys and
+// values travel behind them in fp32: the next rank begins them, every further rank adds its part, and the last one
+// sends them home, where the own part has stayed.
+//
+// Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
+// alone. What a rank sends per call, s elements of one of q, k, v: forward 2(N-1)s; backward as much again, and
+// 2(N-1)s in fp32.
+#pragma once
+
+#include <array>
+
+#include "llmc/base/arena.h"
+#include "llmc/base/stream.h"
+#include "llmc/model/attention_choice.h"
+#include "llmc/model/linear.h"
+#include "llmc/model/precision.h"
+#include "llmc/process/comm.h"
+
+class Ring {
+public:
+    // `group`: the ranks of the ring, in its order.
+    Ring(Communicator& group, Arena& arena, cudaStream_t compute);
+
+    // Takes memory for calls of at most this shape. Nothing may be under way.
+    void reserve(const AttentionShape& own);
+
+    // The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first chunk and second.
+    void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
+    // `queue`: gradients of weights that wait to hide the last hop.
+    void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
+                  WeightGradientQueue& queue);
+
+private:
+    // Which part of the own queries sees which part of the keys at hand.
+    struct Block {
+        int first_query, queries, keys;
+    };
+    Block block_at(int step, int tokens) const;
+    template <class T>
+    void hop(T* to, const T* from, std::size_t count);
+    void send_keys_on(int step, const AttentionShape& own);
+
+    Communicator& group_;
+    Arena& arena_;
+    cudaStream_t compute_;
+    OwnedStream traffic_{StreamPriority::greatest};
+    // (B, T, 2, NH, HS): keys and values, or their gradients, in turns of steps
+    std::array<DeviceBuffer<floatX>, 2> keys_;
+    std::array<DeviceBuffer<float>, 2> key_gradients_;
+    DeviceBuffer<float> own_part_;                    // of key gradients, while they are computed
+    DeviceBuffer<float> block_, block_lse_;           // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
+    DeviceBuffer<float> half_lse_;                    // (B, NH, T/2) of the second chunk
+    DeviceBuffer<float> sum_, key_sum_, value_sum_;   // where results are bf16: in fp32 until they are complete
+    OwnedEvent computed_, travelled_;
+};

@@ -1,0 +1,31 @@
+#include "llmc/parallel/ulysses.h"
+
+#include "llmc/kernels/transpose_pieces.cuh"
+
+void Ulysses::reserve(const Sizes& s) {
+    const std::size_t n = for_each_rank(s) * static_cast<std::size_t>(group_.size());
+    if (n <= sent_.size()) return;
+    sent_ = arena_.allocate<floatX>("context/sent", n);
+    received_ = arena_.allocate<floatX>("context/received", n);
+}
+
+// Elements for each rank of the group.
+std::size_t Ulysses::for_each_rank(const Sizes& s) const {
+    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.T) * static_cast<std::size_t>(s.parts) *
+           static_cast<std::size_t>(s.channels / group_.size());
+}
+
+void Ulysses::to_heads(floatX* out, const floatX* in, const Sizes& s) {
+    const std::int64_t u = group_.size(), heads = s.channels / u, rows = std::int64_t{s.B} * s.T * s.parts;
+    transpose_pieces(sent_.data(), in, rows, u, heads, stream_);   // (B, T, parts, u) pieces, by rank
+    group_.all_to_all(received_.data(), sent_.data(), for_each_rank(s), stream_);
+    transpose_pieces(out, received_.data(), u, s.B, s.T * s.parts * heads,
+                     stream_);   // tokens of a rank follow others'
+}
+
+void Ulysses::to_tokens(floatX* out, const floatX* in, const Sizes& s) {
+    const std::int64_t u = group_.size(), heads = s.channels / u, rows = std::int64_t{s.B} * s.T * s.parts;
+    transpose_pieces(sent_.data(), in, s.B, u, s.T * s.parts * heads, stream_);
+    group_.all_to_all(received_.data(), sent_.data(), for_each_rank(s), stream_);
+    transpose_pieces(out, received_.data(), u, rows, heads, stream_);
+}

@@ -1,0 +1,39 @@
+// Ulysses: ranks that share a sequence exchange tokens for heads, so that each has all tokens of some heads.
+// Jacobs et al., "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer
+// models", 2023.
+//
+// Of u ranks each sends, per call and for each of `parts` tensors (3: q, k, v; 1: attention's output or its gradient)
+// of s elements, s (u-1)/u. Tokens come out in the order of the sequence.
+#pragma once
+
+#include "llmc/base/arena.h"
+#include "llmc/model/precision.h"
+#include "llmc/process/comm.h"
+
+class Ulysses {
+public:
+    // `group`: the ranks that exchange, in the order of their tokens.
+    Ulysses(Communicator& group, Arena& arena, cudaStream_t stream) : group_(group), arena_(arena), stream_(stream) {}
+
+    // The sizes of one exchange on this rank: B sequences, T tokens of each before, and all heads together.
+    struct Sizes {
+        int B, T;
+        int parts;
+        std::int64_t channels;   // NH HS of one part
+    };
+    // Takes memory for calls of at most these sizes. Nothing may be under way.
+    void reserve(const Sizes& largest);
+
+    // `out` (B, u T, parts, NH / u, HS), in (B, T, parts, NH, HS). They may be the same memory.
+    void to_heads(floatX* out, const floatX* in, const Sizes& sizes);
+    // The way back: out (B, T, parts, NH, HS), in (B, u T, parts, NH / u, HS).
+    void to_tokens(floatX* out, const floatX* in, const Sizes& sizes);
+
+private:
+    std::size_t for_each_rank(const Sizes& s) const;
+
+    Communicator& group_;
+    Arena& arena_;
+    cudaStream_t stream_;
+    DeviceBuffer<floatX> sent_, received_;   // by rank
+};
