@@ -21,10 +21,10 @@
 #include "llmc/kernels/self_check.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/train/attention_of_run.h"
+#include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/part_options.h"
-#include "llmc/train/pipeline_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/stop_signals.h"
@@ -115,11 +115,8 @@ int train(Options options, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
-    if (std::string doubt = pipeline_doubts(options); !doubt.empty()) log.warning("%s", doubt.c_str());
-
-    if (world.place().local_ranks % world.mesh().tp != 0) {
-        log.warning("--tp %d reaches over nodes of %d ranks: its traffic, several times that of all others, is slow there",
-                    world.mesh().tp, world.place().local_ranks);
+    for (const std::string& doubt : layout_doubts(options, world.place().local_ranks)) {
+        log.warning("%s", doubt.c_str());
     }
 
     const RunEnd end = trainer.run();

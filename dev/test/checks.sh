@@ -53,6 +53,13 @@ if part tensor; then
         check "certificate of all tensor-parallel layouts, $precision" whole $precision 'certificate of tp ranks: all*'
     done
 fi
+if part pipeline; then
+    builds_for_cpu
+    for precision in bf16 fp32; do
+        check "certificate of pipelines, $precision" whole $precision 'certificate: pipelines*'
+    done
+    check "pipelines of edited lists, fp32" whole fp32 'certificate: 500 edited*'
+fi
 if part context; then
     builds_for_cpu
     for precision in bf16 fp32; do

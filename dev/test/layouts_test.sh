@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The program under data, tensor and pipeline parallelism: losses of one process, cut and resumed character for character,
-# a trace, and what is refused.
+# The program under data, tensor, pipeline and context parallelism: losses of one process, cut and resumed character for
+# character, a trace, and what is refused.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
@@ -76,6 +76,22 @@ verdict $? "two pipeline stages x two ranks, ZeRO-3: $(tail -n 3 "$work/pipe-zer
 near pipe-zero alone
 verdict $? "losses of two pipeline stages x two ranks: $(losses pipe-zero | xargs) against $(losses alone | xargs)"
 
+# shared sequences: a ring, cut and resumed, and rings of groups
+run 2 ring --cp 2 --check-collectives
+verdict $? "two ranks of a ring: $(tail -n 3 "$work/ring.log")"
+near ring alone
+verdict $? "losses of a ring: $(losses ring | xargs) against $(losses alone | xargs)"
+run 2 ring-cut --cp 2 --stop-after 2
+run 2 ring-cut --cp 2 --resume
+cmp -s <(without_times ring) <(without_times ring-cut)
+verdict $? "a resumed run of a ring differs from the uncut one: $(tail -n 3 "$work/ring-cut.log")"
+run 4 hybrid --cp 4 --cp-mode hybrid --cp-ulysses 2 --zero 2 --check-collectives
+verdict $? "rings of groups: $(tail -n 3 "$work/hybrid.log")"
+grep -q "4, hybrid, groups of 2" "$work/hybrid.log"
+verdict $? "the settings of rings of groups: $(grep context "$work/hybrid.log")"
+near hybrid alone
+verdict $? "losses of rings of groups: $(losses hybrid | xargs) against $(losses alone | xargs)"
+
 refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     local name=$1 expected=$2 ranks=$3 status
     shift 3
@@ -91,6 +107,7 @@ scripts/launch.sh -n 2 bash -c 'cd "$1/node$RANK" && exec "$2" --train-data "$1/
     --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 1 --output-dir own' _ "$work" "$train_gpt" >"$work/nodes.log" 2>&1
 [ $? -eq 64 ] && grep -q 'own/lock, in the folder .* differs: rank 0 has process .*, rank 1 has nothing' "$work/nodes.log"
 verdict $? "two nodes with an output folder each: $(tail -n 3 "$work/nodes.log")"
+refused shared-heads "a model of 2 heads, --cp 4 --cp-mode ulysses" 4 --cp 4 --cp-mode ulysses
 refused few-layers "Every piece needs a layer: at most --pp 2 works" 3 --pp 3
 refused ragged "--total-batch 256 and 384 are nearest" 2 --pp 2 --pp-schedule interleaved --pp-chunks 2 --total-batch 320 --layers 4
 refused odd-batch "--total-batch 320: expected a multiple of --micro-batch * --seq-len * data-parallel ranks" 2 --total-batch 320

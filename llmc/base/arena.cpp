@@ -23,8 +23,8 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
         std::size_t free_bytes = 0, total_bytes = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
         throw Error(ErrorKind::no_device,
-                    text("no room for ", bytes, " bytes of ", name, ": the device has ", free_bytes, " of ", total_bytes,
-                         " bytes free; held so far:\n", table()),
+                    text("no room for ", bytes, " bytes of ", name, ": the device has ", free_bytes, " of ",
+                         total_bytes, " bytes free; held so far:\n", table()),
                     "Lower --micro-batch or --seq-len, raise --recompute, or shard over more devices with --zero.");
     }
     CUDA_CHECK(status);
@@ -56,7 +56,8 @@ std::string Arena::table() const {
         group.buffers++;
     }
     std::vector<std::pair<std::string, Group>> rows(groups.begin(), groups.end());
-    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
 
     const double mib = 1024.0 * 1024.0;
     std::string result;

@@ -33,7 +33,9 @@ public:
 
     bool null() override { return put(nullptr); }
     bool boolean(bool value) override { return put(value); }
-    bool number_integer(Library::number_integer_t value) override { return put(value); }
+    bool number_integer(Library::number_integer_t value) override {
+        return put(value < 0 ? Json(value) : Json(-0.0));   // the library calls only -0 so
+    }
     bool number_unsigned(Library::number_unsigned_t value) override { return put(value); }
     bool number_float(Library::number_float_t value, const std::string&) override { return put(value); }
     bool string(std::string& value) override { return put(std::move(value)); }

@@ -78,7 +78,7 @@ public:
     const Json* find(std::string_view key) const;   // null: not there, or no object
     bool contains(std::string_view key) const { return find(key) != nullptr; }
 
-    // To an object; false, and nothing is done, when it has the key. The new value, null until it is written to.
+    // To an object. The value there, until the next is added; null, and nothing is done, when it has the key.
     Json* add(const std::string& key, Json value);
     Json& append(Json value);   // to an array
 

@@ -61,7 +61,7 @@ TEST_CASE("json: whatever else is wrong is a parse_error with its byte and a sho
 }
 
 TEST_CASE("json: whole numbers, and nothing that only converts to one") {
-    const Json json = parse_json(R"([0, 7, 8, -1, 1.0, 1e300, true, "1", null, 18446744073709551615])");
+    const Json json = parse_json(R"([0, 7, 8, -0, -1, 1.0, 1e300, true, "1", null, 18446744073709551615])");
     const std::vector<Json>& values = json.elements();
     CHECK(values[0].as_whole(7) == 0);
     CHECK(values[1].as_whole(7) == 7);

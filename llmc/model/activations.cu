@@ -1,6 +1,7 @@
 #include "llmc/model/activations.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "llmc/kernels/layernorm.cuh"
 
@@ -36,7 +37,8 @@ void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_para
     }
     // of a single sequence too, as far as one is needed (sampling)
     if (sequence_parallel && (std::int64_t{B} * T % tp != 0 || T < tp)) {
-        const int below = T / tp * tp, above = below + tp;
+        const int unit = tp / std::gcd(B, tp), least = (tp + unit - 1) / unit * unit;
+        const int below = T / unit * unit < least ? 0 : T / unit * unit, above = std::max(below + unit, least);
         throw Error(
             ErrorKind::usage,
             text("--micro-batch ", B, " x --seq-len ", T, ": the ", tp, " ranks of --tp cannot share its rows evenly"),

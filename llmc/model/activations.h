@@ -29,7 +29,7 @@ struct RankSizes {
     int ulysses;          // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
 
     int rows() const { return B * T; }
-    int residual_rows() const { return rows() / residual_parts; }   // rows that follow each other
+    int residual_rows() const { return rows() / residual_parts; }   // not all of them next to each other in the sequence
     // As attention on this rank has them; of a ring, the block of its own keys.
     AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS); }
 };

@@ -17,7 +17,7 @@ struct Batch {
 };
 
 // Device memory for one micro-batch, refilled from the host. The host does not wait for the device unless it is two
-// micro-batches ahead: what is uploaded is kept in pinned memory, of which there are two pieces in turns.
+// uploads ahead: what is uploaded is kept in pinned memory, of which each buffer has two pieces in turns.
 class BatchBuffer {
 public:
     // Groups are made of the tokens from `first_token` on, as many as `vocab_size`.

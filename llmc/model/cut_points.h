@@ -9,8 +9,9 @@
 //   columns to rows   qkv, attend, attproj; fc, GELU, fcproj; classifier   RankSizes::rows() rows
 //
 // A kernel never does work of both sides of a cut point. Each function takes what is on one side and returns where it
-// is on the other: by default the same memory. An implementation has memory of its own for what it gathers, which is
-// valid until its next call of the same name.
+// is on the other: by default the same memory. An implementation has memory of its own for what it gathers: what enters
+// columns is valid until something else is announced or enters, what leaves rows until the next of these or of
+// enter_columns_backward. "Columns" are Megatron's, of X W: rows of our matrices, which are [out, in].
 #pragma once
 
 #include <functional>

@@ -80,9 +80,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     classifier_rows = std::min(classifier_rows, max_rows_);
     std::int64_t layers = 0;
     for (const Chunk& chunk : options_.chunks) layers = std::max(layers, chunk.layers.size());
-    for (const Chunk& chunk : options_.chunks) {   // the least that its input takes
-        const bool receives = !chunk.embedding && &chunk == options_.chunks.data();
-        if (receives) options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
+    if (!options_.chunks.front().embedding) {   // the least that its input takes
+        options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
     }
     pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options_.in_flight);
     attention_.emplace(options.attention, sizes_.attention(), arena, context().ring_size() > 1);

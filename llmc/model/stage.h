@@ -170,7 +170,7 @@ public:
     // Of the latest action that made losses: negative log likelihood of each of this rank's positions, (B, T).
     const float* losses() const { return workspace_->losses.data(); }
     // Logits of rows [first_row, first_row + count) of the latest forward for them, over the whole vocabulary, into
-    // (count, logits_columns()) on the device; of sequences that this rank has all tokens of.
+    // (count, logits_columns()) on the device; rows of this rank.
     void logits(floatX* out, int first_row, int count) const;
     int logits_columns() const { return sizes_.Vp * options_.place.mesh.tp; }
 

@@ -29,6 +29,8 @@ ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaSt
 }
 
 void ContextParallel::set_sizes(const RankSizes& sizes) {
+    ENSURE(sizes.ulysses == cut_.ulysses && sizes.NH % cut_.ulysses == 0, sizes.NH, " heads over groups of ",
+           cut_.ulysses, " ranks; the stage has groups of ", sizes.ulysses);
     sizes_ = sizes;
     if (ring_) ring_->reserve(sizes.attention());
     if (ulysses_) ulysses_->reserve(exchange(3));
@@ -47,6 +49,7 @@ Ulysses::Sizes ContextParallel::exchange(int parts) const {
 
 void ContextParallel::attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,
                              floatX* qkv, floatX* out, cudaStream_t stream) {
+    ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
     if (ulysses_) ulysses_->to_heads(qkv, qkv, exchange(3));
     if (ring_) {
         ring_->forward(attention, arguments);
@@ -59,6 +62,7 @@ void ContextParallel::attend(const AttentionChoice<floatX>& attention, const Att
 void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
                                       const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
                                       WeightGradientQueue& queue, cudaStream_t stream) {
+    ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
     if (ulysses_) ulysses_->to_heads(dout, dout, exchange(1));
     if (ring_) {
         ring_->backward(attention, arguments, queue);

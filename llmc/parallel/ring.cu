@@ -54,8 +54,10 @@ void Ring::reserve(const AttentionShape& own) {
     block_ = arena_.allocate<float>("context/block", n);
     block_lse_ = arena_.allocate<float>("context/block_lse", rows);
     half_lse_ = arena_.allocate<float>("context/half_lse", rows / 2);
-    if (std::is_same_v<floatX, float>) return;
-    for (DeviceBuffer<float>* sum : {&sum_, &key_sum_, &value_sum_}) *sum = arena_.allocate<float>("context/sums", n);
+    if constexpr (!std::is_same_v<floatX, float>) {
+        for (DeviceBuffer<float>* sum : {&sum_, &key_sum_, &value_sum_})
+            *sum = arena_.allocate<float>("context/sums", n);
+    }
 }
 
 Ring::Block Ring::block_at(int step, int tokens) const {
@@ -71,8 +73,7 @@ void Ring::hop(T* to, const T* from, std::size_t count) {
     group_.receive(to, count, (group_.rank() + n - 1) % n, traffic_.get());
 }
 
-// What travels while a step computes: its keys and values, which the next step will need, and the gradients that the
-// step before has added to.
+// The keys and values of a step, while it computes: the next step needs them.
 void Ring::send_keys_on(int step, const AttentionShape& own) {
     hop(keys_[static_cast<std::size_t>(step + 1) % 2].data(), keys_[static_cast<std::size_t>(step) % 2].data(),
         2 * elements(own));

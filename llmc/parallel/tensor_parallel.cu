@@ -11,8 +11,7 @@ void TensorParallel::set_sizes(const RankSizes& sizes) {
     sizes_ = sizes;
     ENSURE(!sequence_parallel() || (sizes.residual_parts == group_.size() && sizes.rows() % group_.size() == 0),
            sizes.rows(), " rows cannot be shared by ", group_.size(), " tp ranks");
-    chunks_ = wanted_chunks_;
-    while (sizes.rows() % (chunks_ * sizes.residual_parts) != 0) chunks_--;
+    chunks_ = tensor_chunks(sizes.rows(), sizes.residual_parts, wanted_chunks_);
     announced_ = nullptr;
     if (loss_.size() > 0) {
         ENSURE(static_cast<std::size_t>(sizes.rows()) * 3 <= loss_.size(), "more rows than there is room for");

@@ -17,13 +17,14 @@
 // parallelism a layer makes 2 all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward
 // and the head 1 backward. The loss 6f x 4 bytes a row.
 //
-// Overlap: traffic is on a stream of its own. In backward everything hides behind a matmul: what enters again behind
-// the gradient of the layer's input, sums behind gradients of weights, and so do the gathers of a layer's output
-// gradient, for which gradients of weights are kept back in the queue: with sequence parallelism one for each
-// collective, across the border of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the
-// first of a block's six is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind
-// the matmuls of the others. With sequence parallelism each rank has a part of every chunk: so its rows of the residual
-// region are not all next to each other in the sequence, which nothing there sees.
+// Overlap: traffic is on a stream of its own. In a layer's backward it hides behind matmuls, but for the first gather
+// of the last layer; the head's and the embedding's exchanges do not. What enters again hides behind the gradient of
+// the layer's input, sums behind gradients of weights, and so do the gathers of a layer's output gradient, for which
+// gradients of weights are kept back in the queue: with sequence parallelism one for each collective, across the border
+// of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the first of a block's six is
+// exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind the matmuls of the others.
+// With sequence parallelism each rank has a part of every chunk: so its rows of the residual region are not all next to
+// each other in the sequence, which nothing there sees.
 //
 // What is summed over ranks here is activations and their gradients, in their type: in a bf16 build in bf16. NCCL adds
 // in the type of the buffer and rounds at every hop of its ring; the stand-in adds in fp32 and rounds once.
@@ -36,10 +37,15 @@
 #include "llmc/model/cut_points.h"
 #include "llmc/process/comm.h"
 
+// As many chunks of rows as wanted, or the nearest lower number that divides the rows; each is shared by `parts` ranks.
+constexpr int tensor_chunks(int rows, int parts, int wanted) {
+    while (wanted > 1 && rows % (wanted * parts) != 0) wanted--;
+    return wanted;
+}
+
 class TensorParallel : public CutPoints {
 public:
-    // `group`: the tp ranks in order. `chunks` of rows in forward: as many, or the nearest lower number that divides
-    // the rows.
+    // `group`: the tp ranks in order. `chunks` of rows in forward: as tensor_chunks allows.
     TensorParallel(Communicator& group, int chunks, Arena& arena);
 
     void set_sizes(const RankSizes& sizes) override;

@@ -133,7 +133,7 @@ const PipelineLinks& World::pipeline_links(bool ring) {
 }
 
 Communicator* World::group(const std::string& name, const std::vector<int>& members) {
-    std::unique_ptr<Communicator>& group = named_groups_[name];
+    std::unique_ptr<Communicator>& group = named_groups_[{name, members}];
     if (group != nullptr) return group.get();
     const auto own = std::find(members.begin(), members.end(), rank());
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/mesh/mesh.h"
@@ -107,7 +108,7 @@ private:
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
     std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
-    std::map<std::string, std::unique_ptr<Communicator>> named_groups_;
+    std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> named_groups_;
     std::vector<std::unique_ptr<Communicator>> link_groups_;
     PipelineLinks links_;
 };

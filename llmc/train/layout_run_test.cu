@@ -13,7 +13,7 @@
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/pipeline_options.h"
+#include "llmc/train/layout_options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
@@ -155,7 +155,6 @@ private:
     }
     static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr) {
         StageOptions result;
-        result.cut_points = cut_points;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
         result.B = o.micro_batch;
         result.T = o.seq_len;

@@ -53,8 +53,8 @@ TEST_CASE("matmul choices: ranks of a run share theirs, and its checkpoint has a
         const Log log(false);
         const TokenSet tokens(real_files(), "--train-data", folder / "tokens.bin", T, vocab);
         Metrics metrics(real_files(), me.rank() == 0 ? options.output_dir : "", 0);
-        Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals,
-                         nullptr, nullptr, "", 2, 0.0, me.world.training_groups(), &me.world});
+        Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
+                         nullptr, "", 2, 0.0, me.world.training_groups(), &me.world});
         me.require(trainer.run() == RunEnd::finished, "not finished");
         used[static_cast<std::size_t>(me.rank())] = model.matmul().algorithms();
         const std::string path = options.output_dir + "/" + checkpoint_name(2) + "/" + kMatmulChoicesFile;

@@ -10,8 +10,8 @@
 #include "llmc/model/stage.h"
 #include "llmc/parallel/gather.h"
 
-// All of the file or none of it; padding rows of the vocabulary are zero. Collective over the ranks that share the
-// weights, which must be those of one stage: rank 0 of them writes, one tensor at a time.
+// All of the file or none of it; padding rows of the vocabulary are zero. Collective over all ranks, of every pipeline
+// stage: the first one writes, one tensor at a time.
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer);
 
 constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;

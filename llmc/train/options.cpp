@@ -11,7 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/parallel/schedule_picture.h"
-#include "llmc/train/pipeline_options.h"
+#include "llmc/train/layout_options.h"
 
 namespace {
 
@@ -116,7 +116,15 @@ public:
     // One that another program serves better; `instead` says which.
     void elsewhere(const std::string& names, const std::string& only, const std::string& help,
                    const std::string& instead) {
-        refuse(names, only, help + " (not served)", "not part of this program", instead);
+        const std::string flag = long_name(names);
+        auto read = [only, flag, instead](const std::string& value) {
+            if (value == only) return;
+            throw Error(
+                ErrorKind::usage,
+                text(flag, " ", value, ": not part of this program", only.empty() ? "" : text(", expected ", only)),
+                instead);
+        };
+        add(names, "", only, help + " (not served)", read)->configurable(!only.empty());
     }
 
 private:
@@ -125,17 +133,6 @@ private:
     static std::string shortest(Number value) {
         std::array<char, 32> digits;
         return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
-    }
-
-    void refuse(const std::string& names, const std::string& only, const std::string& help, const std::string& why,
-                const std::string& instead) {
-        const std::string flag = long_name(names);
-        auto read = [only, flag, why, instead](const std::string& value) {
-            if (value == only) return;
-            throw Error(ErrorKind::usage,
-                        text(flag, " ", value, ": ", why, only.empty() ? "" : text(", expected ", only)), instead);
-        };
-        add(names, "", only, help, read)->configurable(!only.empty());
     }
 
     template <class Read>
@@ -271,14 +268,15 @@ void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
                     "chunks of rows in which tp ranks communicate forward, each behind the next one's matmul");
     parallel.on_off("--sequence-parallel", o.sequence_parallel,
                     "tp ranks share the rows of layernorms and residual streams too");
-    parallel.number("--pp", o.pp, 1, 1 << 16, "ranks of pipeline parallelism: each has some of the layers");
+    parallel.number("--pp", o.pp, 1, 1 << 12, "ranks of pipeline parallelism: each has some of the layers");
     parallel.choice("--pp-schedule", o.pp_schedule, kPipelines,
                     "in which order a pipeline stage works on its micro-batches");
-    parallel.number("--pp-chunks", o.pp_chunks, 1, 1 << 16,
+    parallel.number("--pp-chunks", o.pp_chunks, 1, 1 << 10,
                     "pieces of the model that each stage has, for --pp-schedule interleaved");
     parallel
         .choice("--print-schedule", picture, kPictures,
-                "print the order of work of --pp stages, its bubble and what it keeps, as text or svg, and exit")
+                "print the order of work of --pp stages (of --dp replicas), its bubble and what it keeps, as text or "
+                "svg, and exit")
         ->configurable(false);
     parallel.number("--cp", o.cp, 1, 1 << 16, "ranks of context parallelism, which share each sequence");
     parallel.choice("--cp-mode", o.cp_mode, kContextModes,
@@ -322,43 +320,6 @@ void check_total_batch(const Options& o) {
                           : text("The smallest value that works is ", above, "; or lower --micro-batch."));
 }
 
-// Divisors of n that are not above `most`, as a list for people.
-std::string divisors(std::int64_t n, int most) {
-    std::string list;
-    for (int d = 1; d <= most; d++) {
-        if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
-    }
-    return list;
-}
-
-void check_context(const Options& o) {
-    const int u = o.ulysses();
-    if (o.cp > 1 && o.seq_len % (2 * o.cp) != 0) {
-        const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
-        throw Error(ErrorKind::usage,
-                    text("--seq-len ", o.seq_len, " --cp ", o.cp,
-                         ": expected sequences of a multiple of 2 x cp = ", unit, " tokens"),
-                    below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
-                              : text("The shortest length that works is ", above, "."));
-    }
-    const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
-    if (o.cp % u != 0) {
-        throw Error(ErrorKind::usage, text(given, ": expected groups that divide --cp"),
-                    text("Values that work are ", divisors(o.cp, o.cp), "."));
-    }
-    const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
-                      : o.cp_mode == ContextMode::ulysses ? u == o.cp
-                                                          : u > 1 && u < o.cp;
-    if (!fits) {
-        throw Error(ErrorKind::usage,
-                    text(given, ": expected ",
-                         o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
-                         : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
-                                                             : "--cp-ulysses between 1 and --cp"),
-                    "Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses, any between --cp-mode hybrid.");
-    }
-}
-
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
     if (own_sizes != 0 && own_sizes != 3) {
@@ -373,14 +334,8 @@ void check_together(const Options& o) {
         throw Error(ErrorKind::usage, "--export-llmc together with --tie-embeddings 0",
                     "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
     }
-    if ((o.pp > 1) + (o.cp > 1) + (o.tp > 1) > 1) {
-        throw Error(ErrorKind::usage,
-                    text("--pp ", o.pp, " --cp ", o.cp, " --tp ", o.tp, ": not available together in this version"),
-                    "Each of them works beside data parallelism (--dp, --zero): leave the others at 1.");
-    }
     check_total_batch(o);
-    check_pipeline(o);
-    check_context(o);
+    check_layout(o);
     if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {
         throw Error(ErrorKind::usage, text(o.resume ? "--resume" : "--checkpoint-every", " without --output-dir"),
                     "Say with --output-dir where the checkpoints are.");
@@ -436,21 +391,6 @@ void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_total_batch(options);
     if (options.pp > 1) check_micro_batches(options);
-}
-
-void check_heads(const Options& options, std::int64_t heads) {
-    if (heads % options.ulysses() == 0) return;
-    std::string works;
-    for (int u = 1; u < options.cp; u++) {
-        if (options.cp % u == 0 && heads % u == 0) works += text(works.empty() ? "" : ", ", u);
-    }
-    throw Error(ErrorKind::usage,
-                text("a model of ", heads, " heads, --cp ", options.cp, " --cp-mode ", name_of(options.cp_mode),
-                     ": expected heads that groups of ", options.ulysses(), " ranks can share"),
-                text("Groups that work are of ", works,
-                     " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
-                     "--cp-ulysses. Or take another --cp: ",
-                     divisors(heads, 64), "."));
 }
 
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {

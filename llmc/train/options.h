@@ -10,7 +10,7 @@
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
 //   --gelu-fusion      2 (llm.c: 0, and 2 on an H100)
 //   --val-max-batches  80 sequences, which is llm.c's 20 batches of 4, the same for every micro-batch size and layout
-// What later versions bring is listed by name and refused until then, never ignored.
+// What other programs serve is listed by name and refused, never ignored.
 #pragma once
 
 #include <cstdint>
@@ -123,9 +123,6 @@ CommandLine parse_command_line(std::vector<std::string> arguments);
 
 // Once it is known how many ranks see different samples: sets `dp`. Error(usage) where they cannot share a step.
 void fit_to_ranks(Options& options, int dp);
-
-// Error(usage) where ranks that exchange heads cannot share so many.
-void check_heads(const Options& options, std::int64_t heads);
 
 // llm.c's flags that are not one letter, in today's names.
 std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments);

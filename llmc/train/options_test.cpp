@@ -5,6 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder.h"
+#include "llmc/train/layout_options.h"
 
 namespace {
 
@@ -160,12 +161,12 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--cp", "3"}, "--seq-len 1024 --cp 3: expected sequences of a multiple of 2 x cp = 6 tokens"},
         {{"--cp", "3"}, "The nearest lengths that work are 1020 and 1026."},
         {{"--cp", "4", "-t", "5"}, "The shortest length that works is 8."},
-        {{"--cp", "4", "--cp-mode", "hybrid"}, "--cp-ulysses between 1 and --cp"},
-        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "3"}, "Values that work are 1, 2, 4."},
-        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "4"}, "any between --cp-mode hybrid"},
+        {{"--cp", "4", "--cp-mode", "hybrid"}, "groups that divide --cp, larger than 1 and smaller"},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "3"}, "--cp-mode hybrid works with 2."},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "4"}, "of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with 2."},
         {{"--cp", "4", "--cp-ulysses", "2"}, "--cp-mode ring --cp-ulysses 2: expected no --cp-ulysses, or 1"},
         {{"--cp", "4", "--cp-mode", "ulysses", "--cp-ulysses", "2"}, "expected no --cp-ulysses, or that of --cp"},
-        {{"--cp-ulysses", "2"}, "Values that work are 1."},
+        {{"--cp-ulysses", "2"}, "--cp-mode hybrid works with no value."},
         {{"--cp-mode", "zigzag"}, "--cp-mode zigzag: expected one of ring|ulysses|hybrid"},
         {{"--cp", "2", "--pp", "2"}, "--pp 2 --cp 2 --tp 1: not available together"},
         {{"--tp", "2", "--cp", "2"}, "--pp 1 --cp 2 --tp 2: not available together"},
@@ -189,9 +190,9 @@ TEST_CASE("options: groups that exchange heads, and heads that they can share") 
     CHECK(parsed({"--cp", "4", "--cp-mode", "ulysses"}).ulysses() == 4);
     const Options hybrid = parsed({"--cp", "8", "--cp-mode", "hybrid", "--cp-ulysses", "4"});
     CHECK(hybrid.ulysses() == 4);
-    check_heads(hybrid, 12);
+    check_model_fits(hybrid, custom_model_config(2, 12, 192, 1024, 100));
     try {
-        check_heads(hybrid, 6);
+        check_model_fits(hybrid, custom_model_config(2, 6, 96, 1024, 100));
         FAIL("6 heads over groups of 4");
     } catch (const Error& error) {
         CHECK(error.kind() == ErrorKind::usage);

@@ -79,22 +79,8 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         const StopSignals signals;
         const Log log(false);
         Metrics metrics(files, folder / "out");
-        Trainer trainer({asked,
-                         log,
-                         me.arena,
-                         step,
-                         tokens,
-                         nullptr,
-                         files,
-                         metrics,
-                         signals,
-                         nullptr,
-                         nullptr,
-                         "",
-                         steps,
-                         0.0,
-                         groups,
-                         &me.world});
+        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, signals, nullptr, nullptr, "",
+                         steps, 0.0, groups, &me.world});
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
         CUDA_CHECK(cudaDeviceSynchronize());

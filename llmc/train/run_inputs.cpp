@@ -5,6 +5,7 @@
 
 #include "llmc/data/corpus_check.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/train/layout_options.h"
 
 namespace {
 
@@ -119,7 +120,7 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     std::unique_ptr<WeightSource> weights;
     if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(real_files(), options.model);
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
-    check_heads(options, config.heads);
+    check_model_fits(options, config);
     std::unique_ptr<FolderLock> lock;
     if (world.is_first() && !options.output_dir.empty()) lock = std::make_unique<FolderLock>(options.output_dir);
     std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log);

@@ -47,6 +47,8 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
            " ranks without a communicator of all");
     ENSURE(place.mesh.pp == 1 || groups.links.input != nullptr || groups.links.output != nullptr, "pipeline stage ",
            place.at.pp, " of ", place.mesh.pp, " without a link to another");
+    ENSURE(groups.tensor != nullptr || !stage.options().sequence_parallel, "parts of the sums of ", place.mesh.tp,
+           " tp ranks without a group to add them");
     ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
            " without a group to share with");
     if (zero_) stage.set_hooks(zero_.get());

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "llmc/train/matmul_choices.h"
-#include "llmc/train/pipeline_options.h"
+#include "llmc/train/layout_options.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 

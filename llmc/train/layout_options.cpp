@@ -1,0 +1,175 @@
+#include "llmc/train/layout_options.h"
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/tensor_parallel.h"
+
+namespace {
+
+// Divisors of n that are not above `most`, as a list for people.
+std::string divisors(std::int64_t n, int most) {
+    std::string list;
+    for (int d = 1; d <= most; d++) {
+        if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
+    }
+    return list;
+}
+
+void check_context(const Options& o) {
+    const int u = o.ulysses();
+    if (o.cp > 1 && o.seq_len % (2 * o.cp) != 0) {
+        const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
+        throw Error(ErrorKind::usage,
+                    text("--seq-len ", o.seq_len, " --cp ", o.cp,
+                         ": expected sequences of a multiple of 2 x cp = ", unit, " tokens"),
+                    below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
+                              : text("The shortest length that works is ", above, "."));
+    }
+    const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
+    std::string hybrid;   // what works there
+    for (int d = 2; d < o.cp; d++) {
+        if (o.cp % d == 0) hybrid += text(hybrid.empty() ? "" : ", ", d);
+    }
+    const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
+                      : o.cp_mode == ContextMode::ulysses ? u == o.cp
+                                                          : u > 1 && u < o.cp && o.cp % u == 0;
+    if (!fits) {
+        throw Error(
+            ErrorKind::usage,
+            text(given, ": expected ",
+                 o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
+                 : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
+                                                     : "groups that divide --cp, larger than 1 and smaller"),
+            text("Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with ",
+                 hybrid.empty() ? "no value" : hybrid, "."));
+    }
+}
+
+void check_pipeline(const Options& o) {
+    const bool interleaved = o.pp_schedule == PipelineKind::interleaved;
+    if (o.pp_chunks > 1 && !interleaved) {
+        throw Error(ErrorKind::usage,
+                    text("--pp-chunks ", o.pp_chunks, ": a stage has one with --pp-schedule ", name_of(o.pp_schedule)),
+                    "Give --pp-schedule interleaved, or leave --pp-chunks out.");
+    }
+    if (o.pp_chunks == 1 && interleaved) {
+        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp-chunks 1",
+                    "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
+    }
+    if (o.pp == 1) {
+        if (!interleaved) return;
+        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
+    }
+    if (!delays_weights(o.pp_schedule)) return;
+    if (o.recompute != Recompute::none) {
+        throw Error(ErrorKind::usage, text("--pp-schedule zb with --recompute ", name_of(o.recompute)),
+                    "What zb's gradients of weights read must be kept: give --recompute none.");
+    }
+    if (o.zero >= 2) {
+        throw Error(ErrorKind::usage, text("--pp-schedule zb with --zero ", o.zero),
+                    "zb works with --zero 0 and 1; --zero 2 and 3 with the other schedules.");
+    }
+}
+
+void check_heads(const Options& options, std::int64_t heads) {
+    if (heads % options.ulysses() == 0) return;
+    std::string works;
+    for (int u = 1; u < options.cp; u++) {
+        if (options.cp % u == 0 && heads % u == 0) works += text(works.empty() ? "" : ", ", u);
+    }
+    throw Error(ErrorKind::usage,
+                text("a model of ", heads, " heads, --cp ", options.cp, " --cp-mode ", name_of(options.cp_mode),
+                     ": expected heads that groups of ", options.ulysses(), " ranks can share"),
+                text("Groups that work are of ", works,
+                     " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
+                     "--cp-ulysses. Or take another --cp: ",
+                     divisors(heads, 64), "."));
+}
+
+void check_layers(const Options& options, std::int64_t layers) {
+    const int pieces = options.pp * options.pp_chunks;
+    if (options.pp == 1 || layers >= pieces) return;
+    const std::int64_t most = layers / options.pp_chunks;
+    throw Error(
+        ErrorKind::usage,
+        options.pp_chunks == 1 ? text("--pp ", options.pp, ": a model of ", layers, " layers")
+                               : text("--pp ", options.pp, " x --pp-chunks ", options.pp_chunks, " = ", pieces,
+                                      " pieces of a model of ", layers, " layers"),
+        text("Every piece needs a layer: ", most > 1 || options.pp_chunks == 1
+                                                ? text("at most --pp ", std::max<std::int64_t>(1, most), " works.")
+                                                : text("give fewer --pp-chunks, or --pp-schedule 1f1b.")));
+}
+
+}   // namespace
+
+PipelineShape pipeline_shape(const Options& options) {
+    return {options.pp_schedule, options.pp, options.micro_steps(), options.pp_chunks};
+}
+
+void check_layout(const Options& o) {
+    if ((o.pp > 1) + (o.cp > 1) + (o.tp > 1) > 1) {
+        throw Error(ErrorKind::usage,
+                    text("--pp ", o.pp, " --cp ", o.cp, " --tp ", o.tp, ": not available together in this version"),
+                    "Each of them works beside data parallelism (--dp, --zero): leave the others at 1.");
+    }
+    check_pipeline(o);
+    check_context(o);
+}
+
+void check_micro_batches(const Options& o) {
+    const int m = o.micro_steps(), p = o.pp;
+    if (o.pp_schedule == PipelineKind::interleaved && m % p != 0) {
+        const int below = m / p * p, above = below + p;
+        const std::int64_t unit = o.tokens_per_micro_step();
+        throw Error(ErrorKind::usage,
+                    text("--pp-schedule interleaved: a step of ", m, " micro-batches, expected a multiple of --pp ", p),
+                    below > 0 ? text("--total-batch ", below * unit, " and ", above * unit, " are nearest.")
+                              : text("--total-batch ", above * unit, " is the smallest that works."));
+    }
+}
+
+PipelineSchedule schedule_of_stage(const Options& options, int stage) {
+    const PipelineShape shape = pipeline_shape(options);
+    const std::vector<PipelineSchedule> lists = pipeline_schedules(shape);
+    const std::string fault = fault_in(lists, shape.chunks, shape.micro_batches);
+    ENSURE(fault.empty(), "--pp-schedule ", name_of(shape.kind), ": ", fault);
+    return lists[static_cast<std::size_t>(stage)];
+}
+
+void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config) {
+    if (options.pp == 1) return;
+    check_layers(options, config.layers);
+    const PipelineShape shape = pipeline_shape(options);
+    const int at = stage.place.at.pp;
+    stage.chunks = chunks_of_stage(config, shape, at, options.seq_len);
+    stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks);
+}
+
+void check_model_fits(const Options& options, const ModelConfig& config) {
+    check_layers(options, config.layers);
+    check_heads(options, config.heads);
+    check_tensor_parallel(config, options.tp, options.tp > 1 && options.sequence_parallel, options.micro_batch,
+                          options.seq_len);
+}
+
+std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
+    std::vector<std::string> doubts;
+    const int m = o.micro_steps();
+    if (m < o.pp) {
+        doubts.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
+                              " pipeline stages busy: --total-batch ", o.pp * o.tokens_per_micro_step(),
+                              " or more fills them"));
+    }
+    if (ranks_of_a_node % o.tp != 0) {
+        doubts.push_back(text("--tp ", o.tp, " reaches over nodes of ", ranks_of_a_node,
+                              " ranks: its traffic, several times that of all others, is slow there"));
+    }
+    const int rows = o.micro_batch * o.seq_len,
+              chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
+    if (o.tp > 1 && chunks < o.tp_chunks) {
+        doubts.push_back(text("--tp-chunks ", o.tp_chunks, ": ", rows, " rows can only be cut into ", chunks,
+                              " chunks for ", o.tp, " ranks: less of forward's traffic is hidden"));
+    }
+    return doubts;
+}
