@@ -46,8 +46,8 @@ DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
 OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-Og)
 # Where time goes: kernels and what runs them on a CPU, tokenizing, hashes. The rest waits for people, disks and peers; it
 # compiles twice as fast with less. Tests have less too: they are compiled more often than they run.
-HOT := %.cu llmc/kernels/% $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) dev/bench/% \
-    llmc/data/corpus.cpp llmc/io/hash.cpp \
+HOT := %.cu $(filter-out %_onednn.cpp,$(wildcard llmc/kernels/*.cpp)) dev/bench/% \
+    $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) llmc/data/corpus.cpp llmc/io/hash.cpp \
     $(filter-out %/huggingface.cpp %/files.cpp,$(wildcard llmc/tokenizer/*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
@@ -57,8 +57,8 @@ include dev/tools/cuda.mk
 ifeq ($(DEVICE),cpu)
 # kernels are host code here: the stand-in headers take the place of CUDA's; nvcc's pragmas mean nothing to
 # g++, and clang++ takes them for orders
-COMPILE_CU = $(CXX) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
-COMPILE_CPP = $(CXX) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
+COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base io $(patsubst llmc/%/,%,$(wildcard llmc/cuda_on_cpu/*/)) kernels mesh process tokenizer data
@@ -73,6 +73,14 @@ EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other f
 endif
 
 include dev/tools/optional.mk
+
+# g++ parses the standard library once for each level of optimization, not once for each file (0.7 of the 2 s that a file
+# takes). Other compilers do without, so a header that a file forgets to name is found there. PRECOMPILE=: never.
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros#   without, ccache passes by what uses it
+PRECOMPILE ?= $(if $(filter g++%,$(notdir $(CXX))),yes)
+precompiled = $(if $(filter cpuyes,$(DEVICE)$(PRECOMPILE)),$(patsubst %,$(COMMON)/precompiled%/standard.h.gch,$(filter-out -O2,$(1))))
+PRECOMPILED := $(call precompiled,$(if $(filter command,$(origin OPTIMIZE)),$(OPTIMIZE),-O3 -Og))
+USE_PRECOMPILED = $(patsubst %.gch,-include %,$(call precompiled,$(OPTIMIZE)))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources to objects
@@ -95,18 +103,24 @@ STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/b
 BENCH_OBJECTS := $(call precision_object,$(wildcard dev/bench/*.cu dev/bench/*.cpp))
 TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
 
-$(COMMON)/obj/%.cu.o: %.cu ; @mkdir -p $(@D)
+$(COMMON)/obj/%.cu.o: %.cu | $(PRECOMPILED) ; @mkdir -p $(@D)
 	$(COMPILE_CU) -c $< -o $@
-$(COMMON)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
+$(COMMON)/obj/%.cpp.o: %.cpp | $(PRECOMPILED) ; @mkdir -p $(@D)
 	$(COMPILE_CPP) -c $< -o $@
-$(BUILD)/obj/%.cu.o: %.cu ; @mkdir -p $(@D)
+$(BUILD)/obj/%.cu.o: %.cu | $(PRECOMPILED) ; @mkdir -p $(@D)
 	$(COMPILE_CU) $(DEFINES) -c $< -o $@
-$(BUILD)/obj/%.cpp.o: %.cpp ; @mkdir -p $(@D)
+$(BUILD)/obj/%.cpp.o: %.cpp | $(PRECOMPILED) ; @mkdir -p $(@D)
 	$(COMPILE_CPP) $(DEFINES) -c $< -o $@
+$(COMMON)/precompiled%/standard.h.gch: override OPTIMIZE = $*
+$(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
+	cp $< $(@:.gch=)
+	$(CXX) -x c++-header $(CPU_FLAGS) -c $(@:.gch=) -o $@
+.SECONDARY: $(PRECOMPILED) $(call precompiled,-O1)
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(call common_object,llmc/kernels/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
+$(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 

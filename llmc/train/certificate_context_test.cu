@@ -20,16 +20,9 @@ void certify(const std::vector<Layout>& layouts, int steps) {
     Layout alone;
     alone.seq_len = layouts[0].seq_len, alone.heads = layouts[0].heads;
     const Result expected = Rank(alone).train(steps);
-    const ParamTable table(model(alone));
     for (const Layout& layout : layouts) {
         REQUIRE((layout.seq_len == alone.seq_len && layout.heads == alone.heads));
-        on_layout(layout, [&](Rank& rank, TestRank& me) {
-            const Result found = rank.train(steps);
-            require_same_everywhere(found, me);
-            require_equal_copies(rank, me);
-            const std::string story = difference(found, expected, table);
-            me.require(story.empty(), story);
-        });
+        certificate::certify(layout, expected);
     }
 }
 

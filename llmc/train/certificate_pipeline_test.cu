@@ -17,15 +17,7 @@ Layout pipeline(const Pipe& pipe, int micro_batches, int layers, bool tied = tru
 }
 
 void certify(const Layout& layout, int steps = 3) {
-    const ParamTable table(model(layout));
-    const Result expected = train_alone(1, steps, true, layout.tied, 3, layout.layers);
-    on_layout(layout, [&](Rank& rank, TestRank& me) {
-        const Result found = rank.train(steps);
-        require_same_everywhere(found, me);
-        require_equal_copies(rank, me);
-        const std::string story = difference(found, expected, table);
-        me.require(story.empty(), story);
-    });
+    certificate::certify(layout, train_alone(1, steps, true, layout.tied, 3, layout.layers));
 }
 
 // The same micro-batches, one after the other in one process, to the bit.

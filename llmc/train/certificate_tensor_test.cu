@@ -8,17 +8,6 @@ using namespace certificate;
 
 namespace {
 
-void certify(const Layout& layout, const Result& expected) {
-    const ParamTable table(model(layout));
-    on_layout(layout, [&](Rank& rank, TestRank& me) {
-        const Result found = rank.train(static_cast<int>(expected.losses.size()));
-        require_same_everywhere(found, me);
-        require_equal_copies(rank, me);
-        const std::string story = difference(found, expected, table);
-        me.require(story.empty(), story);
-    });
-}
-
 // Three heads where they can be shared, else twelve.
 Layout tensor_parallel(int tp, bool sequence_parallel, int dp, int zero, int micro_batches,
                        Recompute recompute = Recompute::gelu, int tp_chunks = 1) {

@@ -6,21 +6,6 @@
 
 using namespace certificate;
 
-namespace {
-
-void certify(const Layout& layout, const Result& expected) {
-    const ParamTable table(model(layout));
-    on_layout(layout, [&](Rank& rank, TestRank& me) {
-        const Result found = rank.train(static_cast<int>(expected.losses.size()));
-        require_same_everywhere(found, me);
-        require_equal_copies(rank, me);
-        const std::string story = difference(found, expected, table);
-        me.require(story.empty(), story);
-    });
-}
-
-}   // namespace
-
 TEST_CASE("certificate: a sample of ranks x ZeRO x micro-batches") {
     const Result expected = train_alone(1, 4);
     CHECK(expected.losses.back() < expected.losses.front());

@@ -371,4 +371,17 @@ inline Result train_alone(int micro_batches, int steps, bool master_weights = tr
     return Rank(alone).train(steps);
 }
 
+// Trains under a layout, as many steps as `expected` has, and fails where that differs from one process's, or one rank
+// from another.
+inline void certify(const Layout& layout, const Result& expected) {
+    const ParamTable table(model(layout));
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(static_cast<int>(expected.losses.size()));
+        require_same_everywhere(found, me);
+        require_equal_copies(rank, me);
+        const std::string story = difference(found, expected, table);
+        me.require(story.empty(), story);
+    });
+}
+
 }   // namespace certificate
