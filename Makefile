@@ -124,6 +124,13 @@ $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call pr
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
+# The version is the commit: recompiled, and linked anew, when there is another one.
+COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),of an unknown commit)
+VERSION_STAMP := build/.version-$(subst $(eval) ,-,$(COMMIT))
+$(VERSION_STAMP): ; @mkdir -p build && rm -f build/.version-* && touch $@
+$(call precision_object,llmc/train/version.cpp): $(VERSION_STAMP)
+$(call precision_object,llmc/train/version.cpp): DEFINES += -DPROGRAM_VERSION='"$(COMMIT), $(DEVICE)"'
+
 $(call common_object,$(filter $(OPTIONAL_SOURCES),$(COMMON_SOURCES))): $(OPTIONAL_STAMP)
 
 # ---------------------------------------------------------------------------------------------------------------------

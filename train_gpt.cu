@@ -21,9 +21,13 @@
 #include "llmc/kernels/self_check.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/train/attention_of_run.h"
+#include "llmc/train/evaluate_model.h"
+#include "llmc/train/export_model.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
+#include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
@@ -73,6 +77,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
     open_device(world.place().local_rank);
+    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
     RunInputs inputs = find_inputs(options, world, signals, log);
 
     // what lives on the device
@@ -146,11 +151,14 @@ int main(int argc, char** argv) {
             if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;
         }
+        if (command_line.verb == Verb::generate) return generate(options);
+        if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
         who = whose(options.startup);
         World world(world_options(options));
         signals.remember_from_now(world.is_first());
         return world.guarded([&] {
             world.require_same("the command line", command_line.shared);
+            if (command_line.verb == Verb::evaluate) return evaluate_model(options, world, signals);
             return train(options, world, signals);
         });
     } catch (const std::exception& error) {

@@ -29,6 +29,7 @@ public:
     virtual ~WeightSource() = default;
     virtual const ModelConfig& config() const = 0;
     virtual std::string description() const = 0;   // for the log: what was opened
+    virtual DType type() const = 0;                // fp32 or bf16, which holds what the files hold
     virtual std::vector<float> read(const ParamInfo& param) const = 0;
 };
 

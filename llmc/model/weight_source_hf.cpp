@@ -118,6 +118,12 @@ public:
 
     const ModelConfig& config() const override { return table_.config(); }
     std::string description() const override { return text("Hugging Face model ", folder_); }
+    DType type() const override {
+        const bool narrow = std::ranges::all_of(table_.all(), [this](const ParamInfo& param) {
+            return places_.at(param.name).entry->type == TensorType::BF16;
+        });
+        return narrow ? DType::bf16 : DType::fp32;
+    }
 
     std::vector<float> read(const ParamInfo& param) const override {
         const Place& place = places_.at(param.name);

@@ -72,6 +72,7 @@ public:
     }
 
     const ModelConfig& config() const override { return table_.config(); }
+    DType type() const override { return version_ == version_bf16 ? DType::bf16 : DType::fp32; }
     std::string description() const override {
         return text("llm.c model ", file_->path(), " in ", version_ == version_bf16 ? "bf16" : "fp32");
     }

@@ -25,8 +25,10 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Stage& mo
     files.sync_folder(std::filesystem::path(path).parent_path().string());
 }
 
-std::string hugging_face_config(const ModelConfig& config) {
-    const Json json = Json::object({
+namespace {
+
+std::string config_json(const ModelConfig& config, TensorType type, const Tokenizer* tokenizer) {
+    Json json = Json::object({
         {"architectures", Json::array({"GPT2LMHeadModel"})},
         {"model_type", "gpt2"},
         {"n_layer", config.layers},
@@ -42,9 +44,34 @@ std::string hugging_face_config(const ModelConfig& config) {
         {"embd_pdrop", 0.0},
         {"attn_pdrop", 0.0},
         {"tie_word_embeddings", config.tied},
-        {"torch_dtype", sizeof(floatX) == 2 ? "bfloat16" : "float32"},
+        {"torch_dtype", type == TensorType::BF16 ? "bfloat16" : "float32"},
     });
+    // left out, they are GPT-2's: right for its vocabulary, and nothing in another one
+    if (tokenizer != nullptr || config.vocab_size != 50257) {
+        const Json end = tokenizer != nullptr ? Json(tokenizer->end_of_text()) : Json(nullptr);
+        json.add("bos_token_id", end);
+        json.add("eos_token_id", end);
+    }
     return to_text(json, 2) + "\n";
+}
+
+}   // namespace
+
+std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, TensorType type,
+                                                const Tokenizer* tokenizer) {
+    std::vector<HuggingFaceFile> files{{"config.json", config_json(config, type, tokenizer)}};
+    if (tokenizer == nullptr) return files;
+    const std::string& end = tokenizer->data().tokens[tokenizer->end_of_text()];
+    const Json ids =
+        Json::object({{"bos_token_id", tokenizer->end_of_text()}, {"eos_token_id", tokenizer->end_of_text()}});
+    const Json of_tokenizer = Json::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                            {"bos_token", end},
+                                            {"eos_token", end},
+                                            {"model_max_length", config.max_seq_len},
+                                            {"clean_up_tokenization_spaces", false}});
+    files.push_back({"generation_config.json", to_text(ids, 2) + "\n"});
+    files.push_back({"tokenizer_config.json", to_text(of_tokenizer, 2) + "\n"});
+    return files;
 }
 
 // Names need no prefix, except beside lm_head's.

@@ -9,6 +9,7 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/model/stage.h"
 #include "llmc/parallel/gather.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 // All of the file or none of it; padding rows of the vocabulary are zero. Collective over all ranks, of every pipeline
 // stage: the first one writes, one tensor at a time.
@@ -16,7 +17,13 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Stage& mo
 
 constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
 
-// config.json's content; and of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of
-// layers [in, out], without rows that pad the vocabulary.
-std::string hugging_face_config(const ModelConfig& config);
+// What a Hugging Face folder says of a model: config.json, and where its tokenizer is known (null: it is not), so that
+// texts begin and end where they should, generation_config.json and tokenizer_config.json.
+struct HuggingFaceFile {
+    std::string name, content;
+};
+std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, TensorType type, const Tokenizer* tokenizer);
+
+// Of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of layers [in, out], without
+// rows that pad the vocabulary.
 TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info);

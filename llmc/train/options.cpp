@@ -12,6 +12,7 @@
 #include "llmc/base/log.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/version.h"
 
 namespace {
 
@@ -44,6 +45,9 @@ enum class Picture : std::uint8_t { none, text, svg };
 const Names<Picture> kPictures{{"none", Picture::none}, {"text", Picture::text}, {"svg", Picture::svg}};
 const Names<ContextMode> kContextModes{
     {"ring", ContextMode::ring}, {"ulysses", ContextMode::ulysses}, {"hybrid", ContextMode::hybrid}};
+const Names<ExportFormat> kExportFormats{{"hf", ExportFormat::hugging_face}, {"llmc", ExportFormat::llmc}};
+const Names<std::optional<DType>> kExportTypes{
+    {"model", std::nullopt}, {"fp32", DType::fp32}, {"bf16", DType::bf16}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -166,7 +170,8 @@ void add_data_options(CLI::App& app, Options& o) {
 void add_model_options(CLI::App& app, Options& o) {
     OptionGroup model(app, "Model");
     model.string("--model,-e", o.model,
-                 "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file or a Hugging Face folder");
+                 "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file, a Hugging Face folder, a checkpoint "
+                 "or a run's output folder (its newest checkpoint)");
     model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
@@ -305,6 +310,26 @@ void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
                     "debug: stop and say so when ranks call their collectives in different orders");
 }
 
+void add_generate_options(CLI::App& app, GenerateOptions& g) {
+    OptionGroup writing(app, "Writing");
+    writing.string("--prompt", g.prompt, "the text to go on from; empty: what follows an end-of-text token");
+    writing.string("--prompt-file", g.prompt_file, "read it from this file, or from standard input (-)");
+    writing.string("--tokenizer", g.tokenizer,
+                   "bytes, or a file or folder, as for tokenize; empty: the one that lies beside the model");
+    writing.number("--tokens", g.tokens, 1, kMost, "most tokens to write");
+    writing.number("--top-k", g.top_k, 0, kMost, "draw from the so many likeliest tokens; 0: from all");
+    writing.number("--top-p", g.top_p, 0.0f, 1.0f,
+                   "draw from the likeliest tokens whose probabilities add up to this; 1: from all");
+    writing.on_off("--stop-at-end", g.stop_at_end, "stop at the end-of-text token; 0: write on");
+}
+
+void add_export_options(CLI::App& app, ExportOptions& e) {
+    OptionGroup output(app, "Export");
+    output.choice("--to", e.to, kExportFormats, "whose format: a Hugging Face folder, or llm.c's model file");
+    output.string("--output", e.output, "the folder or file to write; there must be none yet");
+    output.choice("--dtype", e.dtype, kExportTypes, "type of the weights, rounded to nearest; model: the one they have");
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Checks across options
 
@@ -348,8 +373,43 @@ void check_together(const Options& o) {
         wrong_value("--val-max-batches", "0", "-1 or at least 1 (--val-every 0 turns validation off)");
 }
 
+// Verbs work with a model that there is, on data that is named.
+void set_defaults_of_verbs(Options& o) {
+    o.model.clear();
+    o.val_data.clear();
+    o.val_max_batches = -1;
+}
+
+void check_verb(Verb verb, const Options& o) {
+    if (o.model.empty()) {
+        throw Error(ErrorKind::usage, text("train_gpt ", name_of(verb), " without --model"),
+                    "Give a checkpoint, the output folder of a run, a Hugging Face folder or an llm.c model file.");
+    }
+    if (!o.generate.prompt.empty() && !o.generate.prompt_file.empty()) {
+        throw Error(ErrorKind::usage, "--prompt together with --prompt-file", "Give one of them.");
+    }
+    if (verb == Verb::export_model && o.exported.output.empty()) {
+        throw Error(ErrorKind::usage, "train_gpt export without --output", "Say where to write the model.");
+    }
+    if (verb != Verb::evaluate) return;
+    if (o.val_data.empty() && !o.hellaswag) {
+        throw Error(ErrorKind::usage, "train_gpt evaluate without --val-data and --hellaswag",
+                    "Say what to measure the model on.");
+    }
+    if (o.val_max_batches == 0) wrong_value("--val-max-batches", "0", "-1 or at least 1");
+    check_layout(o);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Messages for what the parser itself refuses
+
+// Where the first unknown option is one that another verb takes.
+void refuse_option_of_others(const CLI::App& app, Verb verb, const std::vector<std::string>& of_others) {
+    const std::string flag = app.remaining().front().substr(0, app.remaining().front().find('='));
+    if (std::find(of_others.begin(), of_others.end(), flag) == of_others.end()) return;
+    throw Error(ErrorKind::usage, text(flag, ": not an option of `train_gpt ", name_of(verb), "`"),
+                text("`", app.get_name(), " --help` lists its options."));
+}
 
 std::size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<std::size_t> row(b.size() + 1);
@@ -434,7 +494,9 @@ static std::vector<std::string> complete_switches(const CLI::App& app, const std
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {
     CommandLine result;
+    result.verb = take_verb(arguments);
     Options& o = result.options;
+    if (result.verb != Verb::train) set_defaults_of_verbs(o);
     CLI::App app("Pretrains GPT models.", "train_gpt");
     app.set_help_flag("--help", "print this and exit")->group("General");
     app.set_config("--config", "", "read options from this file, lines of name = value")->group("General");
@@ -442,6 +504,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     app.add_flag("--print-config", print_config, "print all options as a file for --config, and exit")
         ->group("General")
         ->configurable(false);
+    app.set_version_flag("--version", version_text(), "print which version this is, and exit")->group("General");
     app.allow_config_extras(false);
     int llmc_val_batches = 0;
     add_data_options(app, o);
@@ -453,6 +516,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     add_numerics_options(app, o);
     Picture picture = Picture::none;
     add_parallel_options(app, o, picture);
+    add_generate_options(app, o.generate);
+    add_export_options(app, o.exported);
+    const std::vector<std::string> of_others = keep_options_of(result.verb, app);
 
     arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
     std::reverse(arguments.begin(), arguments.end());   // the parser takes them from the back
@@ -461,7 +527,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     } catch (const CLI::CallForHelp&) {
         result.print_and_exit = app.help();
         return result;
+    } catch (const CLI::CallForVersion&) {
+        result.print_and_exit = version_text() + "\n";
+        return result;
     } catch (const CLI::ExtrasError&) {
+        refuse_option_of_others(app, result.verb, of_others);
         unknown_option(app, app.remaining().front(), "");
     } catch (const CLI::ConfigError& error) {
         throw Error(
@@ -471,6 +541,12 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         throw Error(ErrorKind::io, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()));
     } catch (const CLI::ParseError& error) {
         throw Error(ErrorKind::usage, error.what(), "`train_gpt --help` lists every option.");
+    }
+    if (result.verb != Verb::train) {
+        check_verb(result.verb, o);
+        if (result.verb == Verb::evaluate && app["--seq-len"]->count() == 0) o.seq_len = 0;
+        result.shared = app.config_to_str(true, false);
+        return result;
     }
 
     if (app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0) {

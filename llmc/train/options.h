@@ -24,6 +24,7 @@
 #include "llmc/parallel/schedule.h"
 #include "llmc/process/startup.h"
 #include "llmc/train/schedule.h"
+#include "llmc/train/verbs.h"
 
 // What context-parallel ranks exchange: keys and values around a ring, heads for tokens (Ulysses), or both.
 enum class ContextMode : std::uint8_t { ring, ulysses, hybrid };
@@ -50,7 +51,7 @@ struct Options : OptimizerOptions {
 
     // shape of a step
     int micro_batch = 4;            // B, sequences
-    int seq_len = 1024;             // T, tokens
+    int seq_len = 1024;             // T, tokens; 0: the model's positions, where `evaluate` is not told
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
     int max_steps = -1;             // -1: one epoch
     int stop_after = 0;             // end after this many completed steps of the run; 0: do not
@@ -104,6 +105,9 @@ struct Options : OptimizerOptions {
     double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
     double stall_timeout_s = 600;   // and so does the one furthest behind when nothing advances; 0: never
 
+    GenerateOptions generate;
+    ExportOptions exported;
+
     int data_ranks() const { return dp > 0 ? dp : 1; }
     int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }
     // of all ranks together
@@ -113,6 +117,7 @@ struct Options : OptimizerOptions {
 };
 
 struct CommandLine {
+    Verb verb = Verb::train;
     Options options;
     std::string print_and_exit;   // the help or the configuration, where that was asked for
     std::string shared;           // the configuration as it must be on every rank

@@ -173,7 +173,15 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--tp", "2", "--pp", "2"}, "--pp 2 --cp 1 --tp 2: not available together"},
         {{"--learning-rat", "1"}, "--learning-rat: unknown option"},
         {{"--warmupp", "1"}, "Did you mean --warmup?"},
-        {{"stray"}, "stray: unknown option"},
+        {{"stray"}, "stray: unknown verb, expected one of train, generate, "},
+        {{"--lr", "1e-3", "stray"}, "stray: unknown option"},
+        {{"generate"}, "train_gpt generate without --model"},
+        {{"generate", "--model", "d12", "--lr", "1"}, "--lr: not an option of `train_gpt generate`"},
+        {{"--top-k", "1"}, "--top-k: not an option of `train_gpt train`"},
+        {{"generate", "--model", "d12", "--promt", "x"}, "Did you mean --prompt?"},
+        {{"generate", "--model", "d12", "--top-p", "1.5"}, "--top-p 1.5: expected a number from 0 to 1"},
+        {{"generate", "--model", "d12", "--tokens", "0"}, "--tokens 0: expected an integer from 1 to"},
+        {{"generate", "--model", "d12", "--prompt", "a", "--prompt-file", "b"}, "--prompt together with --prompt-file"},
         {{"--lr"}, "--lr: 1 required FLOAT missing"},
     };
     for (const Case& c : cases) {
@@ -242,4 +250,33 @@ TEST_CASE("options: help lists every group, with -h alone too") {
             CHECK(help.find(title) != std::string::npos);
         }
     }
+}
+
+TEST_CASE("options: a verb takes its own options and shows no others") {
+    const CommandLine train = parse_command_line({"train", "--lr", "0.5"});
+    CHECK(train.verb == Verb::train);
+    CHECK(train.options.lr == 0.5f);
+    const CommandLine written = parse_command_line(
+        {"generate", "--model", "x", "--prompt", "Once", "--tokens", "7", "--top-k", "3", "--top-p", "0.5",
+         "--temperature", "0", "--seed", "9", "--stop-at-end", "0", "--tokenizer", "bytes"});
+    CHECK(written.verb == Verb::generate);
+    CHECK(written.options.model == "x");
+    CHECK(written.options.generate.prompt == "Once");
+    CHECK(written.options.generate.tokens == 7);
+    CHECK(written.options.generate.top_k == 3);
+    CHECK(written.options.generate.top_p == 0.5f);
+    CHECK(written.options.temperature == 0.0f);
+    CHECK(written.options.seed == 9);
+    CHECK(!written.options.generate.stop_at_end);
+    CHECK(written.options.generate.tokenizer == "bytes");
+
+    const std::string help = parse_command_line({"--help"}).print_and_exit;
+    CHECK(help.find("--prompt") == std::string::npos);
+    CHECK(help.find("train_gpt generate --help") != std::string::npos);
+    const std::string of_generate = parse_command_line({"generate", "--help"}).print_and_exit;
+    CHECK(of_generate.find("Usage: train_gpt generate [OPTIONS]") != std::string::npos);
+    CHECK(of_generate.find("--prompt ") != std::string::npos);
+    CHECK(of_generate.find("--lr") == std::string::npos);
+    CHECK(of_generate.find("--config") == std::string::npos);
+    CHECK(parse_command_line({"--print-config"}).print_and_exit.find("prompt") == std::string::npos);
 }

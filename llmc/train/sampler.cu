@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "llmc/base/rng.h"
+#include "llmc/train/choose_token.h"
 #include "llmc/train/sampler.h"
 
 namespace {
@@ -72,7 +72,7 @@ std::string Sampler::sample(int step) {
         mix64(mix64(options_.seed) ^ 0x73616d706c65ull);   // apart from all other uses of the seed
     for (int i = 0; i < options_.tokens; i++) {
         const std::uint64_t counter = static_cast<std::uint64_t>(step) << 32 | static_cast<std::uint64_t>(i);
-        const int id = choose_token(next_logits(ids), options_.temperature, uniform(philox(key, counter).x));
+        const int id = choose_token(next_logits(ids), {options_.temperature}, uniform(philox(key, counter).x));
         ids.push_back(id);
         if (tokenizer_ && id < static_cast<int>(tokenizer_->vocab_size())) {
             tokenizer_->decode_one(static_cast<std::uint32_t>(id), written);
@@ -84,18 +84,6 @@ std::string Sampler::sample(int step) {
     }
     stage.set_batch_shape(B, T);
     return written;
-}
-
-int choose_token(std::span<const float> logits, float temperature, float coin) {
-    auto largest = std::max_element(logits.begin(), logits.end());
-    const int likeliest = static_cast<int>(largest - logits.begin());
-    if (temperature <= 0.0f) return likeliest;
-    std::vector<double> sums(logits.size());
-    double sum = 0;
-    for (std::size_t i = 0; i < logits.size(); i++) sums[i] = sum += std::exp((logits[i] - *largest) / temperature);
-    auto chosen = std::lower_bound(sums.begin(), sums.end(), coin * sum);
-    return chosen == sums.end() ? likeliest
-                                : static_cast<int>(chosen - sums.begin());   // the end: logits were not finite
 }
 
 std::string printable(const std::string& bytes) {

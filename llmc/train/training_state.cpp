@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <climits>
+#include <filesystem>
+#include <optional>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/model/weight_source.h"
+#include "llmc/tokenizer/files.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
 
@@ -87,6 +90,23 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
     }
 }
 
+// What others are told of the model and its tokenizer. Of that, tokenizer.json can encode; data prepared by llm.c's
+// scripts have only tokenizer.bin.
+void write_description(CheckpointWriter& writer, const FileSystem& files, const ModelConfig& config,
+                       const std::string& tokenizer_file) {
+    std::optional<Tokenizer> tokenizer;
+    if (!tokenizer_file.empty()) {
+        const std::string content = read_whole(files, tokenizer_file);
+        writer.write("tokenizer.bin", content);
+        const std::string json = (std::filesystem::path(tokenizer_file).parent_path() / "tokenizer.json").string();
+        if (files.exists(json)) writer.write("tokenizer.json", read_whole(files, json));
+        tokenizer.emplace(parse_llmc_tokenizer(content, tokenizer_file));
+    }
+    for (const auto& [name, content] : hugging_face_files(config, parameter_type, tokenizer ? &*tokenizer : nullptr)) {
+        writer.write(name, content);
+    }
+}
+
 }   // namespace
 
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
@@ -98,9 +118,8 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
     if (ranks.rank == 0) {
         const auto alone = gatherer.works_alone();
         writer.attempt([&] {
-            writer.write("config.json", hugging_face_config(table.config()));
+            write_description(writer, files, table.config(), extras.tokenizer_file);
             writer.write("model.safetensors.index.json", tensor_index(table));
-            if (!extras.tokenizer_file.empty()) writer.write("tokenizer.bin", read_whole(files, extras.tokenizer_file));
             writer.write("run.json", run_json(state));
             writer.write(kMatmulChoicesFile, extras.matmul_choices);
         });

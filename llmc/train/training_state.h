@@ -3,7 +3,7 @@
 //
 // Files of a checkpoint:
 //   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (state_tensors.h)
-//   tokenizer.bin                       where the data has one
+//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    where the data has a tokenizer
 //   run.json                            everything else: RunState
 //   matmul.json                         which algorithms multiply matrices (matmul_choices.h)
 // All but the last, and the manifest that hashes it, are the same whatever mesh and ZeRO stage wrote them. All random
@@ -37,7 +37,7 @@ inline TrainedTensors tensors_of(Step& step) {
 
 // Files of a checkpoint besides its tensors and `run.json`.
 struct CheckpointExtras {
-    std::string tokenizer_file;   // copied, unless empty
+    std::string tokenizer_file;   // tokenizer.bin: copied with the tokenizer.json beside it, unless empty
     std::string matmul_choices;   // matmul.json's content
 };
 

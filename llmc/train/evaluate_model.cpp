@@ -1,0 +1,87 @@
+#include "llmc/train/evaluate_model.h"
+
+#include <cmath>
+
+#include "llmc/base/log.h"
+#include "llmc/base/stream.h"
+#include "llmc/data/corpus_check.h"
+#include "llmc/kernels/self_check.h"
+#include "llmc/parallel/mesh_cut_points.h"
+#include "llmc/train/attention_of_run.h"
+#include "llmc/train/layout_options.h"
+#include "llmc/train/model_file.h"
+#include "llmc/train/part_options.h"
+#include "llmc/train/validation.h"
+
+namespace {
+
+// The sequences of --val-data, which must belong to the model; none where it is not given.
+std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& config) {
+    if (options.val_data.empty()) return std::nullopt;
+    CorpusExpectation expected;
+    expected.data.push_back({"--val-data", options.val_data});
+    expected.vocab_size = config.vocab_size;
+    expected.model_folders = {options.model};
+    if (own_rank(options.startup) > 0) expected.max_hashed_bytes = 0;   // the first one reads the same bytes
+    check_corpora(real_files(), expected);
+    return TokenSet(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
+}
+
+bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreement& agreement, const Log& log) {
+    if (tokens != nullptr) {
+        const std::optional<float> loss = Validation(step, *tokens, options.val_max_batches, agreement).loss();
+        if (!loss) return false;
+        const auto most = static_cast<std::uint64_t>(options.val_max_batches);   // -1: more than there are
+        log.line("val loss %f | perplexity %.3f | %llu sequences of %d tokens", static_cast<double>(*loss),
+                 std::exp(static_cast<double>(*loss)),
+                 static_cast<unsigned long long>(std::min(tokens->windows(), most)), options.seq_len);
+    }
+    if (const std::unique_ptr<Evaluation> questions = make_evaluation(options, step)) {
+        const std::optional<EvaluationResult> result = questions->run(agreement);
+        if (!result) return false;
+        log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+    }
+    return true;
+}
+
+}   // namespace
+
+int evaluate_model(Options options, World& world, const StopSignals& signals) {
+    const Log log(world.is_first());
+    open_device(world.place().local_rank);
+    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
+    std::unique_ptr<WeightSource> weights;
+    if (!is_descriptor(options.model)) weights = open_weights(real_files(), options.model);
+    const ModelConfig config = weights ? weights->config() : model_config(options.model);
+    if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
+    if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);
+    options.recompute = Recompute::block;   // there is no backward to keep anything for
+    options.master_weights = false;
+    check_layout(options);
+    check_model_fits(options, config);
+    fit_to_ranks(options, world.mesh().dp);
+    const std::optional<TokenSet> tokens = find_tokens(options, config);
+    signals.leave_if_received();
+
+    OwnedStream stream;
+    check_hardware(stream.get());
+    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
+    Arena arena;
+    StageOptions of_stage = stage_options(options, world);
+    add_pipeline(of_stage, options, config);
+    const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
+    of_stage.cut_points = cut_points.get();
+    Stage stage(config, of_stage, arena, stream.get());
+    if (weights) {
+        load_parameters(stage.parameters(), *weights, stream.get());
+    } else {
+        stage.initialize(options.seed);
+    }
+    Step step(stage, options, arena, groups);
+    const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
+    if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
+    Agreement agreement(arena, groups.all, &world, signals, stream.get());
+    if (measure(options, step, tokens ? &*tokens : nullptr, agreement, log)) return 0;
+    log.line("%s: stopped before the end", agreement.stop().words().c_str());
+    return static_cast<int>(ErrorKind::resumable);
+}

@@ -1,0 +1,37 @@
+#include "llmc/train/model_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+#include "llmc/io/checkpoint.h"
+
+std::string resolve_model(const FileSystem& files, const std::string& model, const Log& log) {
+    if (is_descriptor(model) || !files.exists(model + "/.") || files.exists(model + "/config.json")) return model;
+    std::vector<std::string> skipped;
+    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, model, skipped);
+    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    if (found) return found->path;
+    throw Error(ErrorKind::bad_data,
+                text("--model ", model, ": this folder holds no config.json and no checkpoint",
+                     skipped.empty() ? "" : " that can be used"),
+                "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
+}
+
+std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {
+    if (!asked.empty() || is_descriptor(model)) return asked;
+    const std::filesystem::path folder =
+        files.exists(model + "/.") ? std::filesystem::path(model) : std::filesystem::absolute(model).parent_path();
+    constexpr const char* names[] = {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"};
+    const bool found = std::ranges::any_of(names, [&](const char* name) { return files.exists(folder / name); });
+    return found ? folder.string() : "";
+}
+
+Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model) {
+    Tokenizer tokenizer = Tokenizer::load(where);
+    if (tokenizer.vocab_size() <= model.vocab_size) return tokenizer;
+    throw Error(
+        ErrorKind::bad_data,
+        text("tokenizer ", where, " has ", tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
+        "Name the tokenizer that the model was trained with by --tokenizer.");
+}

@@ -1,0 +1,44 @@
+// What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains.
+//
+// All verbs share one table of options (options.cpp). Each takes some of them, named here; the others are unknown to it
+// and left out of its `--help`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/base/dtype.h"
+
+namespace CLI {
+class App;
+}
+
+enum class Verb { train, generate, evaluate, export_model };
+
+// What only `generate` asks.
+struct GenerateOptions {
+    std::string prompt, prompt_file;   // at most one of them; neither: what follows an end-of-text token
+    std::string tokenizer;             // empty: the one beside the model
+    int tokens = 100;
+    int top_k = 0;             // 0: all
+    float top_p = 1.0f;
+    bool stop_at_end = true;   // at the tokenizer's end-of-text token
+};
+
+// What only `export` asks.
+enum class ExportFormat { hugging_face, llmc };
+struct ExportOptions {
+    ExportFormat to = ExportFormat::hugging_face;
+    std::string output;                     // a folder, or llm.c's model file
+    std::optional<DType> dtype;             // none: as the model's file has it
+};
+
+// Takes the verb off the front of the arguments. Error(usage) naming the known ones where it is none of them.
+Verb take_verb(std::vector<std::string>& arguments);
+
+const char* name_of(Verb verb);
+
+// Gives the parser this verb's name and what its help says, and removes the options that it does not take; returns the
+// names of these.
+std::vector<std::string> keep_options_of(Verb verb, CLI::App& app);
