@@ -20,6 +20,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/parallel/mesh_cut_points.h"
+#include "llmc/process/sockets.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/evaluate_model.h"
 #include "llmc/train/export_model.h"
@@ -61,18 +62,37 @@ void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed
 }
 
 // The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
-std::optional<RunState> resume(const RunInputs& inputs, const Options& options, Step& step, const Log& log) {
+std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
+                               const Options& options, Step& step, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
     const RunState state =
         load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
-    check_same_run(state, options, inputs.train_tokens);
+    check_same_run(state, recorded, options, inputs);
     const std::string why_not =
         restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
     if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
     return state;
 }
 
-int train(Options options, World& world, const StopSignals& signals) {
+// Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
+// Collective.
+void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, World& world, const Log& log) {
+    const std::vector<std::string> hosts = world.gather_text(own_host_name());
+    const std::string& folder = asked.options.output_dir;
+    if (!world.is_first() || folder.empty()) return;
+    RunRecord record = asked.recorded.value_or(RunRecord{});
+    const std::vector<ChangedOption> changed = changed_options(record.options, asked.texts);
+    for (const ChangedOption& option : changed) {
+        log.line("--%s %s: the run had %s until now", option.name.c_str(), option.now.c_str(), option.recorded.c_str());
+    }
+    record.options = asked.texts;
+    record.data = inputs.data;
+    record.starts.push_back(describe_start({after_step, precision_name, name_of_device(), hosts, changed}));
+    write_run_record(real_files(), folder, record);
+}
+
+int train(const CommandLine& asked, World& world, const StopSignals& signals) {
+    Options options = asked.options;
     signals.leave_if_received();
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
@@ -99,11 +119,12 @@ int train(Options options, World& world, const StopSignals& signals) {
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
     // where it left off
-    const std::optional<RunState> state = resume(inputs, options, step, log);
+    const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, log);
     const std::string about_attention =
         settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
+    record_run(asked, inputs, state ? state->step : 0, world, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
@@ -127,6 +148,7 @@ int train(Options options, World& world, const StopSignals& signals) {
     const RunEnd end = trainer.run();
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
+    if (end == RunEnd::bad_steps) return static_cast<int>(ErrorKind::bad_data);
     if (!options.export_llmc.empty()) {
         save_llmc_model(real_files(), options.export_llmc, stage, trainer.gatherer());
     }
@@ -159,7 +181,7 @@ int main(int argc, char** argv) {
         return world.guarded([&] {
             world.require_same("the command line", command_line.shared);
             if (command_line.verb == Verb::evaluate) return evaluate_model(options, world, signals);
-            return train(options, world, signals);
+            return train(command_line, world, signals);
         });
     } catch (const std::exception& error) {
         const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;

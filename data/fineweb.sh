@@ -45,5 +45,5 @@ done <"$raw/files.txt"
 [ ${#parquet[@]} -gt 0 ] || fail 65 "$raw/files.txt lists no file; remove it and run this again"
 gpt2_vocabulary
 "$python" data/parquet_to_jsonl.py --field text "${parquet[@]}" |
-    "$tokenize" --tokenizer "$vocabulary" --output "$out" --name "${prefix}fineweb" --format jsonl --field text \
+    "$tokenize" --overwrite --tokenizer "$vocabulary" --output "$out" --name "${prefix}fineweb" --format jsonl --field text \
         --val-tokens 100000000 "${rest[@]}" -

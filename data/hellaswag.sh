@@ -12,4 +12,4 @@ need_tokenize
 out=data/hellaswag
 fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl $out/raw/hellaswag_val.jsonl
 gpt2_vocabulary
-"$tokenize" --questions hellaswag --tokenizer "$vocabulary" --output $out/hellaswag_val.bin $out/raw/hellaswag_val.jsonl
+"$tokenize" --overwrite --questions hellaswag --tokenizer "$vocabulary" --output $out/hellaswag_val.bin $out/raw/hellaswag_val.jsonl

@@ -6,18 +6,20 @@
 #
 # The files are taken in an order that depends only on their names, until SIZE (24MB) is reached. A document is a stretch
 # of a file between blank lines; 5% of all become validation data, so that it is text of the same files as training.
-# The vocabulary has N tokens (1024), or is that of single bytes. Run again, it replaces what it wrote before.
+# The vocabulary has N tokens (1024), or is that of single bytes. Run again, it replaces what it wrote before,
+# and only that: --overwrite replaces what else lies there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 output=data/local folder=/usr/include max_bytes=24MB vocab=1024
-rest=()
+rest=() overwrite=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --output) output=$2; shift 2 ;;
         --folder) folder=$2; shift 2 ;;
         --max-bytes) max_bytes=$2; shift 2 ;;
         --vocab) vocab=$2; shift 2 ;;
+        --overwrite) overwrite=(--overwrite); shift ;;
         -h|--help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
         *) rest+=("$1"); shift ;;
     esac
@@ -30,6 +32,7 @@ if [ ! -x "$tokenize" ]; then
 fi
 
 mkdir -p "$output"
+if [ -e "$output/files.txt" ]; then overwrite=(--overwrite); fi   # this script's own
 # The C++ standard library's headers have no suffix.
 find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' \
     -o -path '*/c++/*' ! -name '*.*' \) | LC_ALL=C sort >"$output/files.txt"
@@ -38,6 +41,6 @@ if [ "$vocab" = bytes ]; then
     tokenizer=bytes
 else
     tokenizer=$output/tokenizer
-    "$tokenize" --train "$vocab" --output "$tokenizer" "${input[@]}"
+    "$tokenize" "${overwrite[@]}" --train "$vocab" --output "$tokenizer" "${input[@]}"
 fi
-"$tokenize" --tokenizer "$tokenizer" --val-fraction 0.05 --output "$output" "${input[@]}" "${rest[@]}"
+"$tokenize" --tokenizer "$tokenizer" --val-fraction 0.05 --output "$output" "${overwrite[@]}" "${input[@]}" "${rest[@]}"

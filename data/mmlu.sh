@@ -17,4 +17,4 @@ fetch https://people.eecs.berkeley.edu/~hendrycks/data.tar $out/raw/mmlu.tar
 rm -rf $out/raw/data
 tar -xf $out/raw/mmlu.tar -C $out/raw data/test || fail 65 "$out/raw/mmlu.tar has no folder data/test"
 gpt2_vocabulary
-"$tokenize" --questions mmlu --tokenizer "$vocabulary" --output $out/mmlu_test.bin $out/raw/data/test
+"$tokenize" --overwrite --questions mmlu --tokenizer "$vocabulary" --output $out/mmlu_test.bin $out/raw/data/test

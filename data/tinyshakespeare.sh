@@ -14,5 +14,5 @@ out=data/tinyshakespeare
 fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
     $out/raw/tiny_shakespeare.txt 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 gpt2_vocabulary
-"$tokenize" --tokenizer "$vocabulary" --output $out --name tiny_shakespeare --separator '\n\n' --keep-separator \
+"$tokenize" --overwrite --tokenizer "$vocabulary" --output $out --name tiny_shakespeare --separator '\n\n' --keep-separator \
     --val-tokens 32768 "$@" $out/raw/tiny_shakespeare.txt

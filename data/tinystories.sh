@@ -16,5 +16,5 @@ for part in train valid; do
     fetch "$base/TinyStoriesV2-GPT4-$part.txt" $out/raw/TinyStories-$part.txt
 done
 gpt2_vocabulary
-"$tokenize" --tokenizer "$vocabulary" --output $out --name TinyStories --separator '<|endoftext|>' --strip \
+"$tokenize" --overwrite --tokenizer "$vocabulary" --output $out --name TinyStories --separator '<|endoftext|>' --strip \
     --val-files $out/raw/TinyStories-valid.txt "$@" -- $out/raw/TinyStories-train.txt

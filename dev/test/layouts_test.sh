@@ -58,7 +58,7 @@ near tensor alone
 verdict $? "losses of tp ranks: $(losses tensor | xargs) against $(losses alone | xargs)"
 run 2 tensor-cut --tp 2 --sequence-parallel 0 --stop-after 2
 verdict $? "two tp ranks, stopped after 2 steps: $(tail -n 3 "$work/tensor-cut.log")"
-run 2 tensor-cut --zero 3 --resume
+run 2 tensor-cut --tp 1 --zero 3 --resume
 verdict $? "resumed without tp: $(tail -n 3 "$work/tensor-cut.log")"
 near tensor-cut alone
 verdict $? "losses of a run that left tp: $(losses tensor-cut | xargs) against $(losses alone | xargs)"

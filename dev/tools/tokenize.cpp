@@ -43,6 +43,7 @@ struct Options {
     std::string files_from;
     bool shuffle_files = false;
     bool quiet = false;
+    bool overwrite = false;
     bool measure = false;
     BpeTrainOptions train;
     bool train_wanted = false, split_wanted = false;
@@ -224,6 +225,7 @@ void add_output_options(CLI::App& app, Options& options) {
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
         ->check(CLI::Range(0.0, 1.0).description(""));
     app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation")->take_last();
+    app.add_flag("--overwrite", options.overwrite, "replace what an earlier call has written to --output");
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
 
@@ -295,8 +297,16 @@ void measure(const Options& options) {
               << counts.pieces << " pieces, " << 100 * found << "% of them met before\n";
 }
 
+// Error(usage) where an earlier call has written `file`: what took hours is not replaced by accident.
+void check_not_there(const Options& options, const std::string& file) {
+    if (options.overwrite || !real_files().exists(file)) return;
+    throw Error(ErrorKind::usage, text("--output ", options.corpus.output, ": ", file, " is there already"),
+                "Give another place, or replace what is there with --overwrite.");
+}
+
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
+    check_not_there(options, options.corpus.output + "/" + manifest_file_name);
     Tokenizer tokenizer = load_tokenizer(options);
     ProgressLine line(options.quiet);
     CorpusProgress last;
@@ -313,6 +323,7 @@ void prepare(const Options& options) {
 void train(const Options& options) {
     const std::string& output = options.corpus.output;
     if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the tokenizer files.");
+    check_not_there(options, output + "/tokenizer.json");
     real_files().make_folders(output);
     BpeTrainOptions train_options = options.train;
     train_options.threads = options.corpus.threads;
@@ -385,6 +396,7 @@ void verify(const Options& options) {
 void write_questions(const Options& options) {
     const std::string& output = options.corpus.output;
     if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give the file for the questions.");
+    check_not_there(options, output);
     const Tokenizer tokenizer = load_tokenizer(options);
     std::vector<QuestionText> questions;
     for (const std::string& path : options.corpus.input.files) {

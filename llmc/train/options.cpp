@@ -78,7 +78,8 @@ public:
     OptionGroup(CLI::App& app, std::string title) : app_(app), title_(std::move(title)) {}
 
     CLI::Option* string(const std::string& names, std::string& target, const std::string& help) {
-        return add(names, "TEXT", target, help, [&target](const std::string& value) { target = value; });
+        auto spell = [&target] { return target; };
+        return add(names, "TEXT", spell, help, [&target](const std::string& value) { target = value; });
     }
 
     template <class Number>
@@ -94,7 +95,8 @@ public:
                 wrong_value(flag, value, expected);   // nan fails here too
             target = parsed;
         };
-        return add(names, std::is_integral_v<Number> ? "INT" : "FLOAT", shortest(target), help, read);
+        auto spell = [&target] { return shortest(target); };
+        return add(names, std::is_integral_v<Number> ? "INT" : "FLOAT", spell, help, read);
     }
 
     template <class Value>
@@ -109,7 +111,8 @@ public:
             }
             wrong_value(flag, given, "one of " + list_of(values));
         };
-        return add(names, list_of(values), name_in(values, target), help, read);
+        auto spell = [&target, &values] { return std::string(name_in(values, target)); };
+        return add(names, list_of(values), spell, help, read);
     }
 
     // 0 or 1; the bare flag means 1.
@@ -128,7 +131,7 @@ public:
                 text(flag, " ", value, ": not part of this program", only.empty() ? "" : text(", expected ", only)),
                 instead);
         };
-        add(names, "", only, help + " (not served)", read)->configurable(!only.empty());
+        add(names, "", [only] { return only; }, help + " (not served)", read)->configurable(!only.empty());
     }
 
 private:
@@ -139,12 +142,18 @@ private:
         return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
     }
 
-    template <class Read>
-    CLI::Option* add(const std::string& names, const std::string& type, const std::string& shown,
-                     const std::string& help, Read read) {
-        return app_.add_option_function<std::string>(names, read, help)
+    // `spell`: the value that is set, which the option's default string follows.
+    template <class Spell, class Read>
+    CLI::Option* add(const std::string& names, const std::string& type, Spell spell, const std::string& help,
+                     Read read) {
+        CLI::App& app = app_;
+        auto read_and_spell = [&app, flag = long_name(names), spell, read](const std::string& value) {
+            read(value);
+            app.get_option_no_throw(flag)->default_str(spell());
+        };
+        return app_.add_option_function<std::string>(names, read_and_spell, help)
             ->group(title_)
-            ->default_str(shown)
+            ->default_str(spell())
             ->type_name(type)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);   // scripts override what they were given
     }
@@ -207,6 +216,9 @@ void add_optimiser_options(CLI::App& app, Options& o) {
     optimiser.number("--skip-loss-z", o.skip_loss_z, 0.0f, 1e9f,
                      "skip updates whose loss has a z-score above this; 0: never");
     optimiser.number("--skip-norm-z", o.skip_norm_z, 0.0f, 1e9f, "the same for the gradient norm");
+    optimiser.number("--max-bad-steps", o.max_bad_steps, 0, kMost,
+                     "stop, with exit code 65, after so many steps in a row whose loss or gradient norm is not finite; "
+                     "0: never");
     optimiser.number<std::uint64_t>("--seed", o.seed, 0, std::numeric_limits<std::uint64_t>::max(),
                                     "of the initial weights, the sample order and stochastic rounding");
 }
@@ -237,11 +249,15 @@ void add_output_options(CLI::App& app, Options& o) {
     output.number("--log-every", o.log_every, 1, kMost,
                   "print a line every this many steps, and first and last; a terminal shows each step, in place");
     output.number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
-                  "save every this many steps, and after the last; 0: only a run that is cut short");
+                  "save every this many steps; in any case after the last one, and where the run is cut short");
     output.number("--keep-checkpoints", o.keep_checkpoints, 0, kMost, "the newest so many, llm.c's -nk; 0: all");
     output.number("--major-checkpoint-every", o.major_checkpoint_every, 0, kMost,
                   "checkpoints of every this many steps are kept for good, llm.c's -nm");
-    output.on_off("--resume,-y", o.resume, "continue from the newest checkpoint in --output-dir, if there is one");
+    output.on_off("--keep-best", o.keep_best, "save the state of the lowest validation loss too, in the folder best");
+    output.on_off("--resume,-y", o.resume,
+                  "continue from the newest checkpoint in --output-dir, if there is one; options that are not given "
+                  "are those of its options.json");
+    output.on_off("--overwrite", o.overwrite, "begin anew where --output-dir holds results, which are removed");
     output.string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");
     output.elsewhere("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg",
                      "Leave -lg out, and run `nvidia-smi dmon -s puct` beside it: clocks, power, temperature, use.");
@@ -361,9 +377,18 @@ void check_together(const Options& o) {
     }
     check_total_batch(o);
     check_layout(o);
-    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume)) {
-        throw Error(ErrorKind::usage, text(o.resume ? "--resume" : "--checkpoint-every", " without --output-dir"),
+    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume || o.keep_best)) {
+        const char* flag = o.resume ? "--resume" : o.keep_best ? "--keep-best" : "--checkpoint-every";
+        throw Error(ErrorKind::usage, text(flag, " without --output-dir"),
                     "Say with --output-dir where the checkpoints are.");
+    }
+    if (o.keep_best && o.val_every == 0) {
+        throw Error(ErrorKind::usage, "--keep-best together with --val-every 0",
+                    "The best state is that of the lowest validation loss.");
+    }
+    if (o.resume && o.overwrite) {
+        throw Error(ErrorKind::usage, "--resume together with --overwrite",
+                    "Give --resume to continue the run in --output-dir, --overwrite to remove it.");
     }
     if (o.max_steps == 0) wrong_value("--max-steps", "0", "-1 or an integer from 1 to 2147483647");
     if (o.max_steps > 0 && o.warmup > o.max_steps) {
@@ -492,6 +517,34 @@ static std::vector<std::string> complete_switches(const CLI::App& app, const std
     return result;
 }
 
+static void set(CLI::Option& option, const std::string& value) {
+    option.add_result(value);
+    option.run_callback();
+}
+
+// What nobody has given is as the run was started.
+static void take_recorded(CLI::App& app, const RunRecord& record, const std::string& folder) {
+    for (const auto& [name, value] : record.options) {
+        CLI::Option* option = app.get_option_no_throw("--" + name);
+        if (option == nullptr) {
+            throw Error(ErrorKind::bad_data, text(folder, "/options.json: --", name, ": unknown option"),
+                        "Resume with the program that began the run, or remove the file and give all options.");
+        }
+        if (option->count() == 0 && !belongs_to_one_start(name)) set(*option, value);
+    }
+}
+
+static std::vector<OptionText> texts_of(const CLI::App& app) {
+    std::vector<OptionText> texts;
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->get_configurable() && !option->get_single_name().starts_with("help") &&
+            option->get_single_name() != "config") {
+            texts.push_back({option->get_single_name(), option->get_default_str()});
+        }
+    }
+    return texts;
+}
+
 CommandLine parse_command_line(std::vector<std::string> arguments) {
     CommandLine result;
     result.verb = take_verb(arguments);
@@ -549,12 +602,17 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         return result;
     }
 
-    if (app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0) {
+    const bool counts_micro_batches =
+        app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0;
+    if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
+    if (result.recorded) take_recorded(app, *result.recorded, o.output_dir);
+    if (counts_micro_batches) {
         std::int64_t sequences = std::int64_t{llmc_val_batches} * o.micro_batch;
-        o.val_max_batches = llmc_val_batches < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, kMost));
+        set(*app.get_option_no_throw("--val-max-batches"), text(llmc_val_batches < 0 ? -1 : std::min<std::int64_t>(sequences, kMost)));
     }
     check_together(o);
     result.shared = app.config_to_str(true, false);
+    result.texts = texts_of(app);
     if (picture != Picture::none) {
         check_micro_batches(o);
         const PipelineShape shape = pipeline_shape(o);

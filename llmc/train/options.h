@@ -10,10 +10,12 @@
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
 //   --gelu-fusion      2 (llm.c: 0, and 2 on an H100)
 //   --val-max-batches  80 sequences, which is llm.c's 20 batches of 4, the same for every micro-batch size and layout
+// With --resume, what neither the command line nor --config says is as the output folder's options.json has it.
 // What other programs serve is listed by name and refused, never ignored.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "llmc/model/activations.h"
 #include "llmc/parallel/schedule.h"
 #include "llmc/process/startup.h"
+#include "llmc/train/run_record.h"
 #include "llmc/train/schedule.h"
 #include "llmc/train/verbs.h"
 
@@ -75,10 +78,13 @@ struct Options : OptimizerOptions {
 
     // output
     std::string output_dir;           // empty: write nothing
-    int checkpoint_every = 0;         // steps; 0: never, but a run that is cut short is saved
+    int checkpoint_every = 0;         // steps; 0: never, but the end of a run is saved, also where it is cut short
     int keep_checkpoints = 0;         // 0: all
     int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
+    bool overwrite = false;    // a folder of another run's results is emptied
+    bool keep_best = false;    // also save what has the lowest validation loss
+    int max_bad_steps = 10;    // stop after so many steps in a row whose loss or norm is not finite; 0: never
     std::string trace;         // Chrome trace of a step; empty: none
     std::string export_llmc;   // llm.c model file to write at the end; empty: none
 
@@ -121,6 +127,8 @@ struct CommandLine {
     Options options;
     std::string print_and_exit;   // the help or the configuration, where that was asked for
     std::string shared;           // the configuration as it must be on every rank
+    std::vector<OptionText> texts;   // every option that --print-config prints
+    std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
 };
 
 // `arguments` without the program's name.

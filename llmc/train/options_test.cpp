@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder.h"
@@ -146,6 +148,9 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
         {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
         {{"--resume"}, "--resume without --output-dir"},
+        {{"--keep-best"}, "--keep-best without --output-dir"},
+        {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
+        {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
         {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "0"}, "--tp 0: expected an integer from 1 to"},
@@ -240,6 +245,47 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     write_whole(real_files(), path, "lr=high\n");
     CHECK(complaint({"--config", path}).find("--lr high: expected a number") != std::string::npos);
     CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
+}
+
+TEST_CASE("options: a resumed run has the recorded options where nothing else is given, however they are spelled") {
+    TemporaryFolder folder;
+    const std::string config = folder / "run.cfg", out = folder / "out";
+    auto value = [](const CommandLine& line, const std::string& name) {
+        const auto found = std::ranges::find(line.texts, name, &OptionText::name);
+        return found == line.texts.end() ? "(none)" : found->value;
+    };
+    RunRecord record;
+    record.options =
+        parse_command_line({"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
+            .texts;
+    write_run_record(real_files(), out, record);
+    write_whole(real_files(), config, "warmup=5\n");
+
+    const CommandLine line = parse_command_line({"--resume", "-o", out, "--config", config, "--seed", "7"});
+    CHECK(line.options.lr == 2e-3f);
+    CHECK(line.options.micro_batch == 2);
+    CHECK(line.options.val_max_batches == 20);
+    CHECK(line.options.recompute == Recompute::block);
+    CHECK(!line.options.master_weights);
+    CHECK(line.options.warmup == 5);          // of the file
+    CHECK(line.options.seed == 7);            // of the command line
+    CHECK(line.options.stop_after == 0);      // of that start alone
+    CHECK(line.options.output_dir == out);
+    CHECK(value(line, "lr") == "0.002");
+    CHECK(value(line, "recompute") == "block");
+    const std::vector<ChangedOption> changed = changed_options(record.options, line.texts);
+    REQUIRE(changed.size() == 2);
+    CHECK(changed[0].name == "warmup");
+    CHECK(changed[0].recorded == "0");
+    CHECK(changed[1].now == "7");
+    CHECK(changed_options(record.options, parse_command_line({"--resume", "-o", out, "--lr=0.0020", "-w", "false",
+                                                              "--recompute", "block", "-m", "10"})
+                                              .texts)
+              .empty());
+    CHECK(!parse_command_line({"-o", out}).recorded);
+    record.options.push_back({"no-such-option", "1"});
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
 }
 
 TEST_CASE("options: help lists every group, with -h alone too") {

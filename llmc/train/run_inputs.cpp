@@ -6,6 +6,7 @@
 #include "llmc/data/corpus_check.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/trainer.h"
 
 namespace {
 
@@ -73,6 +74,29 @@ void check_data(const Options& options, const ModelConfig& config, const std::st
     }
 }
 
+// Error(usage) where a folder holds what a run has left there: checkpoints, or records of steps.
+void check_no_results(const std::string& folder, const std::vector<int>& saved) {
+    const std::filesystem::path records = folder + "/metrics.jsonl";
+    const bool has_records = std::filesystem::is_regular_file(records) && std::filesystem::file_size(records) > 0;
+    if (saved.empty() && !has_records) return;
+    throw Error(ErrorKind::usage,
+                saved.empty()
+                    ? text("--output-dir ", folder, " holds the records of a run, in ", records.string())
+                    : text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
+                "Continue it with --resume, give another folder, or remove the results with --overwrite.");
+}
+
+// For --overwrite: removes the checkpoints. Records are written anew by whoever opens them.
+void remove_results(const std::string& folder, std::vector<int>& saved, const Log& log) {
+    for (int step : saved) {
+        real_files().remove_all(folder + "/" + checkpoint_name(step));
+        log.line("--overwrite: removed %s/%s", folder.c_str(), checkpoint_name(step).c_str());
+    }
+    saved.clear();
+    real_files().remove_all(folder + "/" + kBestFolder);
+    real_files().remove_all(folder + "/options.json");
+}
+
 // The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
 // going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
 // holds the folder's lock, says what is found.
@@ -81,10 +105,10 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     std::vector<int> saved;
     if (world.is_first()) {
         saved = list_checkpoints(real_files(), folder);
-        if (!options.resume && !saved.empty()) {
-            throw Error(ErrorKind::usage,
-                        text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
-                        "Continue it with --resume, or give another folder.");
+        if (options.overwrite) {
+            remove_results(folder, saved, log);
+        } else if (!options.resume) {
+            check_no_results(folder, saved);
         }
         for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
             log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
@@ -139,8 +163,13 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
                                                          : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
+    std::vector<RecordedData> data;
+    if (!options.overfit_single_batch) data.push_back(describe_data(real_files(), "train-data", options.train_data));
+    if (val_tokens || options.overfit_single_batch) {
+        data.push_back(describe_data(real_files(), "val-data", options.val_data));
+    }
     return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,   std::move(lock),
-            std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps};
+            std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps, std::move(data)};
 }
 
 int steps_of_run(const Options& options, const TokenSet& train_tokens) {
@@ -160,16 +189,27 @@ int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
-void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens) {
+void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
+                    const RunInputs& now) {
     if (state.seed != options.seed) {
         throw Error(ErrorKind::usage,
                     text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
                     "The order of samples follows from the seed: give the same one.");
     }
-    if (state.windows != train_tokens.windows()) {
+    if (state.windows != now.train_tokens.windows()) {
         throw Error(ErrorKind::usage,
                     text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
-                         options.seq_len, " has ", train_tokens.windows()),
+                         options.seq_len, " has ", now.train_tokens.windows()),
                     "Resume with the same data and sequence length.");
+    }
+    if (!recorded) return;
+    for (const RecordedData& was : recorded->data) {
+        const auto is = std::ranges::find(now.data, was.option, &RecordedData::option);
+        if (was.option != now.data.front().option || is == now.data.end() || is->hash == was.hash) continue;
+        throw Error(ErrorKind::usage,
+                    text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ",
+                         is->hash, "; the run to resume had ", was.shards, " of ", was.tokens, " with the hash ",
+                         was.hash),
+                    "Resume with the same data. They may lie elsewhere, but must be the same files.");
     }
 }

@@ -30,6 +30,7 @@ struct RunInputs {
     std::optional<TokenSet> val_tokens;
     TokenSet train_tokens;
     int max_steps;   // of the whole run
+    std::vector<RecordedData> data;   // what train_tokens and val_tokens are, for options.json
 
     const TokenSet* validation() const { return val_tokens ? &*val_tokens : nullptr; }
     std::string origin() const;   // of the weights, in words
@@ -42,5 +43,8 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
 // --warmup.
 int steps_of_run(const Options& options, const TokenSet& train_tokens);
 
-// Error(usage) where a run that is to be resumed had another seed or other data.
-void check_same_run(const RunState& state, const Options& options, const TokenSet& train_tokens);
+// Error(usage) where a run that is to be resumed had another seed or other training data: its state knows the seed and
+// the number of samples, its record (none: an older program's run) the data themselves. That the model is the same is
+// load_training_state's to check, against the checkpoint.
+void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
+                    const RunInputs& now);

@@ -48,6 +48,8 @@ void Trainer::restore(const RunState& state) {
     norm_outliers_.restore(state.norm_outliers);
     step_ = saved_step_ = state.step;
     next_ = state.next;
+    bad_steps_ = state.bad_steps;
+    best_val_loss_ = state.best_val_loss;
 }
 
 RunEnd Trainer::run() {
@@ -74,6 +76,7 @@ RunEnd Trainer::run() {
             agree_on_algorithms();
         }
         next_ = AfterStep::validation;
+        if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
         follow_step();
     }
     parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
@@ -106,7 +109,7 @@ bool Trainer::is_due(AfterStep work) const {
         // with every validation but the first: before the first step there is nothing to learn from it
         case AfterStep::evaluation: return parts_.evaluation && validation_ && every(options_.val_every);
         case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
-        case AfterStep::checkpoint: return every(options_.checkpoint_every);
+        case AfterStep::checkpoint: return every(options_.checkpoint_every) || step_ == max_steps_;
         default: return false;
     }
 }
@@ -120,6 +123,18 @@ RunEnd Trainer::end_at_signal() {
                     next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;
+}
+
+// Weights and moments are as they were before the first of those steps, and the records say what came; a checkpoint
+// would only let the run go on into the same.
+RunEnd Trainer::end_at_bad_steps() {
+    parts_.step.wait_for_all_gather();
+    parts_.log.warning(
+        "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
+        "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer --warmup "
+        "or a --grad-clip. --max-bad-steps says how many are borne.",
+        bad_steps_, step_, max_steps_);
+    return RunEnd::bad_steps;
 }
 
 // From here on every rank multiplies with the same algorithms: of each problem that of the lowest rank that has met it.
@@ -195,7 +210,9 @@ bool Trainer::is_outlier(const StepResult& result) {
 }
 
 void Trainer::report_step(const StepResult& result, float lr, double seconds) {
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    const bool is_bad = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+    bad_steps_ = is_bad ? bad_steps_ + 1 : 0;
+    if (is_bad) {
         parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped", step_,
                            static_cast<double>(result.loss), static_cast<double>(result.grad_norm));
     }
@@ -236,6 +253,10 @@ bool Trainer::validate() {
     if (!loss) return false;
     parts_.metrics.validation(step_, *loss);
     parts_.log.line("val loss %f", static_cast<double>(*loss));
+    if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
+        best_val_loss_ = *loss;
+        if (options_.keep_best) save_best();
+    }
     return true;
 }
 
@@ -252,8 +273,26 @@ bool Trainer::write_sample() {
     return true;
 }
 
+// The folder's only one. What it held is removed last, so that it always holds one.
+void Trainer::save_best() {
+    const std::string folder = options_.output_dir + "/" + kBestFolder;
+    save(folder, after(AfterStep::validation));
+    if (agreement_.rank() > 0) return;
+    for (int step : list_checkpoints(parts_.files, folder)) {
+        if (step != step_) parts_.files.remove_all(folder + "/" + checkpoint_name(step));
+    }
+}
+
 bool Trainer::save_checkpoint() {
     if (options_.output_dir.empty() || saved_step_ == step_) return true;
+    save(options_.output_dir, next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step);
+    saved_step_ = step_;
+    if (agreement_.rank() > 0) return true;
+    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
+    return true;
+}
+
+void Trainer::save(const std::string& folder, AfterStep next) {
     RunState state;
     state.step = step_;
     state.seed = options_.seed;
@@ -262,16 +301,13 @@ bool Trainer::save_checkpoint() {
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
     state.attention = parts_.step.stage().attention();
-    state.next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
+    state.next = next;
+    state.bad_steps = bad_steps_;
+    state.best_val_loss = best_val_loss_;
     parts_.metrics.sync();
     agree_on_algorithms();   // on those of problems that were met since
     save_training_state(
-        parts_.files, options_.output_dir, state, tensors_of(parts_.step), {parts_.tokenizer_file, matmul_choices_},
-        gatherer_,
+        parts_.files, folder, state, tensors_of(parts_.step), {parts_.tokenizer_file, matmul_choices_}, gatherer_,
         {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
-    saved_step_ = step_;
-    if (agreement_.rank() > 0) return true;
-    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
-    parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), checkpoint_name(step_).c_str());
-    return true;
+    parts_.log.line("checkpoint %s/%s", folder.c_str(), checkpoint_name(step_).c_str());
 }

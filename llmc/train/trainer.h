@@ -49,7 +49,11 @@ enum class RunEnd {
     finished,         // all steps done
     stop_requested,   // --stop-after
     signal,           // a request to stop (stop_signals.h)
+    bad_steps,        // --max-bad-steps in a row were not finite
 };
+
+// In the output folder: the state of the lowest validation loss, with --keep-best.
+inline constexpr const char* kBestFolder = "best";
 
 class Trainer {
 public:
@@ -72,6 +76,7 @@ private:
 
     void follow_step();
     RunEnd end_at_signal();
+    RunEnd end_at_bad_steps();
     void train_step();
     void agree_on_algorithms();
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
@@ -81,6 +86,8 @@ private:
     bool evaluate();
     bool write_sample();
     bool save_checkpoint();
+    void save_best();
+    void save(const std::string& folder, AfterStep next);
     // After the step at hand; of what has an interval, only validation is also made before the first step.
     bool is_due(AfterStep work) const;
 
@@ -92,6 +99,8 @@ private:
     int sequences_;        // of a step
     int step_ = 0;         // completed steps
     int saved_step_ = 0;   // the last one that is in a checkpoint
+    int bad_steps_ = 0;    // in a row: loss or gradient norm not finite
+    std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;
     Loader loader_;
     Agreement agreement_;

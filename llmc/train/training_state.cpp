@@ -50,6 +50,8 @@ std::string run_json(const RunState& s) {
         {"norm_outliers", to_json(s.norm_outliers)},
         {"attention", name_of(s.attention)},
         {"next", name_of(s.next)},
+        {"bad_steps", s.bad_steps},
+        {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
     });
     return to_text(json, 2) + "\n";
 }
@@ -84,6 +86,9 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                         text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
                         "Resume with the program that saved it, or from another checkpoint.");
         }
+        if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs write neither
+        const Json* best = json.find("best_val_loss");
+        if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
         return s;
     } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
@@ -139,7 +144,7 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
         throw Error(
             ErrorKind::bad_data,
             text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),
-            "Resume with the same --model, or --layers, --heads and --channels, and the same --tie-embeddings.");
+            "Resume with the same --model, or --layers, --heads, --channels and --seq-len, and the same --tie-embeddings.");
     }
     read_tensors(files, path, tensors, stream);
     return state;

@@ -10,6 +10,7 @@
 // numbers are functions of the seed and of counters that follow from the step, so none has a state.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "llmc/data/loader.h"
@@ -26,6 +27,8 @@ struct RunState {
     OutlierDetector::State loss_outliers, norm_outliers;
     AttentionKind attention = AttentionKind::auto_;   // own or library, as the run used it
     AfterStep next = AfterStep::next_step;            // what comes first when it goes on
+    int bad_steps = 0;                                // in a row until now: loss or norm not finite
+    std::optional<double> best_val_loss;              // the lowest of the validations after a step
 };
 
 // The tensors as the last update left them: what is queued on the model's stream from now on sees them.

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# The output folder of a run: it explains itself and continues by itself, is never overwritten by accident, and holds the
+# last and the best state; a run whose numbers are not finite ends.
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize"
+cd "$work" || exit 70
+
+# expect CODE MESSAGE COMMAND...: the message may appear on either stream
+expect() {
+    local code=$1 message=$2 status
+    shift 2
+    timeout 120 "$@" >out 2>&1 </dev/null
+    status=$?
+    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
+    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
+$(sed 's/^/  | /' out | tail -n 8)"
+}
+check() {   # NAME COMMAND...
+    "${@:2}" >checked 2>&1
+    verdict $? "$1: $(tail -n 3 checked)"
+}
+same_records() { cmp <(without_times "$1/metrics.jsonl") <(without_times "$2/metrics.jsonl"); }
+contents() { find "$1" -type f ! -name lock -exec sha256sum {} + | sort; }
+
+seq 1 3000 >numbers.txt
+seq 3001 6000 >others.txt
+"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+"$tokenize" --tokenizer bytes --quiet --output other --val-tokens 4106 others.txt >/dev/null || exit 70
+shape=(--layers 1 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --val-max-batches 2 --sample-every 0)
+run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' "${shape[@]}" --max-steps 8 --val-every 2)
+
+# ---- what a run leaves: its options, its data, the program, the machine; and its last state without being asked to
+expect 0 "checkpoint whole/step_00000008" "${run[@]}" --lr 0.002 --seed 7 -o whole
+for part in '"lr": "0.002"' '"seed": "7"' '"train-data": "data/train*.bin"' '"recompute": "gelu"' '"tokens": 10894' \
+    '"data/manifest.json": "' '"program": "' '"device": "' '"processes": 1' "\"$(hostname)\": 1" '"after_step": 0'; do
+    check "options.json holds $part" grep -qF -- "$part" whole/options.json
+done
+check "only the last state" [ "$(cd whole && echo step_*)" = step_00000008 ]
+
+# ---- it continues by its folder alone
+expect 0 "stopped after step 3 of 8" "${run[@]}" --lr 2e-3 --seed 7 -o cut --stop-after 3
+expect 0 "step    8/8" "$train_gpt" --resume 1 --output-dir cut
+check "continued by its folder alone, it equals the uncut run" same_records whole cut
+check "every start is recorded" [ "$(grep -c '"after_step": [03]' cut/options.json)" -eq 2 ]
+printf 'output-dir=cut\nresume=1\nmax-steps=10\nlr=0.004\n' >more.cfg
+expect 0 "--lr 0.003: the run had 0.002 until now" "$train_gpt" --config more.cfg --lr 0.003
+check "what differs is named, once" [ "$(grep -c 'until now' out)" -eq 2 ]
+check "and recorded" grep -qF '"lr": "0.003"' cut/options.json
+expect 0 "resuming from cut/step_00000010" "$train_gpt" --resume --output-dir cut
+check "the same options are not named" [ "$(grep -c 'until now' out)" -eq 0 ]
+
+# ---- what would make it another run is refused
+expect 64 "--seed 43: the run to resume was started with --seed 7" "$train_gpt" --resume -o cut --seed 43
+expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --channels 64
+expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --seq-len 16
+cp -r data moved
+expect 0 "--train-data moved/train*.bin: the run had data/train*.bin until now" "$train_gpt" --resume -o cut \
+    --train-data 'moved/train*.bin'
+expect 64 "--train-data: 1 file(s) of 10895 tokens with the hash" "$train_gpt" --resume -o cut --train-data 'other/train*.bin'
+head -c 100 whole/options.json >cut/options.json
+expect 65 "cut/options.json: not the record of a run" "$train_gpt" --resume -o cut
+sed 's/"lr"/"learning-rate"/' whole/options.json >cut/options.json
+expect 65 "cut/options.json: --learning-rate: unknown option" "$train_gpt" --resume -o cut
+rm cut/options.json
+expect 0 "resuming from cut/step_00000010" "${run[@]}" --seed 7 --resume -o cut --max-steps 10
+
+# ---- results are not overwritten by accident
+contents whole >before
+expect 64 "--output-dir whole holds checkpoints of a run, up to step 8" "${run[@]}" -o whole
+check "a refused run changes nothing" diff before <(contents whole)
+mkdir killed && head -n 3 whole/metrics.jsonl >killed/metrics.jsonl
+expect 64 "--output-dir killed holds the records of a run, in killed/metrics.jsonl" "${run[@]}" -o killed
+expect 64 "remove the results with --overwrite" "${run[@]}" -o whole
+expect 64 "--resume together with --overwrite" "${run[@]}" -o whole --resume --overwrite
+expect 0 "--overwrite: removed whole/step_00000008" "${run[@]}" -o whole --overwrite --max-steps 4
+check "only the new run's results are left" [ "$(cd whole && echo step_*)" = step_00000004 ]
+check "and its records" [ "$(grep -c '"loss"' whole/metrics.jsonl)" -eq 4 ]
+check "and its record" [ "$(grep -c '"after_step"' whole/options.json)" -eq 1 ]
+expect 64 "a step takes 2000000" "${run[@]}" -o empty --max-steps -1 --total-batch 64000000
+expect 0 "step    8/8" "${run[@]}" -o empty
+
+# ---- the best state: that of the lowest validation loss, also when the run is cut
+best=("${run[@]}" --keep-best --lr 0.3 --schedule constant)
+expect 0 "checkpoint best/best/step_" "${best[@]}" -o best
+lowest=$(sed -nE 's/.*"step":([1-9][0-9]*),"val_loss":([0-9.]+).*/\2 \1/p' best/metrics.jsonl | sort -g | head -n 1 | cut -d' ' -f2)
+[ -n "$lowest" ] && [ "$lowest" -lt 8 ] && [ "$(cd best/best && echo step_*)" = "$(printf 'step_%08d' "$lowest")" ]
+verdict $? "best of step $lowest: $(ls best/best) $(grep val_loss best/metrics.jsonl | xargs)"
+expect 0 "stopped after step 5 of 8" "${best[@]}" -o best-cut --stop-after 5
+expect 0 "step    8/8" "$train_gpt" --resume -o best-cut
+check "the best of a resumed run" diff -r -x manifest.json best/best best-cut/best
+expect 0 "step    8/8" "$train_gpt" --model "best/best/$(ls best/best)" --train-data 'data/train*.bin' \
+    --val-data 'data/val*.bin' "${shape[@]}" --layers 0 --heads 0 --channels 0 --max-steps 8
+expect 64 "--keep-best together with --val-every 0" "${run[@]}" --keep-best --val-every 0 -o none
+expect 64 "--keep-best without --output-dir" "${run[@]}" --keep-best
+
+# ---- numbers that are not finite: the run stops, and does not pretend to be one that can go on
+expect 0 "step    8/8" "${run[@]}" -o model --export-llmc model.bin
+printf '\xff\x7f\xff\x7f' | dd of=model.bin bs=1 seek=1024 conv=notrunc 2>/dev/null   # NaN in bf16 and fp32
+bad=("$train_gpt" --train-data 'data/train*.bin' --val-every 0 "${shape[@]}" --layers 0 --heads 0 --channels 0
+    --model model.bin --max-steps 14)
+expect 65 "of 10 steps in a row is not finite: stopped after step 10 of 14" "${bad[@]}" -o bad
+check "records of the bad steps" [ "$(grep -c '"loss":null' bad/metrics.jsonl)" -eq 10 ]
+check "no checkpoint of a run that went wrong" [ "$(echo bad/step_*)" = 'bad/step_*' ]
+expect 65 "stopped after step 3 of 14" "${bad[@]}" --max-bad-steps 3
+expect 0 "step   14/14" "${bad[@]}" --max-bad-steps 0
+expect 65 "stopped after step 3 of 14" "$OLDPWD/scripts/launch.sh" -n 2 "${bad[@]}" --max-bad-steps 3
+# counted over a cut: 2 before, 1 after
+expect 0 "stopped after step 2 of 14" "${bad[@]}" -o bad-cut --max-bad-steps 3 --stop-after 2
+expect 65 "of 3 steps in a row is not finite: stopped after step 3 of 14" "$train_gpt" --resume -o bad-cut
+
+# ---- the same for what tokenize writes
+contents data >before
+expect 64 "--output data: data/manifest.json is there already" "$tokenize" -q --tokenizer bytes --output data others.txt
+check "a refused call changes nothing" diff before <(contents data)
+expect 0 "data: 7788 training and 6106 validation tokens" "$tokenize" -q --tokenizer bytes --output data --overwrite \
+    --val-tokens 6106 numbers.txt
+expect 0 "a vocabulary of 260 tokens" "$tokenize" -q --train 260 --output learned numbers.txt
+expect 64 "learned/tokenizer.json is there already" "$tokenize" -q --train 270 --output learned numbers.txt
+expect 0 "a vocabulary of 270 tokens" "$tokenize" -q --train 270 --output learned --overwrite numbers.txt
+echo '{"ctx": "A", "endings": ["b", "c"], "label": 1}' >q.jsonl
+expect 0 "1 questions" "$tokenize" --questions hellaswag --output q.bin q.jsonl
+expect 64 "q.bin is there already" "$tokenize" --questions hellaswag --output q.bin q.jsonl
+expect 0 "1 questions" "$tokenize" --questions hellaswag --output q.bin --overwrite q.jsonl
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
