@@ -54,6 +54,19 @@ verdict $? "a new run into the folder of an old one is refused"
 cp "$work/kept/metrics.jsonl" "$work/before" && train "$precision" "$work/kept" --resume && cmp "$work/before" "$work/kept/metrics.jsonl"
 verdict $? "resuming a finished run changes nothing"
 
+# weights are taken from a checkpoint that is intact, and from no other
+from_model() {   # FOLDER
+    "build/$device-$precision$variant/train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
+        --model "$1" --seq-len 32 --micro-batch 2 --total-batch 64 --max-steps 1 --val-every 0 --sample-every 0 >"$work/model.log" 2>&1
+}
+cp -r "$work/kept/step_00000020" "$work/model"
+from_model "$work/model"
+verdict $? "a model from a checkpoint: $(tail -n 2 "$work/model.log")"
+printf x | dd of="$work/model/model-00002-of-00004.safetensors" bs=1 seek=2000 conv=notrunc 2>/dev/null
+from_model "$work/model"
+[ $? -eq 65 ] && grep -q "model/model-00002-of-00004.safetensors: hash" "$work/model.log"
+verdict $? "a model from a damaged checkpoint is refused: $(tail -n 2 "$work/model.log")"
+
 # a damaged checkpoint is passed over; where none is left, nothing starts silently from scratch
 printf x | dd of="$work/kept/step_00000020/optimizer-00002-of-00004.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
 train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/optimizer-00002-of-00004.safetensors: hash" "$work/kept.log" &&

@@ -17,6 +17,8 @@ constexpr const char* format_name = "train_gpt checkpoint";
 constexpr int format_version = 2;
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
+constexpr const char* removed_suffix = ".old";
+constexpr char failed_share = '!';   // how the share of a rank that has failed begins; others are JSON
 constexpr std::size_t read_piece = std::size_t{1} << 22;
 
 // The step of a checkpoint's name, or nothing.
@@ -39,6 +41,26 @@ std::string hash_of(const File& file) {
         hash.update(part.data(), part.size());
     }
     return hash_to_text(hash.digest());
+}
+
+// Takes the name away before the content: what has a checkpoint's name is whole at any time.
+void remove_checkpoint(FileSystem& files, const std::string& folder, int step) {
+    const std::string path = folder + "/" + checkpoint_name(step), away = path + removed_suffix;
+    files.remove_all(away);
+    files.rename(path, away);
+    files.sync_folder(folder);
+    files.remove_all(away);
+}
+
+// An error in words; `error` is one.
+std::string words_of(const std::exception_ptr& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const Error& known) {
+        return known.message();
+    } catch (const std::exception& other) {
+        return other.what();
+    }
 }
 
 [[noreturn]] void broken(const std::string& path, const std::string& what) {
@@ -107,8 +129,10 @@ CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder,
       step_(step),
       ranks_(ranks) {
     if (ranks.rank == 0) {
-        inner_.remove_all(temporary_);
-        inner_.make_folders(temporary_);
+        attempt([&] {
+            inner_.remove_all(temporary_);
+            inner_.make_folders(temporary_);
+        });
     }
     ranks.gather("");   // the folder is there
 }
@@ -121,7 +145,7 @@ void CheckpointWriter::remove_unfinished() {
     if (ranks_.rank != 0) return;
     try {
         inner_.remove_all(temporary_);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
         // the error that brought us here is the one to report; the next run removes the rest
     }
 }
@@ -135,23 +159,44 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
 }
 
 void CheckpointWriter::finish() {
-    Json own = Json::object();   // of each file that this rank has written
+    const std::vector<std::string> shares = ranks_.gather(share());
+    if (ranks_.rank == 0) commit(shares);
+    conclude(ranks_.gather(outcome()));
+}
+
+std::string CheckpointWriter::share() const {
+    if (failure_) return failed_share + words_of(failure_);
+    Json own = Json::object();
     for (const auto& [name, file] : hashing_->entries) {
         own.add(name, Json::object({{"bytes", file.bytes}, {"xxh3", hash_to_text(file.hash.digest())}}));
     }
-    const std::vector<std::string> told = ranks_.gather(failure_ ? "" : to_text(own));
-    if (const auto failed = std::find(told.begin(), told.end(), ""); failed != told.end()) {
-        remove_unfinished();
-        ranks_.gather("");   // it is gone: a rank that now ends is followed by all
-        if (failure_) std::rethrow_exception(failure_);
-        throw Error(ErrorKind::resumable,
-                    text("rank ", failed - told.begin(), " could not write its files of ", temporary_),
-                    "Start again with --resume to go on from the last checkpoint.");
-    }
-    if (ranks_.rank != 0) return;
+    return to_text(own);
+}
+
+void CheckpointWriter::commit(const std::vector<std::string>& shares) {
+    attempt([&] {
+        for (std::size_t r = 0; r < shares.size(); r++) {
+            if (shares[r][0] != failed_share) continue;
+            throw Error(ErrorKind::resumable,
+                        text("rank ", r, " could not write its files of ", temporary_, ": ", shares[r].substr(1)));
+        }
+        write_manifest(shares);
+        inner_.sync_folder(temporary_);
+        const std::string final_path = folder_ + "/" + checkpoint_name(step_);
+        if (inner_.exists(final_path)) {
+            remove_checkpoint(inner_, folder_, step_);   // one that did not verify, or the run would not be here
+        }
+        inner_.rename(temporary_, final_path);
+        finished_ = true;
+        inner_.sync_folder(folder_);
+    });
+    if (!finished_) remove_unfinished();
+}
+
+void CheckpointWriter::write_manifest(const std::vector<std::string>& shares) {
     std::map<std::string, Json> by_name;   // equal checkpoints have equal manifests
-    for (const std::string& theirs : told) {
-        const Json files = parse_json(theirs);
+    for (const std::string& share : shares) {
+        const Json files = parse_json(share);
         by_name.insert(files.members().begin(), files.members().end());
     }
     Json all = Json::object();
@@ -159,19 +204,23 @@ void CheckpointWriter::finish() {
     const Json manifest =
         Json::object({{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}});
     write(manifest_name, to_text(manifest, 2) + "\n");
-    inner_.sync_folder(temporary_);
-    const std::string final_path = folder_ + "/" + checkpoint_name(step_);
-    if (inner_.exists(final_path))
-        inner_.remove_all(final_path);   // one that did not verify, or the run would not be here
-    inner_.rename(temporary_, final_path);
-    finished_ = true;
-    inner_.sync_folder(folder_);
+}
+
+std::string CheckpointWriter::outcome() const { return failure_ ? words_of(failure_) : ""; }
+
+void CheckpointWriter::conclude(const std::vector<std::string>& outcomes) const {
+    if (failure_) std::rethrow_exception(failure_);
+    if (outcomes[0].empty()) return;
+    throw Error(ErrorKind::resumable, outcomes[0], "Start again with --resume to go on from the last checkpoint.");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-void verify_checkpoint(const FileSystem& files, const std::string& path, int rank, int ranks) {
+namespace {
+
+// `of_model`: what verify_model_folder looks at.
+void verify(const FileSystem& files, const std::string& path, bool of_model, int rank, int ranks) {
     const std::string manifest_path = path + "/" + manifest_name;
     std::string content;
     try {
@@ -186,11 +235,12 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
             broken(manifest_path, text("version ", quoted(manifest.at("version")), ", expected ", format_version));
         }
         const int step = static_cast<int>(manifest.at("step").as_whole(INT_MAX));
-        if (path.substr(path.rfind('/') + 1) != checkpoint_name(step)) {
+        if (!of_model && path.substr(path.rfind('/') + 1) != checkpoint_name(step)) {
             broken(manifest_path, text("it says step ", step));
         }
         std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
         for (const auto& [name, entry] : manifest.at("files").members()) {
+            if (of_model && name.starts_with("optimizer-")) continue;
             records.emplace_back(entry.at("bytes").as_whole(UINT64_MAX), name, entry.at("xxh3").as_text());
         }
         std::sort(records.rbegin(), records.rend());   // the largest first
@@ -208,6 +258,18 @@ void verify_checkpoint(const FileSystem& files, const std::string& path, int ran
     } catch (const JsonError& error) {
         broken(manifest_path, error.what());
     }
+}
+
+}   // namespace
+
+void verify_checkpoint(const FileSystem& files, const std::string& path, int rank, int ranks) {
+    verify(files, path, false, rank, ranks);
+}
+
+void verify_model_folder(const FileSystem& files, const std::string& path, int rank, int ranks) {
+    if (!files.exists(path + "/.")) return;
+    const std::vector<std::string> names = files.list(path);
+    if (std::find(names.begin(), names.end(), manifest_name) != names.end()) verify(files, path, true, rank, ranks);
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
@@ -239,8 +301,8 @@ std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const 
     std::vector<std::string> removed;
     if (!files.exists(folder)) return removed;
     for (const std::string& name : files.list(folder)) {
-        if (!name.ends_with(temporary_suffix)) continue;
-        if (!step_of(name.substr(0, name.size() - std::string(temporary_suffix).size()))) continue;
+        if (!name.ends_with(temporary_suffix) && !name.ends_with(removed_suffix)) continue;
+        if (!step_of(name.substr(0, name.rfind('.')))) continue;
         const std::string path = folder + "/" + name;
         if (!files.exists(path + "/.")) continue;   // a file: not ours
         files.remove_all(path);
@@ -255,6 +317,6 @@ void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, i
     const std::size_t older = steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep));
     for (std::size_t i = 0; i < older; i++) {
         const bool major = major_every > 0 && steps[i] % major_every == 0;
-        if (!major) files.remove_all(folder + "/" + checkpoint_name(steps[i]));
+        if (!major) remove_checkpoint(files, folder, steps[i]);
     }
 }

@@ -5,8 +5,11 @@
 //       manifest.json             name, bytes and xxh3 hash of each of them
 //   DIR/step_00000014.tmp/        one that is being written, or was when the power went off
 //
-// A folder gets its final name by one rename, after all in it is on the disk; so a folder without ".tmp" is complete.
-// That its content is still what was written is checked with the hashes before it is used.
+//   DIR/step_00000002.old/        one that is being removed, or was then
+//
+// A folder gets its final name by one rename, after all in it is on the disk, and loses it by one before anything in it
+// is removed; so a folder with that name is complete. That its content is still what was written is checked with the
+// hashes before it is used.
 //
 // Several ranks can write one together, each some of its files, and read one together, each of them hashing some.
 //
@@ -17,6 +20,7 @@
 
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,8 +41,8 @@ struct CheckpointRanks {
     };
 };
 
-// Writes one; making it and finish() are collective. Rank 0 makes the folder, and removes it where it is destroyed
-// before the end of finish().
+// Writes one; making it and finish() are collective. Rank 0 makes the folder, and removes it where a rank has failed or
+// the writer is destroyed before the end of finish().
 class CheckpointWriter {
 public:
     CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks = {});
@@ -52,7 +56,7 @@ public:
     void write(const std::string& name, const std::string& content);   // a small file at once
 
     // work(), some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
-    // finish(), and later work is left out.
+    // conclude(), and later work is left out.
     template <class Work>
     void attempt(Work&& work) {
         if (failure_) return;
@@ -67,9 +71,17 @@ public:
     // Where a rank has failed, the folder is removed first, then it throws its error and the others Error(resumable).
     void finish();
 
+    // The parts of finish() for whoever must not wait in between: everyone's share() goes to commit() on rank 0, then
+    // everyone's outcome() to conclude(), which throws what finish() throws. Nothing here is collective.
+    std::string share() const;   // what this rank has written, or why it could not
+    void commit(const std::vector<std::string>& shares);
+    std::string outcome() const;   // empty, or why there is no checkpoint
+    void conclude(const std::vector<std::string>& outcomes) const;
+
 private:
     class HashingFiles;
     void remove_unfinished();
+    void write_manifest(const std::vector<std::string>& shares);
 
     FileSystem& inner_;
     std::unique_ptr<HashingFiles> hashing_;
@@ -84,6 +96,10 @@ private:
 // ranks share the files, dealt in turns from the largest on.
 void verify_checkpoint(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
 
+// The same for a folder that a model is read from: nothing where it has no manifest, and so is not a checkpoint (a link
+// that leads nowhere counts as a damaged one). It may have any name, and what only a resumed run reads is left out.
+void verify_model_folder(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
+
 struct FoundCheckpoint {
     int step;
     std::string path;
@@ -94,7 +110,7 @@ struct FoundCheckpoint {
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
                                                  std::vector<std::string>& skipped, const CheckpointRanks& ranks = {});
 
-// Removes the folders that unfinished writes left behind, and nothing else; returns their names.
+// Removes the folders that unfinished writes and removals left behind, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
 
 // Keeps the newest `keep` checkpoints and all whose step is a multiple of `major_every`, and removes the others.

@@ -80,6 +80,34 @@ TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
     }
 }
 
+TEST_CASE("checkpoint: a model is read from an intact one only, of any name, with or without what a run resumes from") {
+    TemporaryFolder folder;
+    const std::string path = folder / "copy";
+    auto why_not = [&]() -> std::string {
+        try {
+            verify_model_folder(real_files(), path);
+            return "";
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            return error.message();
+        }
+    };
+    CheckpointWriter writer(real_files(), folder.path(), 7);
+    for (const char* name : {"config.json", "model.safetensors", "optimizer-1.safetensors"}) writer.write(name, name);
+    writer.finish();
+    real_files().rename(folder / "step_00000007", path);
+    CHECK(why_not() == "");
+    write_whole(real_files(), path + "/optimizer-1.safetensors", "optimizer-2.safetensors");
+    CHECK(why_not() == "");
+    write_whole(real_files(), path + "/model.safetensors", "model,safetensors");
+    CHECK(why_not().find("copy/model.safetensors: hash ") != std::string::npos);
+
+    real_files().remove_all(path + "/manifest.json");
+    CHECK(why_not() == "");   // a folder of another program
+    std::filesystem::create_symlink("nowhere", path + "/manifest.json");
+    CHECK(why_not().find("no readable manifest") != std::string::npos);
+}
+
 TEST_CASE("checkpoint: a copy under another name is not taken for that step") {
     TemporaryFolder folder;
     write_checkpoint(real_files(), folder.path(), 7, "state of 7");

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 
 #include "llmc/base/error.h"
 
@@ -193,14 +194,18 @@ std::vector<std::string> glob_files(const std::string& pattern) {
 // Faults on purpose
 
 struct FaultyFiles::Plan {
+    Plan(std::uint64_t its_at, FileFault its_fault, bool its_reads)
+        : at(its_at), fault(its_fault), count_reads(its_reads) {}
     std::uint64_t at;
     FileFault fault;
     bool count_reads;
     std::uint64_t next = 0;
     bool stopped = false;
+    std::mutex mutex;   // a checkpoint is written beside the run
 
     // Counts one operation. True when it is the one to tear; throws when it is to fail.
     bool meet(const std::string& path, const char* call, bool is_write = false) {
+        std::lock_guard lock(mutex);
         bool hit = next++ == at;
         if (hit && fault == FileFault::stop) stopped = true;
         if (hit && fault == FileFault::tear && is_write) return true;
@@ -245,7 +250,7 @@ private:
 }   // namespace
 
 FaultyFiles::FaultyFiles(FileSystem& inner, std::uint64_t at, FileFault fault, bool count_reads)
-    : ForwardingFiles(inner), plan_(std::make_shared<Plan>(Plan{at, fault, count_reads})) {}
+    : ForwardingFiles(inner), plan_(std::make_shared<Plan>(at, fault, count_reads)) {}
 FaultyFiles::~FaultyFiles() = default;
 
 std::uint64_t FaultyFiles::operations() const { return plan_->next; }

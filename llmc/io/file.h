@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-// An open file, closed when destroyed. Not for use by two threads at once, except for read_at.
+// An open file, closed when destroyed. Not for use by two threads at once, except for read_at, and sync beside write.
 class File {
 public:
     virtual ~File() = default;

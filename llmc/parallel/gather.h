@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "llmc/base/arena.h"
@@ -32,6 +33,12 @@ public:
     template <class T>
     std::vector<T> gather(const ModelState<T>& state, int param, int root, bool only_owned = false) const;
 
+    // The same into memory of its size, of no use on the others; waits only for what is not copied as it is. What is
+    // page-locked (llmc/base/pinned.h) is there when the stream's work so far is done.
+    template <class T>
+    void gather_into(std::span<T> values, const ModelState<T>& state, int param, int root,
+                     bool only_owned = false) const;
+
     // The tensor on rank 0 of all ranks, whatever stage has it; empty on the others. Collective over all ranks.
     template <class T>
     std::vector<T> gather_to_first(const ModelState<T>& state, int param) const;
@@ -42,10 +49,19 @@ public:
         return any == nullptr ? nullptr : std::make_unique<Communicator::Alone>(*any, "writes a file");
     }
 
+    // Waits for everything gathered so far.
+    void wait() const {
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        if (group_ != nullptr) group_->note_all_done();
+    }
+
 private:
     // Elements [begin, begin + size) of what rank `from` keeps of a tensor, on the ranks that want them.
     template <class T>
     const T* fetch_piece(T* own, std::size_t size, int from, int root) const;
+    // `size` elements on the device, to the global elements that they are.
+    template <class T>
+    void copy_piece(std::span<T> values, const T* data, std::size_t size, const std::vector<OwnedRange>& ranges) const;
 
     const ParamStorage& storage_;
     Communicator* group_;
@@ -98,6 +114,16 @@ const T* Gatherer::fetch_piece(T* own, std::size_t size, int from, int root) con
 
 template <class T>
 std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root, bool only_owned) const {
+    const bool wanted = root == everywhere || root == rank();
+    std::vector<T> values(wanted ? static_cast<std::size_t>(storage_.table()[param].tensor.elements()) : 0);
+    gather_into(std::span(values), state, param, root, only_owned);
+    wait();
+    return values;
+}
+
+template <class T>
+void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int param, int root,
+                           bool only_owned) const {
     static_assert(sizeof(T) <= sizeof(float));   // what a piece has room for
     ENSURE(&state.storage() == &storage_, "a state of another storage");
     const TensorSpec& tensor = storage_.table()[param].tensor;
@@ -109,7 +135,8 @@ std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root,
     // where nothing is cut, everyone has it
     const int to = root == everywhere && !cut_by_zero && !cut_by_tp ? rank() : root;
     const bool wanted = to == everywhere || to == rank();
-    std::vector<T> values(wanted ? static_cast<std::size_t>(tensor.elements()) : 0);
+    ENSURE(!wanted || values.size() == static_cast<std::size_t>(tensor.elements()), "room for ", values.size(), " of ",
+           tensor.elements(), " elements");
     const MeshShape stage{1, place.mesh.dp, place.mesh.cp, place.mesh.tp};
     const MeshCoordinates nearest = coordinates_of(stage, std::max(to, 0));   // of several copies, these are taken
     T* const own = only_owned ? state.owned(param) : state.tensor(param);
@@ -128,19 +155,36 @@ std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root,
             const auto size = static_cast<std::size_t>(std::min(piece, end - begin));
             const T* data = fetch_piece(own + begin, size, from, to);
             if (!wanted) continue;
-            std::vector<T> stored(size);
-            CUDA_CHECK(cudaMemcpyAsync(stored.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream_));
-            CUDA_CHECK(cudaStreamSynchronize(stream_));
-            for (const OwnedRange& range : ranges_within(ranges, begin, begin + static_cast<std::int64_t>(size))) {
-                for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
-                    std::copy_n(stored.begin() + local, count, values.begin() + global);
-                });
-            }
+            copy_piece(values, data, size, ranges_within(ranges, begin, begin + static_cast<std::int64_t>(size)));
         }
     }
+}
+
+template <class T>
+void Gatherer::copy_piece(std::span<T> values, const T* data, std::size_t size,
+                          const std::vector<OwnedRange>& ranges) const {
+    auto download = [&](T* to, const T* from, std::int64_t count) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    };
+    int runs = 0;
+    auto for_all_runs = [&](auto&& use) {
+        for (const OwnedRange& range : ranges) for_runs(range, use);
+    };
+    for_all_runs([&](std::int64_t, std::int64_t, std::int64_t) { runs++; });
+    constexpr int few = 4;   // copies that cost less than to wait and to copy again
+    if (runs <= few) {
+        for_all_runs([&](std::int64_t global, std::int64_t local, std::int64_t count) {
+            download(values.data() + global, data + local, count);
+        });
+        return;
+    }
+    std::vector<T> stored(size);
+    download(stored.data(), data, static_cast<std::int64_t>(size));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    if (group_ != nullptr) group_->note_all_done();
-    return values;
+    for_all_runs([&](std::int64_t global, std::int64_t local, std::int64_t count) {
+        std::copy_n(stored.begin() + local, count, values.begin() + global);
+    });
 }
 
 template <class T>

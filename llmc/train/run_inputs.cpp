@@ -18,6 +18,20 @@ std::string find_tokenizer_file(const Options& options) {
     return std::filesystem::exists(file) ? file.string() : std::string();
 }
 
+// A checkpoint that weights are taken from must be what was written. Collective: all ranks verify it together.
+void verify_model(const std::string& path, World& world) {
+    std::string wrong;
+    try {
+        verify_model_folder(real_files(), path, world.rank(), world.ranks());
+    } catch (const Error& error) {
+        wrong = error.message();
+    }
+    for (const std::string& reason : world.gather_text(wrong)) {
+        if (reason.empty()) continue;
+        throw Error(ErrorKind::bad_data, text("--model: ", reason), "Restore it from a copy, or take another one.");
+    }
+}
+
 // The model that the options describe; `weights` where they name a file.
 ModelConfig choose_model(const Options& options, const WeightSource* weights,
                          const std::optional<Tokenizer>& tokenizer) {
@@ -142,7 +156,10 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     std::optional<Tokenizer> tokenizer;
     if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
     std::unique_ptr<WeightSource> weights;
-    if (options.layers == 0 && !is_descriptor(options.model)) weights = open_weights(real_files(), options.model);
+    if (options.layers == 0 && !is_descriptor(options.model)) {
+        verify_model(options.model, world);
+        weights = open_weights(real_files(), options.model);
+    }
     const ModelConfig config = choose_model(options, weights.get(), tokenizer);
     check_model_fits(options, config);
     std::unique_ptr<FolderLock> lock;

@@ -16,29 +16,23 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit) {
     return formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units());
 }
 
-// The exact state in the order of its file.
-struct ExactState {
-    std::string prefix;
-    TensorType type;
-    const ModelState<float>* state;   // null: the parameters themselves
-};
-std::vector<ExactState> exact_states(const TrainedTensors& tensors) {
-    return {tensors.masters ? ExactState{"master.", TensorType::F32, tensors.masters}
-                            : ExactState{"parameter.", parameter_type, nullptr},
-            {"m.", TensorType::F32, &tensors.m},
-            {"v.", TensorType::F32, &tensors.v}};
+// The exact state in the order of its file, after the parameters where those are a part of it.
+std::vector<const ModelState<float>*> exact_states(const TrainedTensors& tensors) {
+    if (tensors.masters == nullptr) return {&tensors.m, &tensors.v};
+    return {tensors.masters, &tensors.m, &tensors.v};
 }
 
-// The two files of a unit, on the rank that writes them. Tensors come in the order of exact_states.
+// The two files of a unit, on the rank that writes them. The parameters come first, then each of exact_states.
 class UnitWriter {
 public:
-    UnitWriter(CheckpointWriter& checkpoint, const TrainedTensors& tensors, int unit)
-        : table_(tensors.storage().table()), has_masters_(tensors.masters != nullptr) {
+    UnitWriter(CheckpointWriter& checkpoint, const ParamTable& table, bool has_masters, int unit)
+        : table_(table), has_masters_(has_masters) {
         std::vector<TensorEntry> parameters, exact;
         for (int param : table_.unit_params(unit)) parameters.push_back(hugging_face_entry(table_, table_[param]));
-        for (const ExactState& state : exact_states(tensors)) {
+        for (const std::string prefix : {has_masters ? "master." : "parameter.", "m.", "v."}) {
+            const TensorType type = prefix == "parameter." ? parameter_type : TensorType::F32;
             for (int param : table_.unit_params(unit)) {
-                exact.push_back({state.prefix + table_[param].name, state.type, table_[param].file_shape(false)});
+                exact.push_back({prefix + table_[param].name, type, table_[param].file_shape(false)});
             }
         }
         model_.emplace(checkpoint.files(), checkpoint.path(unit_file("model", table_, unit)), parameters,
@@ -142,53 +136,71 @@ std::string tensor_index(const ParamTable& table) {
     return to_text(Json::object({{"metadata", metadata}, {"weight_map", names}}), 2) + "\n";
 }
 
-void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, const Gatherer& gatherer) {
-    const ParamTable& table = tensors.storage().table();
+HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer)
+    : table_(tensors.storage().table()),
+      has_masters_(tensors.masters != nullptr),
+      memory_(lay_out(tensors, gatherer)) {}
+
+std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
+    constexpr std::size_t line = 64;   // bytes; tensors begin at multiples
     const std::vector<UnitPlace>& units = tensors.storage().units();
-    std::vector<const ModelState<float>*> states;   // besides the parameters
-    for (const ExactState& state : exact_states(tensors)) {
-        if (state.state != nullptr) states.push_back(state.state);
-    }
-    const std::size_t ranks = static_cast<std::size_t>(gatherer.ranks()),
-                      own = static_cast<std::size_t>(gatherer.rank());
-    // as many units at a time as there are ranks: each rank gets a tensor of its unit, then all of them write
-    for (std::size_t first = 0; first < units.size(); first += ranks) {
-        const std::size_t writers = std::min(ranks, units.size() - first);
-        std::vector<std::vector<int>> params;
-        std::size_t items = 0;   // tensors of the longest unit, of all states
-        for (std::size_t i = 0; i < writers; i++) {
-            params.push_back(table.unit_params(units[first + i].unit));
-            items = std::max(items, params.back().size() * (1 + states.size()));
+    const std::size_t states = 1 + exact_states(tensors).size(), ranks = static_cast<std::size_t>(gatherer.ranks());
+    std::size_t bytes = 0;
+    for (auto i = static_cast<std::size_t>(gatherer.rank()); i < units.size(); i += ranks) {
+        Unit& own = own_.emplace_back(Unit{units[i].unit, std::vector<std::vector<Held>>(states)});
+        for (std::size_t state = 0; state < states; state++) {
+            for (int param : table_.unit_params(own.unit)) {
+                own.states[state].push_back({param, bytes});
+                const std::size_t size = state == 0 ? sizeof(floatX) : sizeof(float);
+                bytes += static_cast<std::size_t>(table_[param].tensor.elements()) * size;
+                bytes = (bytes + line - 1) / line * line;
+            }
         }
-        std::optional<UnitWriter> writer;
-        if (own < writers) checkpoint.attempt([&] { writer.emplace(checkpoint, tensors, units[first + own].unit); });
-        for (std::size_t item = 0; item < items; item++) {
-            int param = -1;   // of the values that this rank gets
-            std::vector<floatX> parameter;
-            std::vector<float> state;
-            for (std::size_t i = 0; i < writers; i++) {
-                const std::size_t which = item / params[i].size();   // the parameters, then each state
-                if (which > states.size()) continue;
-                const int next = params[i][item % params[i].size()], to = static_cast<int>(i);
-                if (i == own) param = next;
-                if (which == 0) {
-                    auto values = gatherer.gather(tensors.parameters, next, to);
-                    if (i == own) parameter = std::move(values);
+    }
+    return bytes;
+}
+
+template <class T>
+std::span<T> HostTensors::values_of(const Held& held) const {
+    return {reinterpret_cast<T*>(memory_.values().data() + held.at),
+            static_cast<std::size_t>(table_[held.param].tensor.elements())};
+}
+
+void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
+    const std::vector<const ModelState<float>*> states = exact_states(tensors);
+    const std::vector<UnitPlace>& units = tensors.storage().units();
+    const auto ranks = static_cast<std::size_t>(gatherer.ranks());
+    for (std::size_t i = 0; i < units.size(); i++) {
+        const int writer = static_cast<int>(i % ranks);
+        const Unit* own = writer == gatherer.rank() ? &own_[i / ranks] : nullptr;
+        const std::vector<int> params = table_.unit_params(units[i].unit);
+        for (std::size_t state = 0; state < 1 + states.size(); state++) {
+            for (std::size_t p = 0; p < params.size(); p++) {
+                const Held* held = own != nullptr ? &own->states[state][p] : nullptr;
+                if (state == 0) {
+                    gatherer.gather_into(held ? values_of<floatX>(*held) : std::span<floatX>(), tensors.parameters,
+                                         params[p], writer);
                 } else {
-                    auto values = gatherer.gather(*states[which - 1], next, to);
-                    if (i == own) state = std::move(values);
+                    gatherer.gather_into(held ? values_of<float>(*held) : std::span<float>(), *states[state - 1],
+                                         params[p], writer);
                 }
             }
-            if (param < 0) continue;
-            const auto alone = gatherer.works_alone();
-            checkpoint.attempt([&] {
-                if (!parameter.empty()) writer->parameter(param, parameter);
-                if (!state.empty()) writer->state(param, state);
-            });
         }
-        const auto alone = gatherer.works_alone();
-        if (writer) checkpoint.attempt([&] { writer->finish(); });
     }
+    gatherer.wait();
+}
+
+void HostTensors::write(CheckpointWriter& checkpoint) const {
+    checkpoint.attempt([&] {
+        for (const Unit& own : own_) {
+            UnitWriter writer(checkpoint, table_, has_masters_, own.unit);
+            for (const Held& held : own.states[0]) writer.parameter(held.param, values_of<floatX>(held));
+            for (std::size_t state = 1; state < own.states.size(); state++) {
+                for (const Held& held : own.states[state]) writer.state(held.param, values_of<float>(held));
+            }
+            writer.finish();
+        }
+    });
 }
 
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,

@@ -10,12 +10,16 @@
 // tied embedding: of the first), dealt in turns, so that the ranks of a stage write at the same time. A rank reads the
 // ranges that it keeps, and nothing else but headers; parameters that have masters are rounded from them.
 //
-// Host memory of a rank: one tensor and 16 MiB when it writes, 16 MiB when it reads.
+// Host memory of a rank: what it writes, page-locked, from its first checkpoint on, 16 MiB when it reads. So a run
+// waits for the copy to host memory alone, and a thread writes while it goes on.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "llmc/base/pinned.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/precision.h"
 #include "llmc/parallel/gather.h"
@@ -32,9 +36,38 @@ struct TrainedTensors {
 // model.safetensors.index.json's content.
 std::string tensor_index(const ParamTable& table);
 
-// Writes this rank's share of the files. Collective over the ranks of the stage, also where a file fails
-// (CheckpointWriter::attempt).
-void write_tensors(CheckpointWriter& checkpoint, const TrainedTensors& tensors, const Gatherer& gatherer);
+// The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
+class HostTensors {
+public:
+    // Takes the memory; nothing is copied yet.
+    HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer);
+
+    std::size_t bytes() const { return memory_.values().size(); }
+
+    // Copies them here. Collective over the ranks of the stage; waits for the stream. `tensors`: those it was made for.
+    void fill(const TrainedTensors& tensors, const Gatherer& gatherer);
+
+    // Writes this rank's files from what fill() has copied; without the device, so in any thread.
+    void write(CheckpointWriter& checkpoint) const;
+
+private:
+    struct Held {
+        int param;
+        std::size_t at;   // byte
+    };
+    struct Unit {
+        int unit;
+        std::vector<std::vector<Held>> states;   // the parameters, then each exact state but those
+    };
+    std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // the bytes of all
+    template <class T>
+    std::span<T> values_of(const Held& held) const;
+
+    const ParamTable& table_;
+    bool has_masters_;
+    std::vector<Unit> own_;   // in the order of the stage's units, every ranks-th
+    PinnedBuffer<std::byte> memory_;
+};
 
 // Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of
 // master weights.

@@ -2,8 +2,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "llmc/train/matmul_choices.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/matmul_choices.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
@@ -55,6 +55,9 @@ void Trainer::restore(const RunState& state) {
 RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
+    if (options_.checkpoint_every > 0 && !options_.output_dir.empty()) {   // now, for it takes time
+        host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
+    }
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
     agreement_.ask();                                       // a signal during the start-up
     follow_step();                                          // the validation before all, or what an earlier run left
@@ -64,6 +67,11 @@ RunEnd Trainer::run() {
             parts_.log.line("trace of step %d: %s", step_, options_.trace.c_str());
         } else {
             train_step();
+        }
+        // every rank knows what all said in this step
+        if (save_ && agreement_.stop().saved == agreement_.ranks()) {
+            save_->advance();
+            if (save_->is_over()) end_save();
         }
         if (step_ == first) {   // all problems have been met
             for (const std::string& why : parts_.step.stage().matmul().refused_algorithms()) {
@@ -81,8 +89,9 @@ RunEnd Trainer::run() {
     }
     parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
     if (agreement_.stop_asked()) return end_at_signal();
+    if (step_ < max_steps_) save_checkpoint();
+    settle_saves();
     if (step_ < max_steps_) {
-        save_checkpoint();
         parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
         return RunEnd::stop_requested;
     }
@@ -117,6 +126,7 @@ bool Trainer::is_due(AfterStep work) const {
 // Ends the run with all that it has done saved.
 RunEnd Trainer::end_at_signal() {
     save_checkpoint();
+    settle_saves();
     const std::string own = parts_.signals.received();
     parts_.log.line("%s received: stopped after step %d of %d%s%s",
                     (own.empty() ? agreement_.stop().words() : own).c_str(), step_, max_steps_,
@@ -129,6 +139,7 @@ RunEnd Trainer::end_at_signal() {
 // would only let the run go on into the same.
 RunEnd Trainer::end_at_bad_steps() {
     parts_.step.wait_for_all_gather();
+    finish_save();   // of a step before
     parts_.log.warning(
         "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
         "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer --warmup "
@@ -173,7 +184,12 @@ void Trainer::train_step() {
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
     parts_.step.gradients(
         schedule_, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
-        token_share, [this] { return agreement_.own_vote(); });
+        token_share,
+        [this] {
+            StopVotes vote = agreement_.own_vote();
+            vote.saved = save_ && save_->ready() ? 1 : 0;
+            return vote;
+        });
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
     if (parts_.world) parts_.world->set_step(step_);
@@ -276,23 +292,26 @@ bool Trainer::write_sample() {
 // The folder's only one. What it held is removed last, so that it always holds one.
 void Trainer::save_best() {
     const std::string folder = options_.output_dir + "/" + kBestFolder;
-    save(folder, after(AfterStep::validation));
-    if (agreement_.rank() > 0) return;
-    for (int step : list_checkpoints(parts_.files, folder)) {
-        if (step != step_) parts_.files.remove_all(folder + "/" + checkpoint_name(step));
-    }
+    finish_save();
+    start_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
+        for (int step : list_checkpoints(parts_.files, folder)) {
+            if (step != best) parts_.files.remove_all(folder + "/" + checkpoint_name(step));
+        }
+    });
 }
 
 bool Trainer::save_checkpoint() {
-    if (options_.output_dir.empty() || saved_step_ == step_) return true;
-    save(options_.output_dir, next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step);
-    saved_step_ = step_;
-    if (agreement_.rank() > 0) return true;
-    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
+    if (options_.output_dir.empty()) return true;
+    finish_save();
+    if (saved_step_ == step_) return true;
+    start_save(options_.output_dir, next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step, [this] {
+        prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints,
+                          options_.major_checkpoint_every);
+    });
     return true;
 }
 
-void Trainer::save(const std::string& folder, AfterStep next) {
+void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
     RunState state;
     state.step = step_;
     state.seed = options_.seed;
@@ -304,10 +323,40 @@ void Trainer::save(const std::string& folder, AfterStep next) {
     state.next = next;
     state.bad_steps = bad_steps_;
     state.best_val_loss = best_val_loss_;
-    parts_.metrics.sync();
     agree_on_algorithms();   // on those of problems that were met since
-    save_training_state(
-        parts_.files, folder, state, tensors_of(parts_.step), {parts_.tokenizer_file, matmul_choices_}, gatherer_,
-        {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
-    parts_.log.line("checkpoint %s/%s", folder.c_str(), checkpoint_name(step_).c_str());
+    if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
+    const CheckpointRanks ranks{agreement_.rank(), agreement_.ranks(),
+                                [this](const std::string& own) { return agreement_.gather(own); }};
+    const AroundSave around{[this] { parts_.metrics.sync(); }, std::move(remove_older)};
+    save_folder_ = folder;
+    save_.emplace(parts_.files, folder, state, tensors_of(parts_.step), *host_tensors_,
+                  CheckpointExtras{parts_.tokenizer_file, matmul_choices_}, gatherer_, ranks, around);
+}
+
+void Trainer::end_save() {
+    const std::string name = save_folder_ + "/" + checkpoint_name(save_->step());
+    save_failure_ = nullptr;
+    try {
+        save_->throw_if_failed();
+        if (save_folder_ == options_.output_dir) saved_step_ = save_->step();
+        parts_.log.line("checkpoint %s", name.c_str());
+        if (std::string why = save_->after_failure(); !why.empty()) {
+            parts_.log.warning("older checkpoints could not be removed: %s", why.c_str());
+        }
+    } catch (const std::exception& error) {
+        save_failure_ = std::current_exception();
+        parts_.log.warning("%s was not written: %s", name.c_str(), error.what());
+    }
+    save_.reset();
+}
+
+void Trainer::finish_save() {
+    if (!save_) return;
+    save_->finish();
+    end_save();
+}
+
+void Trainer::settle_saves() {
+    finish_save();
+    if (save_failure_) std::rethrow_exception(save_failure_);
 }

@@ -6,10 +6,15 @@
 // over all tokens of the step, of all ranks. Validation number N and sample number N are made with the weights after
 // step N; both also before the first step's (validation) and after the last one, never twice for one step.
 //
+// Checkpoints are written beside the run, which waits for the copy to host memory. One that cannot be written is told,
+// and the run goes on: the next one is due as ever, and the run fails only where its last one has failed. The end of
+// the run, a request to stop and the next save wait for the one under way.
+//
 // A signal to stop, to any rank, is acted upon by all of them after the same step, or in the midst of validation or
 // evaluation after the same micro-batch; what then remains to be done after the step is left to the run that resumes.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "llmc/base/log.h"
@@ -87,7 +92,11 @@ private:
     bool write_sample();
     bool save_checkpoint();
     void save_best();
-    void save(const std::string& folder, AfterStep next);
+    // Saves beside the steps that follow, then calls `remove_older` on the first rank. Not while another is under way.
+    void start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older);
+    void end_save();       // the one under way is over
+    void finish_save();    // waits for it, if there is one
+    void settle_saves();   // before the run ends: no save is under way, and the last one has not failed
     // After the step at hand; of what has an interval, only validation is also made before the first step.
     bool is_due(AfterStep work) const;
 
@@ -106,6 +115,10 @@ private:
     Agreement agreement_;
     Gatherer gatherer_;            // of checkpoints
     std::string matmul_choices_;   // of all ranks
+    std::optional<HostTensors> host_tensors_;
+    std::optional<StateSave> save_;     // under way
+    std::string save_folder_;           // where
+    std::exception_ptr save_failure_;   // of the last save
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step

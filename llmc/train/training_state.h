@@ -10,8 +10,12 @@
 // numbers are functions of the seed and of counters that follow from the step, so none has a state.
 #pragma once
 
+#include <atomic>
+#include <exception>
+#include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "llmc/data/loader.h"
 #include "llmc/train/after_step.h"
@@ -44,8 +48,52 @@ struct CheckpointExtras {
     std::string matmul_choices;   // matmul.json's content
 };
 
-// Writes all files and finishes the checkpoint. Collective over all ranks: each writes its share of the tensors, the
-// first one the rest.
+// What rank 0 does beside the run, in the thread that writes.
+struct AroundSave {
+    std::function<void()> before = [] {};   // the first file; a failure is the save's
+    std::function<void()> after = [] {};    // the checkpoint is complete; a failure is told by after_failure()
+};
+
+// A save under way. When it is made, which is collective, all that it needs of the run has been copied to host memory;
+// from then on the run may change the tensors, and a thread of each rank writes this rank's share: the tensors of its
+// units, rank 0 the rest. Its end takes two meetings of all ranks, when all have written and when rank 0 has committed;
+// the run holds them at places that all ranks share, once every rank is ready, so that nobody waits there.
+//
+// `memory` and what `extras` names must not change before the save is over, nor another one begin.
+class StateSave {
+public:
+    StateSave(FileSystem& files, const std::string& folder, const RunState& state, const TrainedTensors& tensors,
+              HostTensors& memory, const CheckpointExtras& extras, const Gatherer& gatherer,
+              const CheckpointRanks& ranks = {}, AroundSave around = {});
+    ~StateSave();   // waits for the thread; a process alone completes the checkpoint
+    StateSave(const StateSave&) = delete;
+    StateSave& operator=(const StateSave&) = delete;
+
+    int step() const { return step_; }
+    bool ready() const { return !works_; }   // for advance(), which then waits for no disk of this rank's
+    void advance();                          // the next meeting: collective
+    bool is_over() const { return phase_ == Phase::over; }
+    void finish();                       // all that is left of it: collective, waits
+    void throw_if_failed() const;        // when over: its error on the rank that failed, Error(resumable) on the others
+    std::string after_failure() const;   // when over, on rank 0; empty: none
+
+private:
+    enum class Phase { writing, committing, over };
+    void start(std::function<void()> work);
+
+    int step_;
+    const Gatherer& gatherer_;
+    CheckpointRanks ranks_;
+    AroundSave around_;
+    CheckpointWriter writer_;
+    Phase phase_ = Phase::writing;
+    std::atomic<bool> works_ = false;   // the thread does
+    std::thread thread_;
+    std::exception_ptr failure_;
+    std::string after_failure_;
+};
+
+// A save from its begin to its end; collective. Throws what StateSave::throw_if_failed does.
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
                          const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
                          const CheckpointRanks& ranks = {});
