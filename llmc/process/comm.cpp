@@ -105,6 +105,7 @@ void Communicator::count(const char* operation, double Traffic::*kind, double by
     operation_ = operation;
     issued_at_ = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     issued_++;
+    if (kind != &Traffic::point_to_point || size_ == 2) of_all_++;
     traffic_.*kind += bytes;
 }
 

@@ -72,6 +72,7 @@ struct Traffic {
 // What the watchdog tells about a rank: the last operation it asked for, and its number in this communicator.
 struct CommProgress {
     std::uint64_t issued = 0;           // operations asked for
+    std::uint64_t of_all = 0;           // of these, those in which every rank of the group takes part
     std::uint64_t done = 0;             // of these, how many the host knows to be finished
     const char* operation = "";         // the last one asked for; a literal
     std::uint64_t issued_at = 0;        // when, in nanoseconds of a steady clock
@@ -109,7 +110,7 @@ public:
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
     CommProgress progress() const {
-        return {issued_, done_, operation_, issued_at_, alone_, micro_batch_, chunk_};
+        return {issued_, of_all_, done_, operation_, issued_at_, alone_, micro_batch_, chunk_};
     }   // from any thread
     // What the next operation is about, for the watchdog.
     void about(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = chunk; }
@@ -199,7 +200,7 @@ private:
     std::string name_;
     Traffic traffic_;
     Tap tap_;
-    std::atomic<std::uint64_t> issued_ = 0, done_ = 0, issued_at_ = 0;
+    std::atomic<std::uint64_t> issued_ = 0, of_all_ = 0, done_ = 0, issued_at_ = 0;
     std::uint64_t waited_for_ = 0;
     std::atomic<const char*> operation_ = "";
     std::atomic<const char*> alone_ = nullptr;

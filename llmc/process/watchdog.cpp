@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <mutex>
+#include <sstream>
 #include <thread>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/io/hash.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/watchdog_join.h"
 
@@ -22,6 +25,23 @@ enum class Doing : char {
     alone = 'a',   // what may take any time: it says that it works alone, or it starts up
 };
 
+// Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
+using AskedFor = std::map<std::uint64_t, std::uint64_t>;
+
+std::string to_text(const AskedFor& groups) {
+    std::string line;
+    for (const auto& [group, count] : groups) line += text(line.empty() ? "" : ",", group, ":", count);
+    return line.empty() ? "-" : line;
+}
+
+AskedFor asked_for_from(const std::string& line) {
+    AskedFor groups;
+    std::istringstream words(line);
+    std::uint64_t group = 0, count = 0;
+    for (char between = 0; words >> group >> between >> count; words >> between) groups[group] = count;
+    return groups;
+}
+
 // What is known of a rank at the other end of a connection.
 struct Peer {
     Socket socket;
@@ -29,6 +49,7 @@ struct Peer {
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
     Doing doing = Doing::alone;
+    AskedFor asked_for;
     double heard = 0;    // when its last message came (Impl::clock)
     bool gone = false;   // it said goodbye
 };
@@ -110,12 +131,14 @@ struct Watchdog::Impl {
         bool waits = false;
         std::string alone;
         own_progress = static_cast<std::uint64_t>(step.load());
+        own_asked_for.clear();
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
             std::lock_guard lock(mutex);
-            for (const Communicator* c : watched) {
+            for (const auto& [c, group] : watched) {
                 const CommProgress p = c->progress();
                 own_progress += p.issued;
+                own_asked_for[group] = p.of_all;
                 if (p.alone != nullptr) alone = text(" (alone: ", p.alone, ")");
                 if (p.issued == 0) continue;
                 waits |= p.issued > p.done;
@@ -132,11 +155,12 @@ struct Watchdog::Impl {
         for (const auto& [when, what] : groups) own_words += ", " + what;
     }
 
-    // "b<progress> <doing> <words>"
+    // "b<progress> <doing> <operations of groups> <words>"
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         look_at_own_place();
-        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_doing), " ", own_words));
+        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_doing), " ", to_text(own_asked_for), " ",
+                         own_words));
     }
 
     void listen(double seconds) {
@@ -165,13 +189,16 @@ struct Watchdog::Impl {
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
-                char* end = nullptr;
-                const std::uint64_t progress = std::strtoull(rest.c_str(), &end, 10);
-                if (std::string(end).size() < 3) break;   // a blank, a letter, a blank
-                peer.doing = static_cast<Doing>(end[1]);
+                std::istringstream told(rest);
+                std::uint64_t progress = 0;
+                char doing = 0;
+                std::string groups, words;
+                if (!(told >> progress >> doing >> groups) || !std::getline(told >> std::ws, words)) break;
+                peer.doing = static_cast<Doing>(doing);
+                peer.asked_for = asked_for_from(groups);
                 if (progress != peer.progress) last_advance = peer.heard;
                 peer.progress = progress;
-                peer.last_words = end + 3;
+                peer.last_words = words;
                 break;
             }
             case goodbye: {
@@ -212,34 +239,63 @@ struct Watchdog::Impl {
     }
 
     // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
-    // elsewhere, in a loop perhaps. Where all wait, those that have done least. While one works alone, nobody is.
+    // elsewhere, in a loop perhaps. While one works alone, nobody is.
     void look_for_stall() {
         bool some_wait = own_doing == Doing::waits, all_wait = some_wait, one_alone = own_doing == Doing::alone;
-        std::uint64_t least = own_progress;
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
             some_wait |= peers[r].doing == Doing::waits;
             all_wait &= peers[r].doing == Doing::waits;
             one_alone |= peers[r].doing == Doing::alone;
-            least = std::min(least, peers[r].progress);
         }
         if (own_progress != seen_own_progress || !some_wait || one_alone) {
             seen_own_progress = own_progress;
             last_advance = clock;
         }
         if (options.stall_seconds <= 0 || clock - last_advance < options.stall_seconds) return;
-        std::string found;
-        auto judge = [&](Doing doing, std::uint64_t progress, const std::string& name, const std::string& words) {
-            if (all_wait ? progress != least : doing == Doing::waits) return;
-            found += text(found.empty() ? "" : "; ", name, " has not advanced, last heard at ", words);
-        };
-        judge(own_doing, own_progress, text("rank 0 on ", place.host), own_words);
-        for (std::size_t r = 1; r < peers.size(); r++) {
-            if (!is_connected(peers[r])) continue;
-            judge(peers[r].doing, peers[r].progress, name_of(static_cast<int>(r)), peers[r].last_words);
-        }
         start_abort(text("nothing has advanced for ", options.stall_seconds, " s; ",
-                         all_wait ? "furthest behind of those that wait: " : "the others wait for: ", found));
+                         all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(all_wait)));
+    }
+
+    // Those that do not wait. Where all do: those that keep another waiting and wait for nobody; where they wait in a
+    // circle, all that keep another waiting; where nobody does, all.
+    std::string stalled_ranks(bool all_wait) const {
+        struct Rank {
+            Doing doing;
+            const AskedFor* asked_for;
+            std::string name, words;
+        };
+        std::vector<Rank> ranks{{own_doing, &own_asked_for, text("rank 0 on ", place.host), own_words}};
+        for (std::size_t r = 1; r < peers.size(); r++) {
+            const Peer& peer = peers[r];
+            if (!is_connected(peer)) continue;
+            ranks.push_back({peer.doing, &peer.asked_for, name_of(static_cast<int>(r)), peer.last_words});
+        }
+        std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> ends;   // the least and the most of a group
+        for (const Rank& rank : ranks) {
+            for (const auto& [group, count] : *rank.asked_for) {
+                auto& [least, most] = ends.try_emplace(group, count, count).first->second;
+                least = std::min(least, count);
+                most = std::max(most, count);
+            }
+        }
+        auto is_to_blame = [&](const Rank& rank, int strictness) {
+            if (!all_wait) return rank.doing != Doing::waits;
+            bool is_waited_for = strictness == 0, waits = false;
+            for (const auto& [group, count] : *rank.asked_for) {
+                is_waited_for |= count < ends.at(group).second;
+                waits |= count > ends.at(group).first;
+            }
+            return is_waited_for && !(strictness == 2 && waits);
+        };
+        std::string found;
+        for (int strictness = 2; found.empty() && strictness >= 0; strictness--) {
+            for (const Rank& rank : ranks) {
+                if (!is_to_blame(rank, strictness)) continue;
+                found += text(found.empty() ? "" : "; ", rank.name, " has not advanced, last heard at ", rank.words);
+            }
+        }
+        return found;
     }
 
     // What NCCL itself has noticed. A lost rank is better told by its own connection, so that gets some time first.
@@ -247,7 +303,7 @@ struct Watchdog::Impl {
         std::string found;
         {
             std::lock_guard lock(mutex);
-            for (const Communicator* c : watched) {
+            for (const auto& [c, group] : watched) {
                 if (found.empty()) found = c->failure();
             }
         }
@@ -341,10 +397,11 @@ struct Watchdog::Impl {
     std::mutex sending;                      // one message at a time
     mutable std::mutex mutex;                // guards the next two
     std::string reason;
-    std::vector<const Communicator*> watched;
+    std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
     Doing own_doing = Doing::alone;
+    AskedFor own_asked_for;
     std::string own_words = "start-up";
     double clock = 0, listened_at = 0;   // seconds; see advance_clock
     double last_advance = 0, failing_since = 0;
@@ -361,14 +418,16 @@ Watchdog::~Watchdog() {
     if (impl_->thread.joinable()) impl_->thread.join();
 }
 
-void Watchdog::watch(const Communicator& communicator) {
+void Watchdog::watch(const Communicator& communicator, const std::vector<int>& members) {
+    std::string group = communicator.name();
+    for (int rank : members) group += text(" ", rank);
     std::lock_guard lock(impl_->mutex);
-    impl_->watched.push_back(&communicator);
+    impl_->watched.emplace_back(&communicator, hash64(group));
 }
 
 void Watchdog::forget(const Communicator& communicator) {
     std::lock_guard lock(impl_->mutex);
-    std::erase(impl_->watched, &communicator);
+    std::erase_if(impl_->watched, [&](const auto& watched) { return watched.first == &communicator; });
 }
 
 void Watchdog::set_step(std::int64_t step) {

@@ -24,9 +24,11 @@ struct WatchdogOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
     // Some ranks have had collectives under way for so long and no rank has advanced: whoever has none under way counts
-    // as hung (in a loop, say, while the others wait for it), else whoever is furthest behind. Not while some rank says
-    // that it works alone (Communicator::Alone), or has not finished a step yet and has no collective under way: it may
-    // read its files for the first time. 0: never.
+    // as hung (in a loop, say, while the others wait for it). Where all have some under way, a rank that has asked for
+    // fewer operations of a group than another one of that group keeps it waiting: named are those that keep others
+    // waiting and wait for nobody (ranks of different groups, as pipeline stages, have nothing to compare). Not while
+    // some rank says that it works alone (Communicator::Alone), or has not finished a step yet and has no collective
+    // under way: it may read its files for the first time. 0: never.
     double stall_seconds = 600;
     double grace_seconds = 1;               // after a loss, for the main thread to end by itself
     double connect_seconds = 60;            // for everyone to reach rank 0 (World: --init-timeout)
@@ -45,8 +47,9 @@ public:
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
 
-    // Heartbeats tell how far this communicator is. It must outlive the watchdog or be forgotten.
-    void watch(const Communicator& communicator);
+    // Heartbeats tell how far this communicator is. It must outlive the watchdog or be forgotten. `members`: the world
+    // ranks of its group, by which groups of one name are told apart.
+    void watch(const Communicator& communicator, const std::vector<int>& members = {});
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);   // completed steps; until the first call this rank starts up
 

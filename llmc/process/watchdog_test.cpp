@@ -200,7 +200,7 @@ TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tel
     CHECK(contains(ends.of(0).why, "a broken shard"));
 }
 
-TEST_CASE("watchdog: ranks that wait for each other are a stall, of which the one furthest behind is named") {
+TEST_CASE("watchdog: ranks that all wait are a stall, of which the one that keeps the other waiting is named") {
     if (!ranks_are_threads()) return;   // where each rank is a process nobody looks at its end
     TemporaryFolder folder;
     Ends ends(2);
@@ -221,8 +221,61 @@ TEST_CASE("watchdog: ranks that wait for each other are a stall, of which the on
     for (int r = 0; r < 2; r++) {
         INFO("rank ", r, ": ", ends.of(r).why);
         CHECK(ends.of(r).exit_code == 75);
-        CHECK(contains(ends.of(r).why, "furthest behind of those that wait: rank 1 on "));
+        CHECK(contains(ends.of(r).why, "all wait, the others for: rank 1 on "));
         CHECK(contains(ends.of(r).why, "all-reduce number 1 of group all (under way)"));
+    }
+}
+
+// Stages of a pipeline have different numbers of operations: the middle one has more than the others, wherever it is.
+TEST_CASE("watchdog: of pipeline stages that all wait the one is named that the others wait for") {
+    if (!ranks_are_threads()) return;
+    for (int elsewhere : {0, 1, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        WatchdogOptions options = quick();
+        options.stall_seconds = 0.4;
+        on_ranks(MeshShape{3, 1, 1, 1}, [&](TestRank& me) {
+            Startup startup = meet(folder, me.rank(), 3);
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
+            const PipelineLinks links = me.world.training_groups().links;
+            watchdog.watch(me.all, {0, 1, 2});
+            const int stage = me.rank();
+            std::vector<Communicator*> watched{&me.all};
+            auto watch = [&](Communicator* link, int from, int to) {
+                if (link == nullptr) return;
+                watchdog.watch(*link, {from, to});
+                watched.push_back(link);
+            };
+            watch(links.input, stage - 1, stage), watch(links.output, stage, stage + 1);
+            watch(links.input_gradient, stage, stage - 1), watch(links.output_gradient, stage + 1, stage);
+            DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            OwnedStream streams[4];
+            auto micro_batch = [&] {   // down the pipeline and up again
+                if (links.input) links.input->receive(x.data(), 1, 0, streams[0].get());
+                if (links.output) links.output->send(x.data() + 1, 1, 1, streams[1].get());
+                if (links.output_gradient) links.output_gradient->receive(x.data() + 2, 1, 0, streams[2].get());
+                if (links.input_gradient) links.input_gradient->send(x.data() + 3, 1, 1, streams[3].get());
+            };
+            for (int i = 0; i < 3; i++) micro_batch();
+            // the gathering of a checkpoint, in which not all take part alike
+            for (int i = 0; i < 2; i++) {
+                if (stage == 0) me.all.receive(x.data() + 4, 1, 2, me.stream);
+                if (stage == 2) me.all.send(x.data() + 4, 1, 0, me.stream);
+            }
+            if (stage == elsewhere) ends.await(stage);
+            micro_batch();
+            ends.await(stage);
+            for (const OwnedStream& stream : streams) CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+            CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            for (Communicator* group : watched) watchdog.forget(*group);
+        });
+        for (int r = 0; r < 3; r++) {
+            INFO("rank ", r, ": ", ends.of(r).why);
+            CHECK(ends.of(r).exit_code == 75);
+            CHECK(contains(ends.of(r).why, text("all wait, the others for: rank ", elsewhere, " on ")));
+            CHECK(!contains(ends.of(r).why, "; rank"));   // it alone
+        }
     }
 }
 

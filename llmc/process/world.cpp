@@ -74,12 +74,15 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
 
 void World::make_world(const ncclUniqueId& id) {
     all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
-    if (log_) {
-        std::vector<int> everyone(static_cast<std::size_t>(ranks()));
-        std::iota(everyone.begin(), everyone.end(), 0);
-        all_->log_into(*log_, everyone);
-    }
-    if (watchdog_) watchdog_->watch(*all_);
+    std::vector<int> everyone(static_cast<std::size_t>(ranks()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    introduce(*all_, everyone);
+}
+
+// To those that look at communicators.
+void World::introduce(Communicator& communicator, const std::vector<int>& members) {
+    if (log_) communicator.log_into(*log_, members);
+    if (watchdog_) watchdog_->watch(communicator, members);
 }
 
 Communicator* World::group(AxisSet axes) {
@@ -89,8 +92,7 @@ Communicator* World::group(AxisSet axes) {
     if (group == nullptr) {
         group = std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axes), group_rank(mesh_, at_, axes),
                                                group_name(mesh_, axes));
-        if (log_) group->log_into(*log_, group_members(mesh_, at_, axes));
-        if (watchdog_) watchdog_->watch(*group);
+        introduce(*group, group_members(mesh_, at_, axes));
     }
     return group.get();
 }
@@ -106,8 +108,7 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
     auto link = std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
                                                text("pp ", what, " ", from, " to ", to));
     if (!member) return nullptr;
-    if (log_) link->log_into(*log_, {rank_at(from), rank_at(to)});
-    if (watchdog_) watchdog_->watch(*link);
+    introduce(*link, {rank_at(from), rank_at(to)});
     link_groups_.push_back(std::move(link));
     return link_groups_.back().get();
 }
@@ -139,8 +140,7 @@ Communicator* World::group(const std::string& name, const std::vector<int>& memb
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
     group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
                                            static_cast<int>(own - members.begin()), name);
-    if (log_) group->log_into(*log_, members);
-    if (watchdog_) watchdog_->watch(*group);
+    introduce(*group, members);
     return group.get();
 }
 
