@@ -123,11 +123,14 @@ struct ZeroMemory {
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes);
 
+// Doubles that all ranks add in a step, in one all-reduce: Step::Numbers (llmc/train/step.cu).
+inline constexpr std::size_t numbers_of_step = 5;
+
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
 // included.
 struct ZeroTraffic {
     double reduce = 0, gather = 0;   // gradients, parameters
-    double numbers = 0;              // loss, norm and requests to stop
+    double numbers = 0;              // loss, requests to stop, checkpoints written, norm
     double total() const { return reduce + gather + numbers; }
 };
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
@@ -363,6 +366,6 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
         traffic.gather += f * padded * parameter_bytes * gathers;
     }
     const int all = storage.place().mesh.size();
-    traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * 4;
+    traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * numbers_of_step;
     return traffic;
 }

@@ -118,7 +118,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                         P += head = static_cast<double>(unit.padded);
                     const double design[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
                                              m * f * (P * (2 * p + g) - head * p)};
-                    const double numbers = 2 * f * 8 * 4;   // loss, two of requests to stop, norm
+                    const double numbers = 2 * f * 8 * 5;   // loss, three votes, norm
                     me.require(same(formula.total(), design[zero] + numbers), formula.total(), " ", design[zero]);
                 });
             }

@@ -15,7 +15,7 @@ struct Step::Numbers {
     double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
     GradNorm norm;
 
-    static constexpr std::size_t sums = 5;
+    static constexpr std::size_t sums = numbers_of_step;
 };
 
 namespace {
