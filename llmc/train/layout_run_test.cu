@@ -50,6 +50,12 @@ Layout context(int dp, int zero, bool accumulates, int cp, int ulysses) {
     layout.cp = cp, layout.ulysses = ulysses;
     return layout;
 }
+Layout all_axes(int tp, int pp, int cp, int dp, int zero, bool accumulates = true,
+                PipelineKind schedule = PipelineKind::one_f_one_b) {
+    Layout layout = context(dp, zero, accumulates, cp, 1);
+    layout.tp = tp, layout.pp = pp, layout.schedule = schedule;
+    return layout;
+}
 
 // What all runs share: data, and a folder each.
 struct Workplace {
@@ -262,7 +268,12 @@ TEST_CASE(
 
 TEST_CASE("layouts: pipelines, likewise") { compare_runs({pipeline(1, 0, 2), pipeline(2, 3, 2, PipelineKind::gpipe)}); }
 
-TEST_CASE("layouts: pipelines answer questions as one process does") {
+TEST_CASE("layouts: all axes together are one process, cut and resumed to the bit") {
+    compare_runs({all_axes(2, 2, 1, 2, 1), all_axes(1, 2, 2, 1, 3), all_axes(2, 1, 2, 1, 2, false),
+                  all_axes(2, 2, 2, 1, 1, false, PipelineKind::gpipe)});
+}
+
+TEST_CASE("layouts: pipelines and all axes together answer questions as one process does") {
     std::vector<Question> questions;
     for (int q = 0; q < 13; q++) {
         auto ids = [&](int first, int count) {
@@ -283,7 +294,8 @@ TEST_CASE("layouts: pipelines answer questions as one process does") {
     expected = std::stoi(from_first_process(std::to_string(expected)));
     CHECK(expected > 0);
     CHECK(expected < 13);
-    for (const Layout& layout : {pipeline(1, 0, 2), pipeline(2, 3, 2)}) {
+    for (const Layout& layout :
+         {pipeline(1, 0, 2), pipeline(2, 3, 2), all_axes(2, 1, 2, 2, 3), all_axes(2, 2, 2, 1, 1)}) {
         on_layout(layout, options_of(layout, ""), [&](RankOfRun& rank) {
             const int found = right(rank);
             ENSURE(found == expected, found, " right, one process has ", expected);
@@ -328,7 +340,9 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
                                  Layout{3, 3}, Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2},
                                  Layout{3, 2, true, true, 2, false}, pipeline(1, 0, 2), pipeline(2, 3, 2),
-                                 context(1, 0, true, 2, 1), context(2, 3, true, 2, 2), context(1, 1, true, 4, 2)}) {
+                                 context(1, 0, true, 2, 1), context(2, 3, true, 2, 2), context(1, 1, true, 4, 2),
+                                 all_axes(2, 2, 1, 2, 3), all_axes(1, 2, 2, 2, 1), all_axes(2, 1, 2, 1, 2),
+                                 all_axes(2, 2, 2, 1, 3)}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
         const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
