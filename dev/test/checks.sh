@@ -72,6 +72,7 @@ if part composition; then
     builds_for_cpu
     for precision in bf16 fp32; do
         check "certificate of every pair of settings, $precision" whole $precision 'layouts: every pair*'
+        check "30 changes of layout, $precision" whole $precision 'layouts: 30 pairs*'
     done
 fi
 if part layouts; then

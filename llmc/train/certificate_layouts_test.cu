@@ -166,6 +166,72 @@ TEST_CASE("certificate: micro-batches with other numbers of targets and ranks wi
     certify(few, alone, 2);
 }
 
+TEST_CASE("tensor parallelism: where gradients of weights are delayed, those of outputs are gathered once more") {
+    const Layout layout = composed(2, {2, zb}, 1, 1, 1, 0, 2, Recompute::none);
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        std::map<std::string, int> calls;
+        Communicator& group = *rank.groups().tensor;
+        group.set_tap([&](const CommCall& call, const Communicator::Make& make) {
+            calls[call.operation]++;
+            make(call);
+        });
+        rank.gradients(1);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        group.set_tap(nullptr);
+        const Chunk chunk = rank.stage().chunk(0);
+        const auto layers = static_cast<int>(chunk.layers.size());
+        const int ends = (chunk.embedding ? 1 : 0) + (chunk.head ? 1 : 0);
+        me.require(calls["all-gather"] == 2 * (layers * (2 + 4 + 2) + ends), "all-gathers ", calls["all-gather"]);
+        me.require(calls["reduce-scatter"] == 2 * (layers * (2 + 2) + ends), "scatters ", calls["reduce-scatter"]);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same bits
+
+namespace {
+
+// What a layout finds in two steps; nothing where ranks are processes, which know of no other layout's run.
+std::optional<Result> result_of(const Layout& layout) {
+    if (!ranks_are_threads()) return std::nullopt;
+    Result result;
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(2);
+        if (me.rank() == 0) result = found;
+    });
+    return result;
+}
+
+void same_bits(const Layout& one, const Layout& other) {
+    const std::optional<Result> a = result_of(one), b = result_of(other);
+    INFO(row_name(one));
+    INFO(row_name(other));
+    if (a) CHECK(a->losses == b->losses);
+    if (a) CHECK(a->gradients == b->gradients);
+}
+
+}   // namespace
+
+TEST_CASE("layouts of several axes: ZeRO 0 and 1, and ZeRO 2 and 3, give the same bits") {
+    same_bits(composed(2, {2, one_f_one_b}, 1, 1, 2, 0, 2), composed(2, {2, one_f_one_b}, 1, 1, 2, 1, 2));
+    same_bits(composed(2, {2, gpipe}, 2, 1, 1, 2, 2), composed(2, {2, gpipe}, 2, 1, 1, 3, 2));
+}
+
+TEST_CASE("layouts of several axes: block recompute gives the same bits") {
+    same_bits(composed(2, {2, one_f_one_b}, 2, 1, 1, 2, 2, Recompute::none),
+              composed(2, {2, one_f_one_b}, 2, 1, 1, 2, 2, Recompute::block));
+}
+
+TEST_CASE("layouts of several axes: any pipeline of an untied model gives the bits of one stage") {
+    Layout stage = composed(2, {}, 2, 1, 1, 1, 2, Recompute::none);
+    stage.tied = false, stage.layers = 4;
+    for (const Pipe& pipe : {Pipe{2, zb}, Pipe{2, interleaved, 2}}) {
+        Layout stages = stage;
+        stages.pipe = pipe;
+        same_bits(stage, stages);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Mistakes
 
