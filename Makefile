@@ -200,6 +200,12 @@ PART ?=#             of test-long and gpu-check: one or more parts, as in make t
 #                    and dev/test/gpu_check.sh name them
 test-long: ## every claim of the project in full, in parts of at most half an hour (hours in all)
 	@dev/test/run.sh long $(PART)
+.PHONY: layouts
+layouts: ## certificate of a covering set of layouts of all axes, fp32 and bf16: a table of how far each is from one process
+	@for precision in fp32 bf16; do \
+	    $(MAKE) --no-print-directory DEVICE=cpu PRECISION=$$precision build/cpu-$$precision/unit_test && \
+	    build/cpu-$$precision/unit_test --no-skip -tc='layouts: every pair*' || exit 1; \
+	done
 FUZZ_SECONDS ?= 60#     for each parser
 fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS each
 	@$(MAKE) --no-print-directory DEVICE=cpu CXX=clang++ VARIANT=-fuzz OPTIMIZE=-O1 LIB_DIRS="base io tokenizer data" \

@@ -68,6 +68,13 @@ if part context; then
     done
     check "a sequence of 65,536 tokens over eight ranks, fp32" whole fp32 'shared sequences: 65*'
 fi
+if part composition; then
+    builds_for_cpu
+    for precision in bf16 fp32; do
+        check "certificate of every pair of settings, $precision" whole $precision 'layouts: every pair*'
+        check "30 changes of layout, $precision" whole $precision 'layouts: 30 pairs*'
+    done
+fi
 if part layouts; then
     builds_for_cpu
     for precision in bf16 fp32; do

@@ -98,7 +98,7 @@ expect 64 "samples an epoch" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --t
 expect 65 "the run was of a model with" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --channels 64
 expect 64 "Did you mean --warmup?" --warmupp 3
 expect 64 "--lr: 1 required" --lr
-expect 64 "not available together in this version" --tp 2 --pp 2
+expect 64 "--pp 2 x --cp 1 x --tp 2 = 4 ranks do not divide the 1 that were started" --tp 2 --pp 2
 expect 64 "= 2 ranks do not divide the 1 that were started" --tp 2
 expect 64 "expected one of 1f1b|interleaved|zb|gpipe|naive" --pp-schedule 2f2b
 expect 0 "bubble 33.33% over the ideal, 25.00% of the time" --print-schedule text --pp 2 --total-batch 12288 -b 4 -t 1024

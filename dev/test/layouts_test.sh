@@ -92,6 +92,22 @@ verdict $? "the settings of rings of groups: $(grep context "$work/hybrid.log")"
 near hybrid alone
 verdict $? "losses of rings of groups: $(losses hybrid | xargs) against $(losses alone | xargs)"
 
+# all axes together; a checkpoint goes on under other axes
+run 4 tensor-pipe --tp 2 --pp 2 --check-collectives
+verdict $? "two tp ranks x two pipeline stages: $(tail -n 3 "$work/tensor-pipe.log")"
+near tensor-pipe alone
+verdict $? "losses of tp ranks in a pipeline: $(losses tensor-pipe | xargs) against $(losses alone | xargs)"
+run 8 all --tp 2 --pp 2 --cp 2 --check-collectives --stop-after 2
+verdict $? "tp x pp x cp, stopped after 2 steps: $(tail -n 3 "$work/all.log")"
+run 4 all --pp 2 --cp 2 --cp-mode ulysses --zero 3 --pp-schedule gpipe --resume --check-collectives
+verdict $? "resumed as pp x cp: $(tail -n 3 "$work/all.log")"
+near all alone
+verdict $? "losses of a run that changed its layout: $(losses all | xargs) against $(losses alone | xargs)"
+run 4 ring-of-shards --tp 2 --cp 2 --zero 2 --check-collectives
+verdict $? "two tp ranks in a ring of two: $(tail -n 3 "$work/ring-of-shards.log")"
+near ring-of-shards alone
+verdict $? "losses of tp ranks in a ring: $(losses ring-of-shards | xargs) against $(losses alone | xargs)"
+
 refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     local name=$1 expected=$2 ranks=$3 status
     shift 3
@@ -108,6 +124,7 @@ scripts/launch.sh -n 2 bash -c 'cd "$1/node$RANK" && exec "$2" --train-data "$1/
 [ $? -eq 64 ] && grep -q 'own/lock, in the folder .* differs: rank 0 has process .*, rank 1 has nothing' "$work/nodes.log"
 verdict $? "two nodes with an output folder each: $(tail -n 3 "$work/nodes.log")"
 refused shared-heads "a model of 2 heads, --cp 4 --cp-mode ulysses" 4 --cp 4 --cp-mode ulysses
+refused shards-of-heads "expected heads that 2 x 2 ranks can share" 4 --tp 2 --cp 2 --cp-mode ulysses
 refused few-layers "Every piece needs a layer: at most --pp 2 works" 3 --pp 3
 refused ragged "--total-batch 256 and 384 are nearest" 2 --pp 2 --pp-schedule interleaved --pp-chunks 2 --total-batch 320 --layers 4
 refused odd-batch "--total-batch 320: expected a multiple of --micro-batch * --seq-len * data-parallel ranks" 2 --total-batch 320

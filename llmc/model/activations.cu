@@ -25,7 +25,10 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     return sizes;
 }
 
-void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_parallel, int B, int T) {
+int sequence_unit(int cp, int residual_parts) { return std::lcm(cp * residual_parts, cp > 1 ? 2 * cp : 1); }
+
+void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T) {
+    const int tp = mesh.tp, cp = mesh.cp;
     if (config.heads % tp != 0) {
         std::int64_t below = tp, above = tp;
         while (config.heads % below != 0) below--;
@@ -35,16 +38,18 @@ void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_para
                     above > config.heads ? text("The nearest value that works is ", below, ".")
                                          : text("The nearest values that work are ", below, " and ", above, "."));
     }
+    if (!sequence_parallel) return;
     // of a single sequence too, as far as one is needed (sampling)
-    if (sequence_parallel && (std::int64_t{B} * T % tp != 0 || T < tp)) {
-        const int unit = tp / std::gcd(B, tp), least = (tp + unit - 1) / unit * unit;
+    const int single = sequence_unit(cp, tp), unit = sequence_unit(cp, tp / std::gcd(B, tp));
+    if (T % unit != 0 || T < single) {
+        const int least = (single + unit - 1) / unit * unit;
         const int below = T / unit * unit < least ? 0 : T / unit * unit, above = std::max(below + unit, least);
-        throw Error(
-            ErrorKind::usage,
-            text("--micro-batch ", B, " x --seq-len ", T, ": the ", tp, " ranks of --tp cannot share its rows evenly"),
-            text(below > 0 ? text("The nearest sequence lengths that work are ", below, " and ", above)
-                           : text("The nearest sequence length that works is ", above),
-                 "; or give --sequence-parallel 0."));
+        throw Error(ErrorKind::usage,
+                    text("--micro-batch ", B, " x --seq-len ", T, cp > 1 ? text(" / --cp ", cp) : "", ": the ", tp,
+                         " ranks of --tp cannot share its rows evenly"),
+                    text(below > 0 ? text("The nearest sequence lengths that work are ", below, " and ", above)
+                                   : text("The nearest sequence length that works is ", above),
+                         "; or give --sequence-parallel 0."));
     }
 }
 

@@ -36,8 +36,10 @@ struct RankSizes {
 // `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
                      int ulysses = 1);
+// A single sequence whose tokens cp ranks share, and tp ranks the rows of each of these, has a multiple of so many.
+int sequence_unit(int cp, int residual_parts);
 // Error(usage) naming the nearest values that work, where tp ranks cannot share a model of these sizes evenly.
-void check_tensor_parallel(const ModelConfig& config, int tp, bool sequence_parallel, int B, int T);
+void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T);
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {
@@ -67,9 +69,9 @@ struct BlockActivations {
 // Where gradients that delayed gradients of weights read are kept: in the places of activations that backward has read
 // for the last time, so that a delayed block takes no more memory than before.
 struct BlockGradients {
-    floatX* dout;         // (R, C) of the block's output: instead of that
+    floatX* dout;         // (Rr, C) of the block's output: instead of that
     floatX* dfch;         // (R, F) instead of fch
-    floatX* dresidual2;   // (R, C) instead of residual2
+    floatX* dresidual2;   // (Rr, C) instead of residual2
     floatX* dqkv;         // (R, 3 NH HS) instead of qkv
 };
 

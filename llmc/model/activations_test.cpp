@@ -28,3 +28,12 @@ TEST_CASE("activations: the parts of tp and cp ranks are the whole") {
         }
     }
 }
+
+TEST_CASE("activations: a single sequence that cp ranks and tp ranks can share has a multiple of so many tokens") {
+    CHECK(sequence_unit(1, 1) == 1);
+    CHECK(sequence_unit(1, 3) == 3);
+    CHECK(sequence_unit(2, 1) == 4);
+    CHECK(sequence_unit(2, 3) == 12);   // 24 work, 18 are no zigzag, 20 leave ten rows for three
+    CHECK(sequence_unit(3, 2) == 6);
+    CHECK(sequence_unit(4, 4) == 16);
+}

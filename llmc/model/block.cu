@@ -141,24 +141,33 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     CutPoints& cut = tools_.cut_points;
     const Workspace& workspace = tools_.workspace;
     const cudaStream_t stream = tools_.stream;
-    const int rows = tools_.sizes.rows();
+    const int rows = tools_.sizes.rows(), residual_rows = tools_.sizes.residual_rows();
+    const bool delayed = kept != nullptr;
     floatX* const drows = workspace.rows_c.data();
     floatX *const dfch = workspace.rows_4c.data(), *const dqkv = workspace.rows_3c.data();
     // So that what a gradient of weights reads travels behind the matmul before it.
     auto announce = [&](const floatX* entering) {
-        if (kept == nullptr) cut.will_enter_columns(entering, stream);
+        if (!delayed) cut.will_enter_columns(entering, stream);
     };
-    // Of (rows, channels): what a gradient of weights reads. A delayed one reads a copy, because this changes before.
-    auto keep = [&](const floatX* gradient, floatX* BlockGradients::*copy, int channels) -> const floatX* {
-        if (kept == nullptr) return gradient;
-        const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{rows} * channels);
+    // Of (count, channels): what a gradient of weights reads. A delayed one reads a copy, because this changes before.
+    auto keep = [&](const floatX* gradient, floatX* BlockGradients::*copy, int count, int channels) -> const floatX* {
+        if (!delayed) return gradient;
+        const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{count} * channels);
         CUDA_CHECK(cudaMemcpyAsync(kept->*copy, gradient, bytes, cudaMemcpyDeviceToDevice, stream));
         return kept->*copy;
     };
 
-    const floatX* const dout =
-        keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dout, tools_.sizes.C);
-    queue.add([=, this, &gradients] { fcproj_.backward_weight(gradients, dout, a.fch_gelu, rows, stream); });
+    // The gradient of what has left rows. A delayed gradient of weights gathers it again: there is no room for all rows
+    // in the place of a residual stream.
+    auto output_gradient = [this, delayed, &queue, stream](const floatX* gathered, const floatX* own) {
+        return delayed ? tools_.cut_points.leave_rows_backward(own, queue, stream) : gathered;
+    };
+
+    const floatX* const dout = cut.leave_rows_backward(dresidual, queue, stream);
+    const floatX* const own_dout = keep(dresidual, &BlockGradients::dout, residual_rows, tools_.sizes.C);
+    queue.add([=, this, &gradients] {
+        fcproj_.backward_weight(gradients, output_gradient(dout, own_dout), a.fch_gelu, rows, stream);
+    });
     if (tools_.gelu_fusion >= 2) {
         fcproj_.backward_input_gelu(dfch, dout, a.fch, rows, stream);
     } else {
@@ -166,7 +175,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         gelu_backward<floatX>(dfch, dfch, a.fch, std::int64_t{rows} * fc_.out_channels(), stream);
     }
     announce(a.ln2);
-    const floatX* const kept_dfch = keep(dfch, &BlockGradients::dfch, fc_.out_channels());
+    const floatX* const kept_dfch = keep(dfch, &BlockGradients::dfch, rows, fc_.out_channels());
     queue.add([=, this, &gradients] {
         fc_.backward_weight(gradients, kept_dfch, tools_.cut_points.enter_columns(a.ln2, stream), rows, stream);
     });
@@ -174,13 +183,15 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), a.residual2, a.ln2_mean, a.ln2_rstd,
                   Param::ln2w, Param::ln2b, gradients);
 
-    const floatX* const dout2 =
-        keep(cut.leave_rows_backward(dresidual, queue, stream), &BlockGradients::dresidual2, tools_.sizes.C);
-    queue.add([=, this, &gradients] { attproj_.backward_weight(gradients, dout2, a.atty, rows, stream); });
+    const floatX* const dout2 = cut.leave_rows_backward(dresidual, queue, stream);
+    const floatX* const own_dout2 = keep(dresidual, &BlockGradients::dresidual2, residual_rows, tools_.sizes.C);
+    queue.add([=, this, &gradients] {
+        attproj_.backward_weight(gradients, output_gradient(dout2, own_dout2), a.atty, rows, stream);
+    });
     attproj_.backward_input(drows, dout2, rows, stream);
     cut.attend_backward(tools_.attention, attention_backward(dqkv, a), dqkv, drows, queue, stream);
     announce(a.ln1);
-    const floatX* const kept_dqkv = keep(dqkv, &BlockGradients::dqkv, qkv_.out_channels());
+    const floatX* const kept_dqkv = keep(dqkv, &BlockGradients::dqkv, rows, qkv_.out_channels());
     queue.add([=, this, &gradients] {
         qkv_.backward_weight(gradients, kept_dqkv, tools_.cut_points.enter_columns(a.ln1, stream), rows, stream);
     });

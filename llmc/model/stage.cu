@@ -23,7 +23,7 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
             text("sequences of ", options.T, " tokens do not fit a model of ", config.max_seq_len, " positions"),
             text("--seq-len must be between 1 and ", config.max_seq_len, "."));
     }
-    check_tensor_parallel(config, options.place.mesh.tp, options.sequence_parallel, options.B, options.T);
+    check_tensor_parallel(config, options.place.mesh, options.sequence_parallel, options.B, options.T);
     const std::int64_t widest = std::max(4 * config.channels, config.padded_vocab_size);
     if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),

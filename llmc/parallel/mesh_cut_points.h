@@ -4,16 +4,10 @@
 #include <memory>
 
 #include "llmc/model/stage.h"
-#include "llmc/parallel/context_parallel.h"
-#include "llmc/parallel/tensor_parallel.h"
+#include "llmc/process/world.h"
 
 // What a stage with these options is given as its cut points, which must outlive it; null where one device has all that
-// they would ask others for. Collective.
-inline std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& options, Arena& arena,
-                                                  cudaStream_t stream) {
-    const MeshShape& mesh = options.place.mesh;
-    ENSURE(mesh.tp == 1 || mesh.cp == 1, "cut points of both tensor and context parallelism");
-    if (mesh.tp > 1) return std::make_unique<TensorParallel>(*world.group({Axis::tp}), options.tp_chunks, arena);
-    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream);
-    return nullptr;
-}
+// they would ask others for. With both tensor and context parallelism rows and columns are the one's; positions and
+// attention, of a tp rank's heads, the other's. Collective.
+std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& options, Arena& arena,
+                                           cudaStream_t stream);

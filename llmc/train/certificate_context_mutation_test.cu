@@ -2,6 +2,7 @@
 // without log-sum-exp: attention_merge_test.cu; a stray wait of the host: context_overlap_host_test.cpp.)
 #include "llmc/kernels/attention_merge.cuh"
 #include "llmc/kernels/encoder.cuh"
+#include "llmc/parallel/context_parallel.h"
 #include "llmc/train/certificate_test.h"
 
 using namespace certificate;

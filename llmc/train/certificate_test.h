@@ -36,6 +36,13 @@ struct Pipe {
     int chunks = 1;
 };
 
+// Which positions have a target: a step's loss is the mean over those of all ranks.
+enum class Targets : std::uint8_t {
+    all,
+    ragged,   // micro-batches and ranks have other numbers of them
+    few,      // the second half of a step's sequences has none, nor the second half of each: so some rank may have none
+};
+
 struct Layout {
     int dp = 1;
     int zero = 0;
@@ -54,13 +61,26 @@ struct Layout {
     std::vector<std::vector<PipelineSchedule>> more_schedules = {};   // that there must be room for: Rank::follow
     int cp = 1, ulysses = 1;
     int seq_len = 16;
+    Targets targets = Targets::all;
+    int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
     // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
 
     MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks}; }
-    int sequences() const { return std::max(1536 / seq_len / 4 * 4, 4); }   // of a step
+    int sequences() const { return step_sequences > 0 ? step_sequences : std::max(1536 / seq_len / 4 * 4, 4); }
+    bool has_target(int sequence, int position) const {   // counted from the first of the run
+        if (targets == Targets::few) return sequence % sequences() < sequences() / 2 && position < seq_len / 2;
+        return targets == Targets::all || (sequence * 7 + position) % 5 >= sequence % 4;
+    }
+    int targets_of_step(int step) const {   // from 1
+        int count = 0;
+        for (int i = 0; i < sequences() * seq_len; i++) {
+            count += has_target((step - 1) * sequences() + i / seq_len, i % seq_len);
+        }
+        return count;
+    }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
@@ -69,7 +89,10 @@ struct Layout {
                     pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
                                            ", ", layers, " layers")
                                     : "",
-                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "");
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
+                    targets == Targets::all      ? ""
+                    : targets == Targets::ragged ? ", ragged targets"
+                                                 : ", few targets");
     }
 };
 
@@ -144,7 +167,7 @@ public:
             options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
         }
         if (layout.pipe.stages > 1) {
-            options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, T);
+            options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, layout.seq_len);
             InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
             for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
                 const InFlight also = in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks);
@@ -166,14 +189,17 @@ public:
             const auto own = inputs.size() / static_cast<std::size_t>(B);
             for (int b = 0; b < B; b++) {
                 const std::vector<int> tokens = sample(first + b, seq_len);
+                std::vector<int> next(tokens.begin() + 1, tokens.end());
+                for (int t = 0; t < seq_len; t++) {
+                    if (!layout_.has_target(first + b, t)) next[static_cast<std::size_t>(t)] = -1;
+                }
                 const auto at = static_cast<std::size_t>(b) * own;
-                const auto whole = std::span(tokens);
-                take_ranges(inputs.subspan(at, own), whole.first(whole.size() - 1), ranges);
-                take_ranges(targets.subspan(at, own), whole.subspan(1), ranges);
+                take_ranges(inputs.subspan(at, own), std::span(tokens).first(next.size()), ranges);
+                take_ranges(targets.subspan(at, own), std::span<const int>(next), ranges);
                 if (layout_.damage_targets) layout_.damage_targets(inputs.subspan(at, own), targets.subspan(at, own));
             }
         };
-        step_->gradients(schedule_, read, 1.0f / static_cast<float>(layout_.sequences() * seq_len));
+        step_->gradients(schedule_, read, 1.0f / static_cast<float>(layout_.targets_of_step(step)));
     }
 
     Result train(
@@ -269,6 +295,22 @@ inline double distance(const std::vector<float>& a, const std::vector<float>& b)
     return std::sqrt(squares);
 }
 inline double length(const std::vector<float>& a) { return distance(a, std::vector<float>(a.size(), 0.0f)); }
+
+// How far a run is from another at most.
+inline Tolerance distances(const Result& found, const Result& expected) {
+    auto relative = [](float a, float b) {
+        return std::abs(static_cast<double>(a) - static_cast<double>(b)) / std::abs(static_cast<double>(b));
+    };
+    Tolerance most{relative(found.losses[0], expected.losses[0]), 0, relative(found.norms[0], expected.norms[0]), 0};
+    for (std::size_t i = 0; i < found.losses.size(); i++) {
+        most.losses = std::max(most.losses, relative(found.losses[i], expected.losses[i]));
+    }
+    for (std::size_t i = 0; i < found.gradients.size(); i++) {
+        const auto &a = found.gradients[i], &b = expected.gradients[i];
+        most.gradients = std::max(most.gradients, distance(a, b) / length(b));
+    }
+    return most;
+}
 
 // Where two runs differ by more than allowed, in words; empty: nowhere.
 inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {

@@ -72,19 +72,22 @@ void check_pipeline(const Options& o) {
     }
 }
 
+// Groups exchange heads of one tp rank.
 void check_heads(const Options& options, std::int64_t heads) {
-    if (heads % options.ulysses() == 0) return;
+    const std::int64_t own = heads / options.tp;
+    if (own % options.ulysses() == 0) return;
     std::string works;
     for (int u = 1; u < options.cp; u++) {
-        if (options.cp % u == 0 && heads % u == 0) works += text(works.empty() ? "" : ", ", u);
+        if (options.cp % u == 0 && own % u == 0) works += text(works.empty() ? "" : ", ", u);
     }
     throw Error(ErrorKind::usage,
-                text("a model of ", heads, " heads, --cp ", options.cp, " --cp-mode ", name_of(options.cp_mode),
-                     ": expected heads that groups of ", options.ulysses(), " ranks can share"),
+                text("a model of ", heads, " heads, ", options.tp > 1 ? text("--tp ", options.tp, " ") : "", "--cp ",
+                     options.cp, " --cp-mode ", name_of(options.cp_mode), ": expected heads that ",
+                     options.tp > 1 ? text(options.tp, " x ") : "groups of ", options.ulysses(), " ranks can share"),
                 text("Groups that work are of ", works,
                      " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
                      "--cp-ulysses. Or take another --cp: ",
-                     divisors(heads, 64), "."));
+                     divisors(own, 64), "."));
 }
 
 void check_layers(const Options& options, std::int64_t layers) {
@@ -108,11 +111,6 @@ PipelineShape pipeline_shape(const Options& options) {
 }
 
 void check_layout(const Options& o) {
-    if ((o.pp > 1) + (o.cp > 1) + (o.tp > 1) > 1) {
-        throw Error(ErrorKind::usage,
-                    text("--pp ", o.pp, " --cp ", o.cp, " --tp ", o.tp, ": not available together in this version"),
-                    "Each of them works beside data parallelism (--dp, --zero): leave the others at 1.");
-    }
     check_pipeline(o);
     check_context(o);
 }
@@ -148,9 +146,9 @@ void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig
 
 void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
+    check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,
+                          options.micro_batch, options.seq_len);
     check_heads(options, config.heads);
-    check_tensor_parallel(config, options.tp, options.tp > 1 && options.sequence_parallel, options.micro_batch,
-                          options.seq_len);
 }
 
 std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
@@ -165,7 +163,7 @@ std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
         doubts.push_back(text("--tp ", o.tp, " reaches over nodes of ", ranks_of_a_node,
                               " ranks: its traffic, several times that of all others, is slow there"));
     }
-    const int rows = o.micro_batch * o.seq_len,
+    const int rows = o.micro_batch * o.seq_len / o.cp,
               chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
     if (o.tp > 1 && chunks < o.tp_chunks) {
         doubts.push_back(text("--tp-chunks ", o.tp_chunks, ": ", rows, " rows can only be cut into ", chunks,

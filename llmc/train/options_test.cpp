@@ -173,9 +173,6 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--cp", "4", "--cp-mode", "ulysses", "--cp-ulysses", "2"}, "expected no --cp-ulysses, or that of --cp"},
         {{"--cp-ulysses", "2"}, "--cp-mode hybrid works with no value."},
         {{"--cp-mode", "zigzag"}, "--cp-mode zigzag: expected one of ring|ulysses|hybrid"},
-        {{"--cp", "2", "--pp", "2"}, "--pp 2 --cp 2 --tp 1: not available together"},
-        {{"--tp", "2", "--cp", "2"}, "--pp 1 --cp 2 --tp 2: not available together"},
-        {{"--tp", "2", "--pp", "2"}, "--pp 2 --cp 1 --tp 2: not available together"},
         {{"--learning-rat", "1"}, "--learning-rat: unknown option"},
         {{"--warmupp", "1"}, "Did you mean --warmup?"},
         {{"stray"}, "stray: unknown verb, expected one of train, generate, "},
@@ -213,6 +210,38 @@ TEST_CASE("options: groups that exchange heads, and heads that they can share") 
         CHECK(std::string(error.what()).find("Groups that work are of 1, 2 ranks") != std::string::npos);
         CHECK(std::string(error.what()).find("another --cp: 1, 2, 3, 6.") != std::string::npos);
     }
+}
+
+TEST_CASE("options: what tensor and context parallelism together ask of heads and sequences") {
+    auto complaint_of = [](const std::vector<std::string>& arguments, int heads) -> std::string {
+        try {
+            check_model_fits(parse_command_line(arguments).options,
+                             custom_model_config(4, heads, 16 * heads, 1024, 100));
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::usage);
+            return text(error.what(), " ", error.hint());
+        }
+        return "";
+    };
+    auto has = [](const std::string& story, const std::string& part) {
+        INFO(story);
+        CHECK(story.find(part) != std::string::npos);
+    };
+    CHECK(complaint_of({"--tp", "2", "--cp", "2", "--cp-mode", "ulysses", "--pp", "2"}, 12) == "");
+    CHECK(complaint_of({"--tp", "4", "--cp", "2", "--pp", "4"}, 4) == "");
+    const std::string heads = complaint_of({"--tp", "4", "--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "2"}, 12);
+    has(heads, "a model of 12 heads, --tp 4 --cp 4 --cp-mode hybrid: expected heads that 4 x 2 ranks can share");
+    has(heads, "Groups that work are of 1 ranks");
+    has(heads, "another --cp: 1, 3.");
+    // rows of a micro-batch on a cp rank, and of a sequence alone
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "24"}, 12) == "");
+    const std::string rows = complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "16"}, 12);
+    has(rows, "--micro-batch 2 x --seq-len 16 / --cp 2: the 3 ranks of --tp cannot share its rows evenly");
+    has(rows, "The nearest sequence lengths that work are 12 and 24");
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "16", "--sequence-parallel", "0"}, 12) == "");
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "3", "-t", "16"}, 12) == "");
+    has(complaint_of({"--tp", "4", "--cp", "2", "-b", "4", "-t", "4"}, 12),
+        "The nearest sequence length that works is 8");
 }
 
 TEST_CASE("options: a printed configuration reads back to the same, and the command line wins over it") {

@@ -10,10 +10,10 @@ namespace {
 // Short windows come in multiples of this, so that few matmul shapes exist, and that cp ranks can share them.
 constexpr int kWindowMultiple = 64;
 
-// So many ranks as `parts` share the rows, and so many as `cp` each sequence.
-int window_size(int T, int tokens, int parts, int cp) {
-    const int multiple = std::lcm(kWindowMultiple, std::lcm(parts, 2 * cp));
-    return std::min(T / parts * parts, (tokens + multiple - 1) / multiple * multiple);
+// Of a multiple of `unit` tokens.
+int window_size(int T, int tokens, int unit) {
+    const int multiple = std::lcm(kWindowMultiple, unit);
+    return std::min(T / unit * unit, (tokens + multiple - 1) / multiple * multiple);
 }
 
 // Of the cp ranks that share a sequence of T tokens the one that has position `position`, and as which row.
@@ -36,8 +36,8 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
     : step_(step),
       tokenizer_(tokenizer),
       options_(options),
-      window_(window_size(step.stage().options().T, options.tokens + 1, step.stage().sizes().residual_parts,
-                          step.stage().context().cp)),
+      window_(window_size(step.stage().options().T, options.tokens + 1,
+                          sequence_unit(step.stage().context().cp, step.stage().sizes().residual_parts))),
       logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
