@@ -74,6 +74,22 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     return state;
 }
 
+// A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
+std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, World& world) {
+    const int stage_0_adds = warmup_sets(options, 0);
+    const std::vector<std::string> bytes = world.gather_text(text(arena.bytes()));
+    std::size_t most = 0;
+    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
+        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
+    }
+    const int at = coordinates_of(world.mesh(), static_cast<int>(most)).pp;
+    return stage.memory_by_schedule() +
+           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
+                             : std::string()) +
+           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
+                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
+}
+
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
 // Collective.
 void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, World& world, const Log& log) {
@@ -103,7 +119,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     // what lives on the device
     OwnedStream stream;
     check_hardware(stream.get());
-    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
+    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
     StageOptions of_stage = stage_options(options, world);
@@ -139,6 +155,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
+    if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world));
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
     for (const std::string& doubt : layout_doubts(options, world.place().local_ranks)) {

@@ -71,7 +71,7 @@ run 2 pipe-cut --pp 2 --stop-after 2
 run 2 pipe-cut --pp 2 --resume --export-llmc "$work/pipe-cut.bin"
 cmp -s <(without_times pipe) <(without_times pipe-cut) && cmp -s "$work/pipe.bin" "$work/pipe-cut.bin"
 verdict $? "a resumed run of two pipeline stages differs from the uncut one: $(tail -n 3 "$work/pipe-cut.log")"
-run 4 pipe-zero --pp 2 --pp-schedule gpipe --zero 3 --check-collectives
+run 4 pipe-zero --pp 2 --pp-schedule zb --pp-warmup 1 --zero 3 --check-collectives
 verdict $? "two pipeline stages x two ranks, ZeRO-3: $(tail -n 3 "$work/pipe-zero.log")"
 near pipe-zero alone
 verdict $? "losses of two pipeline stages x two ranks: $(losses pipe-zero | xargs) against $(losses alone | xargs)"

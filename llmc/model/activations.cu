@@ -55,18 +55,36 @@ void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, boo
 
 namespace {
 
+// What a block keeps: per_tensor(member, name, elements, the level of recompute that drops it and those above).
+template <class PerTensor>
+void for_block_tensors(const RankSizes& sizes, PerTensor&& per_tensor) {
+    using Block = BlockActivations;
+    const std::int64_t R = sizes.rows(), Rr = sizes.residual_rows(), C = sizes.C, F = sizes.F;
+    const std::int64_t heads = std::int64_t{sizes.NH} * sizes.HS;
+    per_tensor(&Block::ln1, "ln1", Rr * C, Recompute::gelu_norm);
+    per_tensor(&Block::ln1_mean, "ln1_mean", Rr, Recompute::block);
+    per_tensor(&Block::ln1_rstd, "ln1_rstd", Rr, Recompute::block);
+    per_tensor(&Block::qkv, "qkv", R * 3 * heads, Recompute::block);
+    per_tensor(&Block::atty, "atty", R * heads, Recompute::block);
+    if (sizes.ulysses > 1) per_tensor(&Block::attended, "attended", R * heads, Recompute::block);
+    per_tensor(&Block::lse, "lse", R * sizes.NH, Recompute::block);
+    per_tensor(&Block::residual2, "residual2", Rr * C, Recompute::block);
+    per_tensor(&Block::ln2, "ln2", Rr * C, Recompute::gelu_norm);
+    per_tensor(&Block::ln2_mean, "ln2_mean", Rr, Recompute::block);
+    per_tensor(&Block::ln2_rstd, "ln2_rstd", Rr, Recompute::block);
+    per_tensor(&Block::fch, "fch", R * F, Recompute::block);
+    per_tensor(&Block::fch_gelu, "fch_gelu", R * F, Recompute::gelu);
+}
+
 // One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of
 // the first set fills.
 Activations make_activations(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
                              int layers, Recompute recompute, BlockActivations& shared) {
     Activations set;
-    const std::int64_t R = sizes.rows(), Rr = sizes.residual_rows(), C = sizes.C, F = sizes.F;
-    const std::int64_t heads = std::int64_t{sizes.NH} * sizes.HS;
     for (int layer = 0; layer < layers; layer++) {
         BlockActivations& block = set.blocks.emplace_back();
-        // A tensor that level `dropped_from` and those above do not keep is allocated once.
-        auto place = [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
-                                  Recompute dropped_from) {
+        for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
+                                              Recompute dropped_from) {
             const bool dropped = recompute >= dropped_from;
             if (!dropped || shared.*member == nullptr) {
                 const std::string where = dropped ? "shared/" : text(prefix, "h.", layer, "/");
@@ -74,34 +92,57 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
             }
             if (dropped && shared.*member == nullptr) shared.*member = block.*member;
             if (dropped) block.*member = shared.*member;
-        };
-        using Block = BlockActivations;
-        place(&Block::ln1, "ln1", Rr * C, Recompute::gelu_norm);
-        place(&Block::ln1_mean, "ln1_mean", Rr, Recompute::block);
-        place(&Block::ln1_rstd, "ln1_rstd", Rr, Recompute::block);
-        place(&Block::qkv, "qkv", R * 3 * heads, Recompute::block);
-        place(&Block::atty, "atty", R * heads, Recompute::block);
-        block.attended = block.atty;
-        if (sizes.ulysses > 1) place(&Block::attended, "attended", R * heads, Recompute::block);
-        place(&Block::lse, "lse", R * sizes.NH, Recompute::block);
-        place(&Block::residual2, "residual2", Rr * C, Recompute::block);
-        place(&Block::ln2, "ln2", Rr * C, Recompute::gelu_norm);
-        place(&Block::ln2_mean, "ln2_mean", Rr, Recompute::block);
-        place(&Block::ln2_rstd, "ln2_rstd", Rr, Recompute::block);
-        place(&Block::fch, "fch", R * F, Recompute::block);
-        place(&Block::fch_gelu, "fch_gelu", R * F, Recompute::gelu);
+        });
+        if (sizes.ulysses == 1) block.attended = block.atty;
     }
     for (int layer = 0; layer <= layers; layer++) {
         const std::string name = text("activations/", prefix, "h.", layer, "/residual");
-        set.residual.push_back(buffers.take<floatX>(arena, name, Rr * C));
+        set.residual.push_back(buffers.take<floatX>(arena, name, std::int64_t{sizes.residual_rows()} * sizes.C));
     }
     return set;
 }
 
+DelayedMemory make_delayed(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
+                           int layers, Recompute recompute, std::int64_t norm_bytes) {
+    DelayedMemory memory;
+    for (int layer = 0; layer < layers; layer++) {
+        BlockActivations& block = memory.recomputed.emplace_back(BlockActivations{});
+        for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
+                                              Recompute dropped_from) {
+            if (recompute < dropped_from) return;
+            block.*member = buffers.take<T>(arena, text("activations/", prefix, "h.", layer, "/", name), count);
+        });
+    }
+    if (norm_bytes > 0) {
+        memory.norms = buffers.take<std::byte>(arena, text("activations/", prefix, "layernorms"),
+                                               layers * 4 * norm_stride(sizes.C) * norm_bytes);
+    }
+    return memory;
+}
+
 }   // namespace
 
+std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute recompute) {
+    std::int64_t block = 0;
+    for_block_tensors(sizes,
+                      [&]<class T>(T* BlockActivations::*, const char*, std::int64_t count, Recompute dropped_from) {
+                          if (recompute < dropped_from) block += count * static_cast<std::int64_t>(sizeof(T));
+                      });
+    const std::int64_t residual =
+        std::int64_t{sizes.residual_rows()} * sizes.C * static_cast<std::int64_t>(sizeof(floatX));
+    return layers * block + (layers + 1) * residual;
+}
+
+BlockActivations moved(BlockActivations block, const BlockActivations& places, const RankSizes& sizes) {
+    for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char*, std::int64_t, Recompute) {
+        if (places.*member != nullptr) block.*member = places.*member;
+    });
+    if (sizes.ulysses == 1) block.attended = block.atty;
+    return block;
+}
+
 ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute,
-                               const InFlight& in_flight) {
+                               const InFlight& in_flight, std::int64_t norm_bytes) {
     BlockActivations shared{};
     for (int i = 0; i < in_flight.activations; i++) {
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
@@ -116,18 +157,22 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
     };
     add_borders(inputs, in_flight.inputs, "input");
     add_borders(gradients, in_flight.gradients, "dresidual");
-    for (int i = 0; i < in_flight.delayed; i++) delayed.add({});
+    for (int i = 0; i < in_flight.delayed; i++) {
+        delayed.add(make_delayed(arena, buffers_, text("delayed ", i, "/"), sizes, layers, recompute, norm_bytes));
+    }
 }
 
 Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows) {
     const auto R = static_cast<std::size_t>(sizes.rows()), Rr = static_cast<std::size_t>(sizes.residual_rows());
     const auto C = static_cast<std::size_t>(sizes.C), NH = static_cast<std::size_t>(sizes.NH);
-    logits = arena.allocate<floatX>("workspace/logits",
-                                    static_cast<std::size_t>(classifier_rows) * static_cast<std::size_t>(sizes.Vp));
-    lnf = arena.allocate<floatX>("workspace/lnf", Rr * C);
-    lnf_mean = arena.allocate<float>("workspace/lnf_mean", Rr);
-    lnf_rstd = arena.allocate<float>("workspace/lnf_rstd", Rr);
-    losses = arena.allocate<float>("workspace/losses", R);
+    if (classifier_rows > 0) {
+        logits = arena.allocate<floatX>("workspace/logits",
+                                        static_cast<std::size_t>(classifier_rows) * static_cast<std::size_t>(sizes.Vp));
+        lnf = arena.allocate<floatX>("workspace/lnf", Rr * C);
+        lnf_mean = arena.allocate<float>("workspace/lnf_mean", Rr);
+        lnf_rstd = arena.allocate<float>("workspace/lnf_rstd", Rr);
+        losses = arena.allocate<float>("workspace/losses", R);
+    }
     rows_c = arena.allocate<floatX>("workspace/rows_c", R * C);
     rows_3c = arena.allocate<floatX>("workspace/rows_3c", R * 3 * NH * static_cast<std::size_t>(sizes.HS));
     rows_4c = arena.allocate<floatX>("workspace/rows_4c", R * static_cast<std::size_t>(sizes.F));

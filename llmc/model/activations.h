@@ -6,6 +6,8 @@
 // of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <string>
 #include <vector>
@@ -29,7 +31,9 @@ struct RankSizes {
     int ulysses;          // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
 
     int rows() const { return B * T; }
-    int residual_rows() const { return rows() / residual_parts; }   // not all of them next to each other in the sequence
+    int residual_rows() const {
+        return rows() / residual_parts;
+    }   // not all of them next to each other in the sequence
     // As attention on this rank has them; of a ring, the block of its own keys.
     AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS); }
 };
@@ -73,7 +77,10 @@ struct BlockGradients {
     floatX* dfch;         // (R, F) instead of fch
     floatX* dresidual2;   // (Rr, C) instead of residual2
     floatX* dqkv;         // (R, 3 NH HS) instead of qkv
+    void* norms;          // (4, norm_stride) of the gradients' type: weight and bias of ln2, then of ln1; null: no need
 };
+// Elements from one vector of `norms` to the next: vector accesses stay aligned.
+constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
 
 // Takes device memory by name and keeps it.
 class Buffers {
@@ -131,18 +138,36 @@ struct InFlight {
     int gradients = 1;     // of a residual stream: while backward is between its first chunk and its last
     int delayed = 0;       // from backward_input to backward_weight; 0: gradients of weights are made at once
     int inputs = 0;        // from their arrival from another rank to forward
+    int batches = 0;       // micro-batches whose tokens are on the device; 0: one for each set of activations
 };
+inline InFlight most_of(const InFlight& a, const InFlight& b) {
+    return {std::max(a.activations, b.activations), std::max(a.gradients, b.gradients), std::max(a.delayed, b.delayed),
+            std::max(a.inputs, b.inputs), std::max(a.batches, b.batches)};
+}
+
+// Bytes of a set of activations: what the forward of `layers` layers keeps of a micro-batch.
+std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute recompute);
+
+// What gradients of weights of a chunk and micro-batch need besides its activations while they are delayed: all that
+// recompute has dropped is made again in backward_input, and kept from there to backward_weight.
+struct DelayedMemory {
+    std::vector<BlockActivations> recomputed = {};   // of each layer; null: what was kept, or is not needed
+    std::byte* norms = nullptr;                      // (layers, 4, norm_stride) (BlockGradients::norms)
+};
+// Activations of a block, some of them in other places.
+BlockActivations moved(BlockActivations block, const BlockActivations& places, const RankSizes& sizes);
 
 class ActivationPool {
 public:
-    // Every set has room for chunks of so many layers.
-    ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight);
+    // Every set has room for chunks of so many layers. `norm_bytes`: of a gradient's element, where delayed gradients
+    // of layernorms need a place; else 0.
+    ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight,
+                   std::int64_t norm_bytes = 0);
 
     Pool<Activations> activations{"activations"};
     Pool<Border> inputs{"inputs of chunks"};
     Pool<Border> gradients{"gradients of residual streams"};
-    struct Delayed {};   // takes no memory: only how many there are is limited
-    Pool<Delayed> delayed{"delayed gradients of weights"};
+    Pool<DelayedMemory> delayed{"delayed gradients of weights"};
 
 private:
     Buffers buffers_;
@@ -150,13 +175,16 @@ private:
 
 // Memory that lives only within one action; one per stream.
 struct Workspace {
+    // `classifier_rows`: 0 where the head is on another rank, with what it needs.
     Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows);
 
-    DeviceBuffer<floatX> logits;     // (classifier_rows, Vp)
-    DeviceBuffer<floatX> lnf;        // (Rr, C) input of the classifier
-    DeviceBuffer<float> lnf_mean;    // (Rr)
-    DeviceBuffer<float> lnf_rstd;    // (Rr)
-    DeviceBuffer<float> losses;      // (R) negative log likelihood of each target
+    // of the head
+    DeviceBuffer<floatX> logits;    // (classifier_rows, Vp)
+    DeviceBuffer<floatX> lnf;       // (Rr, C) input of the classifier
+    DeviceBuffer<float> lnf_mean;   // (Rr)
+    DeviceBuffer<float> lnf_rstd;   // (Rr)
+    DeviceBuffer<float> losses;     // (R) negative log likelihood of each target
+    // of all layers
     DeviceBuffer<floatX> rows_c;     // (R, C)   a block's output before it joins the residual stream; gradients
     DeviceBuffer<floatX> rows_3c;    // (R, 3 NH HS)  gradient of q, k, v
     DeviceBuffer<floatX> rows_4c;    // (R, F)   gradient inside the MLP

@@ -123,16 +123,33 @@ AttentionBackward<floatX> Block::attention_backward(floatX* dqkv, const BlockAct
             s};
 }
 
-// dresidual += the gradient of the layernorm's input.
+// dresidual += the gradient of the layernorm's input. `aside` (2, norm_stride): where those of weight and bias wait for
+// the queue; null: they have their place already.
 template <class G>
 void Block::norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
-                          Param weight, Param bias, Gradients<G>& gradients) const {
-    const auto dweight = gradients.next(weight, layer_), dbias = gradients.next(bias, layer_);
+                          Param weight, Param bias, G* aside, Gradients<G>& gradients,
+                          WeightGradientQueue& queue) const {
+    using Target = typename Gradients<G>::Target;
+    const int C = tools_.sizes.C;
+    G* const aside_bias = aside != nullptr ? aside + norm_stride(C) : nullptr;
+    const Target dweight = aside != nullptr ? Target{aside, false} : gradients.next(weight, layer_);
+    const Target dbias = aside != nullptr ? Target{aside_bias, false} : gradients.next(bias, layer_);
     layernorm_backward(
         LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, tools_.workspace.layernorm.data(), dout, in,
-                                     parameters_.tensor(weight, layer_), mean, rstd, tools_.sizes.residual_rows(),
-                                     tools_.sizes.C, true, dweight.accumulate},
+                                     parameters_.tensor(weight, layer_), mean, rstd, tools_.sizes.residual_rows(), C,
+                                     true, dweight.accumulate},
         tools_.stream);
+    if (aside == nullptr) return;
+    auto take_place = [=, this, &gradients](Param kind, const G* from) {
+        const Target to = gradients.next(kind, layer_);
+        ENSURE(!to.accumulate, "a layernorm's gradient that is not the first of its micro-batch");
+        const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);
+        CUDA_CHECK(cudaMemcpyAsync(to.data, from, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
+    };
+    queue.add([=] {
+        take_place(weight, aside);
+        take_place(bias, aside_bias);
+    });
 }
 
 template <class G>
@@ -143,6 +160,8 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows(), residual_rows = tools_.sizes.residual_rows();
     const bool delayed = kept != nullptr;
+    G* const norms = kept != nullptr ? static_cast<G*>(kept->norms) : nullptr;   // ln2's, ln1's
+    G* const norms1 = norms != nullptr ? norms + 2 * norm_stride(tools_.sizes.C) : nullptr;
     floatX* const drows = workspace.rows_c.data();
     floatX *const dfch = workspace.rows_4c.data(), *const dqkv = workspace.rows_3c.data();
     // So that what a gradient of weights reads travels behind the matmul before it.
@@ -181,7 +200,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     });
     fc_.backward_input(drows, dfch, rows, stream);
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), a.residual2, a.ln2_mean, a.ln2_rstd,
-                  Param::ln2w, Param::ln2b, gradients);
+                  Param::ln2w, Param::ln2b, norms, gradients, queue);
 
     const floatX* const dout2 = cut.leave_rows_backward(dresidual, queue, stream);
     const floatX* const own_dout2 = keep(dresidual, &BlockGradients::dresidual2, residual_rows, tools_.sizes.C);
@@ -197,7 +216,7 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
     });
     qkv_.backward_input(drows, dqkv, rows, stream);
     norm_backward(dresidual, cut.enter_columns_backward(drows, queue, stream), in, a.ln1_mean, a.ln1_rstd, Param::ln1w,
-                  Param::ln1b, gradients);
+                  Param::ln1b, norms1, gradients, queue);
 }
 
 template void Block::backward(floatX*, const floatX*, const BlockActivations&, const BlockGradients*, Gradients<float>&,

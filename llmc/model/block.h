@@ -31,7 +31,7 @@ private:
     const floatX* project(const Linear& linear, const floatX* in) const;
     template <class G>
     void norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
-                       Param weight, Param bias, Gradients<G>& gradients) const;
+                       Param weight, Param bias, G* aside, Gradients<G>& gradients, WeightGradientQueue& queue) const;
 
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "llmc/base/log.h"
+
 namespace {
 
 // Rows of logits that exist at once when the user does not say: a multiple of 128 that keeps them within half a GiB.
@@ -28,17 +30,6 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
     if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
                     "Lower --micro-batch.");
-    }
-    if (options.in_flight.delayed == 0) return;
-    if (options.recompute != Recompute::none) {
-        throw Error(ErrorKind::usage, "gradients of weights that are delayed read activations that recompute drops",
-                    "Use --recompute none, or a schedule that does not delay them.");
-    }
-    if (is_sharded(StateKind::gradients, options.place.zero_stage)) {
-        throw Error(ErrorKind::usage,
-                    text("gradients of weights that are delayed are added where --zero ", options.place.zero_stage,
-                         " keeps only shards"),
-                    "Use --zero 0 or 1, or a schedule that does not delay them.");
     }
 }
 
@@ -78,14 +69,20 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     max_rows_ = sizes_.rows();
     int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
     classifier_rows = std::min(classifier_rows, max_rows_);
-    std::int64_t layers = 0;
-    for (const Chunk& chunk : options_.chunks) layers = std::max(layers, chunk.layers.size());
+    max_layers_ = 0;
+    bool head = false;
+    for (const Chunk& chunk : options_.chunks) {
+        max_layers_ = std::max(max_layers_, static_cast<int>(chunk.layers.size()));
+        head = head || chunk.head;
+    }
     if (!options_.chunks.front().embedding) {   // the least that its input takes
         options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
     }
-    pool_.emplace(arena, sizes_, static_cast<int>(layers), options.recompute, options_.in_flight);
+    const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
+    const std::int64_t norm_bytes = !shards_gradients ? 0 : options.grad_dtype == DType::fp32 ? 4 : 2;
+    pool_.emplace(arena, sizes_, max_layers_, options.recompute, options_.in_flight, norm_bytes);
     attention_.emplace(options.attention, sizes_.attention(), arena, context().ring_size() > 1);
-    workspace_.emplace(arena, sizes_, classifier_rows);
+    workspace_.emplace(arena, sizes_, head ? classifier_rows : 0);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
                               *workspace_, options.gelu_fusion, stream});
     tools_->cut_points.set_sizes(sizes_);
@@ -316,11 +313,23 @@ void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, cons
     for (std::size_t i = blocks; i-- > 0;) {
         const Block& block = blocks_[place.first_block + i];
         const int slot = block_slots_[place.first_block + i];
-        gradients_begin(slot);
+        if (own.delayed != nullptr) {   // what the unit's gradients are in may be another unit's until then
+            own.weights.add([this, slot] { gradients_begin(slot); });
+        } else {
+            gradients_begin(slot);
+        }
         use([&] {
-            block.recompute(a.residual[i], a.blocks[i], options_.recompute);
-            const BlockActivations& b = a.blocks[i];
-            const BlockGradients kept{a.residual[i + 1], b.fch, b.residual2, b.qkv};
+            BlockActivations b = a.blocks[i];
+            G* norms = nullptr;
+            if (own.delayed != nullptr) {
+                b = moved(b, own.delayed->recomputed[i], sizes_);
+                if (own.delayed->norms != nullptr) {
+                    norms = reinterpret_cast<G*>(own.delayed->norms) +
+                            static_cast<std::int64_t>(i) * 4 * norm_stride(sizes_.C);
+                }
+            }
+            block.recompute(a.residual[i], b, options_.recompute);
+            const BlockGradients kept{a.residual[i + 1], b.fch, b.residual2, b.qkv, norms};
             block.backward(dresidual, a.residual[i], b, own.delayed ? &kept : nullptr, gradients, own.weights);
         });
         own.weights.then([this, &gradients, slot] { gradients_ready(gradients, slot); });
@@ -350,4 +359,19 @@ void Stage::logits(floatX* out, int first_row, int count) const {
     ENSURE(first_row >= 0 && count >= 0 && first_row + count <= sizes_.rows(), "rows ", first_row, " + ", count, " of ",
            sizes_.rows());
     head_->logits(out, first_row, count);
+}
+
+std::string Stage::memory_by_schedule() const {
+    const InFlight& most = options_.in_flight;
+    auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+    const std::int64_t set = activation_set_bytes(sizes_, max_layers_, options_.recompute);
+    const std::int64_t made_again = activation_set_bytes(sizes_, max_layers_, Recompute::none) - set;
+    const auto border = static_cast<std::int64_t>(residual_bytes());
+    std::string line = formatted("  by the schedule: %d sets of activations of %.2f MiB, %d + %d borders of %.2f MiB",
+                                 most.activations, mebibytes(set), most.inputs, most.gradients, mebibytes(border));
+    if (most.delayed > 0 && made_again > 0) {
+        line += formatted(", %d x %.2f MiB of what is computed again, for delayed gradients of weights", most.delayed,
+                          mebibytes(made_again));
+    }
+    return line;
 }

@@ -164,6 +164,9 @@ public:
     Border& input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
+    // Lines for people: sets of activations, borders and what delayed gradients need, as the schedule asks for them.
+    std::string memory_by_schedule() const;
+
     bool has_head() const { return head_.has_value(); }
     // Whether a rank adds its losses to sums over all ranks.
     bool adds_losses() const { return ::adds_losses(options_.place.at, head_.has_value()); }
@@ -185,7 +188,7 @@ private:
         Border* input = nullptr;   // from another rank, until forward takes it
         Activations* activations = nullptr;
         Border* dresidual = nullptr;   // of the output, then of the input: until it is taken or released
-        ActivationPool::Delayed* delayed = nullptr;
+        DelayedMemory* delayed = nullptr;
         WeightGradientQueue weights;
     };
 
@@ -227,7 +230,8 @@ private:
     std::optional<AnyGradients> gradients_;
     UnitHooks* hooks_ = nullptr;
     RankSizes sizes_;
-    int max_rows_;   // B x T that there is room for
+    int max_rows_;     // B x T that there is room for
+    int max_layers_;   // of a chunk
     std::optional<ActivationPool> pool_;
     std::optional<AttentionChoice<floatX>> attention_;
     std::optional<Workspace> workspace_;

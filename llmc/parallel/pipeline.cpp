@@ -1,6 +1,7 @@
 #include "llmc/parallel/pipeline.h"
 
 #include <algorithm>
+#include <set>
 
 // Multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2 tokens on
 // average). The embedding moves data only, as two or three norms do.
@@ -17,24 +18,41 @@ std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShap
 }
 
 InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks) {
-    InFlight now{0, 0, 0, 0}, most{1, 1, 0, 0};
+    InFlight now{0, 0, 0, 0, 0}, most{1, 1, 0, 0, 1};
     const bool delays = std::any_of(schedule.begin(), schedule.end(),
                                     [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
-    for (const auto& [kind, chunk, micro_batch] : schedule) {
+    auto reads = [&](const Action& action) {   // the tokens of its micro-batch
+        const Chunk& what = chunks[static_cast<std::size_t>(action.chunk)];
+        return (action.kind == Action::Kind::forward && what.embedding) ||
+               (action.kind == Action::Kind::backward_input && (what.embedding || what.head));
+    };
+    std::map<int, int> readers;   // still to come, of each micro-batch
+    for (const Action& action : schedule) readers[action.micro_batch] += reads(action);
+    std::set<int> read;
+    bool receives_inputs = false, receives_gradients = false;
+    for (const Action& action : schedule) {
+        const auto& [kind, chunk, micro_batch] = action;
         const Chunk& what = chunks[static_cast<std::size_t>(chunk)];
         const bool follows = chunk > 0 && chunks[static_cast<std::size_t>(chunk - 1)].layers.end == what.layers.begin;
-        if (kind == Action::Kind::receive_input) now.inputs++;
-        if (kind == Action::Kind::receive_output_gradient) now.gradients++;
+        if (kind == Action::Kind::receive_input) now.inputs++, receives_inputs = true;
+        if (kind == Action::Kind::receive_output_gradient) now.gradients++, receives_gradients = true;
         if (kind == Action::Kind::forward) now.activations++;
         if (kind == Action::Kind::backward_input && what.head) now.gradients++;
         if (kind == Action::Kind::backward_input && delays) now.delayed++;
-        most = {std::max(most.activations, now.activations), std::max(most.gradients, now.gradients),
-                std::max(most.delayed, now.delayed), std::max(most.inputs, now.inputs)};
+        if (reads(action)) read.insert(micro_batch);
+        now.batches = static_cast<int>(read.size());
+        most = most_of(most, now);
+        if (reads(action) && --readers[micro_batch] == 0) read.erase(micro_batch);
         if (kind == Action::Kind::forward && !what.embedding && !follows) now.inputs--;
         if (kind == Action::Kind::backward_input && what.embedding) now.gradients--;
         if (kind == Action::Kind::send_input_gradient) now.gradients--;
         if (kind == Action::Kind::backward_weight) now.delayed--;
         if (kind == (delays ? Action::Kind::backward_weight : Action::Kind::backward_input)) now.activations--;
+    }
+    // One more of what is received, so that the next one arrives while the last is read or sent on.
+    if (micro_batches_of(schedule) > 1) {
+        most.inputs += receives_inputs;
+        most.gradients += receives_gradients;
     }
     return most;
 }
@@ -53,7 +71,8 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
                                         1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];
     bool reads = false;   // only the first and the last stage of a pipeline
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
-    for (int i = 0; reads && i < stage.options().in_flight.activations; i++) {
+    const InFlight& most = stage.options().in_flight;
+    for (int i = 0; reads && i < (most.batches > 0 ? most.batches : most.activations); i++) {
         const RankSizes& sizes = stage.sizes();
         buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token));
     }

@@ -18,7 +18,8 @@
 // with sequences of T tokens. Needs at least as many layers as there are pieces.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T);
 
-// What a stage with these chunks has in flight at once while it carries out a list, which is one of training.
+// What a stage with these chunks has in flight at once while it carries out a list, which is one of training. Of what
+// it receives there is one more, so that transfers wait for no work that they do not need, as `simulate` has it.
 InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks);
 
 class Pipeline {

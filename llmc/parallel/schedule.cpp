@@ -54,13 +54,13 @@ PipelineSchedule warmed_up(const PipelineSchedule& forwards, const PipelineSched
     return list;
 }
 
-PipelineSchedule one_f_one_b_list(int stage, int stages, int micro_batches) {
+PipelineSchedule one_f_one_b_list(int stage, int stages, int micro_batches, int warmup) {
     PipelineSchedule forwards, backwards;
     for (int m = 0; m < micro_batches; m++) {
         forwards.push_back({Kind::forward, 0, m});
         backwards.push_back({Kind::backward_input, 0, m});
     }
-    return warmed_up(forwards, backwards, std::min(stages - 1 - stage, micro_batches));
+    return warmed_up(forwards, backwards, std::min((stages - 1 - stage) * (1 + warmup), micro_batches));
 }
 
 // Micro-batches go through the chunks in groups of as many as there are stages.
@@ -80,10 +80,10 @@ PipelineSchedule interleaved_list(int stage, int stages, int chunks, int micro_b
 
 // 1F1B whose gradients of weights wait: the later the stage, the more of them, because the sooner its backwards are
 // waited for. Together with the forwards it is ahead by, so many sets of activations as there are stages.
-PipelineSchedule zero_bubble_list(int stage, int stages, int micro_batches) {
+PipelineSchedule zero_bubble_list(int stage, int stages, int micro_batches, int warmup) {
     PipelineSchedule list;
     int waiting = 0, done = 0;
-    for (const Action& action : one_f_one_b_list(stage, stages, micro_batches)) {
+    for (const Action& action : one_f_one_b_list(stage, stages, micro_batches, warmup)) {
         list.push_back(action);
         if (action.kind != Kind::backward_input) continue;
         if (++waiting > stage) {
@@ -98,21 +98,26 @@ PipelineSchedule zero_bubble_list(int stage, int stages, int micro_batches) {
 }   // namespace
 
 std::vector<PipelineSchedule> pipeline_schedules(const PipelineShape& shape) {
-    const auto& [kind, stages, micro_batches, chunks] = shape;
+    const auto& [kind, stages, micro_batches, chunks, warmup] = shape;
     ENSURE(stages >= 1 && chunks >= 1 && micro_batches >= 1, "a pipeline of ", stages, " x ", chunks);
     if (stages == 1) return {one_stage_schedule(micro_batches, chunks)};
     ENSURE(chunks == 1 || kind == PipelineKind::interleaved, "only the interleaved schedule has several chunks");
+    ENSURE(warmup == 0 || warms_up(kind), "a longer warm-up of a schedule that has none");
     ENSURE(kind != PipelineKind::interleaved || micro_batches % stages == 0, "micro-batches go in groups of ", stages);
     std::vector<PipelineSchedule> lists;
     for (int stage = 0; stage < stages; stage++) {
         switch (kind) {
             case PipelineKind::naive: lists.push_back(one_stage_schedule(micro_batches)); break;
             case PipelineKind::gpipe: lists.push_back(gpipe_list(micro_batches)); break;
-            case PipelineKind::one_f_one_b: lists.push_back(one_f_one_b_list(stage, stages, micro_batches)); break;
+            case PipelineKind::one_f_one_b:
+                lists.push_back(one_f_one_b_list(stage, stages, micro_batches, warmup));
+                break;
             case PipelineKind::interleaved:
                 lists.push_back(interleaved_list(stage, stages, chunks, micro_batches));
                 break;
-            case PipelineKind::zero_bubble: lists.push_back(zero_bubble_list(stage, stages, micro_batches)); break;
+            case PipelineKind::zero_bubble:
+                lists.push_back(zero_bubble_list(stage, stages, micro_batches, warmup));
+                break;
         }
     }
     return with_transfers(lists, chunks);

@@ -13,6 +13,12 @@
 //   zb           ZB-H1: gradients of weights wait until nothing else can be done: Qi et al., "Zero bubble pipeline
 //                parallelism", 2023
 //
+// 1f1b and zb can begin with more forwards (PipelineShape::warmup): 1 + n instead of one micro-batch between
+// neighbours hide transfers that take up to n / 2 (F + B + W) each way, and stage i of p keeps up to n (p - 1 - i) sets
+// of activations more. Zhuang et al., "On optimizing the communication of model parallelism", 2022. (Interleaved stages
+// have two between neighbours, and would wait for each other for ever with more: the last one's forwards come behind
+// its backwards.)
+//
 // In all of them the backwards of a chunk come in the order of micro-batches, so that gradients are added in the order
 // in which one device adds them.
 //
@@ -73,8 +79,13 @@ struct PipelineShape {
     int stages = 1;
     int micro_batches = 1;
     int chunks = 1;   // of a stage; more than one: interleaved, or one stage
+    int warmup = 0;   // more forwards before the first backward, for every stage between here and the last
 };
 const char* name_of(PipelineKind kind);   // as --pp-schedule has it
+// Whether there can be a longer warm-up.
+constexpr bool warms_up(PipelineKind kind) {
+    return kind == PipelineKind::one_f_one_b || kind == PipelineKind::zero_bubble;
+}
 // Whether gradients of weights are delayed.
 constexpr bool delays_weights(PipelineKind kind) { return kind == PipelineKind::zero_bubble; }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "llmc/base/ensure.h"
+#include "llmc/base/error.h"
 #include "llmc/parallel/schedule.h"
 #include "llmc/parallel/schedule_edits_test.h"
 #include "llmc/parallel/schedule_picture.h"
@@ -52,7 +53,7 @@ TEST_CASE("schedule: every list of every pipeline is complete and always ends") 
 TEST_CASE("schedule: makespans are the design's formulas") {
     for (const ActionCosts& costs : {ActionCosts{1, 1, 1}, ActionCosts{1.5, 2, 1.25}, ActionCosts{1, 1.75, 0.5}}) {
         for_shapes([&](const PipelineShape& shape) {
-            const auto& [kind, p, m, v] = shape;
+            const auto& [kind, p, m, v, warmup] = shape;
             const double all = costs.all();
             double expected = 0;
             switch (kind) {
@@ -76,7 +77,7 @@ TEST_CASE("schedule: makespans are the design's formulas") {
 
 TEST_CASE("schedule: peaks of live activations are the design's formulas") {
     for_shapes([&](const PipelineShape& shape) {
-        const auto& [kind, p, m, v] = shape;
+        const auto& [kind, p, m, v, warmup] = shape;
         const std::vector<PipelineSchedule> lists = pipeline_schedules(shape);
         for (int i = 0; i < p; i++) {
             const LivePeak found = live_peak(lists[static_cast<std::size_t>(i)]);
@@ -96,6 +97,46 @@ TEST_CASE("schedule: peaks of live activations are the design's formulas") {
             }
         }
     });
+}
+
+TEST_CASE("schedule: a longer warm-up is a sound list that keeps so many sets more") {
+    for_shapes([&](const PipelineShape& shape) {
+        if (!warms_up(shape.kind) || shape.stages > 8 || shape.micro_batches > 32) return;
+        const auto& [kind, p, m, v, none] = shape;
+        for (const int n : {1, 2, 5}) {
+            PipelineShape longer = shape;
+            longer.warmup = n;
+            const std::vector<PipelineSchedule> lists = pipeline_schedules(longer);
+            const std::string fault = fault_in(lists, v, m);
+            if (!fault.empty()) FAIL(name_of(kind), " p ", p, " m ", m, " warm-up ", n, ": ", fault);
+            for (int i = 0; i < p; i++) {
+                const int further = p - 1 - i, found = live_peak(lists[static_cast<std::size_t>(i)]).to_weight;
+                const int expected = kind == PipelineKind::zero_bubble ? p + n * further : (1 + n) * further + 1;
+                if (found != std::min(expected, m)) {
+                    FAIL(name_of(kind), " p ", p, " m ", m, " warm-up ", n, " stage ", i, ": ", found, ", expected ",
+                         expected);
+                }
+            }
+        }
+    });
+}
+
+// Where a link takes t, a micro-batch goes to the next stage and back in 2 t + F + B (B: both parts), in which with a
+// warm-up n a stage does the work of 1 + n others: nothing is lost where 2 t <= n (F + B). Without it, t a micro-batch.
+TEST_CASE("schedule: a longer warm-up hides slow links") {
+    constexpr int p = 4, m = 64;
+    const double t = 0.75;
+    const ActionCosts work{1, 1, 1};
+    for (const PipelineKind kind : {PipelineKind::one_f_one_b, PipelineKind::zero_bubble}) {
+        auto makespan = [&](int warmup, double transfer) {
+            PipelineCosts costs{std::vector<ActionCosts>(p, work), transfer};
+            return simulate(pipeline_schedules({kind, p, m, 1, warmup}), 1, costs).makespan;
+        };
+        const double there_and_back = 2 * (p - 1) * t;   // before the first backward of stage 0
+        CHECK(makespan(1, 0) == doctest::Approx(makespan(0, 0)));
+        CHECK(makespan(1, t) <= makespan(1, 0) + there_and_back + 1e-9);
+        CHECK(makespan(0, t) > makespan(0, 0) + there_and_back + m / 4 * t);
+    }
 }
 
 TEST_CASE("schedule: what is wrong with a list is said") {
@@ -192,6 +233,16 @@ TEST_CASE("schedule: pictures show every action where it is done") {
           "stage  1 | .  F0 B0 B0 F1 B1 B1 .  .  \n"
           "makespan 9 units; bubble 50.00% over the ideal, 33.33% of the time\n"
           "sets of activations that the stages keep at most: 2 1\n");
+    CHECK(schedule_text({PipelineKind::one_f_one_b, 2, 3, 1, 1}, drawn_costs_from("1,1,0.5,0.5")) ==
+          "1f1b, 2 stages, 3 micro-batches, warm-up 1; forward, gradients of inputs and of weights take 1, 1 and 0.5 "
+          "units, a link 0.5\n"
+          "stage  0 | F0 F0 F1 F1 F2 F2 .  .  .  B0 B0 B0 .  .  B1 B1 B1 .  .  B2 B2 B2 \n"
+          "stage  1 | .  .  .  F0 F0 B0 B0 B0 F1 F1 B1 B1 B1 F2 F2 B2 B2 B2 .  .  .  .  \n"
+          "makespan 11 units; bubble 46.67% over the ideal, 31.82% of the time\n"
+          "sets of activations that the stages keep at most: 3 1; without the longer warm-up: 2 1\n");
+    for (const char* wrong : {"", "1,1,1", "1,1,1,0,", "0,1,1,0", "1,1,1,-1", "1,1,1,nan", "a,b,c,d"}) {
+        CHECK_THROWS_AS(drawn_costs_from(wrong), Error);
+    }
     const std::string svg = schedule_svg({PipelineKind::interleaved, 2, 4, 2});
     CHECK(svg.starts_with("<svg"));
     CHECK(svg.find(">F3b<") != std::string::npos);

@@ -1,5 +1,7 @@
 #include "llmc/parallel/schedule_picture.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "llmc/base/error.h"
@@ -10,9 +12,10 @@ namespace {
 struct Drawn {
     std::vector<PipelineSchedule> lists;
     Simulation simulation;
-    explicit Drawn(const PipelineShape& shape) : lists(pipeline_schedules(shape)) {
+    Drawn(const PipelineShape& shape, const DrawnCosts& drawn) : lists(pipeline_schedules(shape)) {
         PipelineCosts costs;
-        costs.pieces.resize(static_cast<std::size_t>(shape.stages * shape.chunks));
+        costs.pieces.assign(static_cast<std::size_t>(shape.stages * shape.chunks), drawn.work);
+        costs.transfer = drawn.transfer;
         simulation = simulate(lists, shape.chunks, costs);
     }
 };
@@ -28,10 +31,32 @@ std::string label(const Action& action, int chunks) {
     return name;
 }
 
-std::string title(const PipelineShape& shape) {
+// The widest column of which all costs are multiples; where there is none, a quarter of the smallest.
+double column_of(const DrawnCosts& costs) {
+    const double smallest = std::min({costs.work.forward, costs.work.input, costs.work.weight});
+    for (int part = 1; part <= 8; part++) {
+        const double column = smallest / part;
+        auto fits = [&](double cost) { return std::abs(cost / column - std::round(cost / column)) < 1e-9; };
+        if (fits(costs.work.forward) && fits(costs.work.input) && fits(costs.work.weight) && fits(costs.transfer)) {
+            return column;
+        }
+    }
+    return smallest / 4;
+}
+
+std::string costs_in_words(const DrawnCosts& costs) {
+    const auto& [forward, input, weight] = costs.work;
+    std::string words = "forward, gradients of inputs and of weights take ";
+    words += forward == 1 && input == 1 && weight == 1 ? std::string("one unit each")
+                                                       : formatted("%g, %g and %g units", forward, input, weight);
+    return costs.transfer > 0 ? words + formatted(", a link %g", costs.transfer) : words;
+}
+
+std::string title(const PipelineShape& shape, const DrawnCosts& costs) {
     return text(name_of(shape.kind), ", ", shape.stages, " stages",
                 shape.chunks > 1 ? text(" x ", shape.chunks, " chunks") : std::string(), ", ", shape.micro_batches,
-                " micro-batches; forward, gradients of inputs and of weights take one unit each");
+                " micro-batches", shape.warmup > 0 ? text(", warm-up ", shape.warmup) : std::string(), "; ",
+                costs_in_words(costs));
 }
 
 std::string bubble(const Simulation& found) {
@@ -41,19 +66,40 @@ std::string bubble(const Simulation& found) {
 
 }   // namespace
 
-std::string schedule_text(const PipelineShape& shape) {
-    const Drawn drawn(shape);
+DrawnCosts drawn_costs_from(const std::string& given) {
+    DrawnCosts costs;
+    double* const values[] = {&costs.work.forward, &costs.work.input, &costs.work.weight, &costs.transfer};
+    const char *at = given.data(), *const end = at + given.size();
+    bool right = true;
+    for (int i = 0; right && i < 4; i++) {
+        if (i > 0) right = at != end && *at++ == ',';
+        const auto [next, code] = std::from_chars(at, end, *values[i]);
+        right = right && code == std::errc{} && *values[i] >= (i < 3 ? 1e-3 : 0) && *values[i] <= 1e3;
+        at = next;
+    }
+    if (!right || at != end) {
+        throw Error(
+            ErrorKind::usage, text("--schedule-costs ", given, ": expected four numbers, as in 1,2,1,0.25"),
+            "They are what forward, gradients of inputs, gradients of weights (0.001 to 1000 each) and a link (0 "
+            "to 1000) take.");
+    }
+    return costs;
+}
+
+std::string schedule_text(const PipelineShape& shape, const DrawnCosts& costs) {
+    const Drawn drawn(shape, costs);
+    const double column = column_of(costs);
     std::size_t width = 1;
     for (const auto& stage : drawn.simulation.stages) {
         for (const TimedAction& timed : stage) width = std::max(width, label(timed.action, shape.chunks).size() + 1);
     }
-    std::string result = title(shape) + "\n";
+    std::string result = title(shape, costs) + "\n";
     for (std::size_t i = 0; i < drawn.simulation.stages.size(); i++) {
-        const auto units = static_cast<std::size_t>(std::lround(drawn.simulation.makespan));
+        const auto units = static_cast<std::size_t>(std::lround(drawn.simulation.makespan / column));
         std::string line(units * width, ' ');
         for (std::size_t unit = 0; unit < units; unit++) line[unit * width] = '.';
         for (const auto& [action, begin, end] : drawn.simulation.stages[i]) {
-            for (long unit = std::lround(begin); unit < std::lround(end); unit++) {
+            for (long unit = std::lround(begin / column); unit < std::lround(end / column); unit++) {
                 const std::string name = label(action, shape.chunks);
                 line.replace(static_cast<std::size_t>(unit) * width, name.size(), name);
             }
@@ -61,19 +107,29 @@ std::string schedule_text(const PipelineShape& shape) {
         result += formatted("stage %2d | ", static_cast<int>(i)) + line + "\n";
     }
     result += bubble(drawn.simulation) + "\nsets of activations that the stages keep at most:";
-    for (const PipelineSchedule& list : drawn.lists) result += text(" ", live_peak(list).to_weight);
+    auto add_peaks = [&](const std::vector<PipelineSchedule>& lists) {
+        for (const PipelineSchedule& list : lists) result += text(" ", live_peak(list).to_weight);
+    };
+    add_peaks(drawn.lists);
+    if (shape.warmup > 0) {
+        PipelineShape shorter = shape;
+        shorter.warmup = 0;
+        result += "; without the longer warm-up:";
+        add_peaks(pipeline_schedules(shorter));
+    }
     return result + "\n";
 }
 
-std::string schedule_svg(const PipelineShape& shape) {
-    const Drawn drawn(shape);
-    constexpr int unit = 28, row = 26, left = 70, top = 34;
+std::string schedule_svg(const PipelineShape& shape, const DrawnCosts& costs) {
+    const Drawn drawn(shape, costs);
+    const double unit = 28 / std::min({costs.work.forward, costs.work.input, costs.work.weight});
+    constexpr int row = 26, left = 70, top = 34;
     const double width = left + unit * drawn.simulation.makespan + 10;
     const int height = top + row * shape.stages + 30;
     std::string svg = formatted(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%d\" font-family=\"sans-serif\" "
         "font-size=\"11\">\n<text x=\"8\" y=\"18\">%s</text>\n",
-        width, height, title(shape).c_str());
+        width, height, title(shape, costs).c_str());
     for (int i = 0; i < shape.stages; i++) {
         const int y = top + row * i;
         svg += formatted("<text x=\"8\" y=\"%d\">stage %d</text>\n", y + 16, i);

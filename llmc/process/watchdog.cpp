@@ -159,8 +159,8 @@ struct Watchdog::Impl {
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         look_at_own_place();
-        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_doing), " ", to_text(own_asked_for), " ",
-                         own_words));
+        send_to_all(
+            text(beat, own_progress, " ", static_cast<char>(own_doing), " ", to_text(own_asked_for), " ", own_words));
     }
 
     void listen(double seconds) {

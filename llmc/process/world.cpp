@@ -115,7 +115,7 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
 
 // Links i -> i + 1 of even i are made at once, then those of odd i; where the last one closes a ring of odd size, it
 // comes after them.
-const PipelineLinks& World::pipeline_links(bool ring) {
+const PipelineLinks& World::pipeline_links(bool ring, bool tied) {
     const int p = mesh_.pp;
     if (all_ == nullptr || p == 1 || !link_groups_.empty()) return links_;
     auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
@@ -129,7 +129,7 @@ const PipelineLinks& World::pipeline_links(bool ring) {
         if (up) links_.output = forward, links_.output_gradient = backward;
         if (down) links_.input = forward, links_.input_gradient = backward;
     }
-    links_.tied = make_link(0, p - 1, true, "tied");
+    if (tied) links_.tied = make_link(0, p - 1, true, "tied");
     return links_;
 }
 

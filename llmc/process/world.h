@@ -58,10 +58,10 @@ public:
     // of the same ranks. Every rank names its own group. Collective over the world when first asked for.
     Communicator* group(const std::string& name, const std::vector<int>& members);
 
-    // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). Collective
-    // when first asked for.
-    TrainingGroups training_groups(bool ring = false) {
-        return {group(zero_axes), all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring)};
+    // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). `tied`:
+    // both have the token embedding. Collective when first asked for.
+    TrainingGroups training_groups(bool ring = false, bool tied = true) {
+        return {group(zero_axes), all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring, tied)};
     }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
@@ -96,7 +96,7 @@ private:
     void leave(const std::exception& error);
     void make_world(const ncclUniqueId& id);
     void introduce(Communicator& communicator, const std::vector<int>& members);
-    const PipelineLinks& pipeline_links(bool ring);
+    const PipelineLinks& pipeline_links(bool ring, bool tied);
     Communicator* make_link(int from, int to, bool exists, const char* what);
     void for_communicators(const std::function<void(Communicator&)>& what);
 

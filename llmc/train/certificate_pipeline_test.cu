@@ -24,7 +24,6 @@ void certify(const Layout& layout, int steps = 3) {
 void same_as_alone(const Layout& layout, int steps = 3) {
     Layout alone = layout;
     alone.pipe = {};
-    if (delays_weights(layout.pipe.kind)) alone.recompute = Recompute::none;
     const Result expected = Rank(alone).train(steps);
     on_layout(layout, [&](Rank& rank, TestRank& me) {
         const Result found = rank.train(steps);
@@ -47,8 +46,37 @@ TEST_CASE("certificate: pipelines alone give one process's losses to the bit") {
     same_as_alone(pipeline({2, naive}, 1, 3, true), 2);
 }
 
+TEST_CASE("certificate: zb gives one process's losses to the bit with every recompute level, ZeRO's stages agree") {
+    for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+        Layout layout = pipeline({2, zb, 1, recompute == Recompute::none ? 1 : 0}, 4, 4, false);
+        layout.recompute = recompute;
+        same_as_alone(layout, 2);
+        // the gradients of micro-batches are reduced one by one with ZeRO-2 and 3, whatever the schedule
+        Layout other = pipeline({2, one_f_one_b}, 4, 4, false, 2, 2);
+        other.recompute = recompute;
+        Result expected;
+        if (!on_layout(other,
+                       [&](Rank& rank, TestRank& me) {
+                           const Result found = rank.train(2);
+                           if (me.rank() == 0) expected = found;
+                       }) ||
+            !ranks_are_threads()) {
+            continue;
+        }
+        for (const int zero : {2, 3}) {
+            layout = pipeline({2, zb}, 4, 4, false, 2, zero);
+            layout.recompute = recompute;
+            on_layout(layout, [&](Rank& rank, TestRank& me) {
+                me.require(rank.train(2) == expected, "other results than 1f1b has with ZeRO-2");
+                require_equal_copies(rank, me);
+            });
+        }
+    }
+}
+
 TEST_CASE("certificate: pipelines with data parallelism and ZeRO") {
     certify(pipeline({2, zb}, 4, 3, true, 2, 0), 2);
+    certify(pipeline({2, zb, 1, 1}, 4, 5, true, 2, 3), 2);
     certify(pipeline({2, gpipe}, 2, 3, true, 2, 1), 2);
     certify(pipeline({2, one_f_one_b}, 2, 3, true, 2, 2), 2);
     certify(pipeline({2, interleaved, 2}, 2, 5, true, 2, 3), 2);
@@ -69,10 +97,12 @@ TEST_CASE("certificate: pipelines, a covering set up to 8 ranks" * doctest::skip
                 if (kind != interleaved && (turn + static_cast<int>(kind)) % 2 == 0) continue;
                 const int dp = stages <= 4 && turn % 3 != 2 ? std::min(8 / stages, 1 + turn % 4) : 1;
                 if (sequences % (dp * m) != 0) continue;
-                const int zero = dp == 1 ? 0 : (turn + static_cast<int>(kind)) % (kind == zb ? 2 : 4);
+                const int zero = dp == 1 ? 0 : (turn + static_cast<int>(kind)) % 4;
                 Layout layout =
                     pipeline({stages, kind, chunks}, m, stages * chunks + turn % 3, turn % 2 == 0, dp, zero);
-                if (turn % 4 == 3 && kind != zb) layout.recompute = Recompute::block;
+                if (turn % 4 == 3) layout.recompute = Recompute::block;
+                if (turn % 4 == 0) layout.recompute = Recompute::none;
+                if (turn % 2 == 1 && warms_up(kind)) layout.pipe.warmup = 1;
                 certify(layout, 3);
                 runs++;
             }
@@ -168,7 +198,6 @@ void run_sound_edits(const Pipe& pipe, int micro_batches, int count) {
     }
     Layout alone = layout;
     alone.pipe = {};
-    if (delays_weights(pipe.kind)) alone.recompute = Recompute::none;
     Rank one(alone);
     one.gradients(1);
     std::vector<std::vector<float>> expected;
@@ -219,6 +248,8 @@ TEST_CASE("certificate: a pipeline stage's arena has as many sets of activations
         }
         const int live = live_peak(pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(stage)]).to_weight;
         CHECK(sets == live * one);
+        const int layers = static_cast<int>(made.chunk(0).layers.size());
+        CHECK(one == static_cast<double>(activation_set_bytes(made.sizes(), layers, recompute)));
         return sets;
     };
     double most_zb = 0, most_1f1b = 0;
@@ -226,6 +257,37 @@ TEST_CASE("certificate: a pipeline stage's arena has as many sets of activations
         most_1f1b = std::max(most_1f1b, activations(one_f_one_b, stage, Recompute::none));
         most_zb = std::max(most_zb, activations(zb, stage, Recompute::none));
         activations(gpipe, stage, Recompute::gelu);
+        activations(zb, stage, Recompute::block);
     }
     CHECK(most_zb <= 1.15 * most_1f1b);
+}
+
+// What only the stage with the head needs, and tokens that only the first and the last stage read.
+TEST_CASE(
+    "certificate: a pipeline stage has logits and losses where its head is, and batches as many as it reads at once") {
+    for (int stage = 0; stage < 4; stage++) {
+        const Layout layout = pipeline({4, one_f_one_b}, 8, 8);
+        OwnedStream stream;
+        Arena arena;
+        Stage made(model(layout), Rank::options(layout, {stage, 0, 0, 0}), arena, stream.get());
+        const Pipeline executor(made, arena);
+        int of_head = 0, batches = 0;
+        for (const Allocation& allocation : arena.allocations()) {
+            for (const char* name : {"logits", "lnf", "lnf_mean", "lnf_rstd", "losses"}) {
+                of_head += allocation.name == text("workspace/", name);
+            }
+            batches += allocation.name == "batch/tokens";
+        }
+        CHECK(of_head == (stage == 3 ? 5 : 0));
+        CHECK((made.losses() != nullptr) == (stage == 3));
+        CHECK(batches == (stage == 0 ? 4 : stage == 3 ? 1 : 0));   // from forward to backward; in backward
+    }
+}
+
+TEST_CASE("certificate: stages exchange no gradient where the classifier is a tensor of its own") {
+    for (const bool tied : {true, false}) {
+        on_layout(pipeline({2, one_f_one_b}, 1, 2, tied), [&](Rank& rank, TestRank& me) {
+            me.require((rank.groups().links.tied != nullptr) == tied, "a communicator of the tied tensor");
+        });
+    }
 }

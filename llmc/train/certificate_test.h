@@ -34,6 +34,7 @@ struct Pipe {
     int stages = 1;
     PipelineKind kind = PipelineKind::one_f_one_b;
     int chunks = 1;
+    int warmup = 0;
 };
 
 // Which positions have a target: a step's loss is the mean over those of all ranks.
@@ -68,7 +69,7 @@ struct Layout {
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
 
     MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
-    PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks}; }
+    PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
     int sequences() const { return step_sequences > 0 ? step_sequences : std::max(1536 / seq_len / 4 * 4, 4); }
     bool has_target(int sequence, int position) const {   // counted from the first of the run
         if (targets == Targets::few) return sequence % sequences() < sequences() / 2 && position < seq_len / 2;
@@ -86,9 +87,10 @@ struct Layout {
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
                     tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
-                    pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
-                                           ", ", layers, " layers")
-                                    : "",
+                    pipe.stages > 1
+                        ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind), ", warm-up ",
+                               pipe.warmup, ", ", layers, " layers, recompute ", static_cast<int>(recompute))
+                        : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
                     targets == Targets::all      ? ""
                     : targets == Targets::ragged ? ", ragged targets"
@@ -170,11 +172,8 @@ public:
             options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, layout.seq_len);
             InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
             for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
-                const InFlight also = in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks);
-                most = {std::max(most.activations, also.activations), std::max(most.gradients, also.gradients),
-                        std::max(most.delayed, also.delayed), std::max(most.inputs, also.inputs)};
+                most = most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks));
             }
-            if (delays_weights(layout.pipe.kind)) options.recompute = Recompute::none;
         }
         options.place = {layout.mesh(), at, layout.zero};
         return options;
@@ -340,7 +339,7 @@ inline std::string difference(const Result& found, const Result& expected, const
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1);
+        TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1, layout.tied);
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
         Rank rank(layout, me.world.at(), groups, &me.world);
         body(rank, me);

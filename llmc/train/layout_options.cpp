@@ -61,14 +61,9 @@ void check_pipeline(const Options& o) {
         if (!interleaved) return;
         throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
     }
-    if (!delays_weights(o.pp_schedule)) return;
-    if (o.recompute != Recompute::none) {
-        throw Error(ErrorKind::usage, text("--pp-schedule zb with --recompute ", name_of(o.recompute)),
-                    "What zb's gradients of weights read must be kept: give --recompute none.");
-    }
-    if (o.zero >= 2) {
-        throw Error(ErrorKind::usage, text("--pp-schedule zb with --zero ", o.zero),
-                    "zb works with --zero 0 and 1; --zero 2 and 3 with the other schedules.");
+    if (o.pp_warmup > 0 && !warms_up(o.pp_schedule)) {
+        throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp-schedule ", name_of(o.pp_schedule)),
+                    "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
     }
 }
 
@@ -107,7 +102,7 @@ void check_layers(const Options& options, std::int64_t layers) {
 }   // namespace
 
 PipelineShape pipeline_shape(const Options& options) {
-    return {options.pp_schedule, options.pp, options.micro_steps(), options.pp_chunks};
+    return {options.pp_schedule, options.pp, options.micro_steps(), options.pp_chunks, options.pp_warmup};
 }
 
 void check_layout(const Options& o) {
@@ -133,6 +128,14 @@ PipelineSchedule schedule_of_stage(const Options& options, int stage) {
     const std::string fault = fault_in(lists, shape.chunks, shape.micro_batches);
     ENSURE(fault.empty(), "--pp-schedule ", name_of(shape.kind), ": ", fault);
     return lists[static_cast<std::size_t>(stage)];
+}
+
+int warmup_sets(const Options& options, int stage) {
+    PipelineShape shape = pipeline_shape(options);
+    auto sets = [&] { return live_peak(pipeline_schedules(shape)[static_cast<std::size_t>(stage)]).to_weight; };
+    const int with = sets();
+    shape.warmup = 0;
+    return with - sets();
 }
 
 void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config) {

@@ -19,6 +19,9 @@ void check_model_fits(const Options& options, const ModelConfig& config);
 // The list of actions of every step, of a pipeline stage.
 PipelineSchedule schedule_of_stage(const Options& options, int stage);
 
+// Sets of activations that --pp-warmup adds on a pipeline stage.
+int warmup_sets(const Options& options, int stage);
+
 // Gives a stage its layers and the memory that its schedule needs. Error(usage) where there are too few layers.
 void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config);
 

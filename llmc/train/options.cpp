@@ -279,7 +279,7 @@ void add_numerics_options(CLI::App& app, Options& o) {
         ->type_name("none|gelu|gelu+norm|block");
 }
 
-void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
+void add_parallel_options(CLI::App& app, Options& o, Picture& picture, std::string& costs) {
     OptionGroup parallel(app, "Many devices");
     parallel.number("--zero,-z", o.zero, 0, 3,
                     "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
@@ -294,6 +294,12 @@ void add_parallel_options(CLI::App& app, Options& o, Picture& picture) {
                     "in which order a pipeline stage works on its micro-batches");
     parallel.number("--pp-chunks", o.pp_chunks, 1, 1 << 10,
                     "pieces of the model that each stage has, for --pp-schedule interleaved");
+    parallel.number("--pp-warmup", o.pp_warmup, 0, 1 << 10,
+                    "micro-batches more that a pipeline keeps between two neighbours, which hides slow links");
+    parallel
+        .string("--schedule-costs", costs,
+                "for --print-schedule: what forward, gradients of inputs, of weights and a link take, in any unit")
+        ->configurable(false);
     parallel
         .choice("--print-schedule", picture, kPictures,
                 "print the order of work of --pp stages (of --dp replicas), its bubble and what it keeps, as text or "
@@ -568,7 +574,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     add_output_options(app, o);
     add_numerics_options(app, o);
     Picture picture = Picture::none;
-    add_parallel_options(app, o, picture);
+    std::string costs = "1,1,1,0";
+    add_parallel_options(app, o, picture, costs);
     add_generate_options(app, o.generate);
     add_export_options(app, o.exported);
     const std::vector<std::string> of_others = keep_options_of(result.verb, app);
@@ -614,9 +621,13 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     result.shared = app.config_to_str(true, false);
     result.texts = texts_of(app);
     if (picture != Picture::none) {
+        const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
+        if (o.dp == 0) o.dp = std::max(1, ranks / (o.pp * o.cp * o.tp));
+        check_together(o);
         check_micro_batches(o);
         const PipelineShape shape = pipeline_shape(o);
-        result.print_and_exit = picture == Picture::svg ? schedule_svg(shape) : schedule_text(shape);
+        const DrawnCosts drawn = drawn_costs_from(costs);
+        result.print_and_exit = picture == Picture::svg ? schedule_svg(shape, drawn) : schedule_text(shape, drawn);
     }
     if (print_config) result.print_and_exit = app.config_to_str(true, true);
     return result;

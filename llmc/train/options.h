@@ -98,6 +98,7 @@ struct Options : OptimizerOptions {
     int pp = 1, cp = 1, tp = 1;   // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
     int pp_chunks = 1;               // of a pipeline stage
+    int pp_warmup = 0;               // PipelineShape::warmup
     int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it

@@ -35,7 +35,8 @@ void asked(Table& table, const Options& o) {
     table.row("data-parallel ranks", o.data_ranks());
     if (o.pp > 1) {
         table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
-                                          o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string()));
+                                          o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string(),
+                                          o.pp_warmup > 0 ? text(", warm-up ", o.pp_warmup) : std::string()));
     }
     if (o.cp > 1) {
         const std::string groups = o.cp_mode == ContextMode::hybrid ? text(", groups of ", o.ulysses()) : std::string();
