@@ -89,7 +89,7 @@ struct Layout {
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pipe.stages > 1
                         ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind), ", warm-up ",
-                               pipe.warmup, ", ", layers, " layers, recompute ", static_cast<int>(recompute))
+                               pipe.warmup, ", ", layers, " layers")
                         : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
                     targets == Targets::all      ? ""
