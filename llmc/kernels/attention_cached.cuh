@@ -24,10 +24,10 @@
 
 template <class Real>
 struct CachedAttention {
-    Real* out;          // (rows, NH, HS)
-    const Real* qkv;    // (first + rows, 3, NH, HS): of all positions so far
-    int first, rows;    // the new rows are positions first .. first + rows - 1
-    int NH, HS;         // HS a multiple of 8, at most kCachedHeadSize
+    Real* out;         // (rows, NH, HS)
+    const Real* qkv;   // (first + rows, 3, NH, HS): of all positions so far
+    int first, rows;   // the new rows are positions first .. first + rows - 1
+    int NH, HS;        // HS a multiple of 8, at most kCachedHeadSize
 };
 
 // Asynchronously on `stream`. Error(usage) for heads of another size.
@@ -40,8 +40,8 @@ constexpr int kCachedThreads = 128;
 constexpr int kCachedKeys = 256;       // scores that exist at once
 constexpr int kCachedHeadSize = 128;   // the largest
 
-// Grid (NH, rows). A block has one row of one head. Of the output each thread sums a piece of eight channels over every
-// so manieth key; these partial sums meet at the end, in a fixed order.
+// Grid (NH, rows). A block has one row of one head. Of the output each thread sums a piece of eight channels over some
+// of the keys, which groups of threads share; these partial sums meet at the end, in a fixed order.
 template <class Real>
 __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(CachedAttention<Real> a, float scale) {
     __shared__ float query[kCachedHeadSize], scores[kCachedKeys];
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         }
     }
     __syncthreads();
-    Real* const out = a.out + static_cast<std::int64_t>(blockIdx.y) * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    Real* const out =
+        a.out + static_cast<std::int64_t>(blockIdx.y) * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
     for (int piece = thread; piece < pieces; piece += threads) {
         Vec8<float> sum = {};
         for (int group = 0; group < groups; group++) {
@@ -117,13 +118,13 @@ template <class Real>
 void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
     if (args.rows == 0) return;
     if (args.HS % 8 != 0 || args.HS < 8 || args.HS > kCachedHeadSize) {
-        throw Error(ErrorKind::usage, text("heads of ", args.HS, " channels: writing handles multiples of 8 up to ",
-                                           kCachedHeadSize),
+        throw Error(ErrorKind::usage,
+                    text("heads of ", args.HS, " channels: writing handles multiples of 8 up to ", kCachedHeadSize),
                     "Use a model with other --channels / --heads.");
     }
     const std::size_t row_bytes = sizeof(Real) * args.NH * args.HS;
-    Launch where(dim3(static_cast<unsigned>(args.NH), static_cast<unsigned>(args.rows)), dim3(loop_threads(kCachedThreads)),
-                 0, stream);
+    Launch where(dim3(static_cast<unsigned>(args.NH), static_cast<unsigned>(args.rows)),
+                 dim3(loop_threads(kCachedThreads)), 0, stream);
     where.reads(args.qkv, 3 * row_bytes * static_cast<std::size_t>(args.first + args.rows));
     where.writes(args.out, row_bytes * static_cast<std::size_t>(args.rows));
     launch(cached_attention_kernel<Real>, where, args, 1.0f / std::sqrt(static_cast<float>(args.HS)));

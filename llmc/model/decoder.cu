@@ -6,6 +6,7 @@
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/matvec.cuh"
 #include "llmc/kernels/residual.cuh"
 
 namespace {
@@ -34,7 +35,9 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
 }
 
 void Decoder::matmul(floatX* out, const floatX* in, Param weight, Param bias, int l, const MatmulShape& shape) {
-    matmul_.forward<floatX>(out, in, parameters_.tensor(weight, l), parameters_.tensor(bias, l), shape, stream_);
+    const floatX *const w = parameters_.tensor(weight, l), *const b = parameters_.tensor(bias, l);
+    if (shape.M == 1) return matrix_vector<floatX>({out, in, w, b, shape.N, shape.K}, stream_);
+    matmul_.forward<floatX>(out, in, w, b, shape, stream_);
 }
 
 // residual += added; normed = layernorm(residual)
@@ -97,9 +100,9 @@ std::vector<float> Decoder::read(std::span<const std::int32_t> tokens) {
         read_rows(tokens.subspan(done, rows));
     }
     const floatX* const last = normed_.data() + (static_cast<std::int64_t>(rows) - 1) * C_;
-    const MatmulShape shape{1, static_cast<int>(config().padded_vocab_size), C_};
-    matmul_.forward<floatX>(logits_.data(), last, parameters_.tensor(storage_.table().classifier()), nullptr, shape,
-                            stream_);
+    matrix_vector<floatX>({logits_.data(), last, parameters_.tensor(storage_.table().classifier()), nullptr,
+                           static_cast<int>(config().vocab_size), C_},
+                          stream_);
     const std::vector<floatX> all = logits_.download(stream_, 0, static_cast<std::size_t>(config().vocab_size));
     return {all.begin(), all.end()};
 }

@@ -50,7 +50,8 @@ TEST_CASE("decoder: token by token, its logits are those of an independent imple
     for (int b = 0; b < test.golden.B; b++) {
         test.decoder.forget();
         for (int t = 0; t < test.golden.T; t++) {
-            CHECK(test.error(test.decoder.read(test.sequence(b).subspan(static_cast<std::size_t>(t), 1)), b, t) < parity);
+            CHECK(test.error(test.decoder.read(test.sequence(b).subspan(static_cast<std::size_t>(t), 1)), b, t) <
+                  parity);
         }
         CHECK(test.decoder.position() == test.golden.T);
     }

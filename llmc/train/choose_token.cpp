@@ -27,7 +27,8 @@ std::vector<int> likeliest_tokens(const std::vector<double>& weights, const Toke
         while (kept.size() < static_cast<std::size_t>(choice.top_k) && !heap.empty()) total += take();
         double sum = 0;
         std::size_t count = 0;
-        while (count < kept.size() && sum < choice.top_p * total) sum += weights[static_cast<std::size_t>(kept[count++])];
+        while (count < kept.size() && sum < choice.top_p * total)
+            sum += weights[static_cast<std::size_t>(kept[count++])];
         kept.resize(std::max<std::size_t>(count, 1));
     } else {
         total = std::accumulate(weights.begin(), weights.end(), 0.0);
@@ -44,9 +45,8 @@ int choose_token(std::span<const float> logits, const TokenChoice& choice, float
     const int likeliest = static_cast<int>(largest - logits.begin());
     if (choice.temperature <= 0.0f) return likeliest;
     std::vector<double> weights(logits.size());
-    std::transform(logits.begin(), logits.end(), weights.begin(), [&](float logit) {
-        return std::exp(static_cast<double>((logit - *largest) / choice.temperature));
-    });
+    std::transform(logits.begin(), logits.end(), weights.begin(),
+                   [&](float logit) { return std::exp(static_cast<double>((logit - *largest) / choice.temperature)); });
     std::vector<int> tokens;   // empty: all, in their order
     if (choice.top_k > 0 || choice.top_p < 1.0f) {
         tokens = likeliest_tokens(weights, choice);

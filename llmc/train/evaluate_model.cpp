@@ -21,6 +21,7 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
     CorpusExpectation expected;
     expected.data.push_back({"--val-data", options.val_data});
     expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
     expected.model_folders = {options.model};
     if (own_rank(options.startup) > 0) expected.max_hashed_bytes = 0;   // the first one reads the same bytes
     check_corpora(real_files(), expected);

@@ -98,7 +98,8 @@ int export_model(FileSystem& files, const Options& options) {
     }
     files.sync_folder(std::filesystem::path(output).parent_path().string());
     if (where.empty() && wish.to == ExportFormat::hugging_face) {
-        log.warning("there is no tokenizer beside %s: the folder has none either (--tokenizer names one)", model.c_str());
+        log.warning("there is no tokenizer beside %s: the folder has none either (--tokenizer names one)",
+                    model.c_str());
     }
     log.line("%s: %s in %s, from %s", output.c_str(), describe(weights->config()).c_str(), name_of(dtype),
              weights->description().c_str());

@@ -41,8 +41,9 @@ std::string read_prompt(const GenerateOptions& options) {
 std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
     if (!tokenizer.data().can_encode) {
-        throw Error(ErrorKind::usage, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
-                    "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
+        throw Error(
+            ErrorKind::usage, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
+            "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
     }
     EncodeOptions how;
     how.special = SpecialText::encode;
@@ -126,9 +127,6 @@ int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Cont
 
 int generate(const Options& options) {
     const GenerateOptions& wish = options.generate;
-    if (read_launch_environment().ranks > 1) {
-        throw Error(ErrorKind::usage, "`train_gpt generate` among several processes", "Start it as one process.");
-    }
     const Log log;
     const std::string model = resolve_model(real_files(), options.model, log);
     std::unique_ptr<WeightSource> weights;

@@ -16,11 +16,11 @@
 
 // How a text goes on.
 struct Continuation {
-    int tokens = 100;             // at most
+    int tokens = 100;   // at most
     TokenChoice choice = {};
-    std::uint64_t seed = 42;      // same seed, same text
-    int choices = 0;              // ids that may be drawn: those below; 0: the model's vocabulary
-    std::optional<int> end = {};  // ends the text, and is not part of it
+    std::uint64_t seed = 42;       // same seed, same text
+    int choices = 0;               // ids that may be drawn: those below; 0: the model's vocabulary
+    std::optional<int> end = {};   // ends the text, and is not part of it
 };
 
 // Reads the prompt, at least one token, and gives each new token to `take` as it is drawn. Returns how many.

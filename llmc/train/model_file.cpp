@@ -12,10 +12,11 @@ std::string resolve_model(const FileSystem& files, const std::string& model, con
     const std::optional<FoundCheckpoint> found = newest_checkpoint(files, model, skipped);
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (found) return found->path;
-    throw Error(ErrorKind::bad_data,
-                text("--model ", model, ": this folder holds no config.json and no checkpoint",
-                     skipped.empty() ? "" : " that can be used"),
-                "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
+    throw Error(
+        ErrorKind::bad_data,
+        text("--model ", model, ": this folder holds no config.json and no checkpoint",
+             skipped.empty() ? "" : " that can be used"),
+        "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {
@@ -30,8 +31,7 @@ std::string tokenizer_of_model(const FileSystem& files, const std::string& model
 Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model) {
     Tokenizer tokenizer = Tokenizer::load(where);
     if (tokenizer.vocab_size() <= model.vocab_size) return tokenizer;
-    throw Error(
-        ErrorKind::bad_data,
-        text("tokenizer ", where, " has ", tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
-        "Name the tokenizer that the model was trained with by --tokenizer.");
+    throw Error(ErrorKind::bad_data,
+                text("tokenizer ", where, " has ", tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
+                "Name the tokenizer that the model was trained with by --tokenizer.");
 }

@@ -46,8 +46,7 @@ const Names<Picture> kPictures{{"none", Picture::none}, {"text", Picture::text},
 const Names<ContextMode> kContextModes{
     {"ring", ContextMode::ring}, {"ulysses", ContextMode::ulysses}, {"hybrid", ContextMode::hybrid}};
 const Names<ExportFormat> kExportFormats{{"hf", ExportFormat::hugging_face}, {"llmc", ExportFormat::llmc}};
-const Names<std::optional<DType>> kExportTypes{
-    {"model", std::nullopt}, {"fp32", DType::fp32}, {"bf16", DType::bf16}};
+const Names<std::optional<DType>> kExportTypes{{"model", std::nullopt}, {"fp32", DType::fp32}, {"bf16", DType::bf16}};
 const Names<bool> kSwitch{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
 
 template <class Value>
@@ -178,9 +177,10 @@ void add_data_options(CLI::App& app, Options& o) {
 
 void add_model_options(CLI::App& app, Options& o) {
     OptionGroup model(app, "Model");
-    model.string("--model,-e", o.model,
-                 "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file, a Hugging Face folder, a checkpoint "
-                 "or a run's output folder (its newest checkpoint)");
+    model.string(
+        "--model,-e", o.model,
+        "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file, a Hugging Face folder, a checkpoint "
+        "or a run's output folder (its newest checkpoint)");
     model.number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     model.number("--heads", o.heads, 0, 10000, "attention heads of a block");
     model.number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
@@ -349,7 +349,8 @@ void add_export_options(CLI::App& app, ExportOptions& e) {
     OptionGroup output(app, "Export");
     output.choice("--to", e.to, kExportFormats, "whose format: a Hugging Face folder, or llm.c's model file");
     output.string("--output", e.output, "the folder or file to write; there must be none yet");
-    output.choice("--dtype", e.dtype, kExportTypes, "type of the weights, rounded to nearest; model: the one they have");
+    output.choice("--dtype", e.dtype, kExportTypes,
+                  "type of the weights, rounded to nearest; model: the one they have");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -422,7 +423,11 @@ void check_verb(Verb verb, const Options& o) {
     if (verb == Verb::export_model && o.exported.output.empty()) {
         throw Error(ErrorKind::usage, "train_gpt export without --output", "Say where to write the model.");
     }
-    if (verb != Verb::evaluate) return;
+    if (verb != Verb::evaluate) {
+        if (read_launch_environment().ranks <= 1) return;
+        throw Error(ErrorKind::usage, text("train_gpt ", name_of(verb), " among several processes"),
+                    "Start it as one process.");
+    }
     if (o.val_data.empty() && !o.hellaswag) {
         throw Error(ErrorKind::usage, "train_gpt evaluate without --val-data and --hellaswag",
                     "Say what to measure the model on.");

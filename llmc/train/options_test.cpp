@@ -332,9 +332,9 @@ TEST_CASE("options: a verb takes its own options and shows no others") {
     const CommandLine train = parse_command_line({"train", "--lr", "0.5"});
     CHECK(train.verb == Verb::train);
     CHECK(train.options.lr == 0.5f);
-    const CommandLine written = parse_command_line(
-        {"generate", "--model", "x", "--prompt", "Once", "--tokens", "7", "--top-k", "3", "--top-p", "0.5",
-         "--temperature", "0", "--seed", "9", "--stop-at-end", "0", "--tokenizer", "bytes"});
+    const CommandLine written =
+        parse_command_line({"generate", "--model", "x", "--prompt", "Once", "--tokens", "7", "--top-k", "3", "--top-p",
+                            "0.5", "--temperature", "0", "--seed", "9", "--stop-at-end", "0", "--tokenizer", "bytes"});
     CHECK(written.verb == Verb::generate);
     CHECK(written.options.model == "x");
     CHECK(written.options.generate.prompt == "Once");

@@ -21,7 +21,7 @@ struct GenerateOptions {
     std::string prompt, prompt_file;   // at most one of them; neither: what follows an end-of-text token
     std::string tokenizer;             // empty: the one beside the model
     int tokens = 100;
-    int top_k = 0;             // 0: all
+    int top_k = 0;   // 0: all
     float top_p = 1.0f;
     bool stop_at_end = true;   // at the tokenizer's end-of-text token
 };
@@ -30,8 +30,8 @@ struct GenerateOptions {
 enum class ExportFormat { hugging_face, llmc };
 struct ExportOptions {
     ExportFormat to = ExportFormat::hugging_face;
-    std::string output;                     // a folder, or llm.c's model file
-    std::optional<DType> dtype;             // none: as the model's file has it
+    std::string output;           // a folder, or llm.c's model file
+    std::optional<DType> dtype;   // none: as the model's file has it
 };
 
 // Takes the verb off the front of the arguments. Error(usage) naming the known ones where it is none of them.
