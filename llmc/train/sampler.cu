@@ -97,12 +97,3 @@ int choose_token(std::span<const float> logits, float temperature, float coin) {
     return chosen == sums.end() ? likeliest
                                 : static_cast<int>(chosen - sums.begin());   // the end: logits were not finite
 }
-
-std::string printable(const std::string& bytes) {
-    std::string result = bytes;
-    for (char& c : result) {
-        const unsigned char code = static_cast<unsigned char>(c);
-        if ((code < 32 && c != '\n' && c != '\t') || code == 127) c = '?';
-    }
-    return result;
-}

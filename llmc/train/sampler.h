@@ -37,6 +37,3 @@ private:
 
 // The token that `coin`, uniform in (0, 1], picks by the softmax of logits / temperature.
 int choose_token(std::span<const float> logits, float temperature, float coin);
-
-// Text as a terminal takes it: control characters other than line ends and tabs become '?'.
-std::string printable(const std::string& bytes);

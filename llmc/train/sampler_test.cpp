@@ -22,7 +22,3 @@ TEST_CASE("sampler: tokens are drawn with the probabilities of the softmax") {
     }
     CHECK(choose_token(std::vector<float>{0.0f, NAN}, 1.0f, 0.5f) >= 0);   // a broken model does not break the run
 }
-
-TEST_CASE("sampler: control characters are not sent to the terminal") {
-    CHECK(printable("a\tb\nc\x1b[2J\x7f\xc3\xa9") == "a\tb\nc?[2J?\xc3\xa9");
-}
