@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 
 #include "llmc/base/exit_code.h"
@@ -157,7 +156,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world));
     log.line("  the device reports %.2f MiB", mebibytes_taken());
-    if (std::string doubt = doubts(options, inputs.config); !doubt.empty()) log.warning("%s", doubt.c_str());
+    for (const std::string& doubt : doubts(options, inputs.config)) log.warning("%s", doubt.c_str());
     for (const std::string& doubt : layout_doubts(options, world.place().local_ranks)) {
         log.warning("%s", doubt.c_str());
     }
@@ -201,11 +200,10 @@ int main(int argc, char** argv) {
             return train(command_line, world, signals);
         });
     } catch (const std::exception& error) {
-        const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
         std::fflush(stdout);
-        std::fprintf(stderr, "train_gpt: %s%s%s\n", who.c_str(),
-                     exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ",
-                     no_memory ? "this machine has too little memory for what was asked" : error.what());
+        std::fprintf(
+            stderr, "train_gpt: %s%s%s\n", who.c_str(),
+            exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ", words_of(error).c_str());
         return exit_code_of(error);
     }
 }

@@ -109,6 +109,7 @@ expect 64 "needs a folder that all ranks see" -pi fs -pn 2
 expect 64 "Expected HOST:PORT" -pi tcp -ps :29500 -pn 2
 expect 64 "--dp 3 does not fit" "${data[@]}" "${tiny[@]}" --dp 3
 expect 69 "of 2 ranks these have not come within 1 s: 1" -pi tcp -ps 127.0.0.1:$((20000 + $$ % 30000)) -pn 2 --init-timeout 1
+mkdir "$work/rendezvous"
 expect 69 "of 2 ranks these have not come within 1 s: 1" -pi fs -pf "$work/rendezvous" -pn 2 --init-timeout 1
 expect 69 "of 2 ranks these have not come within 1 s: 0" -pi fs -pf "$work/rendezvous" -pn 2 -pr 1 --init-timeout 1
 expect 64 "expected all three of them or none" --layers 2
@@ -117,7 +118,7 @@ expect 64 "d12" "${data[@]}" --model gpt2:125M
 expect 64 "1024" "${data[@]}" --model d12 --seq-len 2048
 expect 64 "--warmup 5000" "${data[@]}" "${tiny[@]}" --max-steps -1 --warmup 5000
 printf 'lr=0.1\nlearning-rate=3\n' >"$work/bad.cfg"
-expect 64 "learning-rate" --config "$work/bad.cfg"
+expect 64 "bad.cfg: line 2: --learning-rate: unknown option" --config "$work/bad.cfg"
 
 # ---- files that are missing, unreadable or full: 74
 expect 74 "--train-data $work/none*.bin: no file matches this pattern" "${tiny[@]}" --val-every 0 --train-data "$work/none*.bin"

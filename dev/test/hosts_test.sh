@@ -71,6 +71,7 @@ same() {   # NAME: the ranks of this run have ended well, with the losses of one
 scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/one" >"$work/one.log" 2>&1
 on_hosts tcp gpt-test-1 --init tcp --init-address 192.0.2.10:29500
 same tcp
+mkdir "$work/rendezvous"
 on_hosts fs gpt-test-1 --init fs --init-folder "$work/rendezvous"
 same fs
 on_hosts same-name gpt-test-0 --init fs --init-folder "$work/rendezvous"   # containers often all have one name

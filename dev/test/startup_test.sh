@@ -61,6 +61,7 @@ each torchrun env MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 2)) WORLD_SIZE=$ra
 each slurm env SLURM_STEP_ID=0 SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"
 env SLURM_NTASKS=$ranks SLURM_PROCID=0 SLURM_LOCALID=0 timeout 60 "${run[@]}" --output-dir "$work/sbatch" >"$work/sbatch.log" 2>&1
 verdict $? "in the shell of sbatch it is one process alone: $(tail -n 2 "$work/sbatch.log")"
+mkdir "$work/pmi-rendezvous"
 each pmi env PMI_SIZE=$ranks PMI_RANK=@R "${run[@]}" --init fs --init-folder "$work/pmi-rendezvous"
 if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then
     mpirun --allow-run-as-root --oversubscribe --bind-to none -np $ranks "${run[@]}" --output-dir "$work/mpi" >"$work/mpi.log" 2>&1

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/base/exit_code.h"
 #include "llmc/data/token_file.h"
 
 namespace {
@@ -82,11 +83,8 @@ int main(int argc, char** argv) {
         }
         std::printf("%.4f\n", best);
         return 0;
-    } catch (const Error& error) {
-        std::cerr << "bigram: " << error.what() << "\n";
-        return error.exit_code();
     } catch (const std::exception& error) {
-        std::cerr << "bigram: " << error.what() << "\n";
-        return static_cast<int>(ErrorKind::bug);
+        std::cerr << "bigram: " << words_of(error) << "\n";
+        return exit_code_of(error);
     }
 }

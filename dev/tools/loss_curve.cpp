@@ -1,18 +1,25 @@
-// loss_curve METRICS.jsonl OUT.svg [NAME=LOSS ...]
+// loss_curve RUN... [NAME=LOSS ...] -o OUT.svg
 //
-// Draws the losses of a run's metrics.jsonl as an SVG picture: every training loss faintly, their running mean as a
-// line, the validation losses as dots, and a dashed level for every NAME=LOSS given (a bigram model's, say).
+// Draws the losses of runs (their output folders, or metrics.jsonl files) in one SVG picture, a color each: every
+// training loss faintly, their running mean as a line, the validation losses as dots, and a dashed level for every
+// NAME=LOSS given (a bigram model's, say). What is a file or folder is a run, also where its name has a "=".
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/base/exit_code.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
+#include "llmc/io/file.h"
 
 namespace {
 
@@ -26,14 +33,22 @@ struct Level {
 };
 
 struct Curves {
+    std::string name;
     std::vector<Point> train, validation;
 };
+
+// A run is called as its folder.
+std::string name_of(const std::string& metrics) {
+    const std::filesystem::path path = std::filesystem::absolute(metrics).lexically_normal();
+    return path.filename() == "metrics.jsonl" ? path.parent_path().filename().string() : path.stem().string();
+}
 
 Curves read_metrics(const std::string& path) {
     std::ifstream file(path);
     if (!file)
         throw Error(ErrorKind::io, text("cannot open ", path), "Give the metrics.jsonl of a run (--output-dir).");
     Curves curves;
+    curves.name = name_of(path);
     std::string line;
     for (int number = 1; std::getline(file, line); number++) {
         const Json row = [&] {
@@ -45,7 +60,8 @@ Curves read_metrics(const std::string& path) {
         }();
         const Json* step = row.find("step");
         if (step == nullptr || !step->is_number()) {
-            throw Error(ErrorKind::bad_data, text(path, ":", number, ": not a JSON object with a \"step\": ", line));
+            throw Error(ErrorKind::bad_data,
+                        text(path, ":", number, ": not a JSON object with a \"step\": ", line.substr(0, 200)));
         }
         auto add = [&](const char* key, std::vector<Point>& points) {
             const Json* loss = row.find(key);
@@ -54,7 +70,8 @@ Curves read_metrics(const std::string& path) {
         add("loss", curves.train);
         add("val_loss", curves.validation);
     }
-    if (curves.train.empty()) throw Error(ErrorKind::bad_data, text(path, " holds no training loss"));
+    if (curves.train.empty() && curves.validation.empty())
+        throw Error(ErrorKind::bad_data, text(path, " holds no loss"));
     return curves;
 }
 
@@ -67,6 +84,21 @@ Level parse_level(const std::string& argument) {
                     "Write NAME=LOSS, for example bigram=2.41.");
     }
     return {argument.substr(0, equals), loss};
+}
+
+// As a part of an XML text: no character of it is markup, none is one that XML cannot hold.
+std::string xml(const std::string& text) {
+    std::string result;
+    for (char c : printable(text)) {
+        switch (c) {
+            case '<': result += "&lt;"; break;
+            case '>': result += "&gt;"; break;
+            case '&': result += "&amp;"; break;
+            case '\'': result += "&apos;"; break;
+            default: result += c;
+        }
+    }
+    return result;
 }
 
 // Mean over a window centred on each point, wide enough to smooth the noise of single batches.
@@ -119,21 +151,23 @@ public:
         body_ += text("<text x='", left, "' y='", top - 12, "'>loss (nats per token)</text>\n");
     }
 
-    void line(const std::vector<Point>& points, const char* style) {
-        body_ += text("<polyline class='", style, "' points='");
+    void line(const std::vector<Point>& points, const char* style, const char* color) {
+        body_ += text("<polyline class='", style, "' stroke='", color, "' points='");
         for (const Point& p : points) body_ += text(x(p.step), ",", y(p.loss), " ");
         body_ += "'/>\n";
     }
 
-    void dots(const std::vector<Point>& points) {
-        for (const Point& p : points) body_ += text("<circle cx='", x(p.step), "' cy='", y(p.loss), "' r='4'/>\n");
+    void dots(const std::vector<Point>& points, const char* color) {
+        for (const Point& p : points) {
+            body_ += text("<circle fill='", color, "' cx='", x(p.step), "' cy='", y(p.loss), "' r='4'/>\n");
+        }
     }
 
     void level(const Level& level) {
         body_ += text("<line class='level' x1='", left, "' x2='", right, "' y1='", y(level.loss), "' y2='",
                       y(level.loss), "'/>\n");
         body_ += text("<text class='level' text-anchor='end' x='", right - 4, "' y='", y(level.loss) - 6, "'>",
-                      level.name, " ", number(level.loss), "</text>\n");
+                      xml(level.name), " ", number(level.loss), "</text>\n");
     }
 
     void legend(const std::vector<std::pair<std::string, std::string>>& entries) {
@@ -148,7 +182,7 @@ public:
     std::string svg() const {
         return text("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 460' width='800' height='460'>\n",
                     "<style>text{font:13px sans-serif;fill:#333} .grid{stroke:#e4e4e4} polyline{fill:none}\n",
-                    ".raw{stroke:#9dbbe3;stroke-width:1} .mean{stroke:#1f5fb4;stroke-width:2} circle{fill:#d1495b}\n",
+                    ".raw{stroke-width:1;stroke-opacity:0.35} .mean{stroke-width:2}\n",
                     "line.level{stroke:#777;stroke-dasharray:6 4} text.level{fill:#777}</style>\n",
                     "<rect width='800' height='460' fill='white'/>\n", body_, "</svg>\n");
     }
@@ -159,51 +193,92 @@ private:
     std::string body_;
 };
 
-void draw(const Curves& curves, const std::vector<Level>& levels, const std::string& path) {
-    double low = curves.train[0].loss, high = low, last = 1;
+// The colors of a run's training and validation losses.
+struct Colors {
+    const char *train, *validation;
+};
+constexpr Colors kColors[] = {{"#1f5fb4", "#d1495b"}, {"#2e8b57", "#145a32"}, {"#b8860b", "#6b4e00"},
+                              {"#7d3c98", "#4a235a"}, {"#c0392b", "#641e16"}, {"#17a2b8", "#0b5563"}};
+
+std::string svg_of(const std::vector<Curves>& runs, const std::vector<Level>& levels) {
+    double low = std::numeric_limits<double>::infinity(), high = -low, last = 1;
     auto widen = [&](double loss) { low = std::min(low, loss), high = std::max(high, loss); };
-    for (const Point& p : curves.train) {
-        if (std::isfinite(p.loss)) widen(p.loss);
-        last = std::max(last, p.step);
+    for (const Curves& run : runs) {
+        for (const std::vector<Point>* points : {&run.train, &run.validation}) {
+            for (const Point& p : *points) {
+                widen(p.loss);
+                last = std::max(last, p.step);
+            }
+        }
     }
-    for (const Point& p : curves.validation) widen(p.loss);
     for (const Level& l : levels) widen(l.loss);
-    double margin = 0.05 * std::max(high - low, 1e-3);
+    const double margin = 0.05 * std::max(high - low, 1e-3);
 
     Picture picture(last, std::max(0.0, low - margin), high + margin);
     picture.axes();
-    picture.line(curves.train, "raw");
-    picture.line(running_mean(curves.train), "mean");
-    picture.dots(curves.validation);
-    for (const Level& l : levels) picture.level(l);
-    std::vector<std::pair<std::string, std::string>> legend = {
-        {"<line class='mean' style='stroke:#1f5fb4;stroke-width:2' x1='0' x2='26' y1='0' y2='0'/>",
-         "training (running mean)"}};
-    if (!curves.validation.empty()) {
-        legend.push_back(
-            {"<circle cx='13' cy='0' r='4'/>", text("validation, last ", number(curves.validation.back().loss))});
+    std::vector<std::pair<std::string, std::string>> legend;
+    for (std::size_t i = 0; i < runs.size(); i++) {
+        const Curves& run = runs[i];
+        const Colors colors = kColors[i % std::size(kColors)];
+        picture.line(run.train, "raw", colors.train);
+        picture.line(running_mean(run.train), "mean", colors.train);
+        picture.dots(run.validation, colors.validation);
+        legend.push_back({text("<line class='mean' stroke='", colors.train, "' x1='0' x2='26' y1='0' y2='0'/>"),
+                          runs.size() == 1 ? "training (running mean)" : xml(run.name)});
+        if (run.validation.empty()) continue;
+        legend.push_back({text("<circle fill='", colors.validation, "' cx='13' cy='0' r='4'/>"),
+                          text("validation, last ", number(run.validation.back().loss))});
     }
+    for (const Level& l : levels) picture.level(l);
     picture.legend(legend);
+    return picture.svg();
+}
 
-    std::ofstream out(path);
-    out << picture.svg();
-    if (!out.flush()) throw Error(ErrorKind::io, text("cannot write ", path));
+struct CommandLine {
+    std::vector<std::string> metrics;   // files
+    std::vector<Level> levels;
+    std::string output;
+};
+
+CommandLine parse(const std::vector<std::string>& arguments) {
+    const char* const usage = "usage: loss_curve RUN... [NAME=LOSS ...] -o OUT.svg";
+    CommandLine line;
+    for (std::size_t i = 0; i < arguments.size(); i++) {
+        const std::string& argument = arguments[i];
+        if (argument == "-o") {
+            if (i + 1 == arguments.size()) throw Error(ErrorKind::usage, "-o: no file follows", usage);
+            line.output = arguments[++i];
+        } else if (std::filesystem::is_directory(argument)) {
+            line.metrics.push_back(argument + "/metrics.jsonl");
+        } else if (std::filesystem::exists(argument) || argument.find('=') == std::string::npos) {
+            line.metrics.push_back(argument);
+        } else {
+            line.levels.push_back(parse_level(argument));
+        }
+    }
+    if (line.metrics.empty()) throw Error(ErrorKind::usage, "no run is given", usage);
+    if (line.output.empty()) throw Error(ErrorKind::usage, "no -o: where the picture goes is not said", usage);
+    for (const std::string& input : line.metrics) {
+        std::error_code unknown;
+        if (!std::filesystem::equivalent(input, line.output, unknown)) continue;
+        throw Error(ErrorKind::usage, text("-o ", line.output, ": is ", input, ", which is to be drawn"),
+                    "Name another file for the picture.");
+    }
+    return line;
 }
 
 }   // namespace
 
 int main(int argc, char** argv) {
     try {
-        if (argc < 3) throw Error(ErrorKind::usage, "usage: loss_curve METRICS.jsonl OUT.svg [NAME=LOSS ...]");
-        std::vector<Level> levels;
-        for (int i = 3; i < argc; i++) levels.push_back(parse_level(argv[i]));
-        draw(read_metrics(argv[1]), levels, argv[2]);
+        const CommandLine line = parse({argv + 1, argv + argc});
+        try_output_file(real_files(), "-o", line.output);
+        std::vector<Curves> runs;
+        for (const std::string& path : line.metrics) runs.push_back(read_metrics(path));
+        write_whole(real_files(), line.output, svg_of(runs, line.levels));
         return 0;
-    } catch (const Error& error) {
-        std::cerr << "loss_curve: " << error.what() << "\n";
-        return error.exit_code();
     } catch (const std::exception& error) {
-        std::cerr << "loss_curve: " << error.what() << "\n";
-        return static_cast<int>(ErrorKind::bug);
+        std::cerr << "loss_curve: " << words_of(error) << "\n";
+        return exit_code_of(error);
     }
 }

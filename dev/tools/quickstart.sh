@@ -63,7 +63,7 @@ echo "a step takes $step_ms ms: training $steps steps"
 say "Result"
 val_loss=$(sed -nE 's/.*"val_loss":([0-9.]+).*/\1/p' "$out/metrics.jsonl" | tail -n 1)
 bigram=$(./bigram 'data/local/train*.bin' 'data/local/val*.bin')
-./loss_curve "$out/metrics.jsonl" "$out/loss.svg" "bigram model=$bigram"
+./loss_curve "$out" "bigram model=$bigram" -o "$out/loss.svg"
 # of the validation text, to compare with models of other vocabularies
 bytes_per_token=$(./tokenize --stats data/local | sed -nE 's/.* val: .* ([0-9.]+) bytes per token.*/\1/p')
 awk -v v="$val_loss" -v g="$bigram" -v b="$bytes_per_token" 'BEGIN {

@@ -22,6 +22,8 @@
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/base/exit_code.h"
+#include "llmc/base/printable.h"
 #include "llmc/data/corpus.h"
 #include "llmc/data/inspect.h"
 #include "llmc/data/multiple_choice.h"
@@ -315,9 +317,9 @@ void prepare(const Options& options) {
         line.show(progress);
     });
     line.show(last, true);
-    std::cout << options.corpus.output << ": " << manifest.tokens("train") << " training and " << manifest.tokens("val")
-              << " validation tokens of " << manifest.documents << " documents, tokenizer " << manifest.tokenizer_name
-              << " (" << manifest.vocab_size << " ids)\n";
+    std::cout << printable(options.corpus.output) << ": " << manifest.tokens("train") << " training and "
+              << manifest.tokens("val") << " validation tokens of " << manifest.documents << " documents, tokenizer "
+              << printable(manifest.tokenizer_name) << " (" << manifest.vocab_size << " ids)\n";
 }
 
 void train(const Options& options) {
@@ -354,14 +356,26 @@ Tokenizer tokenizer_of(const Options& options, const std::string& path) {
     return Tokenizer::load(fs::is_directory(path) ? path : fs::absolute(path).parent_path().string());
 }
 
+void write_out(const std::string& bytes) {
+    if (std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size()) return;
+    throw Error(ErrorKind::io, text("cannot write to standard output: ", std::strerror(errno)));
+}
+
+// The very bytes, but to a terminal only what it can show: line by line, so that no character is cut.
 void decode(const Options& options) {
+    const bool to_terminal = isatty(STDOUT_FILENO) != 0;
+    std::string line;
     for (const std::string& path : options.inputs) {
-        decode_shards(tokenizer_of(options, path), shards_of(path, ""), [](const std::string& piece) {
-            if (std::fwrite(piece.data(), 1, piece.size(), stdout) != piece.size()) {
-                throw Error(ErrorKind::io, text("cannot write to standard output: ", std::strerror(errno)));
-            }
+        decode_shards(tokenizer_of(options, path), shards_of(path, ""), [&](const std::string& piece) {
+            if (!to_terminal) return write_out(piece);
+            line += piece;
+            const std::size_t end = line.rfind('\n');
+            if (end == std::string::npos) return;
+            write_out(printable(line.substr(0, end + 1)));
+            line.erase(0, end + 1);
         });
     }
+    write_out(printable(line));
     if (std::fflush(stdout) != 0)
         throw Error(ErrorKind::io, text("cannot write to standard output: ", std::strerror(errno)));
 }
@@ -389,7 +403,7 @@ void verify(const Options& options) {
         CorpusManifest manifest = verify_corpus(path);
         std::cout << path << ": good: " << manifest.shards.size() << " shards, " << manifest.tokens("train")
                   << " training and " << manifest.tokens("val") << " validation tokens, tokenizer "
-                  << manifest.tokenizer_name << "\n";
+                  << printable(manifest.tokenizer_name) << "\n";
     }
 }
 
@@ -444,11 +458,8 @@ int main(int argc, char** argv) {
         return 0;
     } catch (const CLI::ParseError& problem) {
         return app.exit(problem) == 0 ? 0 : static_cast<int>(ErrorKind::usage);
-    } catch (const Error& problem) {
-        std::cerr << "tokenize: " << problem.what() << "\n";
-        return problem.exit_code();
     } catch (const std::exception& problem) {
-        std::cerr << "tokenize: " << problem.what() << "\n";
-        return static_cast<int>(ErrorKind::bug);
+        std::cerr << "tokenize: " << words_of(problem) << "\n";
+        return exit_code_of(problem);
     }
 }

@@ -2,13 +2,32 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <string>
 
 #include "llmc/base/error.h"
+#include "llmc/base/printable.h"
 
-// Errors say it themselves; memory that does not suffice counts as a missing device, anything else is a bug.
+// Errors say it themselves; memory that does not suffice counts as a missing device, what the file system refuses as
+// input/output, anything else is a bug.
 inline int exit_code_of(const std::exception& error) {
     if (const auto* known = dynamic_cast<const Error*>(&error)) return known->exit_code();
+    if (dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return static_cast<int>(ErrorKind::io);
     const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
     return static_cast<int>(no_memory ? ErrorKind::no_device : ErrorKind::bug);
+}
+
+// What it says to a person, on a terminal too: what was found in files and on command lines is shown, not obeyed.
+inline std::string words_of(const std::exception& error) {
+    if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+        return "this machine has too little memory for what was asked";
+    }
+    if (const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+        return printable(text(of_files->path1().string(), ": ", of_files->code().message()));
+    }
+    if (const auto* known = dynamic_cast<const Error*>(&error)) {   // what() ends at a NUL
+        return printable(known->hint().empty() ? known->message() : known->message() + "\n  " + known->hint());
+    }
+    return printable(error.what());
 }

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llmc/base/printable.h"
+
 namespace {
 
 std::string format_list(const char* format, std::va_list list) {
@@ -49,11 +51,12 @@ void Log::put(std::FILE* file, const std::string& content) const {
 void Log::progress(const std::string& line, bool due) const {
     if (out_ == nullptr) return;
     if (!on_terminal_) {
-        if (due) put(out_, line + "\n");
+        if (due) put(out_, printable(line) + "\n");
         return;
     }
     line_is_open_ = false;
-    put(out_, "\r" + line.substr(0, columns_of(out_) - 1) + "\x1b[K");   // and clear what is left of a longer one
+    put(out_,
+        "\r" + printable(line).substr(0, columns_of(out_) - 1) + "\x1b[K");   // and clear what is left of a longer one
     line_is_open_ = true;
 }
 
@@ -61,7 +64,7 @@ void Log::line(const char* format, ...) const {
     if (out_ == nullptr) return;
     std::va_list list;
     va_start(list, format);
-    put(out_, format_list(format, list) + "\n");
+    put(out_, printable(format_list(format, list)) + "\n");
     va_end(list);
 }
 
@@ -69,12 +72,12 @@ void Log::warning(const char* format, ...) const {
     if (err_ == nullptr) return;
     std::va_list list;
     va_start(list, format);
-    put(err_, "warning: " + format_list(format, list) + "\n");
+    put(err_, "warning: " + printable(format_list(format, list)) + "\n");
     va_end(list);
 }
 
 void Log::block(const std::string& lines) const {
-    if (out_ != nullptr) put(out_, lines.ends_with('\n') ? lines : lines + "\n");
+    if (out_ != nullptr) put(out_, printable(lines.ends_with('\n') ? lines : lines + "\n"));
 }
 
 std::string formatted(const char* format, ...) {

@@ -73,3 +73,14 @@ TEST_CASE("log: elsewhere progress is what is due, a line each") {
     const WithTerm term("dumb");
     CHECK(on_terminal(12, three_steps) == "step 2\r\nval loss\r\n");
 }
+
+TEST_CASE("log: what would move the cursor is shown, not obeyed") {
+    const auto say = [](const Log& log) {
+        log.line("a %s", "\x1b[2J\r");
+        log.warning("%s", "\x07");
+        log.block("one\ntwo\x1b\n");
+        log.progress("three\x1b", true);
+    };
+    CHECK(in_file(say) == "a \\x1b[2J\\x0d\nwarning: \\x07\none\ntwo\\x1b\nthree\\x1b\n");
+    CHECK(on_terminal(80, say).find("\x1b[2J") == std::string::npos);
+}

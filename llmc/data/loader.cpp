@@ -9,12 +9,7 @@
 TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,
                    std::int64_t vocab_size, std::uint64_t check_all_bytes)
     : T_(T), vocab_size_(vocab_size) {
-    const std::vector<std::string> paths = glob_files(pattern);
-    if (paths.empty()) {
-        throw Error(ErrorKind::io, text(flag, " ", pattern, ": no file matches this pattern"),
-                    "Check the path (quote patterns so that the shell leaves them alone), or prepare the data with the "
-                    "tokenize tool.");
-    }
+    const std::vector<std::string> paths = matching_files(flag, pattern);
     std::uint64_t windows = 0, bytes = 0, longest = 0;
     for (const std::string& path : paths) {
         const TokenFile& shard = shards_.emplace_back(files, path);

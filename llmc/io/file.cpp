@@ -25,14 +25,17 @@ namespace {
     throw Error(ErrorKind::io, text(path, ": ", call, " failed: ", std::strerror(code)), hint);
 }
 
+const char* kind_of(const struct stat& info) {
+    return S_ISDIR(info.st_mode)    ? "folder"
+           : S_ISFIFO(info.st_mode) ? "pipe"
+           : S_ISSOCK(info.st_mode) ? "socket"
+                                    : "device";
+}
+
 // Files are read by offset and their size is known: pipes, sockets and devices have neither, and would hang.
 void check_regular(const std::string& path, const struct stat& info) {
     if (S_ISREG(info.st_mode)) return;
-    const char* what = S_ISDIR(info.st_mode)    ? "folder"
-                       : S_ISFIFO(info.st_mode) ? "pipe"
-                       : S_ISSOCK(info.st_mode) ? "socket"
-                                                : "device";
-    throw Error(ErrorKind::io, text(path, ": is a ", what, ", expected a file"),
+    throw Error(ErrorKind::io, text(path, ": is a ", kind_of(info), ", expected a file"),
                 "Give a regular file, or a link to one.");
 }
 
@@ -181,6 +184,8 @@ void write_whole(FileSystem& files, const std::string& path, const std::string& 
 }
 
 std::vector<std::string> glob_files(const std::string& pattern) {
+    struct stat info {};
+    if (::stat(pattern.c_str(), &info) == 0) return {pattern};
     glob_t found{};
     int status = ::glob(pattern.c_str(), 0, nullptr, &found);   // sorts by name
     std::vector<std::string> paths;
@@ -188,6 +193,25 @@ std::vector<std::string> glob_files(const std::string& pattern) {
     ::globfree(&found);
     if (status == GLOB_ABORTED) throw Error(ErrorKind::io, text(pattern, ": a folder of this pattern cannot be read"));
     return paths;
+}
+
+std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern) {
+    std::vector<std::string> paths = glob_files(pattern);
+    if (!paths.empty()) return paths;
+    throw Error(ErrorKind::io, text(flag, " ", pattern, ": no file matches this pattern"),
+                "Check the path (quote patterns so that the shell leaves them alone), or prepare the data with the "
+                "tokenize tool.");
+}
+
+void try_output_file(FileSystem& files, const std::string& flag, const std::string& path) {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+        throw Error(ErrorKind::usage, text(flag, " ", path, ": is a ", kind_of(info), ", expected the name of a file"),
+                    "Name a new file, or one to replace.");
+    }
+    const std::string temporary = path + ".tmp";
+    files.create(temporary);
+    files.remove_all(temporary);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

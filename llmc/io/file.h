@@ -58,8 +58,16 @@ inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 std::string read_whole(const FileSystem& files, const std::string& path);   // of up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
-// The files matching a shell pattern ("data/train_*.bin"), sorted by name. An empty result is the caller's to judge.
+// The files matching a shell pattern ("data/train_*.bin"), sorted by name; a file that has the pattern itself as its
+// name is that file. An empty result is the caller's to judge.
 std::vector<std::string> glob_files(const std::string& pattern);
+
+// The same, for what an option names: Error(io) where nothing matches, saying why.
+std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern);
+
+// Tries whether a file can be written later, so that hours of work are not lost for a wrong path. Error(usage) where
+// something else than a file is there, Error(io) where nothing can be written.
+void try_output_file(FileSystem& files, const std::string& flag, const std::string& path);
 
 // Passes every call through to another file system; what derives from it changes some of them.
 class ForwardingFiles : public FileSystem {

@@ -22,6 +22,10 @@ TEST_CASE("file: whole files are written and read back, lists are sorted") {
     CHECK(glob_files(folder / "*.txt") == std::vector<std::string>{folder / "a.txt", folder / "b.txt"});
     CHECK(glob_files(folder / "*.bin").empty());
 
+    write_whole(real_files(), folder / "[a-b].txt", "brackets");   // a name, not a pattern
+    CHECK(glob_files(folder / "[a-b].txt") == std::vector<std::string>{folder / "[a-b].txt"});
+    CHECK(glob_files(folder / "[b].txt") == std::vector<std::string>{folder / "b.txt"});
+
     real_files().append(folder / "b.txt")->write(bytes_of("-line"));
     CHECK(read_whole(real_files(), folder / "b.txt") == "bee-line");
 }
@@ -110,4 +114,28 @@ TEST_CASE("file: a fault at any operation leaves the old content or the new") {
             CHECK(now == (at < 4 ? "old content" : "new"));
         }
     }
+}
+
+TEST_CASE("file: where nothing matches, the option and its pattern are named") {
+    TemporaryFolder folder;
+    CHECK(message_of([&] {
+              matching_files("--data", folder / "*.bin");
+          }).starts_with(text("--data ", folder.path(), "/*.bin: no file matches this pattern")));
+    write_whole(real_files(), folder / "a.bin", "");
+    CHECK(matching_files("--data", folder / "*.bin").size() == 1);
+}
+
+TEST_CASE("file: a file that is to be written later is tried, and nothing that is there is touched") {
+    TemporaryFolder folder;
+    write_whole(real_files(), folder / "old", "content");
+    auto complaint = [&](const std::string& path) {
+        return message_of([&] { try_output_file(real_files(), "--export", path); });
+    };
+    CHECK(complaint(folder / "new") == "");
+    CHECK(complaint(folder / "old") == "");
+    CHECK(read_whole(real_files(), folder / "old") == "content");
+    CHECK(real_files().list(folder.path()) == std::vector<std::string>{"old"});
+    CHECK(complaint("/dev/null").find("--export /dev/null: is a device, expected the name of a file") == 0);
+    CHECK(complaint(folder.path()).find("is a folder") != std::string::npos);
+    CHECK(complaint(folder / "none/new").find("create failed: No such file") != std::string::npos);
 }

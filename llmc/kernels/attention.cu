@@ -14,7 +14,7 @@
 namespace {
 
 void check_shape(const AttentionShape& shape) {
-    ENSURE(shape.HS > 0 && shape.HS <= 128 && shape.HS % 8 == 0, "head size ", shape.HS);
+    ENSURE(shape.HS > 0 && shape.HS <= kLargestHead && shape.HS % 8 == 0, "head size ", shape.HS);
     ENSURE(shape.B > 0 && shape.NH > 0 && shape.Tq > 0 && shape.Tk > 0, "B, NH, Tq, Tk are ", shape.B, ", ", shape.NH,
            ", ", shape.Tq, ", ", shape.Tk);
     ENSURE(shape.B <= 65535 && shape.NH <= 65535, "B, NH are ", shape.B, ", ", shape.NH, ": more than a grid holds");

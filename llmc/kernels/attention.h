@@ -7,10 +7,10 @@
 // No Tq x Tk matrix is ever stored; lse is what backward needs to recompute the probabilities, and what merges the
 // results of several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
 //
-// Must hold: HS is a multiple of 8 and at most 128; every stride is a multiple of 8 elements and every pointer aligned
-// to 16 bytes, so that a head's channels can be read in 16-byte pieces; outputs do not overlap inputs or one another
-// (dq, dk and dv may be interleaved in one packed tensor). A query that sees no key gets out = 0, lse = -infinity and
-// gradient 0, never NaN.
+// Must hold: HS is a multiple of 8 and at most kLargestHead; every stride is a multiple of 8 elements and every pointer
+// aligned to 16 bytes, so that a head's channels can be read in 16-byte pieces; outputs do not overlap inputs or one
+// another (dq, dk and dv may be interleaved in one packed tensor). A query that sees no key gets out = 0, lse =
+// -infinity and gradient 0, never NaN.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -48,6 +48,8 @@ HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size
     std::int64_t row = std::int64_t{heads} * head_size;
     return {qkv + part * row, tokens * 3 * row, 3 * row, head_size};
 }
+
+inline constexpr int kLargestHead = 128;   // HS
 
 // Sizes and mask. Query i stands at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i
 // sees key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention

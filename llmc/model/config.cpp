@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "llmc/base/error.h"
+#include "llmc/kernels/attention.h"
 
 namespace {
 
@@ -141,6 +142,8 @@ void check_model_config(const ModelConfig& c) {
             "--channels must be a multiple of --heads.");
     require(c.head_size() % 8 == 0, text("heads of ", c.head_size(), " channels"),
             "--channels / --heads must be a multiple of 8; 64 and 128 are fastest.");
+    require(c.head_size() <= kLargestHead, text("heads of ", c.head_size(), " channels, which no attention serves"),
+            "--channels / --heads must be at most 128: give more --heads.");
     require(c.padded_vocab_size >= c.vocab_size && c.padded_vocab_size % vocab_padding == 0,
             text("a vocabulary of ", c.vocab_size, " padded to ", c.padded_vocab_size),
             "The padded vocabulary is the vocabulary rounded up to a multiple of 128.");

@@ -114,6 +114,7 @@ public:
             }
         }
         for (const ParamInfo& param : table_.all()) check_shape(param);
+        if (table_.config().tied) check_same_classifier();
     }
 
     const ModelConfig& config() const override { return table_.config(); }
@@ -152,6 +153,23 @@ private:
         }
     }
 
+    // Where config.json ties the classifier to the embedding, a lm_head.weight beside it must be a copy.
+    void check_same_classifier() const {
+        const auto classifier = places_.find("lm_head.weight"), embedding = places_.find("wte.weight");
+        if (classifier == places_.end()) return;
+        const Place &one = classifier->second, &other = embedding->second;
+        if (one.entry->shape == other.entry->shape &&
+            one.file->read_as<float>(*one.entry) == other.file->read_as<float>(*other.entry)) {
+            return;
+        }
+        bad(one.file->path(),
+            text("byte ", one.entry->offset, ": tensor 'lm_head.weight' differs from 'wte.weight', but ", config_name,
+                 " ties them"),
+            "If the model has a classifier of its own, write \"tie_word_embeddings\": false into config.json; else "
+            "remove "
+            "the tensor.");
+    }
+
     std::string folder_;
     ParamTable table_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
@@ -169,5 +187,7 @@ std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const s
 }
 
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path) {
+    // not there, and not spelled like a path: a name, which is none of the known ones
+    if (!files.exists(path) && path.find_first_of("./") == std::string::npos) model_config(path);
     return files.exists(path + "/" + config_name) ? open_hugging_face(files, path) : open_llmc_model(files, path);
 }

@@ -38,9 +38,11 @@ std::string message_of(const std::function<void()>& action, ErrorKind expected =
 constexpr const char* small_config =
     R"({"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":16,"n_positions":8,"vocab_size":50,"n_inner":null})";
 
-// A Hugging Face folder of the same values; `prefix` before each name, `extra` tensors besides.
+// A Hugging Face folder of the same values; `prefix` before each name, `extra` tensors besides: zeros, but a classifier
+// copies the embedding.
 void write_hugging_face(const std::string& folder, const ParamTable& table, const std::string& prefix,
-                        const std::vector<TensorEntry>& extra, TensorType type = TensorType::F32) {
+                        const std::vector<TensorEntry>& extra, TensorType type = TensorType::F32,
+                        bool copies_classifier = true) {
     std::vector<TensorEntry> entries;
     for (const ParamInfo& param : table.all()) {
         TensorEntry entry{prefix + param.name, type, {param.exported_rows}, 0};
@@ -65,7 +67,14 @@ void write_hugging_face(const std::string& folder, const ParamTable& table, cons
                 writer.write_values(std::span(&value, 1));
         }
     }
-    for (const TensorEntry& entry : extra) writer.write(std::vector<std::byte>(entry.bytes()));
+    for (const TensorEntry& entry : extra) {
+        if (copies_classifier && entry.name == "lm_head.weight") {
+            const std::vector<float> embedding = values_of(table, 0);
+            writer.write_values(std::span(embedding).first(static_cast<std::size_t>(table[0].exported_elements())));
+        } else {
+            writer.write(std::vector<std::byte>(entry.bytes()));
+        }
+    }
     writer.finish();
     write_whole(real_files(), folder + "/config.json", small_config);
 }
@@ -150,6 +159,29 @@ TEST_CASE("weight_source: Hugging Face folders, with and without prefix, fp32 an
             check_equal(*open_weights(real_files(), folder.path()), table);
         }
     }
+}
+
+TEST_CASE("weight_source: a tied classifier that is no copy of the embedding is refused") {
+    const ParamTable table(small);
+    for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{50, 16}, {49, 16}}) {
+        TemporaryFolder folder;
+        write_hugging_face(folder.path(), table, "", {{"lm_head.weight", TensorType::F32, shape, 0}}, TensorType::F32,
+                           false);
+        const std::string message = message_of([&] { open_weights(real_files(), folder.path()); });
+        CHECK(message.find(folder / "model.safetensors") != std::string::npos);
+        CHECK(message.find("'lm_head.weight' differs from 'wte.weight'") != std::string::npos);
+    }
+}
+
+TEST_CASE("weight_source: what is not there and spelled like a name is none of the known models") {
+    TemporaryFolder folder;
+    for (const char* name : {"gpt2", "gpt2-xl", "124M", ""}) {
+        const std::string message = message_of([&] { open_weights(real_files(), name); }, ErrorKind::usage);
+        CHECK(message.find(text("no model named '", name, "'")) != std::string::npos);
+        CHECK(message.find("gpt2:124M") != std::string::npos);
+    }
+    CHECK(message_of([&] { open_weights(real_files(), folder / "gpt2"); }, ErrorKind::io) != "");
+    CHECK(message_of([&] { open_weights(real_files(), "gpt2.bin"); }, ErrorKind::io) != "");
 }
 
 TEST_CASE("weight_source: a Hugging Face folder whose classifier is not tied") {

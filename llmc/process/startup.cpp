@@ -169,7 +169,6 @@ class FolderRendezvous : public Rendezvous {
 public:
     FolderRendezvous(int rank, int ranks, std::string folder, double timeout)
         : Rendezvous(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
-        real_files().make_folders(folder_);
         if (rank == 0) {
             welcome_all();
         } else {
@@ -348,6 +347,10 @@ std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const S
         case InitMethod::fs:
             if (options.folder.empty()) {
                 throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
+            }
+            if (!real_files().exists(options.folder + "/.")) {
+                throw Error(ErrorKind::usage, text("--init-folder ", options.folder, ": there is no such folder"),
+                            "Make it before the start, where all ranks see the same one.");
             }
             return std::make_unique<FolderRendezvous>(rank, ranks, options.folder, options.timeout_seconds);
     }

@@ -205,7 +205,7 @@ TEST_CASE("startup: tcp and fs, any order of coming") {
             for (int r = 0; r < ranks; r++) {
                 all.push_back(options_of(method, r, ranks));
                 all.back().address = address;
-                all.back().folder = folder.path() + "/rendezvous";
+                all.back().folder = folder.path();
             }
             check_all_met(start(all));
         }
@@ -287,7 +287,7 @@ TEST_CASE("startup: who does not come is named") {
         for (int r : {0, 2}) {   // of four
             all.push_back(options_of(method, r, 4));
             all.back().address = address;
-            all.back().folder = folder.path() + "/rendezvous";
+            all.back().folder = folder.path();
             all.back().timeout_seconds = 0.5;
         }
         const std::vector<Outcome> outcomes = start(all);

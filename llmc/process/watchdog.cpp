@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/base/printable.h"
 #include "llmc/io/hash.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/watchdog_join.h"
@@ -64,7 +65,7 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
         _exit(exit_code);
     }).detach();
     const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
-    std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", why.c_str());
+    std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", printable(why).c_str());
     std::fflush(nullptr);
     _exit(exit_code);
 }

@@ -30,7 +30,7 @@ WatchdogOptions quick() {
 Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
     StartupOptions options;
     options.method = InitMethod::fs;
-    options.folder = folder.path() + "/rendezvous";
+    options.folder = folder.path();
     options.rank = rank;
     options.ranks = ranks;
     options.timeout_seconds = 20;

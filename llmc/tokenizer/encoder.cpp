@@ -94,9 +94,10 @@ void Encoder::encode(std::string_view document, Ids& ids) {
         std::size_t at = 0;
         std::optional<std::uint32_t> special = state_->next_special(document, at);
         if (special && state_->options.special == SpecialText::refuse) {
-            throw Error(ErrorKind::bad_data,
-                        text("the text contains the special token ", state_->tokenizer.data().tokens[*special]),
-                        "Let it pass as text with --special ordinary, or as the token with --special encode.");
+            throw Error(
+                ErrorKind::bad_data,
+                text("byte ", at, " of the text is the special token ", state_->tokenizer.data().tokens[*special]),
+                "Let it pass as text with --special ordinary, or as the token with --special encode.");
         }
         state_->encode_ordinary(document.substr(0, at), ids);
         if (!special) return;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "llmc/base/log.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/named_data.h"
 #include "llmc/train/version.h"
 
 namespace {
@@ -130,7 +133,10 @@ public:
                 text(flag, " ", value, ": not part of this program", only.empty() ? "" : text(", expected ", only)),
                 instead);
         };
-        add(names, "", [only] { return only; }, help + " (not served)", read)->configurable(!only.empty());
+        add(
+            names, "", [only] { return only; }, help + " (not served)", read)
+            ->configurable(!only.empty())
+            ->group("");   // not shown
     }
 
 private:
@@ -150,11 +156,22 @@ private:
             read(value);
             app.get_option_no_throw(flag)->default_str(spell());
         };
-        return app_.add_option_function<std::string>(names, read_and_spell, help)
+        return app_.add_option_function<std::string>(names, read_and_spell, in_lines(help))
             ->group(title_)
             ->default_str(spell())
             ->type_name(type)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);   // scripts override what they were given
+    }
+    // Lines of at most 90 characters, which with their margin fit 120 columns.
+    static std::string in_lines(const std::string& words) {
+        std::string lines;
+        std::size_t begin = 0;   // of the line at hand
+        while (words.size() - begin > 90) {
+            const std::size_t end = words.rfind(' ', begin + 90);
+            lines += words.substr(begin, end - begin) + "\n";
+            begin = end + 1;
+        }
+        return lines + words.substr(begin);
     }
     static std::string long_name(const std::string& names) { return names.substr(0, names.find(',')); }
 
@@ -167,12 +184,19 @@ private:
 
 constexpr int kMost = std::numeric_limits<int>::max();
 
-void add_data_options(CLI::App& app, Options& o) {
+// `name` receives --data, which stands for two patterns.
+void add_data_options(CLI::App& app, Options& o, std::string& name) {
     OptionGroup data(app, "Data");
+    data.string("--data", name,
+                "what data/NAME.sh has prepared (local, tinyshakespeare, ...), or a folder: stands for --train-data "
+                "'FOLDER/*train*.bin' --val-data 'FOLDER/*val*.bin' where those are not given")
+        ->configurable(false);   // files say the patterns
     data.string("--train-data,-i", o.train_data, "token files to train on, a pattern (quote it)");
-    data.string("--val-data,-j", o.val_data, "token files to validate on, a pattern (quote it)");
-    data.on_off("--overfit-single-batch,-a", o.overfit_single_batch,
-                "train on the first batch of the validation data only, to see the loss go to zero");
+    data.string("--val-data,-j", o.val_data,
+                "token files to validate on, a pattern (quote it); not read with --val-every 0");
+    data.on_off(
+        "--overfit-single-batch,-a", o.overfit_single_batch,
+        "train on the first batch of the validation data only, to see the loss go to zero; --train-data is not read");
 }
 
 void add_model_options(CLI::App& app, Options& o) {
@@ -203,12 +227,18 @@ void add_step_options(CLI::App& app, Options& o) {
 
 void add_optimiser_options(CLI::App& app, Options& o) {
     OptionGroup optimiser(app, "Optimiser and schedule");
-    optimiser.choice("--schedule,-k", o.schedule, kSchedules, "how the learning rate changes");
+    optimiser.choice(
+        "--schedule,-k", o.schedule, kSchedules,
+        "the learning rate after the warm-up, with q = --final-lr-frac and x from 0 to 1 until the last step. "
+        "cosine: lr (q + (1 - q) (1 + cos(pi x)) / 2); linear: lr (1 - (1 - q) x); wsd: lr until 80% of all "
+        "steps, then lr (q + (1 - q) (1 - sqrt(y))), y from 0 to 1 over the last 20%; constant: lr in every "
+        "step, --warmup and --final-lr-frac are ignored");
     optimiser.number("--lr,-l", o.lr, 0.0f, 10.0f, "highest learning rate");
-    optimiser.number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises");
+    optimiser.number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises: lr step / warmup");
     optimiser.number("--final-lr-frac,-q", o.final_lr_frac, 0.0f, 1.0f,
-                     "learning rate at the end, as a fraction of --lr");
-    optimiser.number("--weight-decay,-c", o.weight_decay, 0.0f, 10.0f, "decay of the weight matrices");
+                     "learning rate at the end, as a fraction of --lr; 1 (llm.c's default): it never falls");
+    optimiser.number("--weight-decay,-c", o.weight_decay, 0.0f, 10.0f,
+                     "decay of the weight matrices, AdamW's: w -= lr decay w; biases and norms have none");
     optimiser.number("--beta1", o.beta1, 0.0f, 0.999999f, "AdamW: decay of the first moment");
     optimiser.number("--beta2", o.beta2, 0.0f, 0.999999f, "AdamW: decay of the second moment");
     optimiser.number("--eps", o.eps, 1e-20f, 1.0f, "AdamW: added to the root of the second moment");
@@ -231,14 +261,17 @@ void add_validation_options(CLI::App& app, Options& o, int& llmc_val_batches) {
     validation.number("--val-max-batches", o.val_max_batches, -1, kMost, "sequences of a validation; -1: all");
     validation
         .number("--val-max-micro-batches,-m", llmc_val_batches, -1, kMost,
-                "the same counted in micro-batches, as llm.c does; -1: all")
+                "the same in units of --micro-batch sequences, llm.c's -m; over all ranks together, where llm.c counts "
+                "those of every rank; --val-max-batches wins; -1: all")
         ->configurable(false);   // files say it in sequences
     validation.number("--sample-every,-s", o.sample_every, 0, kMost,
                       "let the model write every this many steps; 0: never");
-    validation.number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample");
-    validation.number("--temperature", o.temperature, 0.0f, 100.0f, "of samples; 0: always the likeliest token");
-    validation.on_off("--hellaswag", o.hellaswag,
-                      "answer multiple-choice questions with every validation but the first, llm.c's -h");
+    validation.number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample, with --sample-every");
+    validation.number("--temperature", o.temperature, 0.0f, 100.0f,
+                      "of samples; 0: always the likeliest token, whatever --seed is");
+    validation.on_off(
+        "--hellaswag", o.hellaswag,
+        "answer multiple-choice questions with every validation but the first, llm.c's -h; none with --val-every 0");
     validation.string("--hellaswag-data", o.hellaswag_data, "the questions, in llm.c's format");
 }
 
@@ -246,11 +279,13 @@ void add_output_options(CLI::App& app, Options& o) {
     OptionGroup output(app, "Output");
     output.string("--output-dir,-o", o.output_dir,
                   "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
-    output.number("--log-every", o.log_every, 1, kMost,
-                  "print a line every this many steps, and first and last; a terminal shows each step, in place");
+    output.number("--log-every", o.log_every, 0, kMost,
+                  "print a line every this many steps, and first and last; 0: the first ten, then one in five seconds; "
+                  "a terminal shows each step, in place");
     output.number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
                   "save every this many steps; in any case after the last one, and where the run is cut short");
-    output.number("--keep-checkpoints", o.keep_checkpoints, 0, kMost, "the newest so many, llm.c's -nk; 0: all");
+    output.number("--keep-checkpoints", o.keep_checkpoints, 0, kMost,
+                  "the newest so many of --checkpoint-every, llm.c's -nk; 0: all");
     output.number("--major-checkpoint-every", o.major_checkpoint_every, 0, kMost,
                   "checkpoints of every this many steps are kept for good, llm.c's -nm");
     output.on_off("--keep-best", o.keep_best, "save the state of the lowest validation loss too, in the folder best");
@@ -270,9 +305,9 @@ void add_numerics_options(CLI::App& app, Options& o) {
     OptionGroup numerics(app, "Numerics and memory");
     numerics.choice("--attention", o.attention, kAttentions, "whose attention: own kernels or the library's");
     numerics.choice("--grad-dtype", o.grad_dtype, kGradDtypes, "type in which gradients accumulate");
-    numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32");
+    numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32; bf16 builds ignore it");
     numerics.on_off("--master-weights,-w", o.master_weights,
-                    "keep fp32 copies of bf16 weights; 0: stochastic rounding");
+                    "keep fp32 copies of bf16 weights; 0: stochastic rounding; fp32 builds have neither");
     numerics.number("--gelu-fusion", o.gelu_fusion, 0, 2,
                     "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too");
     numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
@@ -475,6 +510,30 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
                 nearest.empty() ? "`train_gpt --help` lists every option." : text("Did you mean ", nearest, "?"));
 }
 
+// An argument that belongs to no option.
+[[noreturn]] void left_over(const CLI::App& app, const std::string& given) {
+    std::error_code unknown;
+    if (given.starts_with("-") || !std::filesystem::exists(given, unknown)) unknown_option(app, given, "");
+    throw Error(ErrorKind::usage, text(given, ": this file follows no option"),
+                "Was a pattern not quoted? The shell then puts all files it matches in its place, and an option takes "
+                "one: write --train-data 'FOLDER/*train*.bin', with the quotes.");
+}
+
+// The parser says which key of a file it does not know, not where.
+void look_for_unknown_keys(const CLI::App& app, const std::string& path) {
+    std::ifstream file(path);
+    std::string line;
+    for (int number = 1; std::getline(file, line); number++) {
+        const std::size_t begin = line.find_first_not_of(" \t"), equals = line.find('=');
+        if (begin == std::string::npos || equals == std::string::npos || line.find_first_of("#;[") == begin) continue;
+        const std::string key = line.substr(begin, line.find_last_not_of(" \t", equals - 1) + 1 - begin);
+        const CLI::Option* option = app.get_option_no_throw((key.size() == 1 ? "-" : "--") + key);
+        if (option == nullptr || !option->get_configurable()) {
+            unknown_option(app, "--" + key, text("--config ", path, ": line ", number, ": "));
+        }
+    }
+}
+
 }   // namespace
 
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
@@ -528,6 +587,24 @@ static std::vector<std::string> complete_switches(const CLI::App& app, const std
     return result;
 }
 
+// A device never ends, and what its first bytes are taken for is chance. Pipes are read: they come from other programs.
+static void check_config_file(const std::vector<std::string>& arguments) {
+    for (std::size_t i = 0; i < arguments.size(); i++) {
+        std::string path;
+        if (arguments[i] == "--config" && i + 1 < arguments.size()) path = arguments[i + 1];
+        if (arguments[i].starts_with("--config=")) path = arguments[i].substr(std::string("--config=").size());
+        std::error_code unknown;
+        const std::filesystem::file_type type = std::filesystem::status(path, unknown).type();
+        if (type != std::filesystem::file_type::character && type != std::filesystem::file_type::block &&
+            type != std::filesystem::file_type::directory) {
+            continue;
+        }
+        const char* what = type == std::filesystem::file_type::directory ? "folder" : "device";
+        throw Error(ErrorKind::io, text("--config ", path, ": is a ", what, ", expected a file"),
+                    "`train_gpt --print-config` writes one.");
+    }
+}
+
 static void set(CLI::Option& option, const std::string& value) {
     option.add_result(value);
     option.run_callback();
@@ -571,7 +648,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     app.set_version_flag("--version", version_text(), "print which version this is, and exit")->group("General");
     app.allow_config_extras(false);
     int llmc_val_batches = 0;
-    add_data_options(app, o);
+    std::string data_name;
+    add_data_options(app, o, data_name);
     add_model_options(app, o);
     add_step_options(app, o);
     add_optimiser_options(app, o);
@@ -585,6 +663,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     add_export_options(app, o.exported);
     const std::vector<std::string> of_others = keep_options_of(result.verb, app);
 
+    check_config_file(arguments);
     arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
     std::reverse(arguments.begin(), arguments.end());   // the parser takes them from the back
     try {
@@ -597,8 +676,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         return result;
     } catch (const CLI::ExtrasError&) {
         refuse_option_of_others(app, result.verb, of_others);
-        unknown_option(app, app.remaining().front(), "");
+        left_over(app, app.remaining().front());
     } catch (const CLI::ConfigError& error) {
+        look_for_unknown_keys(app, app["--config"]->as<std::string>());
         throw Error(
             ErrorKind::usage, text("--config ", app["--config"]->as<std::string>(), ": ", error.what()),
             "Each line is `name = value` with the long name of an option; `train_gpt --print-config` prints them all.");
@@ -616,11 +696,17 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
 
     const bool counts_micro_batches =
         app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0;
+    if (app["--data"]->count() > 0) {
+        const DataPatterns found = find_named_data(data_name);
+        if (app["--train-data"]->count() == 0) set(*app.get_option_no_throw("--train-data"), found.train);
+        if (app["--val-data"]->count() == 0) set(*app.get_option_no_throw("--val-data"), found.val);
+    }
     if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
     if (result.recorded) take_recorded(app, *result.recorded, o.output_dir);
     if (counts_micro_batches) {
         std::int64_t sequences = std::int64_t{llmc_val_batches} * o.micro_batch;
-        set(*app.get_option_no_throw("--val-max-batches"), text(llmc_val_batches < 0 ? -1 : std::min<std::int64_t>(sequences, kMost)));
+        set(*app.get_option_no_throw("--val-max-batches"),
+            text(llmc_val_batches < 0 ? -1 : std::min<std::int64_t>(sequences, kMost)));
     }
     check_together(o);
     result.shared = app.config_to_str(true, false);

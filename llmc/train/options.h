@@ -6,6 +6,7 @@
 //
 // Every value is checked where it is read: Error(usage) names the flag, the value and what is expected. Defaults are
 // llm.c's, except:
+//   --train-data, --val-data  what data/tinyshakespeare.sh leaves
 //   --model            d12 (llm.c: gpt2_124M_bf16.bin, a file one would have to download first)
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
 //   --gelu-fusion      2 (llm.c: 0, and 2 on an H100)
@@ -42,8 +43,8 @@ struct OptimizerOptions {
 
 struct Options : OptimizerOptions {
     // data
-    std::string train_data = "data/tiny_shakespeare_train.bin";   // pattern
-    std::string val_data = "data/tiny_shakespeare_val.bin";       // pattern
+    std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern
+    std::string val_data = "data/tinyshakespeare/*val*.bin";       // pattern
     bool overfit_single_batch = false;
 
     // model
@@ -70,7 +71,7 @@ struct Options : OptimizerOptions {
     int val_every = 20;         // steps; 0: never
     int val_max_batches = 80;   // sequences; -1: all
     int sample_every = 20;      // steps; 0: never
-    int log_every = 1;          // steps between lines of progress, where they go to no terminal
+    int log_every = 0;          // steps between lines of progress, where they go to no terminal; 0: few enough to read
     int sample_tokens = 64;
     float temperature = 1.0f;   // 0: always the likeliest token
     bool hellaswag = false;     // multiple-choice evaluation with every validation but the first
@@ -128,7 +129,7 @@ struct CommandLine {
     Options options;
     std::string print_and_exit;   // the help or the configuration, where that was asked for
     std::string shared;           // the configuration as it must be on every rank
-    std::vector<OptionText> texts;   // every option that --print-config prints
+    std::vector<OptionText> texts;       // every option that --print-config prints
     std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
 };
 

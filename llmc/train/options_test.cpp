@@ -285,9 +285,9 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
         return found == line.texts.end() ? "(none)" : found->value;
     };
     RunRecord record;
-    record.options =
-        parse_command_line({"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
-            .texts;
+    record.options = parse_command_line(
+                         {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
+                         .texts;
     write_run_record(real_files(), out, record);
     write_whole(real_files(), config, "warmup=5\n");
 
@@ -297,9 +297,9 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
     CHECK(line.options.val_max_batches == 20);
     CHECK(line.options.recompute == Recompute::block);
     CHECK(!line.options.master_weights);
-    CHECK(line.options.warmup == 5);          // of the file
-    CHECK(line.options.seed == 7);            // of the command line
-    CHECK(line.options.stop_after == 0);      // of that start alone
+    CHECK(line.options.warmup == 5);       // of the file
+    CHECK(line.options.seed == 7);         // of the command line
+    CHECK(line.options.stop_after == 0);   // of that start alone
     CHECK(line.options.output_dir == out);
     CHECK(value(line, "lr") == "0.002");
     CHECK(value(line, "recompute") == "block");

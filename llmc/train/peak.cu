@@ -83,6 +83,11 @@ std::optional<double> data_sheet_flops(const std::string& device_name, DType typ
     return std::nullopt;
 }
 
+double share_of_peak(PeakFlops& peak, double flops_per_second) {
+    peak.per_second = std::max(peak.per_second, flops_per_second);
+    return flops_per_second / peak.per_second;
+}
+
 PeakFlops peak_flops(const std::string& device_name, bool tf32, Matmul& matmul, cudaStream_t stream) {
     if (auto flops = data_sheet_flops(device_name, dtype_of<floatX>, tf32)) return {*flops, false};
     const bool is_gpu = device_name.starts_with("NVIDIA") || device_name.starts_with("Tesla");

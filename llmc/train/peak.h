@@ -16,5 +16,9 @@ struct PeakFlops {
 // is allowed; none for a device that is not in the table.
 std::optional<double> data_sheet_flops(const std::string& device_name, DType type, bool tf32);
 
+// What a device reaches, as a share of its peak: at most 1. Where it reaches more, the peak is raised to that: one that
+// was measured is an estimate.
+double share_of_peak(PeakFlops& peak, double flops_per_second);
+
 // From the data sheet where the device has one, else what a large matmul reaches here (about a tenth of a second).
 PeakFlops peak_flops(const std::string& device_name, bool tf32, Matmul& matmul, cudaStream_t stream);

@@ -13,3 +13,11 @@ TEST_CASE("peak: devices are found by their name, the longer names first") {
     CHECK(data_sheet_flops("NVIDIA GeForce RTX 3090 Ti", DType::bf16, false) == 80e12);
     CHECK(!data_sheet_flops("CPU stand-in on something", DType::bf16, false));
 }
+
+TEST_CASE("peak: a share of it is at most 1; an estimate that was too low is raised") {
+    PeakFlops peak{100, true};
+    CHECK(share_of_peak(peak, 25) == 0.25);
+    CHECK(share_of_peak(peak, 200) == 1);
+    CHECK(peak.per_second == 200);
+    CHECK(share_of_peak(peak, 50) == 0.25);
+}

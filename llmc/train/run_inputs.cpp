@@ -94,9 +94,8 @@ void check_no_results(const std::string& folder, const std::vector<int>& saved) 
     const bool has_records = std::filesystem::is_regular_file(records) && std::filesystem::file_size(records) > 0;
     if (saved.empty() && !has_records) return;
     throw Error(ErrorKind::usage,
-                saved.empty()
-                    ? text("--output-dir ", folder, " holds the records of a run, in ", records.string())
-                    : text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
+                saved.empty() ? text("--output-dir ", folder, " holds the records of a run, in ", records.string())
+                              : text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
                 "Continue it with --resume, give another folder, or remove the results with --overwrite.");
 }
 
@@ -152,6 +151,12 @@ std::string RunInputs::origin() const {
 }
 
 RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log) {
+    if (!options.overfit_single_batch) matching_files("--train-data", options.train_data);   // before all else
+    if (options.val_every > 0 || options.overfit_single_batch) matching_files("--val-data", options.val_data);
+    if (world.is_first()) {
+        if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
+        if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
+    }
     const std::string tokenizer_file = find_tokenizer_file(options);
     std::optional<Tokenizer> tokenizer;
     if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
@@ -185,7 +190,7 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     if (val_tokens || options.overfit_single_batch) {
         data.push_back(describe_data(real_files(), "val-data", options.val_data));
     }
-    return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,   std::move(lock),
+    return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,    std::move(lock),
             std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps, std::move(data)};
 }
 
@@ -223,10 +228,10 @@ void check_same_run(const RunState& state, const std::optional<RunRecord>& recor
     for (const RecordedData& was : recorded->data) {
         const auto is = std::ranges::find(now.data, was.option, &RecordedData::option);
         if (was.option != now.data.front().option || is == now.data.end() || is->hash == was.hash) continue;
-        throw Error(ErrorKind::usage,
-                    text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ",
-                         is->hash, "; the run to resume had ", was.shards, " of ", was.tokens, " with the hash ",
-                         was.hash),
-                    "Resume with the same data. They may lie elsewhere, but must be the same files.");
+        throw Error(
+            ErrorKind::usage,
+            text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ", is->hash,
+                 "; the run to resume had ", was.shards, " of ", was.tokens, " with the hash ", was.hash),
+            "Resume with the same data. They may lie elsewhere, but must be the same files.");
     }
 }

@@ -3,8 +3,8 @@
 //
 // options.json, written at every start:
 //   {"format": "train_gpt run", "version": 1,
-//    "options": {"train-data": "data/local/train*.bin", "lr": "0.0003", ...}   every option, as --print-config spells it
-//    "data": [{"option": "train-data", "shards": 2, "tokens": 99, "hash": "0123456789abcdef",
+//    "options": {"train-data": "data/local/train*.bin", "lr": "0.0003", ...}   every option, as --print-config spells
+//    it "data": [{"option": "train-data", "shards": 2, "tokens": 99, "hash": "0123456789abcdef",
 //              "manifests": {"data/local/manifest.json": "0123456789abcdef"}}, ...]
 //    "starts": [{"after_step": 0, "time": "2026-01-31T12:00:00Z", "program": "0123456789abcdef", "precision": "bf16",
 //                "device": "...", "processes": 8, "hosts": {"node1": 8}, "changed": {"lr": ["0.0003", "0.001"]}}, ...]}

@@ -85,12 +85,3 @@ std::string Sampler::sample(int step) {
     stage.set_batch_shape(B, T);
     return written;
 }
-
-std::string printable(const std::string& bytes) {
-    std::string result = bytes;
-    for (char& c : result) {
-        const unsigned char code = static_cast<unsigned char>(c);
-        if ((code < 32 && c != '\n' && c != '\t') || code == 127) c = '?';
-    }
-    return result;
-}

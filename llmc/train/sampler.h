@@ -34,6 +34,3 @@ private:
     int window_;                    // tokens the model sees at once
     DeviceBuffer<floatX> logits_;   // of one position
 };
-
-// Text as a terminal takes it: control characters other than line ends and tabs become '?'.
-std::string printable(const std::string& bytes);

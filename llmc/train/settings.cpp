@@ -69,9 +69,10 @@ void asked(Table& table, const Options& o) {
 
 void found(Table& table, const Options& o, const RunFacts& f) {
     table.row("device", f.device_name);
-    table.row("peak TFLOP/s", f.peak.per_second > 0 ? formatted("%.2f (%s)", f.peak.per_second * 1e-12,
-                                                                f.peak.measured ? "measured" : "data sheet")
-                                                    : std::string("unknown"));
+    table.row("peak TFLOP/s", f.peak.per_second > 0
+                                  ? formatted("%.2f (%s)", f.peak.per_second * 1e-12,
+                                              f.peak.measured ? "measured, an estimate" : "data sheet")
+                                  : std::string("unknown"));
     table.row("precision", f.precision);
     table.row("attention", f.attention == o.attention
                                ? name_of(f.attention)
@@ -108,10 +109,21 @@ std::string settings_table(const Options& options, const RunFacts& facts) {
     return table.lines();
 }
 
-std::string doubts(const Options& options, const ModelConfig& model) {
+std::vector<std::string> doubts(const Options& options, const ModelConfig& model) {
+    std::vector<std::string> doubts;
     if (options.seq_len < model.max_seq_len) {
-        return text("--seq-len ", options.seq_len, " is shorter than the model's ", model.max_seq_len,
-                    " positions: those beyond it will not be trained (GPT-2 trains with 1024, GPT-3 with 2048)");
+        doubts.push_back(text("--seq-len ", options.seq_len, " is shorter than the model's ", model.max_seq_len,
+                              " positions: those beyond it will not be trained (GPT-2 trains with 1024, GPT-3 with "
+                              "2048)"));
     }
-    return "";
+    const bool is_constant = options.schedule == ScheduleKind::constant;
+    if (!is_constant && options.final_lr_frac == 1.0f) {
+        doubts.push_back(text("the ", name_of(options.schedule),
+                              " schedule never falls: --final-lr-frac is 1. 0 lets it fall to nothing, 0.1 to a tenth; "
+                              "--schedule constant says that it is meant to stay"));
+    }
+    if (is_constant && options.warmup > 0) {
+        doubts.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
+    }
+    return doubts;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "llmc/data/loader.h"
 #include "llmc/model/config.h"
@@ -23,4 +24,4 @@ struct RunFacts {
 std::string settings_table(const Options& options, const RunFacts& facts);
 
 // What is allowed but probably not meant: one sentence each.
-std::string doubts(const Options& options, const ModelConfig& model);
+std::vector<std::string> doubts(const Options& options, const ModelConfig& model);

@@ -13,6 +13,10 @@ double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Lines of progress that a person can follow: the first steps, to see that it goes, then one in so many seconds.
+constexpr int kFirstLines = 10;
+constexpr double kSecondsPerLine = 5;
+
 // "45s", "12m05s", "3h20m".
 std::string duration(double seconds) {
     const long long s = std::llround(seconds);
@@ -27,6 +31,7 @@ Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),
       max_steps_(parts.max_steps),
+      peak_{parts.peak_flops_per_s, true},
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
@@ -142,7 +147,8 @@ RunEnd Trainer::end_at_bad_steps() {
     finish_save();   // of a step before
     parts_.log.warning(
         "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
-        "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer --warmup "
+        "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer "
+        "--warmup "
         "or a --grad-clip. --max-bad-steps says how many are borne.",
         bad_steps_, step_, max_steps_);
     return RunEnd::bad_steps;
@@ -241,9 +247,10 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.grad_norm = result.grad_norm;
     record.lr = lr;
     record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
-    if (parts_.peak_flops_per_s > 0) {
-        record.mfu = record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /
-                     (parts_.step.stage().storage().place().mesh.size() * parts_.peak_flops_per_s);
+    if (peak_.per_second > 0) {
+        record.mfu =
+            share_of_peak(peak_, record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /
+                                     parts_.step.stage().storage().place().mesh.size());
     }
     record.step_ms = 1e3 * seconds;
     record.memory_bytes = parts_.arena.high_water();
@@ -254,11 +261,22 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(
-        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s", step_,
-                  max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
+                  step_, max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                  duration(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str()),
-        step_ == 1 || step_ == last || step_ % options_.log_every == 0);
+                  duration(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
+                  static_cast<double>(record.memory_bytes) / (1 << 20)),
+        line_is_due(last));
+}
+
+bool Trainer::line_is_due(int last) {
+    const double now = seconds_now();
+    const bool due = options_.log_every > 0 ? step_ == 1 || step_ % options_.log_every == 0
+                                            : lines_ < kFirstLines || now - last_line_s_ >= kSecondsPerLine;
+    if (!due && step_ != last) return false;
+    lines_++;
+    last_line_s_ = now;
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -285,7 +303,7 @@ bool Trainer::evaluate() {
 }
 
 bool Trainer::write_sample() {
-    parts_.log.block("generating:\n---\n" + printable(parts_.sampler->sample(step_)) + "\n---\n");
+    parts_.log.block("generating:\n---\n" + parts_.sampler->sample(step_) + "\n---\n");
     return true;
 }
 

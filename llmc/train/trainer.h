@@ -24,6 +24,7 @@
 #include "llmc/train/guard.h"
 #include "llmc/train/metrics.h"
 #include "llmc/train/options.h"
+#include "llmc/train/peak.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/step.h"
 #include "llmc/train/stop_signals.h"
@@ -87,6 +88,7 @@ private:
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
     bool is_outlier(const StepResult& result);
     void report_step(const StepResult& result, float lr, double seconds);
+    bool line_is_due(int last);   // of progress, after the step at hand
     bool validate();
     bool evaluate();
     bool write_sample();
@@ -105,6 +107,7 @@ private:
     Schedule learning_rates_;
     PipelineSchedule schedule_;   // of every step
     int max_steps_;
+    PeakFlops peak_;       // of one device
     int sequences_;        // of a step
     int step_ = 0;         // completed steps
     int saved_step_ = 0;   // the last one that is in a checkpoint
@@ -123,4 +126,6 @@ private:
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step
     Timing timing_;
+    int lines_ = 0;            // of progress so far
+    double last_line_s_ = 0;   // when the last one was due
 };

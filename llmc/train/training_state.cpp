@@ -210,7 +210,8 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
         throw Error(
             ErrorKind::bad_data,
             text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),
-            "Resume with the same --model, or --layers, --heads, --channels and --seq-len, and the same --tie-embeddings.");
+            "Resume with the same --model, or --layers, --heads, --channels and --seq-len, and the same "
+            "--tie-embeddings.");
     }
     read_tensors(files, path, tensors, stream);
     return state;

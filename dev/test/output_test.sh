@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# What a person looks at: lines of progress, MFU, the picture of the losses, and that nothing in data reaches the terminal
+# but as text.
+source "$(dirname "$0")/common.sh"
+loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
+needs "$train_gpt" "$tokenize" "$loss_curve"
+cd "$work" || exit 70
+
+# expect CODE MESSAGE COMMAND...: the message may appear on either stream
+expect() {
+    local code=$1 message=$2 status
+    shift 2
+    timeout 120 "$@" >out 2>&1 </dev/null
+    status=$?
+    [ "$status" -eq "$code" ] && grep -aqF -- "$message" out
+    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
+$(sed 's/^/  | /' out | tail -n 8)"
+}
+check() {   # NAME COMMAND...
+    "${@:2}" >checked 2>&1
+    verdict $? "$1: $(tail -n 3 checked)"
+}
+
+seq 1 3000 >numbers.txt
+"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 1 --heads 2 --channels 32
+    --seq-len 32 --micro-batch 2 --val-every 0 --sample-every 0)
+
+# ---- lines of progress: few enough to read, with all that is asked of a run
+start=$SECONDS
+expect 0 "step  300/300" "${run[@]}" --max-steps 300 -o one
+most=$((10 + (SECONDS - start) / 5 + 2)) lines=$(grep -c '^step' out)
+[ "$lines" -ge 11 ] && [ "$lines" -le "$most" ] && [ "$(grep '^step' out | head -n 10 | tail -n 1 | cut -d/ -f1)" = 'step   10' ]
+verdict $? "$lines lines of 300 steps, expected 11 to $most"
+for part in 'loss [0-9.]+' 'lr [0-9.e-]+' 'ETA [0-9hms]+' '[0-9.]+ ms' '[0-9]+ tok/s' '[0-9.]+% [a-z0-9]+ MFU' '[0-9]+ MiB$'; do
+    check "a line of progress with $part" grep -qE "^step  300/300 \|.* $part" out
+done
+expect 0 "step  300/300" "${run[@]}" --max-steps 300 --log-every 100
+[ "$(grep '^step' out | cut -d/ -f1 | xargs)" = "step 1 step 100 step 200 step 300" ]
+verdict $? "--log-every 100: $(grep '^step' out | cut -d/ -f1 | xargs)"
+sed -nE 's/.*"mfu":([0-9.e+-]+).*/\1/p' one/metrics.jsonl | awk '{ n++; if ($1 > 1 || $1 <= 0) bad = 1 } END { exit bad || n != 300 }'
+verdict $? "MFU above 100%: $(sed -nE 's/.*"mfu":([0-9.e+-]+).*/\1/p' one/metrics.jsonl | sort -g | tail -n 1)"
+if [ "$device" = cpu ]; then check "a measured peak is called an estimate" grep -qF "(measured, an estimate)" out; fi
+
+# ---- recipes: what a schedule does is said, what is probably not meant is told
+for part in 'lr (q + (1 - q) (1 + cos(pi x)) / 2)' 'lr until 80% of all steps' '--warmup and --final-lr-frac are ignored' \
+    "where llm.c counts those of every rank"; do
+    tr -s ' \n' ' ' < <("$train_gpt" --help) | grep -qF -- "$part"
+    verdict $? "--help does not say: $part"
+done
+"$train_gpt" --help | grep -q "log-gpu-every"
+verdict $((! $?)) "--help shows an option that is not served"
+expect 0 "warning: the cosine schedule never falls: --final-lr-frac is 1" "${run[@]}" --max-steps 1
+expect 0 "warning: the wsd schedule never falls" "${run[@]}" --max-steps 1 --schedule wsd
+expect 0 "warning: --warmup 1 is ignored by --schedule constant" "${run[@]}" --max-steps 1 --schedule constant --warmup 1
+for schedule in "--final-lr-frac 0.1" "--final-lr-frac 0" "--schedule constant"; do
+    expect 0 "step    1/1" "${run[@]}" --max-steps 1 $schedule
+    grep -q 'warning:' out
+    verdict $((! $?)) "a warning of $schedule: $(grep warning: out)"
+done
+
+# ---- data by name
+expect 64 "--data local: there are no training shards in data/local" "$train_gpt" --data local
+mkdir data/local data/other && cp data/*.bin data/manifest.json data/local
+expect 0 "| train data pattern    | data/local/*train*.bin" "${run[@]:0:1}" --data local "${run[@]:5}" --max-steps 1
+expect 0 "| val data pattern      | data/val*.bin" "${run[@]:0:1}" --data local "${run[@]:3}" --max-steps 1
+expect 0 "| train data pattern    | ./data/*train*.bin" "${run[@]:0:1}" --data ./data "${run[@]:5}" --max-steps 1
+expect 64 "there are: local." "$train_gpt" --data lokal
+rm -r data/local data/other
+
+# ---- pictures: several runs in one, over no input
+expect 0 "step    9/9" "${run[@]}" --max-steps 9 --val-every 3 -o 'two <&>'
+check "two runs are drawn" "$loss_curve" one 'two <&>/metrics.jsonl' 'a "level" <=2.5' -o both.svg
+[ "$(grep -c "class='mean' stroke" both.svg)" -eq 4 ] && [ "$(grep -c "<circle" both.svg)" -eq 5 ] &&
+    grep -qF 'two &lt;&amp;&gt;' both.svg && grep -qF '>one<' both.svg && grep -qF 'a "level" &lt; 2.5' both.svg
+verdict $? "two runs in one picture: $(grep -c "class='mean'" both.svg) lines"
+[ "$(grep "class='mean' stroke" both.svg | grep -oE "stroke='[^']*'" | sort -u | wc -l)" -eq 2 ]
+verdict $? "a color for each run"
+if command -v python3 >/dev/null; then
+    check "the picture is well-formed" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' both.svg
+fi
+cp -r one before
+expect 64 "-o one/metrics.jsonl: is one/metrics.jsonl, which is to be drawn" "$loss_curve" one -o one/metrics.jsonl
+ln one/metrics.jsonl linked.svg
+expect 64 "-o linked.svg: is one/metrics.jsonl" "$loss_curve" one -o linked.svg
+expect 64 "no -o: where the picture goes is not said" "$loss_curve" one/metrics.jsonl new.svg
+expect 64 "-o one: is a folder, expected the name of a file" "$loss_curve" one -o one
+expect 64 "no run is given" "$loss_curve" -o new.svg
+expect 74 "none/metrics.jsonl" "$loss_curve" none/metrics.jsonl -o new.svg
+expect 74 "one/none" "$loss_curve" one -o one/none/new.svg
+check "nothing was written over" diff -r before one
+
+# ---- text is text: escapes, NULs and broken UTF-8 are shown
+escape=$'\x1b'
+no_controls() { ! grep -aqP '[\x00-\x08\x0b-\x1f\x7f]' "$1"; }
+printf '\x1b[2J\x00\xff\n%.0s' $(seq 1 700) >controls.txt
+expect 0 "400 validation tokens" "$tokenize" --tokenizer bytes --quiet --output controls --val-tokens 400 controls.txt
+expect 0 '\x1b[2J\x00\xff' "${run[@]}" --train-data 'controls/train*.bin' --val-data 'controls/val*.bin' --max-steps 60 --lr 0.01 \
+    --sample-every 60 --sample-tokens 40 --temperature 0
+check "a sample is printable" no_controls out
+check "the very bytes are decoded to a pipe" cmp <("$tokenize" --decode controls/val_000000.bin | head -c 41 | tail -c 28) <(head -c 28 controls.txt)
+if command -v script >/dev/null; then
+    script -qec "'$tokenize' --decode controls/val_000000.bin" /dev/null </dev/null | tr -d '\r' >out
+    grep -qF '\x1b[2J\x00\xff' out && no_controls out
+    verdict $? "decoded to a terminal: $(head -n 2 out | od -c | head -n 3)"
+else
+    echo "SKIPPED decoding to a terminal: no script"
+fi
+printf '{"step":1,"loss":1}\n%s[2Jx\0y\n' "$escape" >bad.jsonl
+expect 65 'bad.jsonl:2: not a JSON object with a "step": \x1b[2Jx\x00y' "$loss_curve" bad.jsonl -o new.svg
+check "messages of loss_curve are printable" no_controls out
+printf 'IQ== 0\nI%sg== one\n' "$escape" >ranks.tiktoken
+expect 65 'I\x1bg== one' "$tokenize" -q --output none --tokenizer ranks.tiktoken numbers.txt
+check "messages of tokenize are printable" no_controls out
+expect 74 '--train-data \x1b[2J*: no file matches' "${run[@]}" --train-data "${escape}[2J*"
+check "messages of train_gpt are printable" no_controls out
+sed "s/\"name\": \"bytes\"/\"name\": \"\\\\u001b[2J\"/" data/manifest.json >edited && mv edited data/manifest.json
+expect 0 'tokenizer \x1b[2J' "$tokenize" --verify data
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

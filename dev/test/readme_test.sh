@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The commands of the README, in order, as they stand there, each in a pseudo-terminal. The model and the number of steps
+# are small: ./train_gpt is a script that adds options of its own behind those given. What `make` is asked for must be one
+# of its targets. And docs/options.md is what --help says.
+source "$(dirname "$0")/common.sh"
+needs "$train_gpt" "$tokenize" "build/$device$variant/loss_curve"
+root=$PWD
+export TERM=xterm
+
+diff docs/options.md <(dev/tools/options_page.sh "$train_gpt") >"$work/diff"
+verdict $? "docs/options.md is not what dev/tools/options_page.sh writes: $(head -n 5 "$work/diff")"
+[ "$(grep -oE '^\| `--[a-z0-9-]+`' docs/options.md | sort | uniq -d | wc -l)" -eq 0 ] && [ "$(grep -cE '^\| `--' docs/options.md)" -gt 60 ]
+verdict $? "an option is there twice, or few are: $(grep -cE '^\| `--' docs/options.md)"
+"$train_gpt" --help | awk 'length($0) > 120 { print; bad = 1 } END { exit bad }'
+verdict $? "lines of --help that are longer than 120"
+
+if ! command -v script >/dev/null; then
+    echo "SKIPPED the commands of the README: no script (util-linux) for a pseudo-terminal"
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+    exit
+fi
+mkdir "$work/tree" "$work/bin" && cp -r data scripts "$work/tree" && cd "$work/tree" || exit 70
+rm -rf data/*/
+ln -s "$tokenize" tokenize && ln -s "$root/build/$device$variant/loss_curve" loss_curve
+cat >train_gpt <<END
+#!/usr/bin/env bash
+small=(--model d12 --layers 4 --heads 2 --channels 32 --seq-len 32 --micro-batch 1 --total-batch 1024 --max-steps 2 --warmup 1
+    --val-max-batches 4 --sample-every 0)
+exec "$train_gpt" "\$@" "\${small[@]}"
+END
+cat >"$work/bin/make" <<END
+#!/usr/bin/env bash
+for word; do
+    [[ \$word = *=* ]] || grep -qE "^\$word:" "$root/Makefile" || { echo "make: no target \$word" && exit 2; }
+done
+END
+chmod +x train_gpt "$work/bin/make"
+
+count=0
+while IFS= read -r command; do
+    case $command in
+        *mine/*) ./tokenize -q --tokenizer data/local/tokenizer --output mine --val-tokens 5000 --files-from data/local/files.txt \
+            --max-bytes 1MB >/dev/null || exit 70 ;;
+    esac
+    # </dev/null: not the rest of the commands
+    PATH=$work/bin:$PATH timeout 300 script -qec "${command//--train-data .../--data local}" out >/dev/null 2>&1 </dev/null
+    verdict $? "$command: $(tail -n 5 out)"
+    grep -aqE 'error|FAILED' out
+    verdict $((! $?)) "$command complains: $(grep -aE 'error|FAILED' out | head -n 3)"
+    count=$((count + 1))
+done < <(awk '/^```/ { inside = /^```sh/; next } inside' "$root/README.md" | sed -E ':a; /\\$/ { N; s/\\\n *//; ba }; s/ +# .*//')
+[ "$count" -ge 14 ]
+verdict $? "only $count commands were found in the README"
+for part in runs/first/options.json runs/first/step_00000002/model.safetensors.index.json runs/first/loss.svg runs/124M/metrics.jsonl; do
+    [ -s "$part" ]
+    verdict $? "there is no $part"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
