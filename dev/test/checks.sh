@@ -92,6 +92,11 @@ if part processes; then
     check "a rank lost at 20 places" dev/test/lost_rank_test.sh long
     check "builds without what is optional" dev/test/optional_test.sh long
 fi
+if part reliability; then
+    builds_for_cpu
+    check "crash points of a save, 40 interleavings" build/cpu/unit_test --no-skip -tc='crash points: the same*'
+    check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
+fi
 if part signals; then
     builds_for_cpu
     check "runs interrupted at random times" dev/test/signals_test.sh long

@@ -166,13 +166,13 @@ std::optional<std::string> Socket::receive(double timeout_seconds, bool* timed_o
     return text;
 }
 
-ListeningSocket::ListeningSocket(int port) {
+ListeningSocket::ListeningSocket(int port, bool only_loopback) {
     socket_ = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     int yes = 1;
     setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_addr.s_addr = htonl(only_loopback ? INADDR_LOOPBACK : INADDR_ANY);
     address.sin_port = htons(static_cast<std::uint16_t>(port));
     socklen_t size = sizeof address;
     auto* generic = reinterpret_cast<sockaddr*>(&address);
@@ -185,7 +185,10 @@ ListeningSocket::ListeningSocket(int port) {
 }
 
 std::optional<Socket> ListeningSocket::accept(double timeout_seconds) {
-    if (!wait_readable(socket_.fd(), timeout_seconds)) return std::nullopt;
+    if (!wait_readable(socket_.fd(), timeout_seconds)) {
+        errno = EAGAIN;
+        return std::nullopt;
+    }
     int fd = accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) return std::nullopt;
     send_at_once(fd);
@@ -223,6 +226,12 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
 
 std::optional<Socket> connect_to_host(const std::string& host, int port, double timeout_seconds) {
     return connect_to_any({host}, port, timeout_seconds, {});
+}
+
+bool is_loopback(const std::string& host) {
+    in_addr address{};
+    if (inet_pton(AF_INET, host.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
+    return host == "localhost";
 }
 
 std::string own_host_name() {

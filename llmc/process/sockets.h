@@ -33,8 +33,8 @@ private:
 
 class ListeningSocket {
 public:
-    // Listens on `port` (0: any) of all interfaces. Throws Error(io).
-    explicit ListeningSocket(int port);
+    // Listens on `port` (0: any) of all interfaces, or of loopback alone. Throws Error(io).
+    explicit ListeningSocket(int port, bool only_loopback = false);
     int port() const { return port_; }
     int fd() const { return socket_.fd(); }   // readable when somebody has come
     std::optional<Socket> accept(double timeout_seconds);
@@ -50,6 +50,10 @@ std::optional<Socket> connect_to_host(const std::string& host, int port, double 
 // connection that it is not the right one: private addresses mean other machines elsewhere.
 std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
                                      const std::function<bool(Socket&)>& greet);
+
+// "localhost", or an address of 127.0.0.0/8 in digits: the same host, whoever says it. Other names may mean loopback on
+// one host and not on others.
+bool is_loopback(const std::string& host);
 
 std::string own_host_name();   // for messages; others may not be able to resolve it
 // What two processes share exactly if they reach each other by loopback: host name, boot and network namespace.

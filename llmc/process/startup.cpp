@@ -15,6 +15,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/io/file.h"
+#include "llmc/process/comers.h"
 #include "llmc/process/sockets.h"
 
 namespace {
@@ -60,9 +61,9 @@ public:
 class TcpRendezvous : public Rendezvous {
 public:
     TcpRendezvous(int rank, int ranks, const std::string& host, int port, double timeout)
-        : Rendezvous(rank, ranks), timeout_(timeout) {
+        : Rendezvous(rank, ranks), timeout_(timeout), secret_(run_secret()) {
         if (rank == 0) {
-            collect(port);
+            collect(host, port);
         } else {
             join(host, port);
         }
@@ -90,27 +91,16 @@ public:
 private:
     Socket& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
-    void collect(int port) {
-        ListeningSocket listener(port);
+    void collect(const std::string& host, int port) {
+        ListeningSocket listener(port, is_loopback(host));
         peers_.resize(static_cast<std::size_t>(ranks()));
-        const double deadline = steady_seconds() + timeout_;
-        for (int missing = ranks() - 1; missing > 0;) {
-            std::optional<Socket> connection = listener.accept(deadline - steady_seconds());
-            if (!connection) {
-                if (steady_seconds() > deadline) break;
-                continue;
-            }
-            std::optional<std::string> hello = connection->receive(std::min(5.0, deadline - steady_seconds()));
-            if (!hello) continue;   // a stranger, or a rank that died while it introduced itself
-            int rank = 0, of = 0;
-            if (std::sscanf(hello->c_str(), "train_gpt rank %d of %d", &rank, &of) != 2) continue;
-            if (of != ranks() || rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
-                connection->send(text("no to rank ", rank, " of ", of, ": it expects ranks 1 to ", ranks() - 1, " of ",
-                                      ranks(), ", each once"));
-                continue;
-            }
-            peer(rank) = std::move(*connection);
-            missing--;
+        Comers comers(listener);
+        int missing = ranks() - 1;
+        for (const double deadline = steady_seconds() + timeout_; missing > 0 && steady_seconds() < deadline;) {
+            comers.listen(deadline - steady_seconds(), [&](Comer& comer, const std::string& hello) {
+                if (welcome(comer.socket, hello)) missing--;
+                return false;
+            });
         }
         std::vector<int> absent;
         for (int r = 1; r < ranks(); r++) {
@@ -122,18 +112,53 @@ private:
         if (!absent.empty()) peers_missing(absent, ranks(), timeout_);
     }
 
-    void join(const std::string& host, int port) {
-        std::optional<Socket> connection = connect_to_host(host, port, timeout_);
+    // Whether a rank that was missing has come.
+    bool welcome(Socket& socket, const std::string& hello) {
+        int rank = 0, of = 0, end = 0;
+        if (std::sscanf(hello.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;
+        if (hello.substr(static_cast<std::size_t>(end)) != secret_) {
+            socket.send(text("no to rank ", rank, " of ", of, ": it is of another run (TRAIN_GPT_SECRET differs)"));
+            return false;
+        }
+        if (of != ranks() || rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
+            socket.send(text("no to rank ", rank, " of ", of, ": it expects ranks 1 to ", ranks() - 1, " of ", ranks(),
+                             ", each once"));
+            return false;
+        }
+        peer(rank) = std::move(socket);
+        return true;
+    }
+
+    // One attempt: rank 0's answer, unless it closes the connection first, as it does with strangers and, where too
+    // many of those come, with whoever is among them.
+    std::optional<std::string> ask(const std::string& host, int port, double seconds) {
+        std::optional<Socket> connection = connect_to_host(host, port, seconds);
         if (!connection) {
             throw Error(ErrorKind::no_device,
                         text("rank ", rank(), " cannot reach rank 0 at ", host, ":", port, " within ", timeout_, " s"),
                         "Check that rank 0 was started there and that no firewall stands between.");
         }
         to_rank_0_ = std::move(*connection);
-        to_rank_0_.send(text("train_gpt rank ", rank(), " of ", ranks()));
-        std::string answer = receive(to_rank_0_, 0);
+        if (!to_rank_0_.send(text("train_gpt rank ", rank(), " of ", ranks(), " ", secret_))) return std::nullopt;
+        bool timed_out = false;
+        std::optional<std::string> answer = to_rank_0_.receive(timeout_ + 10, &timed_out);
+        if (timed_out) lost(0);
+        return answer;
+    }
+
+    void join(const std::string& host, int port) {
+        std::optional<std::string> answer = ask(host, port, timeout_);
+        for (int again = 0; !answer && again < 100; again++) {   // it is there, or has just ended
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            try {
+                answer = ask(host, port, 1);
+            } catch (const Error&) {
+                break;
+            }
+        }
+        if (!answer) lost(0);
         if (answer != "yes") {
-            throw Error(ErrorKind::no_device, text("rank ", rank(), " at ", host, ":", port, ": rank 0 says ", answer),
+            throw Error(ErrorKind::no_device, text("rank ", rank(), " at ", host, ":", port, ": rank 0 says ", *answer),
                         "Check that every rank was started once, with the same number of ranks.");
         }
     }
@@ -149,6 +174,7 @@ private:
     }
 
     double timeout_;
+    std::string secret_;
     std::vector<Socket> peers_;
     Socket to_rank_0_;
 };
@@ -380,6 +406,16 @@ LaunchEnvironment read_launch_environment() {
         return found;
     }
     return {};
+}
+
+std::string run_secret() {
+    auto value = [](const char* name) {
+        const char* found = std::getenv(name);
+        return std::string(found != nullptr ? found : "");
+    };
+    if (const std::string given = value("TRAIN_GPT_SECRET"); !given.empty()) return given;
+    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"), ".", value("SLURM_STEP_ID"));
+    return value("TORCHELASTIC_RUN_ID");
 }
 
 int own_rank(const StartupOptions& options) {

@@ -5,6 +5,11 @@
 //   fs    a folder that all see; no MPI needed. Of one run at a time; what an earlier run left there does no harm
 //   auto  one process alone, or mpi / tcp by what the environment says
 //
+// Strangers cost a run nothing: whoever joins by tcp says the run's secret, and rank 0 listens to all comers at once. The
+// secret is TRAIN_GPT_SECRET, which scripts/launch.sh makes anew for each run, else what the batch system calls the job
+// (Slurm, torchrun), which tells runs apart. mpi has its own; whoever may write to fs's folder is trusted. Where the
+// address of rank 0 is one of loopback (127.0.0.1, localhost), it listens there only.
+//
 // Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
 // and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which scripts/launch.sh also
 // sets. One process drives one GPU: the one with its local rank's number.
@@ -58,6 +63,9 @@ struct Startup {
     std::unique_ptr<Rendezvous> rendezvous;
     ProcessPlace place;
 };
+
+// What all ranks of this run know, and others do not; empty: the environment says nothing.
+std::string run_secret();
 
 // Meets the others. What the environment does not say of local ranks is counted by host (own_host_identity).
 // Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;

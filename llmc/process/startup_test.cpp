@@ -19,14 +19,18 @@
 
 namespace {
 
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
 // Environment variables of a launcher while it lives; all those of other launchers are gone meanwhile.
 class Environment {
 public:
-    explicit Environment(const std::vector<std::pair<std::string, std::string>>& variables) {
+    explicit Environment(const Variables& variables) {
         for (const char* name : {"RANK",
                                  "WORLD_SIZE",
                                  "LOCAL_RANK",
                                  "LOCAL_WORLD_SIZE",
+                                 "TRAIN_GPT_SECRET",
+                                 "TORCHELASTIC_RUN_ID",
                                  "MASTER_ADDR",
                                  "MASTER_PORT",
                                  "OMPI_COMM_WORLD_RANK",
@@ -41,6 +45,7 @@ public:
                                  "SLURM_NTASKS",
                                  "SLURM_LOCALID",
                                  "SLURM_NTASKS_PER_NODE",
+                                 "SLURM_JOB_ID",
                                  "SLURM_STEP_ID",
                                  "SLURM_STEP_NUM_TASKS"}) {
             const char* value = std::getenv(name);
@@ -58,7 +63,7 @@ public:
     }
 
 private:
-    std::vector<std::pair<std::string, std::string>> before_;
+    Variables before_;
     std::vector<std::string> set_;
 };
 
@@ -326,6 +331,101 @@ TEST_CASE("startup: ranks that were told other numbers are refused, strangers ar
     CHECK(outcomes[0].exit_code == 0);
     CHECK(refused.exit_code == 69);
     CHECK(contains(refused.error, "no to rank 1 of 3: it expects ranks 1 to 1 of 2"));
+}
+
+namespace {
+
+std::size_t open_descriptors() {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+// What comes to a port that is open to all. The last of them stay.
+void send_strangers(int port, int count) {
+    std::vector<Socket> open;
+    for (int i = 0; i < count; i++) {
+        std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 10);
+        if (!socket) return;   // all ranks have come
+        const std::string random(static_cast<std::size_t>(1 + i % 40), static_cast<char>(i * 37));
+        auto raw = [&](const std::string& bytes) {
+            [[maybe_unused]] const ssize_t sent = ::send(socket->fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        };
+        switch (i % 7) {
+            case 0: break;   // silence
+            case 1: raw(random); break;
+            case 2: raw(std::string("\x40\0\0\0train", 9)); break;   // half a message
+            case 3: raw("\xff\xff\xff\xff"); break;                  // the longest
+            case 4: socket->send("train_gpt rank 1 of 4"); break;
+            case 5: socket->send("train_gpt rank 1 of 4 of another run"); break;
+            case 6: socket->send("train_gpt rank 1 of 4 "); break;
+        }
+        open.push_back(std::move(*socket));
+        if (open.size() > 150) open.erase(open.begin());
+    }
+}
+
+void check_strangers(int count) {
+    Environment environment(Variables{{"TRAIN_GPT_SECRET", "open sesame"}});
+    const std::size_t before = open_descriptors();
+    const int port = free_port();
+    std::vector<StartupOptions> all;
+    for (int r = 0; r < 4; r++) {
+        all.push_back(options_of(InitMethod::tcp, r, 4));
+        all.back().address = text("127.0.0.1:", port);
+    }
+    std::vector<Outcome> others(3), first;
+    double seconds = 0;
+    std::thread strangers([&] {
+        send_strangers(port, count);
+        std::jthread beside([&] { send_strangers(port, 50); });
+        const double start_seconds = steady_seconds();
+        others = start({all[1], all[2], all[3]});
+        seconds = steady_seconds() - start_seconds;
+    });
+    first = start({all[0]});
+    strangers.join();
+    others.insert(others.begin(), first[0]);
+    check_all_met(others);
+    CHECK(seconds < 4);   // one silent connection took 5
+    CHECK(open_descriptors() == before);
+}
+
+}   // namespace
+
+TEST_CASE("startup: a thousand strangers of every kind cost a start nothing, and take nobody's place") {
+    check_strangers(1000);
+}
+
+TEST_CASE("startup: a rank of another run is told so, and takes nobody's place") {
+    const int port = free_port();
+    StartupOptions first = options_of(InitMethod::tcp, 0, 2), other = options_of(InitMethod::tcp, 1, 2);
+    first.address = other.address = text("127.0.0.1:", port);
+    first.timeout_seconds = 2;
+    auto environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the first"}});
+    Outcome outcome;
+    std::thread rank_0([&] { outcome = start({first})[0]; });
+    CHECK(connect_to_host("127.0.0.1", port, 5).has_value());      // it listens, so it has read its secret
+    CHECK(!connect_to_host("127.0.0.2", port, 0.2).has_value());   // and there only
+    environment.reset();
+    environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the other"}});
+    const Outcome refused = start({other})[0];
+    rank_0.join();
+    CHECK(refused.exit_code == 69);
+    CHECK(contains(refused.error, "it is of another run"));
+    CHECK(outcome.exit_code == 69);
+    CHECK(contains(outcome.error, "these have not come within 2 s: 1"));
+}
+
+TEST_CASE("startup: where the secret of a run comes from, and what counts as loopback") {
+    auto secret = [](const Variables& variables) {
+        Environment environment(variables);
+        return run_secret();
+    };
+    CHECK(secret({}) == "");
+    CHECK(secret({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) == "slurm 12.3");
+    CHECK(secret({{"TORCHELASTIC_RUN_ID", "abc"}}) == "abc");
+    CHECK(secret({{"TRAIN_GPT_SECRET", "own"}, {"TORCHELASTIC_RUN_ID", "abc"}}) == "own");
+    for (const char* host : {"127.0.0.1", "127.3.2.1", "localhost"}) CHECK(is_loopback(host));
+    for (const char* host : {"128.0.0.1", "node0", "", "127.0.0.1.example.org"}) CHECK(!is_loopback(host));
 }
 
 TEST_CASE("startup: settings that make no sense are refused") {

@@ -1,7 +1,6 @@
 #include "llmc/process/watchdog_join.h"
 
-#include <poll.h>
-
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -9,39 +8,24 @@
 #include <sstream>
 
 #include "llmc/base/error.h"
+#include "llmc/process/comers.h"
 
 namespace {
 
 constexpr const char* kConfirmed = "confirmed";
 constexpr const char* kAllHaveCome = "all have come";
 
-// A connection whose other end has not joined yet; rank 0: it has not said who it is, as a stranger never does.
-struct Comer {
-    Socket socket;
-    int rank = 0;
-};
-
 class Gate {   // of rank 0
 public:
     Gate(int ranks, std::string word, double seconds)
         : word_(std::move(word)), seconds_(seconds), joined_(static_cast<std::size_t>(ranks)) {}
 
-    // All connections are listened to at once: one that stays silent delays nobody.
     std::vector<Socket> accept_all(ListeningSocket& listener) {
         const double deadline = steady_seconds() + seconds_;
-        std::vector<Comer> comers;
+        Comers comers(listener);
         while (!missing().empty()) {
             if (steady_seconds() > deadline) throw_missing();
-            std::vector<pollfd> waiting{{listener.fd(), POLLIN, 0}};
-            for (const Comer& comer : comers) waiting.push_back({comer.socket.fd(), POLLIN, 0});
-            poll(waiting.data(), waiting.size(), 100);
-            std::vector<Comer> remaining;
-            for (std::size_t i = 0; i < comers.size(); i++) {
-                if (waiting[i + 1].revents == 0 || hear(comers[i])) remaining.push_back(std::move(comers[i]));
-            }
-            comers = std::move(remaining);
-            if (waiting[0].revents == 0) continue;
-            if (std::optional<Socket> socket = listener.accept(0)) comers.push_back({std::move(*socket), 0});
+            comers.listen(0.1, [this](Comer& comer, const std::string& message) { return hear(comer, message); });
         }
         for (std::size_t r = 1; r < joined_.size(); r++) joined_[r].send(kAllHaveCome);
         return std::move(joined_);
@@ -49,16 +33,15 @@ public:
 
 private:
     // Takes one message of a comer. True: there is more to come. False: it has joined, or is of no use.
-    bool hear(Comer& comer) {
-        const std::optional<std::string> message = comer.socket.receive(1);
+    bool hear(Comer& comer, const std::string& message) {
         if (comer.rank > 0) {
-            const bool has_joined = message == std::string(kConfirmed);   // else its rank has given it up
+            const bool has_joined = message == kConfirmed;   // else its rank has given it up
             if (has_joined) joined_[static_cast<std::size_t>(comer.rank)] = std::move(comer.socket);
             return false;
         }
-        const int rank = message ? std::atoi(message->c_str()) : 0;
+        const int rank = std::atoi(message.c_str());
         if (rank <= 0 || static_cast<std::size_t>(rank) >= joined_.size()) return false;
-        if (*message != text(rank, " ", word_)) return false;   // a stranger
+        if (message != text(rank, " ", word_)) return false;   // a stranger
         comer.rank = rank;
         return comer.socket.send(text("rank 0 ", word_));
     }
@@ -109,17 +92,22 @@ Socket join_rank_0(const std::vector<std::string>& addresses, int port, const st
 }   // namespace
 
 std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const ProcessPlace& place, double seconds) {
+    // of all: who is where
+    const std::string own_identity = own_host_identity();
+    const std::vector<std::string> identities = rendezvous.all_gather(own_identity);
+    const bool on_one_host = std::all_of(identities.begin(), identities.end(),
+                                         [&](const std::string& other) { return other == identities[0]; });
     std::unique_ptr<ListeningSocket> listener;
     std::string at;
     if (place.rank == 0) {
-        listener = std::make_unique<ListeningSocket>(0);
-        at = text(listener->port(), " ", std::random_device{}(), std::random_device{}(), " ", own_host_identity());
-        for (const std::string& address : own_addresses()) at += " " + address;
+        listener = std::make_unique<ListeningSocket>(0, on_one_host);
+        at = text(listener->port(), " ", std::random_device{}(), std::random_device{}());
+        for (const std::string& address : own_addresses()) at += on_one_host ? "" : " " + address;
     }
     std::istringstream said(rendezvous.from_rank_0(at));
     int port = 0;
-    std::string word, identity;
-    said >> port >> word >> identity;
+    std::string word;
+    said >> port >> word;
     const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
     std::vector<WatchdogConnection> result;
     if (place.rank == 0) {
@@ -129,8 +117,8 @@ std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const P
     }
     // no names, which may not resolve: first the address by which rank 0 was met
     std::vector<std::string> addresses;
-    if (std::string met = rendezvous.rank_0_address(); !met.empty()) addresses.push_back(met);
-    if (identity == own_host_identity()) addresses.emplace_back("127.0.0.1");
+    if (std::string met = rendezvous.rank_0_address(); !met.empty() && !on_one_host) addresses.push_back(met);
+    if (identities[0] == own_identity) addresses.emplace_back("127.0.0.1");
     for (std::string address; said >> address;) addresses.push_back(address);
     result.push_back({join_rank_0(addresses, port, word, place, hosts[0], seconds), hosts[0]});
     return result;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -377,7 +378,7 @@ TEST_CASE("watchdog: the limit of a stall holds again after work alone") {
     for (int r = 0; r < 2; r++) CHECK(contains(ends.of(r).why, "the others wait for: rank 1 on "));
 }
 
-TEST_CASE("watchdog: a connection that its rank has given up is not taken for it; silent strangers delay nobody") {
+TEST_CASE("watchdog: a connection that its rank has given up is not taken for it; strangers delay nobody") {
     const int rendezvous_port = ListeningSocket(0).port();
     Ends ends(2);
     double seconds = 0;
@@ -394,12 +395,18 @@ TEST_CASE("watchdog: a connection that its rank has given up is not taken for it
         seconds = steady_seconds() - begin;
     });
     Startup startup = meet_by_tcp(rendezvous_port, 1, 2);
+    startup.rendezvous->all_gather(own_host_identity());
     std::istringstream said(startup.rendezvous->from_rank_0(""));
     int port = 0;
     std::string word;
     said >> port >> word;
     std::vector<std::optional<Socket>> strangers;
-    for (int i = 0; i < 3; i++) strangers.push_back(connect_to_host("127.0.0.1", port, 5));
+    for (int i = 0; i < 300; i++) strangers.push_back(connect_to_host("127.0.0.1", port, 5));
+    for (std::size_t i = 0; i < strangers.size(); i++) {
+        REQUIRE(strangers[i]);
+        if (i % 3 == 1) CHECK(::send(strangers[i]->fd(), "\x40\0\0\0half", 8, MSG_NOSIGNAL) == 8);
+        if (i % 3 == 2) strangers[i]->send("1 another word");
+    }
     {
         std::optional<Socket> given_up = connect_to_host("127.0.0.1", port, 5);
         REQUIRE(given_up);
