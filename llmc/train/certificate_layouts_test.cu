@@ -5,6 +5,7 @@
 #include <map>
 
 #include "llmc/base/log.h"
+#include "llmc/parallel/zero.h"
 #include "llmc/train/layout_cover_test.h"
 
 using namespace certificate;
@@ -55,8 +56,9 @@ void certify(Layout layout, Alone& alone, int steps, bool prints = false) {
         const std::string story = difference(found, expected, table);
         if (me.rank() == 0) {
             const Tolerance far = distances(found, expected);
-            row = formatted("%2d ranks  %8.1e %8.1e %8.1e %8.1e  %s%s", me.ranks(), far.first_loss, far.losses,
-                            far.norm, far.gradients, row_name(layout).c_str(), story.empty() ? "" : "  OUT OF TOLERANCE");
+            row =
+                formatted("%2d ranks  %8.1e %8.1e %8.1e %8.1e  %s%s", me.ranks(), far.first_loss, far.losses, far.norm,
+                          far.gradients, row_name(layout).c_str(), story.empty() ? "" : "  OUT OF TOLERANCE");
         }
         me.require(story.empty(), story);
     });
@@ -81,7 +83,17 @@ Layout composed(int tp, const Pipe& pipe, int cp, int ulysses, int dp, int zero,
     return layout;
 }
 
-constexpr auto naive = PipelineKind::naive, gpipe = PipelineKind::gpipe, one_f_one_b = PipelineKind::one_f_one_b,
+Communicator* ring_of(Rank& rank, TestRank& me) {
+    std::vector<int> members;
+    for (const int cp : rank.stage().context().ring_members()) {
+        MeshCoordinates at = me.world.at();
+        at.cp = cp;
+        members.push_back(rank_of(me.world.mesh(), at));
+    }
+    return me.world.group("cp ring", members);
+}
+
+constexpr auto gpipe = PipelineKind::gpipe, one_f_one_b = PipelineKind::one_f_one_b,
                interleaved = PipelineKind::interleaved, zb = PipelineKind::zero_bubble;
 
 }   // namespace
@@ -184,6 +196,49 @@ TEST_CASE("tensor parallelism: where gradients of weights are delayed, those of 
         me.require(calls["all-gather"] == 2 * (layers * (2 + 4 + 2) + ends), "all-gathers ", calls["all-gather"]);
         me.require(calls["reduce-scatter"] == 2 * (layers * (2 + 2) + ends), "scatters ", calls["reduce-scatter"]);
     });
+}
+
+TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, over what the others leave a rank") {
+    for (const int zero : {1, 2}) {
+        const Layout layout = composed(2, {2, one_f_one_b}, 2, 1, 1, zero, 2, Recompute::block);
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            Communicator& ring = *ring_of(rank, me);
+            for (Communicator* group : rank.communicators()) group->reset_traffic();
+            ring.reset_traffic();
+            rank.gradients(1);
+            rank.step().update(1, 1e-3f);
+            rank.step().result();
+            auto expect = [&](const std::string& what, double sent, double bytes) {
+                me.require(std::abs(sent - bytes) < 1, what, ": ", sent, " bytes, not ", bytes);
+            };
+            const Stage& stage = rank.stage();
+            const Chunk& chunk = stage.chunk(0);
+            const double m = 2, b = sizeof(floatX), R = stage.sizes().rows(), C = stage.sizes().C, f = 1.0 / 2;
+            const double layers = static_cast<double>(chunk.layers.size()), ends = chunk.embedding + chunk.head;
+
+            const Traffic& tensor = rank.groups().tensor->traffic();
+            expect("tp", tensor.all_gather + tensor.reduce_scatter,
+                   m * (layers * (4 + 6 + 3) + ends * 2) * f * R * C * b);
+            const double norms = (4 * layers + (chunk.head ? 2 : 0)) * 64 * sizeof(float);   // halves of 96
+            expect("loss and norms", tensor.all_reduce, 2 * f * ((chunk.head ? 3 * R * 4 * m : 0) + norms));
+
+            const double s = R * C / 2;   // keys of a tp rank's heads; forward is made twice
+            expect("ring", ring.traffic().total(), m * layers * (2 * 2 * s * b + 2 * s * b + 2 * s * sizeof(float)));
+
+            const PipelineLinks& links = rank.groups().links;
+            const Communicator* const sends = chunk.embedding ? links.output : links.input_gradient;
+            expect("border", sends->traffic().total(), m * R / 2 * C * b);
+
+            const ParamStorage& storage = stage.storage();
+            const TensorPlace& wte = *storage.find(storage.table().index(Param::wte));
+            expect("tied", links.tied->traffic().total(),
+                   static_cast<double>(storage.padded_elements(wte, StateKind::optimizer)) * sizeof(float));
+            const ZeroTraffic formula = zero_traffic(storage, 2, b, sizeof(float));
+            const Communicator& shares = *rank.groups().zero;
+            expect("gradients", shares.traffic().reduce_scatter, formula.reduce);
+            expect("parameters", shares.traffic().all_gather, formula.gather);
+        });
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -294,15 +349,6 @@ std::vector<Site> sites() {
     };
     auto zero = [](Rank& rank, TestRank&) { return rank.groups().zero; };
     auto tensor = [](Rank& rank, TestRank&) { return rank.groups().tensor; };
-    auto ring = [](Rank& rank, TestRank& me) {
-        std::vector<int> members;
-        for (const int cp : rank.stage().context().ring_members()) {
-            MeshCoordinates at = me.world.at();
-            at.cp = cp;
-            members.push_back(rank_of(me.world.mesh(), at));
-        }
-        return me.world.group("cp ring", members);
-    };
     return {{"gradients over dp x cp", zero, is("reduce-scatter")},
             {"parameters over dp x cp", zero, is("all-gather")},
             {"rows that enter columns", tensor, is("all-gather")},
@@ -313,16 +359,20 @@ std::vector<Site> sites() {
              [=](const CommCall& call, int rows) {
                  return is("all-reduce")(call, rows) && !sum_of(1)(call, rows) && !sum_of(2)(call, rows);
              }},
-            {"borders", [](Rank& rank, TestRank& me) {
+            {"borders",
+             [](Rank& rank, TestRank& me) {
                  const PipelineLinks& links = rank.groups().links;
                  return me.world.at().pp == 0 ? links.output : links.input;
-             }, any},
-            {"gradients of borders", [](Rank& rank, TestRank& me) {
+             },
+             any},
+            {"gradients of borders",
+             [](Rank& rank, TestRank& me) {
                  const PipelineLinks& links = rank.groups().links;
                  return me.world.at().pp == 0 ? links.output_gradient : links.input_gradient;
-             }, any},
+             },
+             any},
             {"tied gradients", [](Rank& rank, TestRank&) { return rank.groups().links.tied; }, any},
-            {"keys and values", ring, any},
+            {"keys and values", ring_of, any},
             {"numbers of the step", [](Rank& rank, TestRank&) { return rank.groups().all; },
              [](const CommCall& call, int) { return call.type == ncclFloat64; }, false}};
 }
