@@ -184,6 +184,35 @@ TEST_CASE("certificate: the exchange of tied gradients, dropped or doubled, make
     }
 }
 
+// The last stage of zb has made the gradients of inputs of a micro-batch, and those of weights wait, when the next one
+// arrives: whoever has its activations by then spoils what they read.
+TEST_CASE("certificate: an activation slot that is given away before the gradients of weights makes it fail") {
+    for (const bool early : {false, true}) {
+        const Layout layout = pipeline({2, zb}, 4, 3);
+        const Result expected = train_alone(1, 1);
+        std::string story;
+        const bool ran = on_layout(layout, [&](Rank& rank, TestRank& me) {
+            Communicator* const input = rank.groups().links.input;
+            if (input != nullptr && early) {
+                input->set_tap([&, arrived = 0](const CommCall& call, const Communicator::Make& make) mutable {
+                    make(call);
+                    if (++arrived != 3) return;
+                    const Stage::Output slot = rank.stage().output(0, 1);
+                    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(rank.stage().border_elements());
+                    CUDA_CHECK(cudaMemsetAsync(const_cast<floatX*>(slot.data), 0, bytes, rank.stage().stream()));
+                });
+            }
+            const Result found = rank.train(1);
+            if (input != nullptr) input->set_tap(nullptr);
+            if (me.rank() == 0) story = difference(found, expected, ParamTable(model()));
+        });
+        if (!ran) return;
+        story = from_first_process(story);
+        CHECK((story.find("gradient of h.2.mlp.c_proj.weight") != std::string::npos) == early);
+        CHECK(story.empty() == !early);
+    }
+}
+
 namespace {
 
 // So many edits of a list that the validator finds sound, carried out: the same gradients to the bit.
