@@ -9,6 +9,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "llmc/base/printable.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/self_check.h"
