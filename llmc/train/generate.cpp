@@ -102,10 +102,10 @@ std::string take_whole_characters(std::string& pending, bool last) {
 int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Continuation& how,
                   const std::function<void(int token)>& take) {
     const auto positions = static_cast<std::size_t>(decoder.positions());
-    const std::size_t half = (positions + 1) / 2;
+    const std::size_t last_half = (positions + 1) / 2;
     const std::uint64_t key = mix64(mix64(how.seed) ^ 0x7772697465ull);   // apart from all other uses of the seed
     const std::span<const std::int32_t> all(tokens);
-    std::vector<float> logits = decoder.read(all.last(all.size() > positions ? half : all.size()));
+    std::vector<float> logits = decoder.read(all.last(all.size() > positions ? last_half : all.size()));
     for (int count = 0; count < how.tokens; count++) {
         const std::span<const float> choices(logits.data(),
                                              how.choices > 0 ? static_cast<std::size_t>(how.choices) : logits.size());
@@ -120,7 +120,7 @@ int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Cont
             logits = decoder.read(seen.last(1));
         } else {
             decoder.forget();
-            logits = decoder.read(seen.last(half));
+            logits = decoder.read(seen.last(last_half));
         }
     }
     return how.tokens;
