@@ -60,7 +60,7 @@ start() {   # NAME RANKS ARGUMENTS...: in the background; sets run (its folder) 
     RUN_FOLDER=$run scripts/launch.sh -g 30 -n "$ranks" bash "$work/one_rank.sh" "${with[@]}" "$train_gpt" \
         --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels 32 \
         --seq-len 32 --micro-batch 2 --total-batch 768 --max-steps 100000 --val-every 3 --val-max-batches 12 \
-        --sample-every 0 --checkpoint-every 4 --keep-checkpoints 2 --output-dir "$run/out" --init-timeout 20 \
+        --sample-every 0 --log-every 1 --checkpoint-every 4 --keep-checkpoints 2 --output-dir "$run/out" --init-timeout 20 \
         --peer-timeout "$timeout_s" "$@" >"$run/log" 2>&1 &
     launcher=$!
 }

@@ -14,11 +14,11 @@ expect() {
     status=$?
     [ "$status" -eq "$code" ] && grep -aqF -- "$message" out
     verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(sed 's/^/  | /' out | tail -n 8)"
+$(tr -d '\0' <out | sed 's/^/  | /' | tail -n 8)"
 }
 check() {   # NAME COMMAND...
     "${@:2}" >checked 2>&1
-    verdict $? "$1: $(tail -n 3 checked)"
+    verdict $? "$1: $(tail -n 3 checked | tr -d '\0')"
 }
 
 seq 1 3000 >numbers.txt

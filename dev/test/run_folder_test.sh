@@ -49,6 +49,16 @@ check "and recorded" grep -qF '"lr": "0.003"' cut/options.json
 expect 0 "resuming from cut/step_00000010" "$train_gpt" --resume --output-dir cut
 check "the same options are not named" [ "$(grep -c 'until now' out)" -eq 0 ]
 
+# ---- so do several ranks, under the layout they had; another one must be said
+launch=("$OLDPWD/scripts/launch.sh" -n 2)
+expect 0 "step    8/8" "${launch[@]}" "${run[@]}" --tp 2 -o ranks
+expect 0 "stopped after step 3 of 8" "${launch[@]}" "${run[@]}" --tp 2 -o ranks-cut --stop-after 3
+expect 0 "step    8/8" "${launch[@]}" "$train_gpt" --resume 1 --output-dir ranks-cut
+check "two tp ranks, continued by their folder alone" same_records ranks ranks-cut
+check "the processes are recorded" grep -qF '"processes": 2' ranks-cut/options.json
+expect 64 "= 2 ranks do not divide the 1 that were started" "$train_gpt" --resume 1 --output-dir ranks-cut
+expect 0 "--tp 1: the run had 2 until now" "$train_gpt" --resume 1 --output-dir ranks-cut --tp 1
+
 # ---- what would make it another run is refused
 expect 64 "--seed 43: the run to resume was started with --seed 7" "$train_gpt" --resume -o cut --seed 43
 expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --channels 64
@@ -103,7 +113,7 @@ check "records of the bad steps" [ "$(grep -c '"loss":null' bad/metrics.jsonl)" 
 check "no checkpoint of a run that went wrong" [ "$(echo bad/step_*)" = 'bad/step_*' ]
 expect 65 "stopped after step 3 of 14" "${bad[@]}" --max-bad-steps 3
 expect 0 "step   14/14" "${bad[@]}" --max-bad-steps 0
-expect 65 "stopped after step 3 of 14" "$OLDPWD/scripts/launch.sh" -n 2 "${bad[@]}" --max-bad-steps 3
+expect 65 "stopped after step 3 of 14" "${launch[@]}" "${bad[@]}" --max-bad-steps 3
 # counted over a cut: 2 before, 1 after
 expect 0 "stopped after step 2 of 14" "${bad[@]}" -o bad-cut --max-bad-steps 3 --stop-after 2
 expect 65 "of 3 steps in a row is not finite: stopped after step 3 of 14" "$train_gpt" --resume -o bad-cut

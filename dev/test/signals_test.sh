@@ -64,9 +64,9 @@ field() { sed -n "s/^$2:\s*/0x/p" "$1" 2>/dev/null; }
 has_begun() { local mask; mask=$(field "/proc/$pid/status" SigBlk); [ $((${mask:-0} & stop_mask)) -eq $((stop_mask)) ]; }
 
 # same FOLDER UNCUT: records but for times, and the state at the end. The note of what was still to be done after the last
-# step may differ: who stops during the last validation has saved that step before.
+# step, and of the best validation, may differ: who stops during the last validation has saved that step before.
 records() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$1/metrics.jsonl"; }
-state() { sed -E 's/"next": *"[a-z_ -]*"//g' "$1/$last_step/run.json"; }
+state() { sed -E 's/"(next|best_val_loss)": *("[a-z_ -]*"|[0-9.e+-]+|null)//g' "$1/$last_step/run.json"; }
 last_step=$(printf 'step_%08d' $steps)
 same() {
     cmp <(records "$1") <(records "$2") && cmp "$1/main.log" "$2/main.log" &&
