@@ -85,6 +85,7 @@ private:
     bool evaluate();
     bool write_sample();
     bool save_checkpoint();
+    void check_replicas();
     void end_save();       // the one under way is over
     void settle_saves();   // before the run ends: no save is under way, and the last one has not failed
     // After the step at hand; of what has an interval, only validation is also made before the first step.
@@ -109,5 +110,6 @@ private:
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;   // of the last step
+    bool was_finite_ = true;           // its loss and its norm
     Timing timing_;
 };
