@@ -27,7 +27,7 @@ cat >train_gpt <<END
 #!/usr/bin/env bash
 small=(--model d12 --layers 4 --heads 2 --channels 32 --seq-len 32 --micro-batch 1 --total-batch 1024 --max-steps 2 --warmup 1
     --val-max-batches 4 --sample-every 0)
-exec "$train_gpt" "\$@" "\${small[@]}"
+case \$1 in --*) exec "$train_gpt" "\$@" "\${small[@]}" ;; *) exec "$train_gpt" "\$@" ;; esac   # others have no such options
 END
 cat >"$work/bin/make" <<END
 #!/usr/bin/env bash

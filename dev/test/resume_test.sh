@@ -86,6 +86,20 @@ wait "$pid"
 [ $? -eq 75 ] && train "$precision" "$work/signal" --resume && same "$work/signal" "$plain"
 verdict $? "stopped by SIGTERM and resumed"
 
+# an output folder that is taken away is told, with the file, instead of training for nothing
+for how in removed moved; do
+    rm -rf "$work/gone"
+    (run_as=exec train "$precision" "$work/gone" --max-steps 4000 --warmup 3) & pid=$!
+    until grep -q "^step    3/" "$work/gone.log" 2>/dev/null; do sleep 0.05; done
+    if [ $how = removed ]; then rm -r "$work/gone"; else mv -T "$work/gone" "$work/elsewhere"; fi
+    wait "$pid"
+    [ $? -eq 74 ] && grep -q "gone/metrics.jsonl: it was removed or moved" "$work/gone.log"
+    verdict $? "the output folder is taken away ($how): $(tail -n 3 "$work/gone.log")"
+    rm -f "$work/gone.log"
+done
+grep -q '"step":3,' "$work/elsewhere/metrics.jsonl"
+verdict $? "what was moved is whole"
+
 # killed at six moments, and continued until it is done
 start() { (run_as=exec train "$precision" "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }
 for delay in 0.4 0.7 0.5 0.9 0.6 0.8; do

@@ -41,7 +41,8 @@ void check_regular(const std::string& path, const struct stat& info) {
 
 class RealFile : public File {
 public:
-    RealFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+    RealFile(std::string path, int descriptor, bool grows = false)
+        : path_(std::move(path)), descriptor_(descriptor), grows_(grows) {}
     ~RealFile() override { ::close(descriptor_); }
     RealFile(const RealFile&) = delete;
     RealFile& operator=(const RealFile&) = delete;
@@ -79,6 +80,7 @@ public:
             if (n < 0) fail(path_, "write", errno);
             bytes = bytes.subspan(static_cast<std::size_t>(n));
         }
+        if (grows_) check_still_there();
     }
 
     void sync() override {
@@ -86,8 +88,20 @@ public:
     }
 
 private:
+    // Error(io) where the path no longer leads here: what goes on for days must not be written where nobody finds it.
+    void check_still_there() const {
+        const struct stat own = status();
+        struct stat found {};
+        if (::stat(path_.c_str(), &found) == 0 && found.st_ino == own.st_ino && found.st_dev == own.st_dev) return;
+        throw Error(ErrorKind::io, text(path_, ": it was removed or moved while it was written to"),
+                    own.st_nlink > 0
+                        ? "What was written is where it was moved to, checkpoints too: resume it there."
+                        : "What it held is lost; checkpoints beside it that are still there can be resumed.");
+    }
+
     std::string path_;
     int descriptor_;
+    bool grows_;   // appended to, as long as it is open
 };
 
 class RealFiles : public FileSystem {
@@ -104,7 +118,7 @@ public:
         return open_with(path, O_WRONLY | O_CREAT | O_TRUNC);
     }
     std::unique_ptr<File> append(const std::string& path) override {
-        return open_with(path, O_WRONLY | O_CREAT | O_APPEND);
+        return open_with(path, O_WRONLY | O_CREAT | O_APPEND, true);
     }
 
     void rename(const std::string& from, const std::string& to) override {
@@ -143,13 +157,13 @@ public:
     }
 
 private:
-    static std::unique_ptr<RealFile> open_with(const std::string& path, int flags) {
+    static std::unique_ptr<RealFile> open_with(const std::string& path, int flags, bool grows = false) {
         int descriptor;
         do {
             descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
         } while (descriptor < 0 && errno == EINTR);
         if (descriptor < 0) fail(path, (flags & O_CREAT) != 0 ? "create" : "open", errno);
-        return std::make_unique<RealFile>(path, descriptor);
+        return std::make_unique<RealFile>(path, descriptor, grows);
     }
 };
 

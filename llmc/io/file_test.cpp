@@ -141,3 +141,34 @@ TEST_CASE("file: a file that is to be written later is tried, and nothing that i
     CHECK(complaint(folder.path()).find("is a folder") != std::string::npos);
     CHECK(complaint(folder / "none/new").find("create failed: No such file") != std::string::npos);
 }
+
+TEST_CASE("file: what is appended to and then removed, moved or replaced is told by the next write") {
+    TemporaryFolder folder;
+    const std::string path = folder / "out/log";
+    auto told = [&](const std::function<void()>& disturb) -> std::string {
+        real_files().remove_all(folder / "out");
+        real_files().make_folders(folder / "out");
+        const std::unique_ptr<File> file = real_files().append(path);
+        file->write(bytes_of("one\n"));
+        disturb();
+        try {
+            file->write(bytes_of("two\n"));
+            return "";
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::io);
+            return error.what();
+        }
+    };
+    CHECK(told([] {}) == "");
+    CHECK(told([&] { real_files().remove_all(folder / "out"); }).find("log: it was removed or moved") !=
+          std::string::npos);
+    CHECK(told([&] { real_files().rename(folder / "out", folder / "away"); }).find("where it was moved to") !=
+          std::string::npos);
+    CHECK(read_whole(real_files(), folder / "away/log") == "one\ntwo\n");
+    CHECK(told([&] { write_whole(real_files(), path, "another"); }).find("removed or moved") != std::string::npos);
+    real_files().remove_all(folder / "link");
+    std::filesystem::create_symlink("target", folder / "link");
+    const std::unique_ptr<File> linked = real_files().append(folder / "link");
+    linked->write(bytes_of("one"));   // a link is followed
+    CHECK(linked->size() == 3);
+}

@@ -111,7 +111,17 @@ private:
             bad(file_->path(), 1, text("version ", version_, ", expected 3 (fp32) or 5 (bf16)"),
                 "Write the file again with a current llm.c.");
         }
-        return ParamTable(config_of(file_->path(), header));
+        const ModelConfig config = config_of(file_->path(), header);
+        // Before there is a table of them: matrices of layers that the file cannot hold. In double, for no size is too
+        // large for that.
+        const double channels = static_cast<double>(config.channels);
+        if (12 * channels * channels * static_cast<double>(config.layers * 2) > static_cast<double>(file_->size())) {
+            bad(file_->path(), 4,
+                text(config.layers, " layers of ", config.channels, " channels need more than the ", file_->size(),
+                     " bytes of the file"),
+                "The file is truncated or not what its header says: copy or write it again.");
+        }
+        return ParamTable(config);
     }
 
     std::unique_ptr<File> file_;

@@ -2,9 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "llmc/base/error.h"
+#include "llmc/base/rng.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/io/temporary_folder.h"
 
@@ -123,6 +125,45 @@ TEST_CASE("weight_source: the layout of an llm.c file is the documented one") {
     CHECK(first_value(ln1w + 4 * 32) == static_cast<float>(table.index(Param::ln1b, 0)));
 }
 
+TEST_CASE("weight_source: damaged llm.c files are refused or hold a model, 2,000 mutants") {
+    TemporaryFolder folder;
+    const ParamTable table(small);
+    const std::string path = folder / "model.bin";
+    write_llmc_model(real_files(), path, small, DType::bf16, [&](int param) { return values_of(table, param); });
+    const std::string good = read_whole(real_files(), path);
+    std::uint64_t counter = 0;
+    auto draw = [&](std::uint64_t n) { return mix64(0x11c + counter++) % n; };
+    int refused = 0;
+    for (int i = 0; i < 2000; i++) {
+        std::string bytes = good;
+        for (std::uint64_t changes = 1 + draw(2); changes > 0; changes--) {
+            static constexpr std::int32_t numbers[] = {0, -1,  1,       2,       3,         5,
+                                                       8, 128, 1 << 16, 1 << 28, INT32_MAX, INT32_MIN};
+            const std::size_t at = draw(9) * 4;   // an int of the header, the first past those that mean something too
+            const std::int32_t number = numbers[draw(std::size(numbers))];
+            switch (draw(5)) {
+                case 0: std::memcpy(bytes.data() + at, &number, 4); break;
+                case 1: bytes[at + draw(4)] ^= static_cast<char>(1 << draw(8)); break;
+                case 2: bytes[draw(bytes.size())] ^= static_cast<char>(1 << draw(8)); break;
+                case 3: bytes.resize(std::max<std::size_t>(draw(bytes.size()), 40)); break;
+                case 4: bytes.append(1 + draw(100), 'x'); break;
+            }
+        }
+        write_whole(real_files(), path, bytes);
+        const std::string why = message_of([&] {
+            const std::unique_ptr<WeightSource> source = open_weights(real_files(), path);
+            const ParamTable own(source->config());
+            for (const ParamInfo& param : own.all()) {
+                CHECK(source->read(param).size() == static_cast<std::size_t>(param.tensor.elements()));
+            }
+        });
+        if (why.empty()) continue;
+        refused++;
+        CHECK(why.find(path) != std::string::npos);
+    }
+    CHECK(refused > 1000);
+}
+
 TEST_CASE("weight_source: broken llm.c files are named with the place that is wrong") {
     TemporaryFolder folder;
     const ParamTable table(small);
@@ -140,6 +181,7 @@ TEST_CASE("weight_source: broken llm.c files are named with the place that is wr
     CHECK(with(4, -1).find("byte 16: a size of -1") != std::string::npos);
     CHECK(with(5, 3).find("3 heads do not divide") != std::string::npos);
     CHECK(with(7, 50).find("padded vocabulary of 50, expected 128") != std::string::npos);
+    CHECK(with(4, 1 << 28).find("268435456 layers of 16 channels need more than") != std::string::npos);
     CHECK(with(4, 3).find("needs") != std::string::npos);   // one layer more than the file holds
     CHECK(with(6, 1 << 28).find("byte") != std::string::npos);
     write_whole(real_files(), path, good.substr(0, 1000));

@@ -365,6 +365,9 @@ void add_parallel_options(CLI::App& app, Options& o, Picture& picture, std::stri
         "or writes a checkpoint; 0: never");
     parallel.on_off("--check-collectives", o.check_collectives,
                     "debug: stop and say so when ranks call their collectives in different orders");
+    parallel.number("--check-replicas", o.check_replicas, 0, 1000000000,
+                    "compare every so many steps, and before each checkpoint, what ranks must hold alike, and stop "
+                    "naming a rank and a tensor that differ; 0: never");
 }
 
 void add_generate_options(CLI::App& app, GenerateOptions& g) {

@@ -20,6 +20,7 @@
 #include "llmc/mesh/element_home_test.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/process/on_ranks.h"
+#include "llmc/train/health.h"
 #include "llmc/train/training_state.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -464,6 +465,48 @@ TEST_CASE("reshard: four ranks share the writing: at least three times as fast a
     }
     MESSAGE(seconds[0] << " s and " << seconds[1] << " s");
     CHECK(seconds[0] >= 3 * seconds[1]);
+}
+
+TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the rank, whatever is copied") {
+    if (!ranks_are_threads()) return;
+    struct Flip {
+        Case c;
+        int rank;
+        std::string expected;   // of this tensor; empty: nobody has a copy
+    };
+    const std::string name = "h.1.ln_1.weight", vocabulary = "wte.weight";
+    const Flip flips[] = {{{{1, 3, 1, 1}, 0}, 1, "rank 1 has another parameter " + name + " than ranks 0, 2"},
+                          {{{1, 1, 1, 2}, 1}, 1, "ranks 0, 1 should have the same parameter " + name},
+                          {{{1, 2, 2, 1}, 2}, 3, "rank 3 has another parameter " + name + " than ranks 0, 1, 2"},
+                          {{{1, 3, 1, 1}, 3}, 1, ""},
+                          {{{2, 1, 1, 1}, 0}, 1, "ranks 0, 1 should have the same parameter " + vocabulary}};
+    for (const Flip& flip : flips) {
+        INFO(flip.c.name());
+        on_ranks(flip.c.mesh, [&](TestRank& me) {
+            ReshardRank rank(flip.c, me);
+            rank.state.fill();
+            auto differs = [&] {
+                return differing_replicas(me.world.gather_text(replica_hashes(rank.state.tensors(), me.stream)));
+            };
+            me.require(differs() == "", "equal copies: ", differs());
+            if (me.rank() == flip.rank) {
+                const ModelState<floatX>& state = rank.state.tensors().parameters;
+                const ParamTable& table = state.storage().table();
+                const bool first_stage_only = flip.c.mesh.pp > 1;
+                char* const at =
+                    reinterpret_cast<char*>(first_stage_only ? state.tensor(Param::wte) : state.tensor(Param::ln1w, 1));
+                me.require(at != nullptr && table.size() > 0, "it holds no such tensor");
+                char byte = 0;
+                CUDA_CHECK(cudaMemcpyAsync(&byte, at, 1, cudaMemcpyDeviceToHost, me.stream));
+                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+                byte ^= 1;
+                CUDA_CHECK(cudaMemcpyAsync(at, &byte, 1, cudaMemcpyHostToDevice, me.stream));
+                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            }
+            const std::string found = differs();
+            me.require(flip.expected.empty() ? found.empty() : found.starts_with(flip.expected), "found: ", found);
+        });
+    }
 }
 
 TEST_CASE("reshard: all meshes of up to 8 ranks x ZeRO 0-3" * doctest::skip()) {

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "llmc/train/health.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/step_trace.h"
@@ -213,6 +214,16 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
+    const int every = options_.check_replicas;
+    if (every > 0 && (step_ % every == 0 || is_due(AfterStep::checkpoint))) check_replicas();   // before it is saved
+}
+
+void Trainer::check_replicas() {
+    const std::string differs =
+        differing_replicas(agreement_.gather(replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream())));
+    if (differs.empty()) return;
+    throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step_, " ", differs),
+                "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }
 
 // Takes loss and norm into the windows of past values; true when one is too far above them.
@@ -233,11 +244,16 @@ bool Trainer::is_outlier(const StepResult& result) {
 
 void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const bool is_bad = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
-    bad_steps_ = is_bad ? bad_steps_ + 1 : 0;
     if (is_bad) {
-        parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped", step_,
-                           static_cast<double>(result.loss), static_cast<double>(result.grad_norm));
+        std::string where = "as before";   // of steps in a row one is looked into
+        if (bad_steps_ == 0) {
+            where = earliest(agreement_.gather(first_not_finite(
+                tensors_of(parts_.step), parts_.step.stage().gradients(), parts_.step.stage().stream())));
+        }
+        parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
+                           static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
     }
+    bad_steps_ = is_bad ? bad_steps_ + 1 : 0;
     if (timing_.steps > 0 || step_ > 1) timing_.total_s += seconds;
     timing_.steps += step_ > 1;
 

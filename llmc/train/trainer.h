@@ -96,6 +96,7 @@ private:
     void save_best();
     // Saves beside the steps that follow, then calls `remove_older` on the first rank. Not while another is under way.
     void start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older);
+    void check_replicas();
     void end_save();       // the one under way is over
     void finish_save();    // waits for it, if there is one
     void settle_saves();   // before the run ends: no save is under way, and the last one has not failed

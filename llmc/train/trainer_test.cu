@@ -17,6 +17,7 @@
 #include "llmc/io/temporary_folder.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/model/download_test.h"
+#include "llmc/train/health.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
@@ -267,6 +268,53 @@ TEST_CASE("trainer: steps go on while a checkpoint is written") {
     same.train(real_files());
     const std::string state = "/step_00000002/optimizer-00002-of-00004.safetensors";
     CHECK(read_whole(real_files(), run.output.path() + state) == read_whole(real_files(), same.output.path() + state));
+}
+
+TEST_CASE("trainer: of values that are not finite the first tensor is named, whichever it is, and nothing is updated") {
+    TestRun run;
+    const std::size_t count = static_cast<std::size_t>(run.options.tokens_per_micro_step());
+    const cudaStream_t stream = run.stream.get();
+    auto look = [&] { return earliest({first_not_finite(tensors_of(*run.step), run.model.gradients(), stream)}); };
+    auto tokens = [](int, auto inputs, auto targets) {
+        std::fill(inputs.begin(), inputs.end(), 7);
+        std::fill(targets.begin(), targets.end(), 7);
+    };
+    run.step->gradients(one_stage_schedule(1), tokens, 1.0f / static_cast<float>(count));
+    CHECK(look() == "no parameter and no gradient has such a value");
+    auto plant = [&](auto* at, auto value) {   // the second element, until the end
+        std::decay_t<decltype(*at)> old{};
+        CUDA_CHECK(cudaMemcpyAsync(&old, at + 1, sizeof old, cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaMemcpyAsync(at + 1, &value, sizeof value, cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        return old;
+    };
+    for (int param = 0; param < run.model.table().size(); param++) {
+        const ParamInfo& info = run.model.table()[param];
+        const std::string name =
+            info.name + (info.layer < 0 ? std::string() : text(" of layer ", info.layer)) + " (1 values)";
+        auto check = [&](auto* at, const std::string& expected) {
+            using T = std::decay_t<decltype(*at)>;
+            const T old = plant(at, static_cast<T>(static_cast<float>(NAN)));
+            CHECK(look() == expected);
+            plant(at, old);
+        };
+        check(run.model.parameters().tensor(param), "first in parameter " + name);
+        std::visit([&](auto& held) { check(held.kept().tensor(param), "first in the gradient of " + name); },
+                   run.model.gradients());
+    }
+    // in the midst of a run: a weight, of which all gradients before its layer are made
+    const int middle = run.model.table().index(Param::fcw, 1);
+    plant(run.model.parameters().tensor(middle), static_cast<floatX>(static_cast<float>(INFINITY)));
+    const auto before = run.weights();
+    const std::string said = run.output / "said";
+    std::FILE* out = std::fopen(said.c_str(), "w");
+    run.log_to(out);
+    run.options.val_every = 0, run.options.max_steps = 2;
+    CHECK(run.train(real_files()) == RunEnd::finished);
+    std::fclose(out);
+    CHECK(run.weights() == before);
+    CHECK(read_whole(real_files(), said).find("update skipped; first in parameter h.1.mlp.c_fc.weight of layer 1") !=
+          std::string::npos);
 }
 
 TEST_CASE("trainer: a checkpoint that cannot be written is told, the next one is written, the last one ends the run") {

@@ -1,0 +1,26 @@
+// Looking at the tensors of a run when something is wrong, or may be. All of it waits for the device; an ordinary step
+// does none of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/model/stage.h"
+#include "llmc/train/state_tensors.h"
+
+// Which tensor of this rank first has a value that is not finite, after a step whose loss or norm is not: parameters in
+// the order of the forward pass, then gradients in that of the backward pass, so that what spread from it comes later.
+// "<order> <words>", for earliest(); empty: none.
+std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream);
+
+// The words of what comes first, of everyone's first_not_finite() by rank, and which rank it is; or that all are
+// finite.
+std::string earliest(const std::vector<std::string>& by_rank);
+
+// Hashes of what this rank keeps of each tensor: parameters, masters and moments, with which part of it that is.
+std::string replica_hashes(const TrainedTensors& tensors, cudaStream_t stream);
+
+// Which ranks keep the same part of a tensor with other bits (dp copies, tensors that tp does not cut, both owners of a
+// tied one), of everyone's replica_hashes() by rank: the ranks that differ from the majority, or all of them where
+// there is none. Empty: copies are equal.
+std::string differing_replicas(const std::vector<std::string>& by_rank);
