@@ -31,17 +31,12 @@ std::string label(const Action& action, int chunks) {
     return name;
 }
 
-// The widest column of which all costs are multiples; where there is none, a quarter of the smallest.
+// The smallest cost, or half of it: so that an action has a column at least, and lines stay short.
 double column_of(const DrawnCosts& costs) {
-    const double smallest = std::min({costs.work.forward, costs.work.input, costs.work.weight});
-    for (int part = 1; part <= 8; part++) {
-        const double column = smallest / part;
-        auto fits = [&](double cost) { return std::abs(cost / column - std::round(cost / column)) < 1e-9; };
-        if (fits(costs.work.forward) && fits(costs.work.input) && fits(costs.work.weight) && fits(costs.transfer)) {
-            return column;
-        }
-    }
-    return smallest / 4;
+    const auto& [forward, input, weight] = costs.work;
+    const double smallest = std::min({forward, input, weight});
+    auto fits = [&](double cost) { return std::abs(cost / smallest - std::round(cost / smallest)) < 1e-9; };
+    return fits(forward) && fits(input) && fits(weight) && fits(costs.transfer) ? smallest : smallest / 2;
 }
 
 std::string costs_in_words(const DrawnCosts& costs) {
