@@ -90,7 +90,7 @@ expect 64 "a step takes 2000000" "${run[@]}" -o empty --max-steps -1 --total-bat
 expect 0 "step    8/8" "${run[@]}" -o empty
 
 # ---- the best state: that of the lowest validation loss, also when the run is cut
-best=("${run[@]}" --keep-best --lr 0.3 --schedule constant)
+best=("${run[@]}" --keep-best --lr 3 --warmup 8)   # good at first, then far too fast
 expect 0 "checkpoint best/best/step_" "${best[@]}" -o best
 lowest=$(sed -nE 's/.*"step":([1-9][0-9]*),"val_loss":([0-9.]+).*/\2 \1/p' best/metrics.jsonl | sort -g | head -n 1 | cut -d' ' -f2)
 [ -n "$lowest" ] && [ "$lowest" -lt 8 ] && [ "$(cd best/best && echo step_*)" = "$(printf 'step_%08d' "$lowest")" ]
