@@ -133,6 +133,15 @@ verdict $? "tokenizer_config.json: $(cat "$last/tokenizer_config.json")"
     cmp "$work/data/train_000000.bin" "$work/again/train_000000.bin"
 verdict $? "tokenize --tokenizer CHECKPOINT makes the same tokens"
 
+# ---- a checkpoint is used only as it was written
+cp -r "$last" "$work/damaged"
+model=$(ls "$work"/damaged/model-*.safetensors | head -n 1)
+printf 'x' | dd of="$model" bs=1 seek=$(($(stat -c %s "$model") - 1)) conv=notrunc 2>/dev/null
+for verb in "generate --prompt x" "evaluate --val-data $work/data/*val*.bin" "export --output $work/from-damaged"; do
+    # shellcheck disable=SC2086   # words, but no file names
+    set -f; expect 65 "${model##*/}" $verb --model "$work/damaged"; set +f
+done
+
 # ---- and by those others themselves, where they are installed: text and its end
 exact=build/$device-fp32$variant/train_gpt
 [ -x "$exact" ] || exact=$train_gpt

@@ -131,7 +131,7 @@ int generate(const Options& options) {
     const Log log;
     const std::string model = resolve_model(real_files(), options.model, log);
     std::unique_ptr<WeightSource> weights;
-    if (!is_descriptor(model)) weights = open_weights(real_files(), model);
+    if (!is_descriptor(model)) weights = open_intact_weights(real_files(), model);
     const ModelConfig config = weights ? weights->config() : model_config(model);
     const Tokenizer tokenizer = tokenizer_for(options, model, config);
     const std::string prompt = read_prompt(wish);

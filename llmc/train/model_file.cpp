@@ -19,6 +19,11 @@ std::string resolve_model(const FileSystem& files, const std::string& model, con
         "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
+std::unique_ptr<WeightSource> open_intact_weights(const FileSystem& files, const std::string& model) {
+    verify_model_folder(files, model);
+    return open_weights(files, model);
+}
+
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {
     if (!asked.empty() || is_descriptor(model)) return asked;
     const std::filesystem::path folder =

@@ -13,6 +13,10 @@
 // else stays as it is. Error(bad_data) where a run's folder has no checkpoint that can be used.
 std::string resolve_model(const FileSystem& files, const std::string& model, const Log& log);
 
+// Its weights; of a checkpoint, or an export with a manifest, only if all files are what was written: Error(bad_data)
+// naming the file.
+std::unique_ptr<WeightSource> open_intact_weights(const FileSystem& files, const std::string& model);
+
 // Where the tokenizer of a model is: `asked` if that is not empty, else its folder, or that of its file, where there is
 // one; empty: there is none.
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked);
