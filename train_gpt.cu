@@ -74,14 +74,15 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
 }
 
 // A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
-std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, World& world) {
+std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
+                            Agreement& agreement) {
     const int stage_0_adds = warmup_sets(options, 0);
-    const std::vector<std::string> bytes = world.gather_text(text(arena.bytes()));
+    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
     std::size_t most = 0;
     for (std::size_t rank = 1; rank < bytes.size(); rank++) {
         if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
     }
-    const int at = coordinates_of(world.mesh(), static_cast<int>(most)).pp;
+    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
     return stage.memory_by_schedule() +
            (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
                              : std::string()) +
@@ -91,10 +92,11 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
 
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
 // Collective.
-void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, World& world, const Log& log) {
-    const std::vector<std::string> hosts = world.gather_text(own_host_name());
+void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, Agreement& agreement,
+                const Log& log) {
+    const std::vector<std::string> hosts = agreement.gather(own_host_name());
     const std::string& folder = asked.options.output_dir;
-    if (!world.is_first() || folder.empty()) return;
+    if (agreement.rank() > 0 || folder.empty()) return;
     RunRecord record = asked.recorded.value_or(RunRecord{});
     const std::vector<ChangedOption> changed = changed_options(record.options, asked.texts);
     for (const ChangedOption& option : changed) {
@@ -139,7 +141,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
         settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
-    record_run(asked, inputs, state ? state->step : 0, world, log);
+    Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
+    record_run(asked, inputs, state ? state->step : 0, agreement, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
@@ -154,7 +157,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
-    if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world));
+    if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world.mesh(), agreement));
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     for (const std::string& doubt : doubts(options, inputs.config)) log.warning("%s", doubt.c_str());
     for (const std::string& doubt : layout_doubts(options, world.place().local_ranks)) {
@@ -180,7 +183,8 @@ std::string whose(const StartupOptions& startup) {
 }   // namespace
 
 int main(int argc, char** argv) {
-    StopSignals& signals = take_stop_signals();   // before any library starts a thread
+    // before any library starts a thread
+    StopSignals* const signals = asks_for_steps(argc, argv) ? &take_stop_signals() : nullptr;
     std::string who;
     try {
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
@@ -193,11 +197,11 @@ int main(int argc, char** argv) {
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
         who = whose(options.startup);
         World world(world_options(options));
-        signals.remember_from_now(world.is_first());
+        signals->remember_from_now(world.is_first());
         return world.guarded([&] {
             world.require_same("the command line", command_line.shared);
-            if (command_line.verb == Verb::evaluate) return evaluate_model(options, world, signals);
-            return train(command_line, world, signals);
+            if (command_line.verb == Verb::evaluate) return evaluate_model(options, world, *signals);
+            return train(command_line, world, *signals);
         });
     } catch (const std::exception& error) {
         std::fflush(stdout);

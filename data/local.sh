@@ -32,7 +32,14 @@ if [ ! -x "$tokenize" ]; then
 fi
 
 mkdir -p "$output"
-if [ -e "$output/files.txt" ]; then overwrite=(--overwrite); fi   # this script's own
+mark=$output/made-by-local.sh
+if [ -e "$mark" ]; then
+    overwrite=(--overwrite)
+elif [ ${#overwrite[@]} -eq 0 ] && [ -n "$(ls -A "$output")" ]; then
+    echo "data/local.sh: --output $output: holds files that this script has not made; give another folder, or --overwrite" >&2
+    exit 64
+fi
+touch "$mark"
 # The C++ standard library's headers have no suffix.
 find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' \
     -o -path '*/c++/*' ! -name '*.*' \) | LC_ALL=C sort >"$output/files.txt"

@@ -103,7 +103,7 @@ run 4 all --pp 2 --cp 2 --cp-mode ulysses --zero 3 --pp-schedule gpipe --resume 
 verdict $? "resumed as pp x cp: $(tail -n 3 "$work/all.log")"
 near all alone
 verdict $? "losses of a run that changed its layout: $(losses all | xargs) against $(losses alone | xargs)"
-run 4 delayed --tp 2 --pp 2 --pp-schedule zb --recompute none --zero 0 --check-collectives
+run 4 delayed --tp 2 --pp 2 --pp-schedule zb --check-collectives
 verdict $? "two tp ranks x two pipeline stages, zb: $(tail -n 3 "$work/delayed.log")"
 near delayed alone
 verdict $? "losses of tp ranks in a zb pipeline: $(losses delayed | xargs) against $(losses alone | xargs)"

@@ -20,7 +20,7 @@ if ! command -v script >/dev/null; then
     [ "$failed" -eq 0 ]
     exit
 fi
-mkdir "$work/tree" "$work/bin" && cp -r data scripts "$work/tree" && cd "$work/tree" || exit 70
+mkdir "$work/tree" "$work/bin" && cp -r data scripts docs "$work/tree" && cd "$work/tree" || exit 70
 rm -rf data/*/
 ln -s "$tokenize" tokenize && ln -s "$root/build/$device$variant/loss_curve" loss_curve
 cat >train_gpt <<END
@@ -39,12 +39,12 @@ chmod +x train_gpt "$work/bin/make"
 
 count=0
 while IFS= read -r command; do
-    case $command in
-        *mine/*) ./tokenize -q --tokenizer data/local/tokenizer --output mine --val-tokens 5000 --files-from data/local/files.txt \
-            --max-bytes 1MB >/dev/null || exit 70 ;;
+    case $command in   # what a download would give
+        *fineweb10B*) ./tokenize -q --tokenizer data/local/tokenizer --output data/fineweb10B --val-tokens 5000 \
+            --files-from data/local/files.txt --max-bytes 1MB >/dev/null || exit 70 ;;
     esac
     # </dev/null: not the rest of the commands
-    PATH=$work/bin:$PATH timeout 300 script -qec "${command//--train-data .../--data local}" out >/dev/null 2>&1 </dev/null
+    PATH=$work/bin:$PATH timeout 300 script -qec "${command// .../}" out >/dev/null 2>&1 </dev/null
     verdict $? "$command: $(tail -n 5 out)"
     grep -aqE 'error|FAILED' out
     verdict $((! $?)) "$command complains: $(grep -aE 'error|FAILED' out | head -n 3)"

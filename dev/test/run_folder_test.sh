@@ -82,6 +82,10 @@ mkdir killed && head -n 3 whole/metrics.jsonl >killed/metrics.jsonl
 expect 64 "--output-dir killed holds the records of a run, in killed/metrics.jsonl" "${run[@]}" -o killed
 expect 64 "remove the results with --overwrite" "${run[@]}" -o whole
 expect 64 "--resume together with --overwrite" "${run[@]}" -o whole --resume --overwrite
+expect 64 "a step takes 2000000" "${run[@]}" -o whole --overwrite --max-steps -1 --total-batch 64000000
+expect 64 "lies in --output-dir whole, whose results --overwrite removes" "${run[@]}" --layers 0 --heads 0 --channels 0 \
+    --model whole -o whole --overwrite
+check "what cannot run removes nothing" [ -s whole/step_00000008/manifest.json ]
 expect 0 "--overwrite: removed whole/step_00000008" "${run[@]}" -o whole --overwrite --max-steps 4
 check "only the new run's results are left" [ "$(cd whole && echo step_*)" = step_00000004 ]
 check "and its records" [ "$(grep -c '"loss"' whole/metrics.jsonl)" -eq 4 ]

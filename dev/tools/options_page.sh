@@ -8,7 +8,8 @@ cat <<'END'
 Every option, its default and what it does: `dev/tools/options_page.sh >docs/options.md` writes this page from `--help`,
 and a test compares the two. One-letter names are llm.c's; of its two-letter ones `-nk -nm -ge -sl -sg -lg -pn -pr -pg
 -pi -pf -ps` and of `-h` (with a value) the meaning is kept too. `--config FILE` reads lines of `name = value`, which
-`--print-config` writes; the command line wins.
+`--print-config` writes; the command line wins. The verbs `generate`, `evaluate` and `export` take some of these and some
+of their own: `train_gpt VERB --help`, and [models.md](models.md).
 END
 # A line of help is "  NAMES [TYPE[=DEFAULT]]  words", or the words begin on the next line; further lines are indented.
 "${1:-./train_gpt}" --help | awk '
@@ -17,6 +18,7 @@ END
         names = ""
     }
     function text(s) { gsub(/\|/, "\\|", s); gsub(/\*/, "\\*", s); return s }
+    /^Besides training:$/ { exit }
     /^[A-Z].*:$/ { flush(); sub(/:$/, ""); printf "\n## %s\n\n| option | default | what it does |\n|---|---|---|\n", $0; next }
     /^  -/ {
         flush()
@@ -31,6 +33,10 @@ END
         at = index(type, "=")
         value = at && substr(type, at + 1) != "" ? "`" substr(type, at + 1) "`" : ""
         kinds = at ? substr(type, 1, at - 1) : type
+        if (at = index(value, " ")) {   # names that fill their column have one blank behind
+            words = text(substr(value, at + 1, length(value) - at - 1)) (words == "" ? "" : " ") words
+            value = substr(value, 1, at - 1) "`"
+        }
         gsub(/\|/, "\\|", value)
         if (kinds ~ /\|/ && kinds != "0|1") words = "`" text(kinds) "`: " words
         next

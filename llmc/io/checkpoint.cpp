@@ -43,15 +43,6 @@ std::string hash_of(const File& file) {
     return hash_to_text(hash.digest());
 }
 
-// Takes the name away before the content: what has a checkpoint's name is whole at any time.
-void remove_checkpoint(FileSystem& files, const std::string& folder, int step) {
-    const std::string path = folder + "/" + checkpoint_name(step), away = path + removed_suffix;
-    files.remove_all(away);
-    files.rename(path, away);
-    files.sync_folder(folder);
-    files.remove_all(away);
-}
-
 // An error in words; `error` is one.
 std::string words_of(const std::exception_ptr& error) {
     try {
@@ -183,12 +174,15 @@ void CheckpointWriter::commit(const std::vector<std::string>& shares) {
         write_manifest(shares);
         inner_.sync_folder(temporary_);
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
-        if (inner_.exists(final_path)) {
-            remove_checkpoint(inner_, folder_, step_);   // one that did not verify, or the run would not be here
+        const std::string replaced = final_path + removed_suffix;
+        if (inner_.exists(final_path)) {   // one that did not verify, or the best one of a run that goes on before it
+            inner_.remove_all(replaced);
+            inner_.rename(final_path, replaced);
         }
         inner_.rename(temporary_, final_path);
         finished_ = true;
         inner_.sync_folder(folder_);
+        inner_.remove_all(replaced);
     });
     if (!finished_) remove_unfinished();
 }
@@ -296,6 +290,14 @@ std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Removing
+
+void remove_checkpoint(FileSystem& files, const std::string& folder, int step) {
+    const std::string path = folder + "/" + checkpoint_name(step), away = path + removed_suffix;
+    files.remove_all(away);
+    files.rename(path, away);
+    files.sync_folder(folder);
+    files.remove_all(away);
+}
 
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder) {
     std::vector<std::string> removed;

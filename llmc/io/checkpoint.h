@@ -110,6 +110,9 @@ struct FoundCheckpoint {
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
                                                  std::vector<std::string>& skipped, const CheckpointRanks& ranks = {});
 
+// Takes the name away before the content: what has a checkpoint's name is whole at any time.
+void remove_checkpoint(FileSystem& files, const std::string& folder, int step);
+
 // Removes the folders that unfinished writes and removals left behind, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
 

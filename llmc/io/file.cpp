@@ -92,7 +92,11 @@ private:
     void check_still_there() const {
         const struct stat own = status();
         struct stat found {};
-        if (::stat(path_.c_str(), &found) == 0 && found.st_ino == own.st_ino && found.st_dev == own.st_dev) return;
+        if (::stat(path_.c_str(), &found) != 0) {
+            if (errno != ENOENT && errno != ENOTDIR) fail(path_, "stat", errno);
+        } else if (found.st_ino == own.st_ino && found.st_dev == own.st_dev) {
+            return;
+        }
         throw Error(ErrorKind::io, text(path_, ": it was removed or moved while it was written to"),
                     own.st_nlink > 0
                         ? "What was written is where it was moved to, checkpoints too: resume it there."

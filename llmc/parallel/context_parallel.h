@@ -22,6 +22,12 @@ public:
     Positions positions() const override;
     void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments, floatX* qkv,
                 floatX* out, cudaStream_t stream) override;
+    // Where there is a ring, one gradient of weights is kept back (fc's, the largest): the last hop of dK and dV, which
+    // has no attention to hide behind, hides behind it and attproj's.
+    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+        queue.collective_started(ring_ ? 1 : WeightGradientQueue::all);
+        return din;
+    }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
                          floatX* dqkv, floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
 

@@ -31,12 +31,14 @@ std::string label(const Action& action, int chunks) {
     return name;
 }
 
-// The smallest cost, or half of it: so that an action has a column at least, and lines stay short.
-double column_of(const DrawnCosts& costs) {
+// The smallest cost, or half of it: so that an action has a column at least, and lines stay short; more where lines would
+// have thousands of columns.
+double column_of(const DrawnCosts& costs, double makespan) {
     const auto& [forward, input, weight] = costs.work;
     const double smallest = std::min({forward, input, weight});
     auto fits = [&](double cost) { return std::abs(cost / smallest - std::round(cost / smallest)) < 1e-9; };
-    return fits(forward) && fits(input) && fits(weight) && fits(costs.transfer) ? smallest : smallest / 2;
+    const double column = fits(forward) && fits(input) && fits(weight) && fits(costs.transfer) ? smallest : smallest / 2;
+    return std::max(column, makespan / 4000);
 }
 
 std::string costs_in_words(const DrawnCosts& costs) {
@@ -83,7 +85,7 @@ DrawnCosts drawn_costs_from(const std::string& given) {
 
 std::string schedule_text(const PipelineShape& shape, const DrawnCosts& costs) {
     const Drawn drawn(shape, costs);
-    const double column = column_of(costs);
+    const double column = column_of(costs, drawn.simulation.makespan);
     std::size_t width = 1;
     for (const auto& stage : drawn.simulation.stages) {
         for (const TimedAction& timed : stage) width = std::max(width, label(timed.action, shape.chunks).size() + 1);

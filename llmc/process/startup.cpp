@@ -414,7 +414,7 @@ std::string run_secret() {
         return std::string(found != nullptr ? found : "");
     };
     if (const std::string given = value("TRAIN_GPT_SECRET"); !given.empty()) return given;
-    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"), ".", value("SLURM_STEP_ID"));
+    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"));   // of all its steps
     return value("TORCHELASTIC_RUN_ID");
 }
 

@@ -424,8 +424,8 @@ TEST_CASE("startup: where the secret of a run comes from, and what counts as loo
     CHECK(secret({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) == "slurm 12.3");
     CHECK(secret({{"TORCHELASTIC_RUN_ID", "abc"}}) == "abc");
     CHECK(secret({{"TRAIN_GPT_SECRET", "own"}, {"TORCHELASTIC_RUN_ID", "abc"}}) == "own");
-    for (const char* host : {"127.0.0.1", "127.3.2.1", "localhost"}) CHECK(is_loopback(host));
-    for (const char* host : {"128.0.0.1", "node0", "", "127.0.0.1.example.org"}) CHECK(!is_loopback(host));
+    for (const char* host : {"127.0.0.1", "localhost"}) CHECK(is_loopback(host));
+    for (const char* host : {"127.0.1.1", "128.0.0.1", "node0", "", "127.0.0.1.example.org"}) CHECK(!is_loopback(host));
 }
 
 TEST_CASE("startup: settings that make no sense are refused") {

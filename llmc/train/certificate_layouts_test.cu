@@ -102,6 +102,7 @@ constexpr auto gpipe = PipelineKind::gpipe, one_f_one_b = PipelineKind::one_f_on
 TEST_CASE("certificate: tensor parallelism in pipelines") {
     Alone alone(2);
     certify(composed(2, {2, zb}, 1, 1, 1, 0, 2, Recompute::none), alone, 2);
+    certify(composed(2, {2, zb}, 1, 1, 2, 3, 2, Recompute::block), alone, 2);
     certify(composed(2, {2, interleaved, 2}, 1, 1, 2, 3, 2, Recompute::block), alone, 2);
     certify(composed(3, {2, one_f_one_b}, 1, 1, 1, 0, 4, Recompute::gelu_norm, false), alone, 2);
 }
@@ -110,6 +111,7 @@ TEST_CASE("certificate: shared sequences in pipelines") {
     Alone alone(2);
     certify(composed(1, {2, one_f_one_b}, 2, 1, 2, 2, 2), alone, 2);
     certify(composed(1, {2, zb}, 2, 2, 1, 1, 4, Recompute::none), alone, 2);
+    certify(composed(1, {2, zb}, 2, 2, 1, 2, 4, Recompute::gelu_norm), alone, 2);
     certify(composed(1, {2, gpipe}, 4, 2, 1, 3, 2), alone, 2);
 }
 
@@ -124,6 +126,7 @@ TEST_CASE("certificate: tensor and context parallelism in pipelines") {
     Alone alone(2);
     certify(composed(2, {2, one_f_one_b}, 2, 1, 1, 2, 2), alone, 2);
     certify(composed(2, {2, zb}, 2, 2, 1, 1, 2, Recompute::none), alone, 2);
+    certify(composed(2, {2, zb}, 2, 1, 1, 3, 2, Recompute::block), alone, 2);
 }
 
 TEST_CASE("covering set: it is of at least 100 layouts, and every pair of settings that can stand together is in it") {

@@ -1,6 +1,7 @@
 // Whole layers under a ring, judged on the stand-in's virtual clock (llmc/cuda_on_cpu/clock/record.h): modelled, not
 // measured. What is recorded is forward and backward of a small model; every cost is scaled to the modelled sizes.
 #include "llmc/cuda_on_cpu/clock/record.h"
+#include "llmc/parallel/context_parallel.h"
 #include "llmc/train/certificate_test.h"
 
 #if defined(PRECISION_BF16)   // keys and values travel in bf16
@@ -17,9 +18,25 @@ struct Modelled {
     double share() const { return ideal / seconds; }
 };
 
-Modelled layers_of_a_ring(int cp, double link_bytes_per_s) {
+using MakeCutPoints = decltype(Layout::cut_points);
+
+// A ring that keeps no gradient of weights back.
+class Impatient : public ContextParallel {
+public:
+    using ContextParallel::ContextParallel;
+    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+        queue.collective_started();
+        return din;
+    }
+    static std::unique_ptr<CutPoints> make(World& world, const StageOptions& options, Arena& arena,
+                                           cudaStream_t stream) {
+        return std::make_unique<Impatient>(world, options.ulysses, arena, stream);
+    }
+};
+
+Modelled layers_of_a_ring(int cp, double link_bytes_per_s, MakeCutPoints cut_points = make_cut_points) {
     Layout layout;
-    layout.cp = cp, layout.seq_len = 48, layout.recompute = Recompute::none;
+    layout.cp = cp, layout.seq_len = 48, layout.recompute = Recompute::none, layout.cut_points = cut_points;
     std::vector<host::Recording> recordings(static_cast<std::size_t>(cp));
     double rows = 0;
     on_ranks(layout.mesh(), [&](TestRank& me) {
@@ -62,6 +79,13 @@ TEST_CASE("ring: layers at 8k tokens per rank reach 93% of ideal on links like N
         CHECK(fast.share() >= 0.93);
         CHECK(slow.share() < 0.93);
     }
+}
+
+TEST_CASE("ring: the last hop of dK and dV hides behind fc's gradient of weights too, modelled") {
+    // 268 MB at 450 GB/s take 0.6 ms, attproj's gradient 0.4 ms, fc's 1.6 ms
+    const Modelled ours = layers_of_a_ring(4, 450e9), impatient = layers_of_a_ring(4, 450e9, Impatient::make);
+    MESSAGE("modelled: ", 100 * ours.share(), "% of ideal, ", 100 * impatient.share(), "% where nothing is kept back");
+    CHECK(ours.share() > impatient.share() + 0.005);
 }
 
 #endif

@@ -83,7 +83,10 @@ int export_model(FileSystem& files, const Options& options) {
     if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());
     const DType dtype = wish.dtype.value_or(weights->type());
     const std::string unfinished = output + ".unfinished";
-    check_output(files, unfinished);
+    if (files.exists(unfinished)) {
+        throw Error(ErrorKind::usage, text(unfinished, ": an export to ", output, " was cut and has left this"),
+                    "Remove it, or give another --output.");
+    }
     try {
         if (wish.to == ExportFormat::llmc) {
             write_llmc(files, unfinished, *weights, dtype);

@@ -58,7 +58,6 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.layers = std::max(5, layout.pipe.stages * layout.pipe.chunks + 1);   // uneven
 
     const bool alone = layout.tp == 1, unpiped = layout.pipe.stages == 1, whole = layout.cp == 1;
-    const bool delays = delays_weights(kind);
     const int replicas = layout.dp * layout.micro_batches, m = layout.micro_batches;
     if (layout.mesh().size() > 8 || layout.mesh().size() == 1 || cover_sequences % replicas != 0) return {};
     if (alone && (layout.sequence_parallel || layout.tp_chunks > 1)) return {};
@@ -66,7 +65,6 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     if (value(Setting::ulysses) == 2 ? layout.cp != 4 : value(Setting::ulysses) == 1 && whole) return {};
     if (layout.dp * layout.cp == 1 && layout.zero > 0) return {};
     if (kind == PipelineKind::interleaved && m % layout.pipe.stages != 0) return {};
-    if (delays && (layout.recompute != Recompute::none || layout.zero > 1)) return {};
     const int rows = cover_sequences / replicas * cover_seq_len / layout.cp;
     if (layout.heads % (layout.tp * layout.ulysses) != 0) return {};
     if (layout.sequence_parallel && rows % layout.tp != 0) return {};
@@ -169,7 +167,6 @@ inline std::vector<Layout> prime_layouts() {
             if (which == "pp") layout.pipe = {n, kinds[turn / 5]}, layout.layers = n + 1;
             if (which == "ring") layout.cp = n;
             if (which == "ulysses") layout.cp = layout.ulysses = n;
-            if (delays_weights(layout.pipe.kind)) layout.recompute = Recompute::none;
             if (layout.dp * layout.cp > 1) layout.zero = turn % 4;
             turn++;
         }

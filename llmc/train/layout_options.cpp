@@ -58,6 +58,10 @@ void check_pipeline(const Options& o) {
                     "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
     }
     if (o.pp == 1) {
+        if (o.pp_warmup > 0) {
+            throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp 1"),
+                        "Give --pp 2 or more, or leave --pp-warmup out.");
+        }
         if (!interleaved) return;
         throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
     }

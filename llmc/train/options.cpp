@@ -531,7 +531,12 @@ void look_for_unknown_keys(const CLI::App& app, const std::string& path) {
         if (begin == std::string::npos || equals == std::string::npos || line.find_first_of("#;[") == begin) continue;
         const std::string key = line.substr(begin, line.find_last_not_of(" \t", equals - 1) + 1 - begin);
         const CLI::Option* option = app.get_option_no_throw((key.size() == 1 ? "-" : "--") + key);
-        if (option == nullptr || !option->get_configurable()) {
+        if (option != nullptr && !option->get_configurable()) {
+            throw Error(ErrorKind::usage, text("--config ", path, ": line ", number, ": --", key,
+                                               ": only on the command line"),
+                        "Remove this line.");
+        }
+        if (option == nullptr) {
             unknown_option(app, "--" + key, text("--config ", path, ": line ", number, ": "));
         }
     }
@@ -668,6 +673,13 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
 
     check_config_file(arguments);
     arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
+    // A file given by --config may have it too: the command line wins.
+    auto on_command_line = [&app, given = arguments](const char* name) {
+        const CLI::Option* const option = app.get_option_no_throw(name);
+        return std::ranges::any_of(given, [&](const std::string& argument) {
+            return argument.starts_with("-") && app.get_option_no_throw(argument.substr(0, argument.find('='))) == option;
+        });
+    };
     std::reverse(arguments.begin(), arguments.end());   // the parser takes them from the back
     try {
         app.parse(arguments);
@@ -698,11 +710,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     }
 
     const bool counts_micro_batches =
-        app["--val-max-micro-batches"]->count() > 0 && app["--val-max-batches"]->count() == 0;
+        app["--val-max-micro-batches"]->count() > 0 && !on_command_line("--val-max-batches");
     if (app["--data"]->count() > 0) {
         const DataPatterns found = find_named_data(data_name);
-        if (app["--train-data"]->count() == 0) set(*app.get_option_no_throw("--train-data"), found.train);
-        if (app["--val-data"]->count() == 0) set(*app.get_option_no_throw("--val-data"), found.val);
+        if (!on_command_line("--train-data")) set(*app.get_option_no_throw("--train-data"), found.train);
+        if (!on_command_line("--val-data")) set(*app.get_option_no_throw("--val-data"), found.val);
     }
     if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
     if (result.recorded) take_recorded(app, *result.recorded, o.output_dir);
@@ -716,7 +728,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     result.texts = texts_of(app);
     if (picture != Picture::none) {
         const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
-        if (o.dp == 0) o.dp = std::max(1, ranks / (o.pp * o.cp * o.tp));
+        if (o.dp == 0) o.dp = static_cast<int>(std::max<std::int64_t>(1, ranks / (std::int64_t{o.pp} * o.cp * o.tp)));
         check_together(o);
         check_micro_batches(o);
         const PipelineShape shape = pipeline_shape(o);

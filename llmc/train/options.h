@@ -112,7 +112,7 @@ struct Options : OptimizerOptions {
     bool check_collectives = false;
     int check_replicas = 0;         // compare what ranks must hold alike every so many steps; 0: never
     double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
-    double stall_timeout_s = 600;   // and so does the one furthest behind when nothing advances; 0: never
+    double stall_timeout_s = 600;   // and so does the one that others wait for when nothing advances; 0: never
 
     GenerateOptions generate;
     ExportOptions exported;

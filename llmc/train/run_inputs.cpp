@@ -99,13 +99,24 @@ void check_no_results(const std::string& folder, const std::vector<int>& saved) 
                 "Continue it with --resume, give another folder, or remove the results with --overwrite.");
 }
 
-// For --overwrite: removes the checkpoints. Records are written anew by whoever opens them.
-void remove_results(const std::string& folder, std::vector<int>& saved, const Log& log) {
-    for (int step : saved) {
-        real_files().remove_all(folder + "/" + checkpoint_name(step));
+// --overwrite removes the folder's results; the model that the run starts from must not be one of them.
+void check_overwrite(const Options& options) {
+    if (!options.overwrite || options.layers > 0 || is_descriptor(options.model)) return;
+    const auto model = std::filesystem::weakly_canonical(options.model).string() + "/",
+               folder = std::filesystem::weakly_canonical(options.output_dir).string() + "/";
+    if (!model.starts_with(folder)) return;
+    throw Error(ErrorKind::usage,
+                text("--model ", options.model, " lies in --output-dir ", options.output_dir,
+                     ", whose results --overwrite removes"),
+                "Give another output folder, or continue the run there with --resume.");
+}
+
+// For --overwrite, when all else has been found right. Records are written anew by whoever opens them.
+void remove_results(const std::string& folder, const Log& log) {
+    for (int step : list_checkpoints(real_files(), folder)) {
+        remove_checkpoint(real_files(), folder, step);
         log.line("--overwrite: removed %s/%s", folder.c_str(), checkpoint_name(step).c_str());
     }
-    saved.clear();
     real_files().remove_all(folder + "/" + kBestFolder);
     real_files().remove_all(folder + "/options.json");
 }
@@ -118,15 +129,14 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     std::vector<int> saved;
     if (world.is_first()) {
         saved = list_checkpoints(real_files(), folder);
-        if (options.overwrite) {
-            remove_results(folder, saved, log);
-        } else if (!options.resume) {
-            check_no_results(folder, saved);
-        }
-        for (const std::string& name : remove_unfinished_checkpoints(real_files(), folder)) {
-            log.line("removed %s/%s, which a killed run left unfinished", folder.c_str(), name.c_str());
+        if (!options.resume && !options.overwrite) check_no_results(folder, saved);
+        for (const std::string& of : {folder, folder + "/" + kBestFolder}) {
+            for (const std::string& name : remove_unfinished_checkpoints(real_files(), of)) {
+                log.line("removed %s/%s, which a killed run left unfinished", of.c_str(), name.c_str());
+            }
         }
     }
+    if (options.overwrite) return "";
     std::vector<std::string> skipped;
     std::optional<FoundCheckpoint> found = newest_checkpoint(
         real_files(), folder, skipped,
@@ -153,6 +163,7 @@ std::string RunInputs::origin() const {
 RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log) {
     if (!options.overfit_single_batch) matching_files("--train-data", options.train_data);   // before all else
     if (options.val_every > 0 || options.overfit_single_batch) matching_files("--val-data", options.val_data);
+    check_overwrite(options);
     if (world.is_first()) {
         if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
         if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
@@ -190,6 +201,7 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
     if (val_tokens || options.overfit_single_batch) {
         data.push_back(describe_data(real_files(), "val-data", options.val_data));
     }
+    if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
     return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,    std::move(lock),
             std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps, std::move(data)};
 }

@@ -3,12 +3,12 @@
 //
 // options.json, written at every start:
 //   {"format": "train_gpt run", "version": 1,
-//    "options": {"train-data": "data/local/train*.bin", "lr": "0.0003", ...}   every option, as --print-config spells
-//    it "data": [{"option": "train-data", "shards": 2, "tokens": 99, "hash": "0123456789abcdef",
-//              "manifests": {"data/local/manifest.json": "0123456789abcdef"}}, ...]
+//    "options": {"train-data": "data/local/train*.bin", "lr": "0.0003", ...},
+//    "data": [{"option": "train-data", "shards": 2, "tokens": 99, "hash": "0123456789abcdef",
+//              "manifests": {"data/local/manifest.json": "0123456789abcdef"}}, ...],
 //    "starts": [{"after_step": 0, "time": "2026-01-31T12:00:00Z", "program": "0123456789abcdef", "precision": "bf16",
 //                "device": "...", "processes": 8, "hosts": {"node1": 8}, "changed": {"lr": ["0.0003", "0.001"]}}, ...]}
-// "program" is the hash (xxh3) of the executable. The hash of data is one of all shards' hashes in their order, so the
+// "options" has every one, as --print-config spells it. "program" is the hash (xxh3) of the executable. The hash of data is one of all shards' hashes in their order, so the
 // same shards have the same hash wherever they lie; where no manifest tells a shard's hash, its name and its number of
 // tokens take that place. "options" are those of the last start, "changed" is what each start gave differently.
 #pragma once

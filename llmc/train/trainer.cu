@@ -61,7 +61,7 @@ void Trainer::restore(const RunState& state) {
 RunEnd Trainer::run() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
-    if (options_.checkpoint_every > 0 && !options_.output_dir.empty()) {   // now, for it takes time
+    if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
         host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
     }
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
@@ -214,8 +214,7 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
-    const int every = options_.check_replicas;
-    if (every > 0 && (step_ % every == 0 || is_due(AfterStep::checkpoint))) check_replicas();   // before it is saved
+    if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
 }
 
 void Trainer::check_replicas() {
@@ -329,7 +328,7 @@ void Trainer::save_best() {
     finish_save();
     start_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
         for (int step : list_checkpoints(parts_.files, folder)) {
-            if (step != best) parts_.files.remove_all(folder + "/" + checkpoint_name(step));
+            if (step != best) remove_checkpoint(parts_.files, folder, step);
         }
     });
 }
@@ -346,6 +345,7 @@ bool Trainer::save_checkpoint() {
 }
 
 void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
+    if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
     RunState state;
     state.step = step_;
     state.seed = options_.seed;

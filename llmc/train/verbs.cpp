@@ -90,6 +90,11 @@ const VerbInfo& info_of(Verb verb) { return *std::ranges::find(kVerbs, verb, &Ve
 
 const char* name_of(Verb verb) { return info_of(verb).name; }
 
+bool asks_for_steps(int argc, const char* const* argv) {
+    auto is = [&](Verb verb) { return argc > 1 && std::string(argv[1]) == name_of(verb); };
+    return !is(Verb::generate) && !is(Verb::export_model);
+}
+
 Verb take_verb(std::vector<std::string>& arguments) {
     if (arguments.empty() || arguments[0].starts_with("-")) return Verb::train;
     const std::string given = arguments[0];

@@ -37,6 +37,9 @@ struct ExportOptions {
 // Takes the verb off the front of the arguments. Error(usage) naming the known ones where it is none of them.
 Verb take_verb(std::vector<std::string>& arguments);
 
+// Of the program's own arguments: whether they ask for steps, after which a run can be stopped. The others end at once.
+bool asks_for_steps(int argc, const char* const* argv);
+
 const char* name_of(Verb verb);
 
 // Gives the parser this verb's name and what its help says, and removes the options that it does not take; returns the
