@@ -175,14 +175,15 @@ void CheckpointWriter::commit(const std::vector<std::string>& shares) {
         inner_.sync_folder(temporary_);
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
         const std::string replaced = final_path + removed_suffix;
-        if (inner_.exists(final_path)) {   // one that did not verify, or the best one of a run that goes on before it
+        const bool replaces = inner_.exists(final_path);
+        if (replaces) {   // one that did not verify, or the best one of a run that goes on before it
             inner_.remove_all(replaced);
             inner_.rename(final_path, replaced);
         }
         inner_.rename(temporary_, final_path);
         finished_ = true;
         inner_.sync_folder(folder_);
-        inner_.remove_all(replaced);
+        if (replaces) inner_.remove_all(replaced);
     });
     if (!finished_) remove_unfinished();
 }
