@@ -85,7 +85,7 @@ TEST_CASE("ring: the last hop of dK and dV hides behind fc's gradient of weights
     // 268 MB at 450 GB/s take 0.6 ms, attproj's gradient 0.4 ms, fc's 1.6 ms
     const Modelled ours = layers_of_a_ring(4, 450e9), impatient = layers_of_a_ring(4, 450e9, Impatient::make);
     MESSAGE("modelled: ", 100 * ours.share(), "% of ideal, ", 100 * impatient.share(), "% where nothing is kept back");
-    CHECK(ours.share() > impatient.share() + 0.005);
+    CHECK(1 - ours.share() < (1 - impatient.share()) / 10);
 }
 
 #endif
