@@ -33,7 +33,7 @@ fi
 
 mkdir -p "$output"
 mark=$output/made-by-local.sh
-if [ -e "$mark" ]; then
+if [ -e "$mark" ] || [ "$output" = data/local ]; then   # its own
     overwrite=(--overwrite)
 elif [ ${#overwrite[@]} -eq 0 ] && [ -n "$(ls -A "$output")" ]; then
     echo "data/local.sh: --output $output: holds files that this script has not made; give another folder, or --overwrite" >&2

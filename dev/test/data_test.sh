@@ -74,5 +74,14 @@ else
     echo "SKIPPED Parquet: $python has no pyarrow"
 fi
 
+# a corpus from this machine's files: it replaces what it has made itself, and nothing else
+mkdir headers own && for i in $(seq 100); do printf '#define N%d 1\n\n' "$i"; done >headers/one.h && echo mine >own/files.txt
+expect 64 "holds files that this script has not made" data/local.sh --output own --folder headers --vocab bytes
+[ "$(cat own/files.txt)" = mine ] && [ "$(ls own)" = files.txt ]
+verdict $? "somebody's folder is as it was: $(ls own)"
+for _ in 1 2; do
+    expect 0 "of 100 documents" data/local.sh --output made --folder headers --vocab bytes
+done
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
