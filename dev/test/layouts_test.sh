@@ -99,7 +99,7 @@ near tensor-pipe alone
 verdict $? "losses of tp ranks in a pipeline: $(losses tensor-pipe | xargs) against $(losses alone | xargs)"
 run 8 all --tp 2 --pp 2 --cp 2 --check-collectives --stop-after 2
 verdict $? "tp x pp x cp, stopped after 2 steps: $(tail -n 3 "$work/all.log")"
-run 4 all --pp 2 --cp 2 --cp-mode ulysses --zero 3 --pp-schedule gpipe --resume --check-collectives
+run 4 all --tp 1 --pp 2 --cp 2 --cp-mode ulysses --zero 3 --pp-schedule gpipe --resume --check-collectives
 verdict $? "resumed as pp x cp: $(tail -n 3 "$work/all.log")"
 near all alone
 verdict $? "losses of a run that changed its layout: $(losses all | xargs) against $(losses alone | xargs)"
