@@ -93,7 +93,7 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
 // Collective.
 void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, Agreement& agreement,
-                const Log& log) {
+                Communicator* all, const Log& log) {
     const std::vector<std::string> hosts = agreement.gather(own_host_name());
     const std::string& folder = asked.options.output_dir;
     if (agreement.rank() > 0 || folder.empty()) return;
@@ -105,6 +105,8 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     record.options = asked.texts;
     record.data = inputs.data;
     record.starts.push_back(describe_start({after_step, precision_name, name_of_device(), hosts, changed}));
+    std::optional<Communicator::Alone> alone;   // the others go on to where they wait for this rank
+    if (all != nullptr) alone.emplace(*all, "writes a file");
     write_run_record(real_files(), folder, record);
 }
 
@@ -142,7 +144,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
     Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
-    record_run(asked, inputs, state ? state->step : 0, agreement, log);
+    record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
