@@ -115,7 +115,7 @@ $(COMMON)/precompiled%/standard.h.gch: override OPTIMIZE = $*
 $(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
 	cp $< $(@:.gch=)
 	$(CXX) -x c++-header $(CPU_FLAGS) -c $(@:.gch=) -o $@
-.SECONDARY: $(PRECOMPILED) $(call precompiled,-O1)
+.PRECIOUS: $(COMMON)/precompiled%/standard.h.gch
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(call common_object,llmc/kernels/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile

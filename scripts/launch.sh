@@ -97,7 +97,7 @@ while [ "$left" -gt 0 ]; do
         timer=$!
     fi
 done
-[ -z "$timer" ] || kill "$timer" 2>/dev/null
+[ -z "$timer" ] || { kill -KILL "$timer"; wait "$timer"; } 2>/dev/null   # nothing of this script outlives it
 
 # A rank may be a script that a signal has ended before the program in it: that one gets as long to follow.
 still_there() {
