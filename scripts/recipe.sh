@@ -51,7 +51,7 @@ complain() {   # CODE MESSAGE...
     exit "$code"
 }
 help() {
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$self"
+    sed -n '2s/^# //p' "$self"
     echo
     sed -n '/^# Each of them/,/^[^#]/s/^# \{0,1\}//p' scripts/recipe.sh
     exit 0
@@ -85,7 +85,7 @@ choose_layout() {
     local i chosen=-1 largest=${layouts[-1]}
     gpus=${GPUS:-$(count_gpus)} nodes=${NODES:-1}
     if [ "$gpus" = 0 ] && [ -n "$tiny$dry_run" ]; then   # to look at: the largest one, on nodes of eight
-        gpus=$((largest < 8 ? largest : 8)) nodes=$((largest < 8 ? 1 : largest / 8))
+        gpus=$((largest < 8 ? largest : 8)) nodes=${NODES:-$((largest < 8 ? 1 : largest / 8))}
     fi
     [[ $gpus =~ ^[0-9]+$ && $nodes =~ ^[1-9][0-9]*$ ]] || complain 64 "GPUS=$gpus NODES=$nodes: expected numbers"
     [ "$gpus" -gt 0 ] || complain 69 "there is no GPU here, says nvidia-smi" "GPUS=1 takes one all the same; TINY=1 tries this script on a CPU."
@@ -173,6 +173,7 @@ get_data() {
     if [ -n "$tiny" ]; then make_tiny_data && return; fi
     local command
     while read -r command; do
+        [ "${NODE:-0}" = 0 ] || complain 69 "$data_folder or $questions is not there; node 0 gets them, with --data-only"
         echo "$script: $command"
         $command
     done < <(ways_to_get_data)

@@ -10,7 +10,7 @@ unset CUDA_VISIBLE_DEVICES GPUS NODES TINY LAUNCH LAUNCH_SIGNAL AGAIN RESTARTS
 recipes=(scripts/run_*.sh scripts/long_context.sh)
 
 if command -v shellcheck >/dev/null; then
-    shellcheck -x -S warning -e SC2064 scripts/*.sh >"$work/shellcheck"
+    shellcheck -x -S warning -e SC2064 scripts/*.sh scripts/multi_node/*.sh >"$work/shellcheck"
     verdict $? "shellcheck: $(head -n 20 "$work/shellcheck")"
 else
     echo "SKIPPED shellcheck over scripts/: it is not installed"
@@ -22,7 +22,7 @@ expect() {
     shift 2
     "$@" >"$work/log" 2>&1 </dev/null
     found=$?
-    [ $found -eq "$status" ] && grep -qF -- "$words" "$work/log"
+    [ $found -eq "$status" ] && { [ -z "$words" ] || grep -qF -- "$words" "$work/log"; }
     verdict $? "$*: exit $found, expected $status and '$words': $(tail -n 3 "$work/log")"
 }
 layouts_of() { grep -oE '^layout [0-9]+' "$1" | cut -d' ' -f2; }
@@ -160,6 +160,116 @@ steps=$(($(last_step) + 1))
 TINY=1 GPUS=8 expect 0 "resuming from $out/step_" scripts/run_gpt2_350M.sh --max-steps 100000 --stop-after $steps --val-every 0 --sample-every 0
 cmp -s <(seq "$steps") <(grep -o '^{"step":[0-9]*,"loss"' "$out/metrics.jsonl" | grep -o '[0-9]*')
 verdict $? "every step is recorded once"
+
+# ---- several nodes, with launchers that write down what they are called with
+fakes=$work/fakes
+mkdir "$fakes"
+# mpirun ends as $CODE says; when it is asked to stop, as a run does that has saved
+cat >"$fakes/mpirun" <<END
+#!/usr/bin/env bash
+echo "$(basename mpirun) \$*" >>"$work/asked"
+trap 'echo USR1 >>"$work/asked"; exit 75' USR1
+trap 'echo TERM >>"$work/asked"; exit 1' TERM
+[ "\${CODE:-0}" != wait ] || for _ in \$(seq 600); do sleep 0.1; done
+exit \${CODE:-0}
+END
+# srun starts the tasks here, or ends as mpirun does; TRAIN_GPT_SECRET must have come
+cat >"$fakes/srun" <<END
+#!/usr/bin/env bash
+echo "srun \$* secret \${#TRAIN_GPT_SECRET}" >>"$work/asked"
+trap 'echo USR1 >>"$work/asked"; exit 75' USR1
+tasks=\$(tr ' ' '\n' <<<"\$*" | sed -n 's/^--ntasks=//p')
+while [[ \$1 = --* ]]; do shift; done
+case \${CODE:-} in
+    '') exec "$root/scripts/launch.sh" -n "\$tasks" "\$@" ;;
+    wait) for _ in \$(seq 600); do sleep 0.1; done ;;
+    *) exit "\$CODE" ;;
+esac
+END
+cat >"$fakes/scontrol" <<END
+#!/usr/bin/env bash
+echo "scontrol \$*" >>"$work/asked"
+case \$1 in show) printf '127.0.0.1\nnode7\n' ;; esac
+END
+chmod +x "$fakes"/*
+asked() {   # WORDS NAME: a launcher was called so; then all is forgotten
+    grep -qF -- "$1" "$work/asked"
+    verdict $? "$2: expected '$1', was $(cat "$work/asked")"
+}
+rm -rf "$RUNS"
+export TINY=1
+printf '# two nodes\nnode0 slots=4\nnode1 slots=4\n' >"$work/hosts"
+of_mpi=(env "PATH=$fakes:$PATH" "HOSTS=$work/hosts" NCCL_DEBUG=INFO scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh)
+rm -f "$work/asked"
+expect 0 "" "${of_mpi[@]}" --lr 1e-3
+asked "mpirun -np 4 --hostfile $work/hosts --map-by ppr:2:node --bind-to none -x PATH -x LD_LIBRARY_PATH -x NCCL_DEBUG $train_gpt --model d4" "mpirun's words"
+asked "--resume 1 --lr 1e-3 --init mpi" "mpirun's last words"
+CODE=64 expect 64 "" "${of_mpi[@]}"
+rm "$work/asked"
+CODE=137 RESTARTS=1 expect 75 "started again" "${of_mpi[@]}"   # a rank that was killed
+[ "$(grep -c ^mpirun "$work/asked")" -eq 2 ]
+verdict $? "one restart: $(cat "$work/asked")"
+stop() {   # SIGNAL COMMAND...: sends it when the launcher runs; sets code
+    local signal=$1
+    shift
+    rm -f "$work/asked"
+    CODE=wait "$@" >"$work/log" 2>&1 &
+    pid=$!
+    for _ in $(seq 100); do ! grep -qE '^(mpirun|srun)' "$work/asked" 2>/dev/null || break; sleep 0.1; done
+    sleep 0.2   # its traps
+    kill -s "$signal" $pid
+    code=0
+    wait $pid || code=$?
+}
+stop TERM "${of_mpi[@]}"
+[ $code -eq 75 ] && ! grep -q TERM "$work/asked"
+verdict $? "SIGTERM does not reach mpirun, which would abort the run (exit $code)"
+asked USR1 "mpirun is asked to stop by SIGUSR1"
+printf 'node0 slots=8\nnode1 slots=4\n' >"$work/hosts"
+expect 64 "expected the same slots=N in every line, found: 8 4" "${of_mpi[@]}"
+expect 64 "HOSTS=FILE scripts/multi_node/mpirun.sh" scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh
+
+expect 64 "sbatch --nodes=2" scripts/multi_node/slurm.sh scripts/run_gpt3_13B.sh
+grep -qx '#SBATCH --signal=B:USR1@120' scripts/multi_node/slurm.sh && grep -qx '#SBATCH --requeue' scripts/multi_node/slurm.sh
+verdict $? "the batch script asks for a signal and to be put back"
+cp scripts/multi_node/slurm.sh "$work/spooled"   # as sbatch does
+in_slurm=(env "PATH=$fakes:$PATH" SLURM_JOB_ID=17 "SLURM_SUBMIT_DIR=$root" SLURM_JOB_NUM_NODES=2 'SLURM_JOB_NODELIST=node[6-7]'
+    SLURM_NTASKS_PER_NODE=4 "PORT=$((10000 + $$ % 20000))" "$work/spooled" scripts/run_gpt3_13B.sh)
+rm -f "$work/asked"
+expect 0 "step    4/4" "${in_slurm[@]}"
+asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --model d4" "srun's words"
+asked "--init tcp --init-address 127.0.0.1:" "srun's tcp"
+asked "secret 32" "the secret"
+asked "scontrol show hostnames node[6-7]" "the first node"
+! grep -q requeue "$work/asked"
+verdict $? "a run that is done is not put back: $(cat "$work/asked")"
+INIT=fs CODE=0 expect 0 "" "${in_slurm[@]}"
+asked "--init fs --init-folder $RUNS/rendezvous-17" "srun's fs"
+[ -d "$RUNS/rendezvous-17" ]
+verdict $? "there is a folder to meet in"
+INIT=mpi expect 64 "INIT=mpi: expected tcp or fs" "${in_slurm[@]}"
+for lost in 75 137; do
+    rm -f "$work/asked"
+    CODE=$lost expect 75 "scontrol requeue 17" "${in_slurm[@]}"
+    asked "scontrol requeue 17" "back into the queue after $lost"
+done
+rm -f "$work/asked"
+CODE=64 expect 64 "" "${in_slurm[@]}"
+SLURM_RESTART_COUNT=100 CODE=75 RESTARTS=0 expect 75 "start this script again" "${in_slurm[@]}"
+! grep -q requeue "$work/asked"
+verdict $? "neither a mistake nor the hundredth requeue goes back: $(cat "$work/asked")"
+stop USR1 "${in_slurm[@]}"
+[ $code -eq 75 ]
+verdict $? "the signal before the time limit (exit $code): $(tail -n 3 "$work/log")"
+asked USR1 "srun gets it"
+asked "scontrol requeue 17" "and the job goes back"
+stop TERM "${in_slurm[@]}"
+[ $code -eq 75 ] && ! grep -q requeue "$work/asked"
+verdict $? "scancel ends the job for good (exit $code): $(cat "$work/asked")"
+NODES=2 expect 64 "NODE=0 NODES=2" scripts/multi_node/by_hand.sh scripts/run_gpt3_13B.sh
+NODE=0 NODES=2 expect 64 "HEAD is to be the name or address of node 0" scripts/multi_node/by_hand.sh scripts/run_gpt3_13B.sh
+unset TINY
+NODE=1 NODES=2 HEAD=127.0.0.1 GPUS=8 expect 69 "node 0 gets them" scripts/multi_node/by_hand.sh scripts/run_gpt3_13B.sh
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
