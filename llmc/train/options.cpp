@@ -645,7 +645,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     CommandLine result;
     result.verb = take_verb(arguments);
     Options& o = result.options;
-    if (result.verb != Verb::train) set_defaults_of_verbs(o);
+    if (!takes_options_of_training(result.verb)) set_defaults_of_verbs(o);
     CLI::App app("Pretrains GPT models.", "train_gpt");
     app.set_help_flag("--help", "print this and exit")->group("General");
     app.set_config("--config", "", "read options from this file, lines of name = value")->group("General");
@@ -702,7 +702,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     } catch (const CLI::ParseError& error) {
         throw Error(ErrorKind::usage, error.what(), "`train_gpt --help` lists every option.");
     }
-    if (result.verb != Verb::train) {
+    if (!takes_options_of_training(result.verb)) {
         check_verb(result.verb, o);
         if (result.verb == Verb::evaluate && app["--seq-len"]->count() == 0) o.seq_len = 0;
         result.shared = app.config_to_str(true, false);

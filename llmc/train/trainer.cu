@@ -18,14 +18,6 @@ double seconds_now() {
 constexpr int kFirstLines = 10;
 constexpr double kSecondsPerLine = 5;
 
-// "45s", "12m05s", "3h20m".
-std::string duration(double seconds) {
-    const long long s = std::llround(seconds);
-    if (s < 60) return formatted("%llds", s);
-    if (s < 3600) return formatted("%lldm%02llds", s / 60, s % 60);
-    return formatted("%lldh%02lldm", s / 3600, s % 3600 / 60);
-}
-
 }   // namespace
 
 Trainer::Trainer(const TrainerParts& parts)
@@ -279,7 +271,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
         formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
                   step_, max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                  duration(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
+                  duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
                   static_cast<double>(record.memory_bytes) / (1 << 20)),
         line_is_due(last));
 }
