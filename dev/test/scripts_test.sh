@@ -249,6 +249,13 @@ printf 'node0 slots=8\nnode1 slots=4\n' >"$work/hosts"
 expect 64 "expected the same slots=N in every line, found: 8 4" "${of_mpi[@]}"
 expect 64 "HOSTS=FILE scripts/multi_node/mpirun.sh" scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh
 
+if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then   # the real one, on this machine
+    echo 'localhost slots=4' >"$work/hosts"
+    HOSTS=$work/hosts MPIRUN_FLAGS="--allow-run-as-root --oversubscribe" expect 0 "step    4/4" scripts/multi_node/mpirun.sh scripts/run_gpt2_124M.sh
+else
+    echo "SKIPPED scripts/multi_node/mpirun.sh with a real mpirun: no mpirun, or a build without MPI"
+fi
+
 expect 64 "sbatch --nodes=2" scripts/multi_node/slurm.sh scripts/run_gpt3_13B.sh
 grep -qx '#SBATCH --signal=B:USR1@120' scripts/multi_node/slurm.sh && grep -qx '#SBATCH --requeue' scripts/multi_node/slurm.sh
 verdict $? "the batch script asks for a signal and to be put back"

@@ -313,9 +313,10 @@ void add_numerics_options(CLI::App& app, Options& o) {
     numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
         ->type_name("none|gelu|gelu+norm|block");
     numerics
-        .on_off("--print-memory", o.print_memory,
-                "print what one of --processes ranks, or of --dp replicas, will take of its device, and exit; no device "
-                "of theirs is needed")
+        .on_off(
+            "--print-memory", o.print_memory,
+            "print what one of --processes ranks, or of --dp replicas, will take of its device, and exit; no device "
+            "of theirs is needed")
         ->configurable(false);
 }
 
