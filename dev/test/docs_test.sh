@@ -16,7 +16,7 @@ verdict $? "$page has rows of the exit codes $(tr '\n' ' ' <<<"$rows"), the prog
 
 # ---- messages: what the first column of a table under "| the message |" quotes stands in a literal of the sources, which
 # may go on on the next line
-git ls-files -co --exclude-standard llmc '*.cu' | grep -E '\.(cpp|cu|cuh|h)$' | grep -vE '_test\.' | xargs cat | tr '\n' ' ' |
+find llmc ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' -exec cat {} + | tr '\n' ' ' |
     sed -E "s/'\"'//g"'; s/" *"//g' | grep -aoE '"([^"\\]|\\.)*"' >"$work/sources"
 awk '/^\| the message \|/ { inside = 1; next } !/^\|/ { inside = 0 } inside && !/^\|---/ { print }' "$page" |
     awk -F'|' '{ print $2 }' | grep -oE '`[^`]+`' | tr -d '`' >"$work/messages"
@@ -48,7 +48,7 @@ done <"$work/options"
 verdict $? "only $count options were found in the pages"
 
 # ---- code that a page shows, line by line
-git ls-files -co --exclude-standard llmc dev | grep -E '\.(cpp|cu|cuh|h)$' | xargs cat >"$work/code"
+find llmc dev -regex '.*\.\(cpp\|cu\|cuh\|h\)' -exec cat {} + >"$work/code"
 count=0
 while IFS= read -r line; do
     grep -qF -- "$line" "$work/code"
@@ -59,7 +59,7 @@ done < <(awk '/^```/ { inside = /^```cpp/; next } inside && NF' "${pages[@]}")
 verdict $? "only $count lines of code were found in the pages"
 
 # ---- files of this repository
-grep -noE '(^|[^a-zA-Z0-9_./~-])((llmc|dev|docs|scripts|\.ci|\.github)/|data/[a-z0-9_]+\.(sh|py))[a-zA-Z0-9_./*-]*' "${pages[@]}" |
+grep -noE '(^|[^a-zA-Z0-9_./~-])((llmc|dev|docs|scripts|\.ci|\.github)/|data/[a-z0-9_]+\.(sh|py))[a-zA-Z0-9_./*-]*' "${pages[@]}" docs/*.svg |
     sed -E 's/^([^:]*:[0-9]+):[^a-zA-Z.]?/\1:/; s/[.]+$//' | grep -v NAME | sort -u >"$work/files"
 count=0
 while IFS=: read -r file line path; do
