@@ -16,7 +16,7 @@ verdict $? "$page has rows of the exit codes $(tr '\n' ' ' <<<"$rows"), the prog
 
 # ---- messages: what the first column of a table under "| the message |" quotes stands in a literal of the sources, which
 # may go on on the next line
-find llmc ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' -exec cat {} + | tr '\n' ' ' |
+find llmc dev/tools ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' -exec cat {} + | tr '\n' ' ' |
     sed -E "s/'\"'//g"'; s/" *"//g' | grep -aoE '"([^"\\]|\\.)*"' >"$work/sources"
 awk '/^\| the message \|/ { inside = 1; next } !/^\|/ { inside = 0 } inside && !/^\|---/ { print }' "$page" |
     awk -F'|' '{ print $2 }' | grep -oE '`[^`]+`' | tr -d '`' >"$work/messages"
@@ -31,7 +31,8 @@ verdict $? "only $count messages were found in $page"
 
 # ---- options: of the programs and scripts here, or of others' programs (listed)
 {
-    for verb in "" generate evaluate export; do "$train_gpt" $verb --help; done
+    "$train_gpt" --help
+    "$train_gpt" --help | sed -nE 's/^  train_gpt ([a-z]+) --help.*/\1/p' | while read -r verb; do "$train_gpt" "$verb" --help; done
     "$tokenize" --help
     sed -nE 's/^ *(-[a-z-]+\|)?(--[a-z-]+)\).*/\2/p; s/^ *(--[a-z-]+)\|?.*\).*/\1/p' data/*.sh dev/bench/*.sh
     grep -hE 'add_argument|"--[a-z-]+"' dev/reference/*.py dev/bench/*.py dev/bench/*.cpp
