@@ -59,6 +59,21 @@ done < <(awk '/^```/ { inside = /^```cpp/; next } inside && NF' "${pages[@]}")
 [ "$count" -ge 20 ]
 verdict $? "only $count lines of code were found in the pages"
 
+# ---- tests that are named, by doctest's patterns: "certificate: all*"
+find llmc ./*.cu -name '*_test.*' -o -name 'test_gpt.cu' | xargs cat | tr '\n' ' ' |
+    grep -oE 'TEST_CASE(_TEMPLATE)?\( *"[^"]*"' | sed -E 's/^[^"]*"//; s/"$//' >"$work/cases"
+count=0
+while IFS= read -r pattern; do
+    while IFS= read -r name; do
+        # shellcheck disable=SC2053   # a pattern
+        [[ $name == $pattern ]] && break
+    done <"$work/cases"
+    verdict $? "docs/testing.md: no test is named $pattern"
+    count=$((count + 1))
+done < <(tr -s '\n ' ' ' <docs/testing.md | grep -oE '`[a-z][a-z ]*(: ?[^`]*)?\*`' | tr -d '`' | sort -u)
+[ "$count" -ge 25 ]
+verdict $? "only $count patterns of tests were found in docs/testing.md"
+
 # ---- files of this repository
 grep -noE '(^|[^a-zA-Z0-9_./~-])((llmc|dev|docs|scripts|\.ci|\.github)/|data/[a-z0-9_]+\.(sh|py))[a-zA-Z0-9_./*-]*' "${pages[@]}" docs/*.svg |
     sed -E 's/^([^:]*:[0-9]+):[^a-zA-Z.]?/\1:/; s/[.]+$//' | grep -v NAME | sort -u >"$work/files"
