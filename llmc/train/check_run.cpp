@@ -301,7 +301,7 @@ std::string RunCheck::time_steps() {
     Options quiet = options_;
     quiet.output_dir.clear();
     quiet.trace.clear();
-    quiet.val_every = quiet.sample_every = quiet.check_replicas = 0;
+    quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
     Arena arena;
     Model model(*this, arena, options_.attention);
     start_weights(model.stage, model_.weights.get(), options_.seed);
