@@ -30,6 +30,7 @@ void filter_lines(FileSystem& files, const std::string& path, const std::functio
 struct KeptUpTo {
     int step;
     AfterStep next;
+    bool rewinds;   // to this step too
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
 };
@@ -41,6 +42,7 @@ bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
     if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
     if (std::string(key) == "val_loss") return kept.holds(step, AfterStep::validation);
     if (std::string(key) == "hellaswag") return kept.holds(step, AfterStep::evaluation);
+    if (std::string(key) == "rewind_fro") return step < kept.step || (step == kept.step && kept.rewinds);
     return kept.holds(step);
 }
 bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
@@ -67,21 +69,35 @@ std::string validation_json(int step, float loss) {
     return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
 }
 
-Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next) {
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next)
+    : files_(&files), folder_(folder) {
     if (folder.empty()) return;
     files.make_folders(folder);
-    const std::string metrics = folder + "/metrics.jsonl", main_log = folder + "/main.log";
+    open(last_step, next, false);
+}
+
+void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
+    const std::string metrics = folder_ + "/metrics.jsonl", main_log = folder_ + "/main.log";
     if (last_step == 0) {
-        files.create(metrics);
-        files.create(main_log);
+        files_->create(metrics);
+        files_->create(main_log);
     } else {
-        const KeptUpTo kept{last_step, next};
-        filter_lines(files, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
-        filter_lines(files, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
+        const KeptUpTo kept{last_step, next, keep_rewinds};
+        filter_lines(*files_, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
+        filter_lines(*files_, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
     }
-    metrics_ = files.append(metrics);
-    main_log_ = files.append(main_log);
-    files.sync_folder(folder);
+    metrics_ = files_->append(metrics);
+    main_log_ = files_->append(main_log);
+    files_->sync_folder(folder_);
+}
+
+void Metrics::rewind(const RewindRecord& r, AfterStep next) {
+    if (folder_.empty()) return;
+    open(r.step, next, true);
+    write_line(metrics_.get(),
+               formatted("{\"step\":%d,\"rewind_from\":%d,\"loss\":%s,\"grad_norm\":%s,\"skipped_samples\":%llu}",
+                         r.step, r.from, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(),
+                         static_cast<unsigned long long>(r.skipped_samples)));
 }
 
 void Metrics::step(const StepRecord& r) {

@@ -246,6 +246,9 @@ void add_optimiser_options(CLI::App& app, Options& o) {
     optimiser.number("--skip-loss-z", o.skip_loss_z, 0.0f, 1e9f,
                      "skip updates whose loss has a z-score above this; 0: never");
     optimiser.number("--skip-norm-z", o.skip_norm_z, 0.0f, 1e9f, "the same for the gradient norm");
+    optimiser.number("--spike-rewind", o.spike_rewind, 0, kMost,
+                     "above those z-scores go back to the last checkpoint and pass over the samples since, at most so "
+                     "often from one checkpoint, then stop with exit code 65; 0: never");
     optimiser.number("--max-bad-steps", o.max_bad_steps, 0, kMost,
                      "stop, with exit code 65, after so many steps in a row whose loss or gradient norm is not finite; "
                      "0: never");
@@ -430,6 +433,11 @@ void check_together(const Options& o) {
     if (o.keep_best && o.val_every == 0) {
         throw Error(ErrorKind::usage, "--keep-best together with --val-every 0",
                     "The best state is that of the lowest validation loss.");
+    }
+    if (o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0))) {
+        throw Error(ErrorKind::usage,
+                    text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
+                    "It goes back to a checkpoint where one of these z-scores is too high.");
     }
     if (o.resume && o.overwrite) {
         throw Error(ErrorKind::usage, "--resume together with --overwrite",
@@ -645,7 +653,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     CommandLine result;
     result.verb = take_verb(arguments);
     Options& o = result.options;
-    if (result.verb != Verb::train) set_defaults_of_verbs(o);
+    if (!takes_options_of_training(result.verb)) set_defaults_of_verbs(o);
     CLI::App app("Pretrains GPT models.", "train_gpt");
     app.set_help_flag("--help", "print this and exit")->group("General");
     app.set_config("--config", "", "read options from this file, lines of name = value")->group("General");
@@ -702,7 +710,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     } catch (const CLI::ParseError& error) {
         throw Error(ErrorKind::usage, error.what(), "`train_gpt --help` lists every option.");
     }
-    if (result.verb != Verb::train) {
+    if (!takes_options_of_training(result.verb)) {
         check_verb(result.verb, o);
         if (result.verb == Verb::evaluate && app["--seq-len"]->count() == 0) o.seq_len = 0;
         result.shared = app.config_to_str(true, false);

@@ -66,6 +66,7 @@ struct Options : OptimizerOptions {
     int warmup = 0;                                 // steps
     float final_lr_frac = 1.0f;                     // final learning rate over lr
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
+    int spike_rewind = 0;   // above it, back to the last checkpoint instead, so often without a newer one; 0: never
 
     // validation and sampling
     int val_every = 20;         // steps; 0: never

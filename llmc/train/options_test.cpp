@@ -148,6 +148,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
         {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
         {{"--resume"}, "--resume without --output-dir"},
+        {{"--spike-rewind", "2", "-sl", "6"}, "--spike-rewind without --output-dir"},
+        {{"--spike-rewind", "2", "-o", "x"}, "--spike-rewind without --skip-loss-z or --skip-norm-z"},
         {{"--keep-best"}, "--keep-best without --output-dir"},
         {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
         {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},

@@ -11,7 +11,7 @@ namespace {
 struct VerbInfo {
     Verb verb;
     const char *name, *what;
-    std::vector<std::string> options;   // besides --help; empty for `train`, which has all but kNotOfTraining
+    std::vector<std::string> options;   // besides --help; empty for those of training, which have all but kNotOfTraining
 };
 
 const std::vector<VerbInfo> kVerbs{
@@ -57,6 +57,10 @@ const std::vector<VerbInfo> kVerbs{
      "export",
      "Writes a model for other programs: as a Hugging Face folder, or as an llm.c model file.",
      {"--model", "--to", "--output", "--dtype", "--tokenizer"}},
+    {Verb::check,
+     "check",
+     "Looks whether a run with the same options can begin and go on to its end; nothing is trained or written.",
+     {}},
 };
 
 // Options that training does not take.
@@ -120,7 +124,7 @@ std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
     } else {
         app.name(text("train_gpt ", info.name));
         app.description(info.what);
-        app.set_config();   // only training reads options from a file
+        if (!takes_options_of_training(verb)) app.set_config();   // no options from a file
     }
     for (const OwnWords& own : kOwnWords) {
         if (own.verb != verb) continue;
@@ -131,7 +135,7 @@ std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
     std::vector<std::string> removed;
     for (CLI::Option* option : app.get_options()) {
         const std::string name = "--" + option->get_single_name();
-        const bool taken = verb == Verb::train ? !contains(kNotOfTraining, name) : contains(info.options, name);
+        const bool taken = takes_options_of_training(verb) ? !contains(kNotOfTraining, name) : contains(info.options, name);
         if (taken || name == "--help" || name == "--version") continue;
         removed.push_back(name);
         app.remove_option(option);

@@ -14,7 +14,10 @@ namespace CLI {
 class App;
 }
 
-enum class Verb { train, generate, evaluate, export_model };
+enum class Verb { train, generate, evaluate, export_model, check };
+
+// Whether a verb takes the options of training, with their meanings.
+constexpr bool takes_options_of_training(Verb verb) { return verb == Verb::train || verb == Verb::check; }
 
 // What only `generate` asks.
 struct GenerateOptions {
