@@ -52,23 +52,6 @@ std::size_t device_bytes_taken() {
     return total_bytes - free_bytes;
 }
 
-// A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
-std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
-                            Agreement& agreement) {
-    const int stage_0_adds = warmup_sets(options, 0);
-    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
-    std::size_t most = 0;
-    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
-        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
-    }
-    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
-    return stage.memory_by_schedule() +
-           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
-                             : std::string()) +
-           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
-                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
-}
-
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
 // Collective.
 void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, Agreement& agreement,

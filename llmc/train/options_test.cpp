@@ -274,8 +274,16 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     CHECK(unknown.rfind("64 ", 0) == 0);
     CHECK(unknown.find(path) != std::string::npos);
     CHECK(unknown.find("learning-rate") != std::string::npos);
-    write_whole(real_files(), path, "lr=high\n");
-    CHECK(complaint({"--config", path}).find("--lr high: expected a number") != std::string::npos);
+    // whichever of several lines it is, unless the command line wins over all of them
+    write_whole(real_files(), path, "# a comment\nlr=1e-3\n\nmicro-batch=2\nmicro-batch = none\n");
+    const std::string wrong = complaint({"--config", path});
+    CAPTURE(wrong);
+    CHECK(wrong.find("64 --config " + path + ": line 5: --micro-batch none: expected an integer") == 0);
+    CHECK(complaint({"--config=" + path, "-b4"}) == "");
+    CHECK(complaint({"--config", path, "-b", "none"}).find("64 --micro-batch none: expected") == 0);
+    CHECK(complaint({"--config", path, "-b", "2", "-l", "higher"}).find("64 --lr higher: expected") == 0);
+    write_whole(real_files(), path, "\nattention=\"flash\"\n");
+    CHECK(complaint({"--config", path}).find(": line 2: --attention flash: expected one of") != std::string::npos);
     CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
 }
 
@@ -315,7 +323,10 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
                                               .texts)
               .empty());
     CHECK(!parse_command_line({"-o", out}).recorded);
-    record.options.push_back({"no-such-option", "1"});
+    std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --tp none: expected an integer") == 0);
+    record.options.insert(record.options.begin(), {"no-such-option", "1"});
     write_run_record(real_files(), out, record);
     CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
 }
