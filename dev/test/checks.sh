@@ -97,6 +97,10 @@ if part reliability; then
     check "crash points of a save, 40 interleavings" build/cpu/unit_test --no-skip -tc='crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
 fi
+if part scripts; then
+    builds_for_cpu
+    check "every training script, made small" dev/test/scripts_test.sh long
+fi
 if part signals; then
     builds_for_cpu
     check "runs interrupted at random times" dev/test/signals_test.sh long

@@ -86,5 +86,55 @@ for r in 0 1; do
     verdict $? "rank $r names the one lost on the other host: $(tail -n 3 "$work/lost.$r")"
 done
 
+# ---- the script that is run on every node: two ranks of tp on each, dp across, as they are on one host
+export TRAIN_GPT=$train_gpt TOKENIZE=$tokenize TINY=1 GPUS=4
+recipe=scripts/run_gpt3_13B.sh
+out=tiny/gpt3_13B
+by_hand() {   # NAME VARIABLES... -- OPTIONS...: on both hosts, until both have ended
+    local name=$1 status=0 variables=()
+    shift
+    while [ "$1" != -- ]; do variables+=("$1") && shift; done
+    shift
+    pids=()
+    for h in 0 1; do
+        ip netns exec host$h unshare --uts bash -c 'hostname "$0" && exec "$@"' gpt-test-$h env RUNS="$work/$name" NODE=$h \
+            NODES=2 HEAD=192.0.2.10 "${variables[@]}" scripts/multi_node/by_hand.sh $recipe "$@" >"$work/$name.$h" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    [ $status -eq 0 ] && [ "$(grep -c '"loss"' "$work/$name/$out/metrics.jsonl")" -eq 4 ] &&
+        cmp -s <(losses "$work/hand-one/$out") <(losses "$work/$name/$out")
+    verdict $? "$name (exit $status): $(tail -n 3 "$work/$name".[01])"
+}
+GPUS=8 RUNS=$work/hand-one $recipe >"$work/hand-one.log" 2>&1
+verdict $? "the same on one host: $(tail -n 3 "$work/hand-one.log")"
+by_hand hand-tcp -- --init-timeout 60
+secret=$work/hand-tcp/.secret
+[ "$(stat -c %a "$secret")" = 600 ] && [ "$(wc -c <"$secret")" -eq 32 ]
+verdict $? "the secret is kept for its owner alone: $(ls -l "$secret")"
+by_hand hand-fs INIT=fs -- --init-timeout 60
+
+# ---- the same over a link that takes 10 ms each way
+if message=$(python3 dev/test/slow_link.py --check 2>&1); then
+    for h in 0 1; do ip -n host$h link delete private0; done   # comes before a cable that is laid now
+    ip -n host0 link delete cable
+    python3 dev/test/slow_link.py cable0 cable1 0.01 >"$work/link.log" 2>&1 &
+    link=$!
+    for _ in $(seq 100); do [ ! -e /sys/class/net/cable1 ] || break; sleep 0.05; done
+    for h in 0 1; do
+        ip link set cable$h netns host$h
+        ip -n host$h address add 192.0.2.1$h/24 dev cable$h
+        ip -n host$h link set cable$h up
+    done
+    ms=$(ip netns exec host0 bash -c 'from=$(date +%s%N); : </dev/tcp/192.0.2.11/9; echo $((($(date +%s%N) - from) / 1000000))' 2>/dev/null)
+    [ "${ms:-0}" -ge 20 ] && [ "$ms" -lt 500 ]   # a connection that is refused takes one round trip
+    verdict $? "the slow link's round trip takes ${ms:-no} ms: $(cat "$work/link.log")"
+    by_hand slow-tcp -- --init-timeout 60
+    by_hand slow-fs INIT=fs -- --init-timeout 60
+    kill "$link"
+else
+    echo "SKIPPED hosts with 10 ms between them: $(tail -n 1 <<<"$message")"
+fi
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
