@@ -74,6 +74,15 @@ done < <(tr -s '\n ' ' ' <docs/testing.md | grep -oE '`[a-z][a-z ]*(: ?[^`]*)?\*
 [ "$count" -ge 25 ]
 verdict $? "only $count patterns of tests were found in docs/testing.md"
 
+# ---- parts of make test-long
+parts=$(sed -nE 's/.*(if|\|\|) part ([a-z-]+); then.*/\2/p' dev/test/checks.sh)
+[ "$(wc -w <<<"$parts")" -ge 15 ]
+verdict $? "only these parts were found in dev/test/checks.sh: $parts"
+for part in $parts; do
+    grep -qF "\`$part\`" docs/testing.md
+    verdict $? "docs/testing.md does not name the part $part of make test-long"
+done
+
 # ---- files of this repository
 grep -noE '(^|[^a-zA-Z0-9_./~-])((llmc|dev|docs|scripts|\.ci|\.github)/|data/[a-z0-9_]+\.(sh|py))[a-zA-Z0-9_./*-]*' "${pages[@]}" docs/*.svg |
     sed -E 's/^([^:]*:[0-9]+):[^a-zA-Z.]?/\1:/; s/[.]+$//' | grep -vE 'NAME|ipynb$' | sort -u >"$work/files"
