@@ -145,10 +145,16 @@ done
 # ---- and by those others themselves, where they are installed: text and its end
 exact=build/$device-fp32$variant/train_gpt
 [ -x "$exact" ] || exact=$train_gpt
-said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" 2>&1)
+said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" "the lazy dog, at" 2>&1)
 case $? in
 69) echo "$said (Hugging Face's generate is not compared)" ;;
-*) [[ "$said" != *DIFFERENT* && "$said" = *"then the end of the text"* ]]; verdict $? "Hugging Face's generate: $said" ;;
+*)
+    [[ "$said" != *DIFFERENT* && "$said" = *"then the end of the text"* ]]; verdict $? "Hugging Face's generate: $said"
+    said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --losses 2>&1)
+    verdict $? "Hugging Face's losses of our checkpoint: $said"
+    said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$work/made" --losses --make 2>&1)
+    verdict $? "our losses of Hugging Face's models: $said"
+    ;;
 esac
 
 echo "$passed passed, $failed failed"
