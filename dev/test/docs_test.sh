@@ -34,10 +34,10 @@ verdict $? "only $count messages were found in $page"
     "$train_gpt" --help
     "$train_gpt" --help | sed -nE 's/^  train_gpt ([a-z]+) --help.*/\1/p' | while read -r verb; do "$train_gpt" "$verb" --help; done
     "$tokenize" --help
-    sed -nE 's/^ *(-[a-z-]+\|)?(--[a-z-]+)\).*/\2/p; s/^ *(--[a-z-]+)\|?.*\).*/\1/p' data/*.sh dev/bench/*.sh
+    sed -nE 's/^ *(-[a-z-]+\|)?(--[a-z-]+)\).*/\2/p; s/^ *(--[a-z-]+)\|?.*\).*/\1/p' data/*.sh scripts/*.sh dev/bench/*.sh
     grep -hE 'add_argument|"--[a-z-]+"' dev/reference/*.py dev/bench/*.py dev/bench/*.cpp
 } | grep -oE -e '--[a-z][a-z0-9-]*' | sort -u >"$work/known"
-others=" --bind-to --mca --signal --no-skip --expt-relaxed-constexpr "   # mpirun's, sbatch's, doctest's, nvcc's
+others=" --bind-to --mca --nodes --signal --no-skip --expt-relaxed-constexpr "   # mpirun's, sbatch's, doctest's, nvcc's
 grep -noE -e '(^|[^a-zA-Z0-9-])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^([^:]*:[0-9]+):.*(--[a-z].*)$/\1:\2/' | sort -u >"$work/options"
 count=0
 while IFS=: read -r file line option; do
@@ -74,9 +74,18 @@ done < <(tr -s '\n ' ' ' <docs/testing.md | grep -oE '`[a-z][a-z ]*(: ?[^`]*)?\*
 [ "$count" -ge 25 ]
 verdict $? "only $count patterns of tests were found in docs/testing.md"
 
+# ---- parts of make test-long
+parts=$(sed -nE 's/.*(if|\|\|) part ([a-z-]+); then.*/\2/p' dev/test/checks.sh)
+[ "$(wc -w <<<"$parts")" -ge 15 ]
+verdict $? "only these parts were found in dev/test/checks.sh: $parts"
+for part in $parts; do
+    grep -qF "\`$part\`" docs/testing.md
+    verdict $? "docs/testing.md does not name the part $part of make test-long"
+done
+
 # ---- files of this repository
 grep -noE '(^|[^a-zA-Z0-9_./~-])((llmc|dev|docs|scripts|\.ci|\.github)/|data/[a-z0-9_]+\.(sh|py))[a-zA-Z0-9_./*-]*' "${pages[@]}" docs/*.svg |
-    sed -E 's/^([^:]*:[0-9]+):[^a-zA-Z.]?/\1:/; s/[.]+$//' | grep -v NAME | sort -u >"$work/files"
+    sed -E 's/^([^:]*:[0-9]+):[^a-zA-Z.]?/\1:/; s/[.]+$//' | grep -vE 'NAME|ipynb$' | sort -u >"$work/files"
 count=0
 while IFS=: read -r file line path; do
     compgen -G "$path" >/dev/null

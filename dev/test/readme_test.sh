@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The commands of the README, in order, as they stand there, each in a pseudo-terminal; and docs/'s that print schedules.
 # The model and the number of steps are small: ./train_gpt is a script that adds options of its own behind those given.
-# What `make` is asked for must be one of its targets; what data/fineweb.sh would download is made here. And
-# docs/options.md is what --help says.
+# What `make` is asked for must be one of its targets; what would be downloaded is made here, mpirun and sbatch start
+# nothing. And docs/options.md is what --help says.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize" "build/$device$variant/loss_curve"
 root=$PWD
@@ -36,15 +36,35 @@ for word; do
     [[ \$word = *=* ]] || grep -qE "^\$word:" "$root/Makefile" || { echo "make: no target \$word" && exit 2; }
 done
 END
-# instead of a download
+# instead of downloads
 cat >data/fineweb.sh <<'END'
 #!/usr/bin/env bash
-./tokenize -q --tokenizer data/local/tokenizer --output data/fineweb10B --val-tokens 5000 --files-from data/local/files.txt --max-bytes 1MB
+[ "${1:-}" != --size ] || size=$2
+[ -e "data/fineweb${size:=10B}" ] || ./tokenize -q --tokenizer data/local/tokenizer --output "data/fineweb$size" --val-tokens 5000 \
+    --files-from data/local/files.txt --max-bytes 1MB
 END
-chmod +x train_gpt "$work/bin/make"
+cat >data/hellaswag.sh <<'END'
+#!/usr/bin/env bash
+mkdir -p data/hellaswag && echo '{"ctx": "1", "endings": ["2", "x"], "label": 0}' >data/hellaswag/questions.jsonl
+./tokenize --questions hellaswag --tokenizer data/local/tokenizer --output data/hellaswag/hellaswag_val.bin data/hellaswag/questions.jsonl
+END
+# instead of several nodes: what these would start is there
+printf 'node%d slots=2\n' 0 1 >hosts
+cat >"$work/bin/mpirun" <<'END'
+#!/usr/bin/env bash
+[[ " $* " == *" -np 4 "*" ./train_gpt --model gpt3:6700M "*" --init mpi "* ]]
+END
+cat >"$work/bin/sbatch" <<'END'
+#!/usr/bin/env bash
+for word; do [[ $word == --* ]] || [ -x "$word" ] || exit; done
+END
+chmod +x train_gpt "$work/bin"/*
+unset TRAIN_GPT TOKENIZE TINY RUNS NODES LAUNCH AGAIN CUDA_VISIBLE_DEVICES
+export GPUS=2
 
 count=0
 while IFS= read -r command; do
+    command=${command/NODES=2 HEAD=node0/NODES=1 HEAD=localhost}
     # </dev/null: not the rest of the commands
     PATH=$work/bin:$PATH timeout 300 script -qec "${command// .../}" out >/dev/null 2>&1 </dev/null
     verdict $? "$command: $(tail -n 5 out)"
@@ -53,7 +73,7 @@ while IFS= read -r command; do
     count=$((count + 1))
 done < <(awk '/^```/ { inside = /^```sh/; next } inside' "$root/README.md" | sed -E ':a; /\\$/ { N; s/\\\n *//; ba }; s/ +# .*//'
     grep -h '^\./train_gpt .*--print-schedule' "$root"/docs/*.md)
-[ "$count" -ge 25 ]
+[ "$count" -ge 31 ]
 verdict $? "only $count commands were found"
 for part in runs/first/options.json runs/first/step_00000002/model.safetensors.index.json runs/first/loss.svg runs/124M/metrics.jsonl; do
     [ -s "$part" ]
