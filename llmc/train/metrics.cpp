@@ -32,6 +32,11 @@ struct KeptUpTo {
     AfterStep next;
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
+    bool holds(int of_step, const std::string& key) const {
+        return key == "val_loss"    ? holds(of_step, AfterStep::validation)
+               : key == "hellaswag" ? holds(of_step, AfterStep::evaluation)
+                                    : holds(of_step);
+    }
 };
 
 // The lines of both logs begin with their step.
@@ -39,9 +44,7 @@ bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
     char key[11] = "";
     if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
-    if (std::string(key) == "val_loss") return kept.holds(step, AfterStep::validation);
-    if (std::string(key) == "hellaswag") return kept.holds(step, AfterStep::evaluation);
-    return kept.holds(step);
+    return kept.holds(step, key);
 }
 bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
@@ -67,15 +70,21 @@ std::string validation_json(int step, float loss) {
     return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
 }
 
-Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next) {
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard) {
     if (folder.empty()) return;
     files.make_folders(folder);
     const std::string metrics = folder + "/metrics.jsonl", main_log = folder + "/main.log";
+    const KeptUpTo kept{last_step, next};
+    if (tensorboard) {
+        events_.emplace(files, folder,
+                        [&](int step, const std::string& tag) { return last_step > 0 && kept.holds(step, tag); });
+    }
     if (last_step == 0) {
+        const std::string events = folder + "/" + EventFile::name;   // of a run that is overwritten
+        if (!tensorboard && files.exists(events)) files.remove_all(events);
         files.create(metrics);
         files.create(main_log);
     } else {
-        const KeptUpTo kept{last_step, next};
         filter_lines(files, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
         filter_lines(files, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
     }
@@ -87,20 +96,29 @@ Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, Af
 void Metrics::step(const StepRecord& r) {
     write_line(metrics_.get(), to_json(r));
     write_line(main_log_.get(), formatted("s:%d trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm));
+    if (!events_) return;
+    std::vector<EventFile::Value> values{{"loss", r.loss},       {"grad_norm", r.grad_norm},
+                                         {"lr", r.lr},           {"tokens_per_s", r.tokens_per_s},
+                                         {"step_ms", r.step_ms}, {"memory_bytes", static_cast<double>(r.memory_bytes)}};
+    if (r.mfu) values.push_back({"mfu", *r.mfu});
+    events_->add(r.step, values);
 }
 
 void Metrics::validation(int step, float loss) {
     write_line(metrics_.get(), validation_json(step, loss));
     write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
+    if (events_) events_->add(step, {{"val_loss", loss}});
 }
 
 void Metrics::evaluation(int step, double accuracy) {
     write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
     write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+    if (events_) events_->add(step, {{"hellaswag", accuracy}});
 }
 
 void Metrics::sync() {
     for (File* file : {metrics_.get(), main_log_.get()}) {
         if (file != nullptr) file->sync();
     }
+    if (events_) events_->sync();
 }

@@ -7,6 +7,8 @@
 //   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
 // Steps count from 1; a validation named N was made with the weights after step N.
 //
+// With --tensorboard the same values are in an event file too (tensorboard.h), under the names that they have here.
+//
 // main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so
 // that its plotting scripts see what they expect.
 #pragma once
@@ -18,6 +20,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/train/after_step.h"
+#include "llmc/train/tensorboard.h"
 
 struct StepRecord {
     int step;
@@ -33,7 +36,8 @@ public:
     // With an empty folder nothing is written. Makes the folder. Lines of steps after `last_step` are dropped, as is a
     // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from. Of that step, lines of
     // what is yet to be done, from `next` on, are dropped too.
-    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step);
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step,
+            bool tensorboard = false);
 
     void step(const StepRecord& record);
     void validation(int step, float loss);
@@ -44,6 +48,7 @@ public:
 
 private:
     std::unique_ptr<File> metrics_, main_log_;
+    std::optional<EventFile> events_;
 };
 
 std::string to_json(const StepRecord& record);
