@@ -108,7 +108,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
     record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
-                    state ? state->next : AfterStep::next_step);
+                    state ? state->next : AfterStep::next_step, options.tensorboard);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
                      signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps, peak.per_second,
                      groups, &world});

@@ -116,6 +116,31 @@ expect 74 "none/metrics.jsonl" "$loss_curve" none/metrics.jsonl -o new.svg
 expect 74 "one/none" "$loss_curve" one -o one/none/new.svg
 check "nothing was written over" diff -r before one
 
+# ---- TensorBoard: a run that was cut and resumed is one curve
+expect 0 "stopped after step 5 of 9" "${run[@]}" --max-steps 9 --stop-after 5 --val-every 3 --tensorboard -o board
+expect 0 "step    9/9" "$train_gpt" --resume 1 -o board
+check "the event file goes on" test "$(grep -ao brain.Event:2 board/events.out.tfevents.train_gpt | wc -l)" -eq 1
+check "an event a step and validation" test "$(grep -ao 'tokens_per_s\|val_loss' board/events.out.tfevents.train_gpt | wc -l)" -eq 13
+said=$("${PYTHON:-python3}" - board 2>&1 <<'END'
+import sys
+try:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+except ImportError:
+    sys.exit(69)
+run = EventAccumulator(sys.argv[1])
+run.Reload()
+steps = {tag: [event.step for event in run.Scalars(tag)] for tag in run.Tags()["scalars"]}
+assert steps["loss"] == steps["lr"] == steps["grad_norm"] == steps["tokens_per_s"] == list(range(1, 10)), steps
+assert steps["val_loss"] == [0, 3, 6, 9], steps
+END
+)
+status=$?
+case $status in
+69 | 127) echo "SKIPPED TensorBoard reading an event file: python3 has no tensorboard" ;;
+*) verdict $status "TensorBoard reads the event file: $said" ;;
+esac
+rm -r board
+
 # ---- text is text: escapes, NULs and broken UTF-8 are shown
 escape=$'\x1b'
 no_controls() { ! grep -aqP '[\x00-\x08\x0b-\x1f\x7f]' "$1"; }

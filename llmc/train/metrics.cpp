@@ -33,6 +33,11 @@ struct KeptUpTo {
     bool rewinds;   // to this step too
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
+    bool holds(int of_step, const std::string& key) const {
+        return key == "val_loss"    ? holds(of_step, AfterStep::validation)
+               : key == "hellaswag" ? holds(of_step, AfterStep::evaluation)
+                                    : holds(of_step);
+    }
 };
 
 // The lines of both logs begin with their step.
@@ -40,10 +45,8 @@ bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
     char key[11] = "";
     if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
-    if (std::string(key) == "val_loss") return kept.holds(step, AfterStep::validation);
-    if (std::string(key) == "hellaswag") return kept.holds(step, AfterStep::evaluation);
     if (std::string(key) == "rewind_fro") return step < kept.step || (step == kept.step && kept.rewinds);
-    return kept.holds(step);
+    return kept.holds(step, key);
 }
 bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
@@ -69,8 +72,8 @@ std::string validation_json(int step, float loss) {
     return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
 }
 
-Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next)
-    : files_(&files), folder_(folder) {
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard)
+    : files_(&files), folder_(folder), tensorboard_(tensorboard) {
     if (folder.empty()) return;
     files.make_folders(folder);
     open(last_step, next, false);
@@ -78,11 +81,17 @@ Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, Af
 
 void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
     const std::string metrics = folder_ + "/metrics.jsonl", main_log = folder_ + "/main.log";
+    const KeptUpTo kept{last_step, next, keep_rewinds};
+    if (tensorboard_) {
+        events_.emplace(*files_, folder_,
+                        [&](int step, const std::string& tag) { return last_step > 0 && kept.holds(step, tag); });
+    }
     if (last_step == 0) {
+        const std::string events = folder_ + "/" + EventFile::name;   // of a run that is overwritten
+        if (!tensorboard_ && files_->exists(events)) files_->remove_all(events);
         files_->create(metrics);
         files_->create(main_log);
     } else {
-        const KeptUpTo kept{last_step, next, keep_rewinds};
         filter_lines(*files_, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
         filter_lines(*files_, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
     }
@@ -103,20 +112,29 @@ void Metrics::rewind(const RewindRecord& r, AfterStep next) {
 void Metrics::step(const StepRecord& r) {
     write_line(metrics_.get(), to_json(r));
     write_line(main_log_.get(), formatted("s:%d trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm));
+    if (!events_) return;
+    std::vector<EventFile::Value> values{{"loss", r.loss},       {"grad_norm", r.grad_norm},
+                                         {"lr", r.lr},           {"tokens_per_s", r.tokens_per_s},
+                                         {"step_ms", r.step_ms}, {"memory_bytes", static_cast<double>(r.memory_bytes)}};
+    if (r.mfu) values.push_back({"mfu", *r.mfu});
+    events_->add(r.step, values);
 }
 
 void Metrics::validation(int step, float loss) {
     write_line(metrics_.get(), validation_json(step, loss));
     write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
+    if (events_) events_->add(step, {{"val_loss", loss}});
 }
 
 void Metrics::evaluation(int step, double accuracy) {
     write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
     write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+    if (events_) events_->add(step, {{"hellaswag", accuracy}});
 }
 
 void Metrics::sync() {
     for (File* file : {metrics_.get(), main_log_.get()}) {
         if (file != nullptr) file->sync();
     }
+    if (events_) events_->sync();
 }

@@ -10,6 +10,8 @@
 //                                 the run goes on from the checkpoint of step N with the samples after those of step M
 // Steps count from 1; a validation named N was made with the weights after step N.
 //
+// With --tensorboard the same values are in an event file too (tensorboard.h), under the names that they have here.
+//
 // main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so
 // that its plotting scripts see what they expect.
 #pragma once
@@ -21,6 +23,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/train/after_step.h"
+#include "llmc/train/tensorboard.h"
 
 struct StepRecord {
     int step;
@@ -43,7 +46,8 @@ public:
     // With an empty folder nothing is written. Makes the folder. Lines of steps after `last_step` are dropped, as is a
     // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from. Of that step, lines of
     // what is yet to be done, from `next` on, are dropped too.
-    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step);
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step,
+            bool tensorboard = false);
 
     void step(const StepRecord& record);
     void validation(int step, float loss);
@@ -59,7 +63,9 @@ private:
 
     FileSystem* files_;
     std::string folder_;
+    bool tensorboard_;
     std::unique_ptr<File> metrics_, main_log_;
+    std::optional<EventFile> events_;
 };
 
 std::string to_json(const StepRecord& record);

@@ -136,6 +136,8 @@ void add_output_options(CLI::App& app, Options& o) {
     OptionGroup output(app, "Output");
     output.string("--output-dir,-o", o.output_dir,
                   "folder of metrics.jsonl, main.log and checkpoints; empty: write none");
+    output.on_off("--tensorboard", o.tensorboard,
+                  "also write what metrics.jsonl has as an event file for TensorBoard, into --output-dir");
     output.number("--log-every", o.log_every, 0, kMost,
                   "print a line every this many steps, and first and last; 0: the first ten, then one in five seconds; "
                   "a terminal shows each step, in place");

@@ -48,10 +48,10 @@ void check_together(const Options& o) {
     }
     check_total_batch(o);
     check_layout(o);
-    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume || o.keep_best)) {
-        const char* flag = o.resume ? "--resume" : o.keep_best ? "--keep-best" : "--checkpoint-every";
+    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume || o.keep_best || o.tensorboard)) {
+        const char* flag = o.resume ? "--resume" : o.keep_best ? "--keep-best" : o.tensorboard ? "--tensorboard" : "--checkpoint-every";
         throw Error(ErrorKind::usage, text(flag, " without --output-dir"),
-                    "Say with --output-dir where the checkpoints are.");
+                    "Say with --output-dir where the results are.");
     }
     if (o.keep_best && o.val_every == 0) {
         throw Error(ErrorKind::usage, "--keep-best together with --val-every 0",
@@ -98,7 +98,7 @@ void check_verb(Verb verb, const Options& o) {
                     "Start it as one process.");
     }
     if (o.val_data.empty() && !o.hellaswag) {
-        throw Error(ErrorKind::usage, "train_gpt evaluate without --val-data and --hellaswag",
+        throw Error(ErrorKind::usage, "train_gpt evaluate without --val-data, --data and --hellaswag",
                     "Say what to measure the model on.");
     }
     if (o.val_max_batches == 0) throw WrongValue("--val-max-batches", "0", "-1 or at least 1");
@@ -157,6 +157,25 @@ static void set(CLI::Option& option, const std::string& value) {
     option.run_callback();
 }
 
+// On the command line itself; a file given by --config may have it too, and less to say.
+static bool is_given(const CLI::App& app, const std::vector<std::string>& arguments, const std::string& name) {
+    const CLI::Option* const option = app.get_option_no_throw(name);
+    return std::ranges::any_of(arguments, [&](const std::string& argument) {
+        return argument.starts_with("-") && app.get_option_no_throw(argument.substr(0, argument.find('='))) == option;
+    });
+}
+
+// --data stands for the patterns that are not given beside it.
+static void take_named_data(CLI::App& app, const std::vector<std::string>& arguments, const std::string& name) {
+    const CLI::Option* const data = app.get_option_no_throw("--data");
+    if (data == nullptr || data->count() == 0) return;
+    const DataPatterns found = find_named_data(name);
+    for (const auto& [flag, pattern] : {std::pair("--train-data", found.train), std::pair("--val-data", found.val)}) {
+        CLI::Option* const option = app.get_option_no_throw(flag);
+        if (option != nullptr && !is_given(app, arguments, flag)) set(*option, pattern);
+    }
+}
+
 // What nobody has given is as the run was started.
 static void take_recorded(CLI::App& app, const RunRecord& record, const std::string& folder) {
     for (const auto& [name, value] : record.options) {
@@ -184,14 +203,6 @@ static std::vector<OptionText> texts_of(const CLI::App& app) {
         }
     }
     return texts;
-}
-
-// On the command line itself; a file given by --config may have it too, and less to say.
-static bool is_given(const CLI::App& app, const std::vector<std::string>& arguments, const std::string& name) {
-    const CLI::Option* const option = app.get_option_no_throw(name);
-    return std::ranges::any_of(arguments, [&](const std::string& argument) {
-        return argument.starts_with("-") && app.get_option_no_throw(argument.substr(0, argument.find('='))) == option;
-    });
 }
 
 // Sets what the options are bound to. Returns what to print and do nothing else, if anything.
@@ -245,6 +256,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
     result.print_and_exit = read_arguments(app, result.verb, of_others, arguments);
     if (!result.print_and_exit.empty()) return result;
+    take_named_data(app, arguments, beside.data_name);
     if (!takes_options_of_training(result.verb)) {
         check_verb(result.verb, o);
         if (result.verb == Verb::evaluate && app["--seq-len"]->count() == 0) o.seq_len = 0;
@@ -254,11 +266,6 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
 
     const bool counts_micro_batches =
         app["--val-max-micro-batches"]->count() > 0 && !is_given(app, arguments, "--val-max-batches");
-    if (app["--data"]->count() > 0) {
-        const DataPatterns found = find_named_data(beside.data_name);
-        if (!is_given(app, arguments, "--train-data")) set(*app.get_option_no_throw("--train-data"), found.train);
-        if (!is_given(app, arguments, "--val-data")) set(*app.get_option_no_throw("--val-data"), found.val);
-    }
     if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
     if (result.recorded) take_recorded(app, *result.recorded, o.output_dir);
     if (counts_micro_batches) {

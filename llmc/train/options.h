@@ -87,6 +87,7 @@ struct Options : OptimizerOptions {
     bool overwrite = false;    // a folder of another run's results is emptied
     bool keep_best = false;    // also save what has the lowest validation loss
     int max_bad_steps = 10;    // stop after so many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;  // event files for TensorBoard in the output folder too
     std::string trace;         // Chrome trace of a step; empty: none
     std::string export_llmc;   // llm.c model file to write at the end; empty: none
 

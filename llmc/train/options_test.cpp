@@ -151,6 +151,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--spike-rewind", "2", "-sl", "6"}, "--spike-rewind without --output-dir"},
         {{"--spike-rewind", "2", "-o", "x"}, "--spike-rewind without --skip-loss-z or --skip-norm-z"},
         {{"--keep-best"}, "--keep-best without --output-dir"},
+        {{"--tensorboard"}, "--tensorboard without --output-dir"},
         {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
         {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
@@ -322,6 +323,7 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
                                                               "--recompute", "block", "-m", "10"})
                                               .texts)
               .empty());
+    for (const char* name : options_of_one_start()) CHECK_MESSAGE(value(line, name) != "(none)", name);
     CHECK(!parse_command_line({"-o", out}).recorded);
     std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
     write_run_record(real_files(), out, record);
@@ -342,6 +344,7 @@ TEST_CASE("options: help lists every group, with -h alone too") {
 }
 
 TEST_CASE("options: a verb takes its own options and shows no others") {
+    TemporaryFolder data;
     const CommandLine train = parse_command_line({"train", "--lr", "0.5"});
     CHECK(train.verb == Verb::train);
     CHECK(train.options.lr == 0.5f);
@@ -358,6 +361,15 @@ TEST_CASE("options: a verb takes its own options and shows no others") {
     CHECK(written.options.seed == 9);
     CHECK(!written.options.generate.stop_at_end);
     CHECK(written.options.generate.tokenizer == "bytes");
+
+    const std::string folder = data.path();
+    write_whole(real_files(), folder + "/a_train_0.bin", "");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder}).val_data == folder + "/*val*.bin");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder, "-j", "other"}).val_data == "other");
+    CHECK(complaint({"evaluate", "--model", "x"}).find("without --val-data, --data and --hellaswag") !=
+          std::string::npos);
+    CHECK(complaint({"export", "--model", "x", "--data", folder}).find("--data: not an option of") !=
+          std::string::npos);
 
     const std::string help = parse_command_line({"--help"}).print_and_exit;
     CHECK(help.find("--prompt") == std::string::npos);
