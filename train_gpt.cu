@@ -157,6 +157,7 @@ int main(int argc, char** argv) {
             if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;
         }
+        if (command_line.verb == Verb::train) StopSignals::time_limit(options.time_limit);
         if (command_line.verb == Verb::generate) return generate(options);
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
         who = whose(options.startup);

@@ -77,6 +77,8 @@ void add_step_options(CLI::App& app, Options& o) {
                               "tokens per step, a multiple of B*T; -1 or 0: B*T, no accumulation");
     step.number("--max-steps,-x", o.max_steps, -1, kMost, "steps of the whole run; -1: one epoch");
     step.number("--stop-after", o.stop_after, 0, kMost, "end early after this step, the schedule unchanged; 0: do not");
+    step.number("--time-limit", o.time_limit, 0, kMost,
+                "so many seconds after the program began, save after the step at hand and end with exit code 75; 0: none");
 }
 
 void add_optimiser_options(CLI::App& app, Options& o) {

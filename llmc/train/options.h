@@ -59,6 +59,7 @@ struct Options : OptimizerOptions {
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
     int max_steps = -1;             // -1: one epoch
     int stop_after = 0;             // end after this many completed steps of the run; 0: do not
+    int time_limit = 0;             // seconds from the program's begin until it saves and stops; 0: none
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;

@@ -127,8 +127,8 @@ RunEnd Trainer::end_at_signal() {
     save_checkpoint();
     settle_saves();
     const std::string own = parts_.signals.received();
-    parts_.log.line("%s received: stopped after step %d of %d%s%s",
-                    (own.empty() ? agreement_.stop().words() : own).c_str(), step_, max_steps_,
+    parts_.log.line("%s: stopped after step %d of %d%s%s",
+                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, max_steps_,
                     next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;
