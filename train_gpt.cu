@@ -27,6 +27,7 @@
 #include "llmc/train/generate.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
+#include "llmc/train/memory_plan.h"
 #include "llmc/train/model_export.h"
 #include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
@@ -155,6 +156,10 @@ int main(int argc, char** argv) {
         const Options& options = command_line.options;
         if (!command_line.print_and_exit.empty()) {
             if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
+            return 0;
+        }
+        if (options.print_memory) {
+            if (own_rank(options.startup) == 0) std::fputs(memory_plan(options).c_str(), stdout);
             return 0;
         }
         if (command_line.verb == Verb::train) StopSignals::time_limit(options.time_limit);

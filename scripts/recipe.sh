@@ -155,7 +155,7 @@ ways_to_get_data() {   # commands, a line each
     local size=${data##*fineweb} edu=''
     [[ $data != edu_* ]] || edu='--edu '
     has_data || echo "data/fineweb.sh $edu--size $size"
-    [ -e "$questions" ] || echo "data/hellaswag.sh"
+    [ -e "$questions" ] || [ "$(value --hellaswag 1)" = 0 ] || echo "data/hellaswag.sh"
 }
 make_tiny_data() {
     need "$tokenize"
@@ -182,8 +182,18 @@ get_data() {
 # ---- what will be done
 
 tokens_in_words() { awk -v n="$1" 'BEGIN { printf n < 1e9 ? "%.3g million" : "%.4g billion", n < 1e9 ? n / 1e6 : n / 1e9 }'; }
+memory_in_words() {   # of the rank that takes most, as the program counts it; so it checks the options, too
+    local table code=0
+    [ -x "$train_gpt" ] || { echo "the run prints a table of it before its first step; $train_gpt is not built" && return; }
+    table=$("$train_gpt" "${arguments[@]}" --dp "$dp" --print-memory) || code=$?
+    [ $code -ne 64 ] || return 64
+    [ $code -eq 0 ] || { echo "cannot be counted here; the run prints a table of it before its first step" && return; }
+    sed -nE 's/^  sum +([0-9.]+) MiB.*/\1/p; s/^  (not counted:.*)/\1/p' <<<"$table" |
+        awk 'NR == 1 { printf "%.1f GiB of a GPU; ", $1 / 1024 } NR == 2'
+}
 describe() {
-    local line way parallel="dp $dp"
+    local line way parallel="dp $dp" memory
+    memory=$(memory_in_words)   # ends here where options are wrong
     [ "$tp" -eq 1 ] || parallel+=", tp $tp"
     [ "$pp" -eq 1 ] || parallel+=", pp $pp"
     [ "$cp" -eq 1 ] || parallel+=", cp $cp"
@@ -193,7 +203,7 @@ describe() {
     echo "  steps          $steps, $(tokens_in_words $((steps * batch))) tokens in all"
     while read -r way; do echo "  data           $way"; done < <([ -n "$tiny" ] || ways_to_get_data)
     if compgen -G "$out/step_*" >/dev/null; then echo "  continues      from the newest checkpoint in $out"; fi
-    echo "  memory         the run prints a table of all of it before its first step"
+    echo "  memory         $memory"
     for line in time loss hellaswag; do
         printf '  %-14s %s\n' "$line" "${papers[$line]:-not published, as far as we know}"
     done
@@ -267,11 +277,11 @@ run() {
         out=$tiny_folder/${script#run_} data_folder=$tiny_folder/data questions=$tiny_folder/questions.bin
     fi
     choose_layout
-    # as many tokens of validation as llm.c's runs take, 10.5 million
-    options --train-data "$data_folder/*train*.bin" --val-data "$data_folder/*val*.bin" \
-        --val-every 250 --val-max-batches $((10485760 / $(value --seq-len 1024))) \
-        --hellaswag 1 --hellaswag-data "$questions" --sample-every 20000 --sample-tokens 144 \
-        --checkpoint-every 1000 --keep-checkpoints 3 --output-dir "$out" --resume 1
+    # the script's own win; as many tokens of validation as llm.c's runs take, 10.5 million
+    arguments=(--train-data "$data_folder/*train*.bin" --val-data "$data_folder/*val*.bin"
+        --val-every 250 --val-max-batches $((10485760 / $(value --seq-len 1024)))
+        --hellaswag 1 --hellaswag-data "$questions" --sample-every 20000 --sample-tokens 144
+        --checkpoint-every 1000 --keep-checkpoints 3 --output-dir "$out" --resume 1 "${arguments[@]}")
     [ -z "$tiny" ] || make_tiny
     options "${passed_on[@]}"
     set_mesh
@@ -284,8 +294,6 @@ run() {
     command+=("$train_gpt" "${arguments[@]}")
     if [ -n "$dry_run" ]; then
         describe
-        # what it thinks of the options, where it is built
-        [ ! -x "$train_gpt" ] || "$train_gpt" "${arguments[@]}" --print-config >/dev/null
         exit
     fi
     [ "$nodes" -eq 1 ] || [ -n "$tiny${LAUNCH:-}" ] || complain 64 "NODES=$nodes: one machine cannot start them; use a script of scripts/multi_node/"

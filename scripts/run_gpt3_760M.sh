@@ -5,7 +5,7 @@
 recipe "GPT-3 Large, of Brown et al., 2020, table 2.1 and section B; without its growing batch and sparse attention"
 data fineweb350B
 options --model gpt3:760M --seq-len 2048 --total-batch 524288 --max-steps 572204
-options --lr 2.5e-4 --warmup 715 --final-lr-frac 0.1 --weight-decay 0.1
+options --lr 2.5e-4 --warmup 715 --final-lr-frac 0.1 --weight-decay 0.1 --val-every 1000
 layout 1 --micro-batch 8
 layout 8 --micro-batch 16 --zero 1
 published hellaswag "51.0% zero-shot, of the paper's model on its own data (its table H.1)"

@@ -37,9 +37,12 @@ names_of_options() { sed -n 's/^  command  *//p' "$1" | tr ' ' '\n' | grep '^--'
 [ ${#recipes[@]} -eq 13 ]
 verdict $? "${#recipes[@]} scripts"
 for recipe in "${recipes[@]}"; do
+    memory=()
     for count in $(layouts_of "$recipe"); do
+        expect 0 "GiB of a GPU; not counted: " on "$count" "$recipe" --dry-run
         expect 0 "ranks          $count on" on "$count" "$recipe" --dry-run
         mv "$work/log" "$work/real"
+        memory+=("$(sed -nE 's/^  memory +([0-9.]+) GiB.*/\1/p' "$work/real")")
         told=$(grep -oE '^  [a-z]+ ' "$work/real" | sort -u | tr -d ' \n')
         [ "$told" = commanddatahellaswaglossmemoryranksstepstepstime ]
         verdict $? "$recipe --dry-run tells $told"
@@ -47,6 +50,9 @@ for recipe in "${recipes[@]}"; do
         cmp <(names_of_options "$work/real") <(names_of_options "$work/log")
         verdict $? "$recipe, $count GPUs: TINY=1 has other options"
     done
+    told=$(IFS=, && echo "${memory[*]}")
+    grep -F "| \`${recipe#scripts/}\` |" docs/recipes.md | grep -qF "| ${told//,/, } |"
+    verdict $? "docs/recipes.md has other memory of $recipe than $told"
 done
 [ ! -e "$RUNS" ]
 verdict $? "--dry-run has written to $RUNS"
@@ -100,8 +106,22 @@ small() {   # GPUS SCRIPT
     TINY=1 expect 0 "step    4/4" on "$1" "$2"
     folder=$RUNS/tiny/$(basename "${2#*run_}" .sh)
     [ "$(grep -c '"loss"' "$folder/metrics.jsonl")" -eq 4 ] && grep -q '"val_loss"' "$folder/metrics.jsonl" &&
-        grep -q hella "$folder/metrics.jsonl" && [ -e "$folder/step_00000004/manifest.json" ] && [ -e "$folder/step_00000002/manifest.json" ]
+        { grep -q hella "$folder/metrics.jsonl" || [[ $2 = */long_context.sh ]]; } && [ -e "$folder/step_00000004/manifest.json" ] && [ -e "$folder/step_00000002/manifest.json" ]
     verdict $? "$2 for $1 GPUs leaves $(ls "$folder")"
+    counted_before "$1" "$2"
+}
+# What --print-memory has counted is in the table that the run has printed, row by row. (Of a pipeline that is rank 0's.)
+counted_before() {   # GPUS SCRIPT; the run's output is $work/log
+    local command dp
+    mv "$work/log" "$work/run"
+    TINY=1 expect 0 "GiB of a GPU" on "$1" "$2" --dry-run
+    read -ra command < <(sed -nE "s/^  command .*train_gpt (--train)/\\1/p" "$work/log")
+    dp=$(sed -nE 's/^  ranks .*dp ([0-9]+).*/\1/p' "$work/log")
+    [[ " ${command[*]} " != *" --pp "* ]] || return
+    rows() { sed -nE 's/^  ([a-z ]*[a-z]) +([0-9.]+ MiB) .* buffers?$/\1 \2/p' "$1" | sort; }
+    "$train_gpt" "${command[@]//\\/}" --vocab-size 257 --dp "$dp" --print-memory >"$work/plan"
+    [ "$(rows "$work/plan" | wc -l)" -ge 7 ] && [ -z "$(comm -23 <(rows "$work/plan") <(rows "$work/run"))" ]
+    verdict $? "$2, $1 GPUs: memory counted before and by the run: $(diff <(rows "$work/plan") <(rows "$work/run"))"
 }
 if [ "$length" = long ]; then
     for recipe in "${recipes[@]}"; do
@@ -202,8 +222,8 @@ printf '# two nodes\nnode0 slots=4\nnode1 slots=4\n' >"$work/hosts"
 of_mpi=(env "PATH=$fakes:$PATH" "HOSTS=$work/hosts" NCCL_DEBUG=INFO scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "" "${of_mpi[@]}" --lr 1e-3
-asked "mpirun -np 4 --hostfile $work/hosts --map-by ppr:2:node --bind-to none -x PATH -x LD_LIBRARY_PATH -x NCCL_DEBUG $train_gpt --model d4" "mpirun's words"
-asked "--resume 1 --lr 1e-3 --init mpi" "mpirun's last words"
+asked "mpirun -np 4 --hostfile $work/hosts --map-by ppr:2:node --bind-to none -x PATH -x LD_LIBRARY_PATH -x NCCL_DEBUG $train_gpt --train-data" "mpirun's words"
+asked "--lr 1e-3 --init mpi" "mpirun's last words"
 CODE=64 expect 64 "" "${of_mpi[@]}"
 rm "$work/asked"
 CODE=137 RESTARTS=1 expect 75 "started again" "${of_mpi[@]}"   # a rank that was killed
@@ -229,6 +249,13 @@ printf 'node0 slots=8\nnode1 slots=4\n' >"$work/hosts"
 expect 64 "expected the same slots=N in every line, found: 8 4" "${of_mpi[@]}"
 expect 64 "HOSTS=FILE scripts/multi_node/mpirun.sh" scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh
 
+if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then   # the real one, on this machine
+    echo 'localhost slots=4' >"$work/hosts"
+    HOSTS=$work/hosts MPIRUN_FLAGS="--allow-run-as-root --oversubscribe" expect 0 "step    4/4" scripts/multi_node/mpirun.sh scripts/run_gpt2_124M.sh
+else
+    echo "SKIPPED scripts/multi_node/mpirun.sh with a real mpirun: no mpirun, or a build without MPI"
+fi
+
 expect 64 "sbatch --nodes=2" scripts/multi_node/slurm.sh scripts/run_gpt3_13B.sh
 grep -qx '#SBATCH --signal=B:USR1@120' scripts/multi_node/slurm.sh && grep -qx '#SBATCH --requeue' scripts/multi_node/slurm.sh
 verdict $? "the batch script asks for a signal and to be put back"
@@ -237,7 +264,7 @@ in_slurm=(env "PATH=$fakes:$PATH" SLURM_JOB_ID=17 "SLURM_SUBMIT_DIR=$root" SLURM
     SLURM_NTASKS_PER_NODE=4 "PORT=$((10000 + $$ % 20000))" "$work/spooled" scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "step    4/4" "${in_slurm[@]}"
-asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --model d4" "srun's words"
+asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --train-data" "srun's words"
 asked "--init tcp --init-address 127.0.0.1:" "srun's tcp"
 asked "secret 32" "the secret"
 asked "scontrol show hostnames node[6-7]" "the first node"

@@ -77,7 +77,7 @@ void for_block_tensors(const RankSizes& sizes, PerTensor&& per_tensor) {
 }
 
 // One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of
-// the first set fills.
+// the first set, which has no prefix, fills. (Not known by its addresses: an arena may only count.)
 Activations make_activations(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
                              int layers, Recompute recompute, BlockActivations& shared) {
     Activations set;
@@ -85,12 +85,12 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
         BlockActivations& block = set.blocks.emplace_back();
         for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
                                               Recompute dropped_from) {
-            const bool dropped = recompute >= dropped_from;
-            if (!dropped || shared.*member == nullptr) {
+            const bool dropped = recompute >= dropped_from, fills_shared = prefix.empty() && layer == 0;
+            if (!dropped || fills_shared) {
                 const std::string where = dropped ? "shared/" : text(prefix, "h.", layer, "/");
                 block.*member = buffers.take<T>(arena, "activations/" + where + name, count);
             }
-            if (dropped && shared.*member == nullptr) shared.*member = block.*member;
+            if (dropped && fills_shared) shared.*member = block.*member;
             if (dropped) block.*member = shared.*member;
         });
         if (sizes.ulysses == 1) block.attended = block.atty;

@@ -173,6 +173,11 @@ void add_numerics_options(CLI::App& app, Options& o) {
                     "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too");
     numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
         ->type_name("none|gelu|gelu+norm|block");
+    numerics
+        .on_off("--print-memory", o.print_memory,
+                "print what one of --processes ranks, or of --dp replicas, will take of its device, and exit; no device "
+                "of theirs is needed")
+        ->configurable(false);
 }
 
 void add_parallel_options(CLI::App& app, Options& o, Picture& picture, std::string& costs) {

@@ -96,6 +96,7 @@ struct Options : OptimizerOptions {
     AttentionKind attention = AttentionKind::auto_;
     DType grad_dtype = DType::fp32;
     bool tf32 = false;
+    bool print_memory = false;   // llmc/train/memory_plan.h
     Recompute recompute = Recompute::gelu;
     int gelu_fusion = 2;          // 0: none, 1: in forward, 2: in backward too
     int zero = 0;                 // ZeRO stage

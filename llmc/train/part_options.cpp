@@ -14,11 +14,15 @@ WorldOptions world_options(const Options& options) {
 }
 
 StageOptions stage_options(const Options& options, const World& world) {
+    return stage_options(options, world.mesh(), world.at());
+}
+
+StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at) {
     StageOptions result;
-    const bool shares = group_size(world.mesh(), zero_axes) > 1;   // one rank alone keeps everything
-    result.place = {world.mesh(), world.at(), shares ? options.zero : 0};
+    const bool shares = group_size(mesh, zero_axes) > 1;   // one rank alone keeps everything
+    result.place = {mesh, at, shares ? options.zero : 0};
     result.tp_chunks = options.tp_chunks;
-    result.sequence_parallel = options.sequence_parallel && world.mesh().tp > 1;
+    result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;
     result.ulysses = options.ulysses();

@@ -11,6 +11,7 @@
 
 WorldOptions world_options(const Options& options);
 StageOptions stage_options(const Options& options, const World& world);
+StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at);   // of any rank
 
 // Null where the run has none.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
