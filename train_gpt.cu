@@ -21,6 +21,7 @@
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/sockets.h"
 #include "llmc/train/attention_of_run.h"
+#include "llmc/train/check_run.h"
 #include "llmc/train/evaluate_model.h"
 #include "llmc/train/export_model.h"
 #include "llmc/train/generate.h"
@@ -49,45 +50,6 @@ std::size_t device_bytes_taken() {
     std::size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return total_bytes - free_bytes;
-}
-
-// The first weights: a file's, or random ones. Those of a checkpoint come later, with the rest of its state.
-void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed) {
-    if (weights != nullptr) {
-        load_parameters(stage.parameters(), *weights, stage.stream());
-    } else {
-        stage.initialize(seed);
-    }
-}
-
-// The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
-std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
-                               const Options& options, Step& step, const Log& log) {
-    if (inputs.checkpoint.empty()) return std::nullopt;
-    const RunState state =
-        load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
-    check_same_run(state, recorded, options, inputs);
-    const std::string why_not =
-        restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
-    if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
-    return state;
-}
-
-// A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
-std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
-                            Agreement& agreement) {
-    const int stage_0_adds = warmup_sets(options, 0);
-    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
-    std::size_t most = 0;
-    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
-        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
-    }
-    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
-    return stage.memory_by_schedule() +
-           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
-                             : std::string()) +
-           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
-                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
 }
 
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
@@ -146,7 +108,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
     record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
-                    state ? state->next : AfterStep::next_step);
+                    state ? state->next : AfterStep::next_step, options.tensorboard);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
                      signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps, peak.per_second,
                      groups, &world});
@@ -202,6 +164,7 @@ int main(int argc, char** argv) {
         signals->remember_from_now(world.is_first());
         return world.guarded([&] {
             world.require_same("the command line", command_line.shared);
+            if (command_line.verb == Verb::check) return check_run(command_line, world, *signals);
             if (command_line.verb == Verb::evaluate) return evaluate_model(options, world, *signals);
             return train(command_line, world, *signals);
         });

@@ -89,8 +89,9 @@ loss() { run evaluate --model "$1" "${val[@]}" "${@:2}" | sed -nE 's/^val loss (
 expected=$(sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/log" | tail -n 1)
 same "the loss of a run's folder" "$expected" "$(loss "$work/run" -b 4)"
 expect 0 "sequences of 64 tokens" evaluate --model "$last" "${val[@]}"
+same "the loss on --data" "$expected" "$(run evaluate --model "$work/run" --data "$work/data" -b 4 | sed -nE 's/^val loss ([0-9.]+) .*/\1/p')"
 expect 0 "| 2 sequences of 16 tokens" evaluate --model "$last" "${val[@]}" -t 16 --val-max-batches 2
-expect 64 "without --val-data and --hellaswag" evaluate --model "$last"
+expect 64 "without --val-data, --data and --hellaswag" evaluate --model "$last"
 expect 64 "do not fit a model of 64 positions" evaluate --model "$last" "${val[@]}" -t 128
 expect 74 "--val-data $work/none*.bin: no file matches" evaluate --model "$last" --val-data "$work/none*.bin"
 expect 74 "none.bin: open failed" evaluate --model "$last" --hellaswag --hellaswag-data "$work/none.bin"

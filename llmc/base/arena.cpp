@@ -16,6 +16,12 @@ struct Arena::State {
 std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes) {
     if (!state_) state_ = std::make_shared<State>();
     if (bytes == 0) return nullptr;
+    if (counts_) {
+        state_->allocations.push_back({std::move(name), bytes, nullptr});
+        state_->bytes += bytes;
+        state_->high_water = std::max(state_->high_water, state_->bytes);
+        return nullptr;
+    }
     void* address = nullptr;
     cudaError_t status = cudaMalloc(&address, bytes);
     if (status == cudaErrorMemoryAllocation) {

@@ -23,7 +23,8 @@ struct Allocation {
     const void* address;
 };
 
-// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written.
+// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written. That of a
+// counting arena has a size but no memory: nothing is copied.
 template <class T>
 class DeviceBuffer {
 public:
@@ -36,6 +37,7 @@ public:
     // Copies host to device, in order with the stream's other work. Pageable memory is read before this returns.
     void upload(std::span<const T> source, cudaStream_t stream, std::size_t offset = 0) const {
         ENSURE(offset + source.size() <= count_, "upload past the end of a buffer of ", count_, " elements");
+        if (!memory_) return;
         CUDA_CHECK(cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
     }
 
@@ -49,7 +51,9 @@ public:
         return result;
     }
 
-    void zero(cudaStream_t stream) const { CUDA_CHECK(cudaMemsetAsync(data(), 0, bytes(), stream)); }
+    void zero(cudaStream_t stream) const {
+        if (memory_) CUDA_CHECK(cudaMemsetAsync(data(), 0, bytes(), stream));
+    }
 
 private:
     friend class Arena;
@@ -60,6 +64,14 @@ private:
 
 class Arena {
 public:
+    Arena() = default;
+    // One that only counts: to know what a run takes before it does. What is made with it must not compute.
+    static Arena counting() {
+        Arena arena;
+        arena.counts_ = true;
+        return arena;
+    }
+
     // Allocates `count` elements, 256-byte aligned or better. Names read "group/tensor" ("gradients/h.3").
     // Throws Error(no_device) with the table of what is held when the device has no room.
     template <class T>
@@ -79,4 +91,5 @@ private:
 
     struct State;   // shared with the buffers, so that they may outlive the arena
     std::shared_ptr<State> state_;
+    bool counts_ = false;
 };

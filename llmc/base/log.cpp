@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdlib>
 #include <cstring>
@@ -86,4 +87,11 @@ std::string formatted(const char* format, ...) {
     std::string result = format_list(format, list);
     va_end(list);
     return result;
+}
+
+std::string duration_text(double seconds) {
+    const long long s = std::llround(seconds);
+    if (s < 60) return formatted("%llds", s);
+    if (s < 3600) return formatted("%lldm%02llds", s / 60, s % 60);
+    return formatted("%lldh%02lldm", s / 3600, s % 3600 / 60);
 }

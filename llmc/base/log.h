@@ -35,5 +35,8 @@ private:
     mutable bool line_is_open_ = false;   // a line of progress stands there without its end
 };
 
+// "45s", "12m05s", "3h20m".
+std::string duration_text(double seconds);
+
 // printf into a string.
 std::string formatted(const char* format, ...) __attribute__((format(printf, 1, 2)));

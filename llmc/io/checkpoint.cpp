@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <deque>
 #include <map>
 #include <tuple>
 
@@ -322,4 +323,25 @@ void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, i
         const bool major = major_every > 0 && steps[i] % major_every == 0;
         if (!major) remove_checkpoint(files, folder, steps[i]);
     }
+}
+
+std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int last, int every, int keep,
+                                  int major_every) {
+    const std::int64_t multiple = every > 0 ? every : INT_MAX;
+    auto save_after = [&](std::int64_t step) { return std::min<std::int64_t>((step / multiple + 1) * multiple, last); };
+    if (keep <= 0)
+        return last <= after ? 0
+                             : static_cast<std::uint64_t>(last / multiple - after / multiple + (last % multiple != 0));
+    std::deque<std::int64_t> newest(saved.begin(), saved.end());
+    std::uint64_t held = saved.size(), most = held;
+    for (std::int64_t step = after; step < last;) {
+        step = save_after(step);
+        newest.push_back(step);
+        most = std::max(most, ++held);
+        for (; newest.size() > static_cast<std::size_t>(keep); newest.pop_front()) {
+            const bool major = major_every > 0 && newest.front() % major_every == 0;
+            if (!major) held--;
+        }
+    }
+    return most - saved.size();
 }

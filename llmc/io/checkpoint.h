@@ -119,3 +119,8 @@ std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const 
 // Keeps the newest `keep` checkpoints and all whose step is a multiple of `major_every`, and removes the others.
 // 0: keeps all; 0: none are major.
 void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, int major_every);
+
+// How many more checkpoints a folder holds at most than the `saved` that it has, while a run saves every so many steps
+// (0: not) after step `after`, and at step `last`, and prunes so.
+std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int last, int every, int keep,
+                                  int major_every);

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder.h"
 
@@ -165,4 +167,32 @@ TEST_CASE("checkpoint: retention keeps the newest and the major ones") {
     CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{20, 35, 40});
     prune_checkpoints(real_files(), folder.path(), 1, 0);
     CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{40});
+}
+
+TEST_CASE("checkpoint: how many more a folder will hold is what saving and pruning shows") {
+    for (int every : {0, 2, 3, 5}) {
+        for (int keep : {0, 1, 2, 4}) {
+            for (int major : {0, 2, 6}) {
+                for (int after : {0, 4, 9}) {
+                    INFO("every ", every, ", keep ", keep, ", major ", major, ", after ", after);
+                    TemporaryFolder folder;
+                    std::vector<int> saved;
+                    for (int step : {1, 2, 4, 6, 9}) {
+                        if (step <= after) saved.push_back(step);
+                    }
+                    for (int step : saved) real_files().make_folders(folder / checkpoint_name(step));
+                    std::size_t most = saved.size();
+                    for (int step = after + 1; step <= 17; step++) {
+                        if (step != 17 && (every == 0 || step % every != 0)) continue;
+                        real_files().make_folders(folder / checkpoint_name(step));
+                        most = std::max(most, list_checkpoints(real_files(), folder.path()).size());
+                        prune_checkpoints(real_files(), folder.path(), keep, major);
+                    }
+                    CHECK(checkpoints_to_come(saved, after, 17, every, keep, major) == most - saved.size());
+                }
+            }
+        }
+    }
+    CHECK(checkpoints_to_come({}, 0, 2000000000, 1, 0, 0) == 2000000000);
+    CHECK(checkpoints_to_come({3}, 3, 3, 1, 0, 0) == 0);
 }

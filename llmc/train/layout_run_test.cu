@@ -12,9 +12,9 @@
 #include "llmc/data/token_file.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks.h"
+#include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/layout_options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
@@ -136,7 +136,8 @@ struct RankOfRun {
         return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream());
     }
 
-    void train(const Workplace& place, const std::string& resume_from) {
+    using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
+    void train(const Workplace& place, const std::string& resume_from, const Change& change = {}) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
         const bool writes = world == nullptr || world->is_first();
         RunState state;
@@ -145,6 +146,7 @@ struct RankOfRun {
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
         Trainer trainer({options, log, arena, *step, tokens, &tokens, real_files(), metrics, place.signals, nullptr,
                          nullptr, "", options.max_steps, 0.0, groups, world});
+        if (change) change(state, tokens);
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();
@@ -390,11 +392,25 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     });
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
-                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2},
-                                 Layout{3, 2, true, true, 2, false}, pipeline(1, 0, 2), pipeline(2, 3, 2),
-                                 context(1, 0, true, 2, 1), context(2, 3, true, 2, 2), context(1, 1, true, 4, 2),
-                                 all_axes(2, 2, 1, 2, 3), all_axes(1, 2, 2, 2, 1), all_axes(2, 1, 2, 1, 2),
+    for (const Layout& layout : {Layout{1, 3},
+                                 Layout{2, 0},
+                                 Layout{2, 3},
+                                 Layout{3, 0},
+                                 Layout{3, 1},
+                                 Layout{3, 2},
+                                 Layout{3, 3},
+                                 Layout{4, 2},
+                                 Layout{8, 3},
+                                 Layout{1, 0, true, true, 2},
+                                 Layout{3, 2, true, true, 2, false},
+                                 pipeline(1, 0, 2),
+                                 pipeline(2, 3, 2),
+                                 context(1, 0, true, 2, 1),
+                                 context(2, 3, true, 2, 2),
+                                 context(1, 1, true, 4, 2),
+                                 all_axes(2, 2, 1, 2, 3),
+                                 all_axes(1, 2, 2, 2, 1),
+                                 all_axes(2, 1, 2, 1, 2),
                                  all_axes(2, 2, 2, 1, 3)}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
@@ -416,5 +432,57 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
         if (!ran) continue;
         CHECK(read_whole(real_files(), copy + ".llmc") == read_whole(real_files(), place.folder / "origin.llmc"));
         CHECK(files_of(copy + "/" + checkpoint_name(4)) == expected);
+    }
+}
+
+TEST_CASE(
+    "layouts: back from an outlier to the last checkpoint, a run goes on as one resumed there past those samples") {
+    constexpr int spike = 5, saved = 2;
+    // the window of a run just before it is full, of losses far below this model's: the third loss from here is an
+    // outlier
+    OutlierDetector low;
+    for (int i = 0; i < OutlierDetector::kWindow - (spike - saved - 1); i++) low.update(1e-3 * (1 + i % 2));
+    for (const Layout& layout : {Layout{0, 0}, Layout{2, 1}, all_axes(2, 1, 1, 2, 1), pipeline(2, 1, 2)}) {
+        INFO(layout.name());
+        const Workplace place;
+        // from a copy of what the first steps have left
+        auto run = [&](const std::string& name, const RankOfRun::Change& change) {
+            Layout asked = layout;
+            asked.dp = std::max(layout.dp, 1);
+            Options options = options_of(asked, place.folder / name);
+            options.max_steps = 8, options.checkpoint_every = 100;
+            options.skip_loss_z = 3.0f, options.spike_rewind = 1;
+            options.stop_after = change ? 0 : saved;
+            if (change) {
+                in_first_process([&] {
+                    std::filesystem::copy(place.folder / "begun", options.output_dir,
+                                          std::filesystem::copy_options::recursive);
+                });
+            }
+            const std::string from = change ? options.output_dir + "/" + checkpoint_name(saved) : "";
+            return on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, from, change); });
+        };
+        auto past = [&](int samples) {
+            return [samples](RunState& state, const TokenSet& tokens) {
+                Loader loader(tokens, state.seed);
+                loader.seek(state.loader);
+                loader.advance(static_cast<std::uint64_t>(samples));
+                state.loader = loader.state();
+            };
+        };
+        if (!run("begun", {})) continue;
+        run("spike", [&](RunState& state, const TokenSet&) { state.loss_outliers = low.state(); });
+        const int skipped = (spike - saved) * sequences;
+        run("resumed", past(skipped));
+        run("one too few", past(skipped - 1));
+        auto records = [&](const char* name) {
+            return without_times(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
+        };
+        auto end = [&](const char* name) { return files_of(place.folder / name + "/" + checkpoint_name(8)); };
+        const std::regex rewind(text("\\{\"step\":2,\"rewind_from\":5,[^}]*\"skipped_samples\":", skipped, "\\}\n"));
+        CHECK(std::regex_search(records("spike"), rewind));
+        CHECK(std::regex_replace(records("spike"), rewind, "") == records("resumed"));
+        CHECK(end("spike") == end("resumed"));
+        CHECK(end("spike") != end("one too few"));
     }
 }

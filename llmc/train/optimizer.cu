@@ -25,7 +25,7 @@ public:
         make_tables(gradients, arena);
         m_.zero(stream());
         v_.zero(stream());
-        if (has_masters_) copy_masters();
+        if (has_masters_ && masters_.unit(0).data() != nullptr) copy_masters();   // else memory is only counted
     }
 
     void sum_squares(double* sum) override { sum_of_squares(sum, norm_table_, false, stream()); }

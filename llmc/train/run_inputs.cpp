@@ -6,6 +6,7 @@
 #include "llmc/data/corpus_check.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/matmul_choices.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -69,25 +70,6 @@ ModelConfig choose_model(const Options& options, const WeightSource* weights,
     return config;
 }
 
-// Refuses data that was not made for this model. `resumed` is a checkpoint's folder, or empty.
-void check_data(const Options& options, const ModelConfig& config, const std::string& resumed, const Log& log) {
-    CorpusExpectation expected;
-    if (!options.overfit_single_batch) expected.data.push_back({"--train-data", options.train_data});
-    if (options.val_every > 0 || options.overfit_single_batch) {
-        expected.data.push_back({"--val-data", options.val_data});
-    }
-    expected.vocab_size = config.vocab_size;
-    expected.larger_is_meant = options.vocab_size > 0;
-    expected.model_folders = {options.layers > 0 ? "" : options.model, resumed};
-    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
-    if (!hashes) expected.max_hashed_bytes = 0;
-    const std::uint64_t not_hashed = check_corpora(real_files(), expected);
-    if (hashes && not_hashed > 0) {
-        log.line("%.1f GiB of shards were not hashed; `tokenize --verify FOLDER` does",
-                 static_cast<double>(not_hashed) / (1ull << 30));
-    }
-}
-
 // Error(usage) where a folder holds what a run has left there: checkpoints, or records of steps.
 void check_no_results(const std::string& folder, const std::vector<int>& saved) {
     const std::filesystem::path records = folder + "/metrics.jsonl";
@@ -121,16 +103,19 @@ void remove_results(const std::string& folder, const Log& log) {
     real_files().remove_all(folder + "/options.json");
 }
 
+}   // namespace
+
 // The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
 // going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
 // holds the folder's lock, says what is found.
-std::string find_checkpoint(const Options& options, World& world, const Log& log) {
+std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away) {
     const std::string& folder = options.output_dir;
     std::vector<int> saved;
     if (world.is_first()) {
         saved = list_checkpoints(real_files(), folder);
         if (!options.resume && !options.overwrite) check_no_results(folder, saved);
         for (const std::string& of : {folder, folder + "/" + kBestFolder}) {
+            if (!clears_away) break;
             for (const std::string& name : remove_unfinished_checkpoints(real_files(), of)) {
                 log.line("removed %s/%s, which a killed run left unfinished", of.c_str(), name.c_str());
             }
@@ -154,42 +139,91 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     return found ? found->path : "";
 }
 
-}   // namespace
+std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options) {
+    std::vector<std::pair<const char*, std::string>> data;
+    if (!options.overfit_single_batch) data.emplace_back("--train-data", options.train_data);
+    if (options.val_every > 0 || options.overfit_single_batch) data.emplace_back("--val-data", options.val_data);
+    return data;
+}
+
+void check_names(const Options& options) {
+    for (const auto& [flag, pattern] : data_of_run(options)) matching_files(flag, pattern);
+    check_overwrite(options);
+}
+
+RunModel find_model(const Options& options, World& world) {
+    RunModel model;
+    model.tokenizer_file = find_tokenizer_file(options);
+    if (!model.tokenizer_file.empty()) model.tokenizer = Tokenizer::load(model.tokenizer_file);
+    if (options.layers == 0 && !is_descriptor(options.model)) {
+        verify_model(options.model, world);
+        model.weights = open_weights(real_files(), options.model);
+    }
+    model.config = choose_model(options, model.weights.get(), model.tokenizer);
+    check_model_fits(options, model.config);
+    return model;
+}
+
+std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
+                         std::uint64_t max_hashed_bytes) {
+    CorpusExpectation expected;
+    for (const auto& [flag, pattern] : data_of_run(options)) expected.data.push_back({flag, pattern});
+    expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
+    expected.model_folders = {options.layers > 0 ? "" : options.model, checkpoint};
+    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
+    expected.max_hashed_bytes = hashes ? max_hashed_bytes : 0;
+    const std::uint64_t not_hashed = check_corpora(real_files(), expected);
+    return hashes ? not_hashed : 0;
+}
+
+void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed) {
+    if (weights != nullptr) {
+        load_parameters(stage.parameters(), *weights, stage.stream());
+    } else {
+        stage.initialize(seed);
+    }
+}
+
+std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
+                               const Options& options, Step& step, const Log& log) {
+    if (inputs.checkpoint.empty()) return std::nullopt;
+    const RunState state =
+        load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
+    check_same_run(state, recorded, options, inputs);
+    const std::string why_not =
+        restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
+    if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
+    return state;
+}
 
 std::string RunInputs::origin() const {
     return !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
 }
 
 RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log) {
-    if (!options.overfit_single_batch) matching_files("--train-data", options.train_data);   // before all else
-    if (options.val_every > 0 || options.overfit_single_batch) matching_files("--val-data", options.val_data);
-    check_overwrite(options);
+    check_names(options);
     if (world.is_first()) {
         if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
         if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
     }
-    const std::string tokenizer_file = find_tokenizer_file(options);
-    std::optional<Tokenizer> tokenizer;
-    if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
-    std::unique_ptr<WeightSource> weights;
-    if (options.layers == 0 && !is_descriptor(options.model)) {
-        verify_model(options.model, world);
-        weights = open_weights(real_files(), options.model);
-    }
-    const ModelConfig config = choose_model(options, weights.get(), tokenizer);
-    check_model_fits(options, config);
+    RunModel model = find_model(options, world);
     std::unique_ptr<FolderLock> lock;
     if (world.is_first() && !options.output_dir.empty()) lock = std::make_unique<FolderLock>(options.output_dir);
-    std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log);
+    std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log, true);
     checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
     if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
         world.require_same(file + ", in the folder where all ranks write checkpoints,",
                            real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
     }
-    check_data(options, config, checkpoint, log);
+    if (const std::uint64_t not_hashed =
+            check_data(options, model.config, checkpoint, CorpusExpectation{}.max_hashed_bytes)) {
+        log.line("%.1f GiB of shards were not hashed; `train_gpt check` and `tokenize --verify FOLDER` do",
+                 static_cast<double>(not_hashed) / (1ull << 30));
+    }
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while
-        return TokenSet(real_files(), flag, pattern, options.seq_len, config.vocab_size);
+        return TokenSet(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
     };
     std::optional<TokenSet> val_tokens;
     if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
@@ -202,8 +236,16 @@ RunInputs find_inputs(const Options& options, World& world, const StopSignals& s
         data.push_back(describe_data(real_files(), "val-data", options.val_data));
     }
     if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
-    return {tokenizer_file,        std::move(tokenizer),  std::move(weights),      config,    std::move(lock),
-            std::move(checkpoint), std::move(val_tokens), std::move(train_tokens), max_steps, std::move(data)};
+    return {std::move(model.tokenizer_file),
+            std::move(model.tokenizer),
+            std::move(model.weights),
+            model.config,
+            std::move(lock),
+            std::move(checkpoint),
+            std::move(val_tokens),
+            std::move(train_tokens),
+            max_steps,
+            std::move(data)};
 }
 
 int steps_of_run(const Options& options, const TokenSet& train_tokens) {

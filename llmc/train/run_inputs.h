@@ -29,7 +29,7 @@ struct RunInputs {
     std::string checkpoint;             // its folder; empty: a fresh start
     std::optional<TokenSet> val_tokens;
     TokenSet train_tokens;
-    int max_steps;   // of the whole run
+    int max_steps;                    // of the whole run
     std::vector<RecordedData> data;   // what train_tokens and val_tokens are, for options.json
 
     const TokenSet* validation() const { return val_tokens ? &*val_tokens : nullptr; }
@@ -38,6 +38,31 @@ struct RunInputs {
 
 // Collective. Errors name the option and the file: usage, bad_data, io; resumable where a signal to stop has come.
 RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log);
+
+// The parts of find_inputs that `train_gpt check` looks at one by one.
+struct RunModel {
+    std::string tokenizer_file;
+    std::optional<Tokenizer> tokenizer;
+    std::unique_ptr<WeightSource> weights;
+    ModelConfig config;
+};
+RunModel find_model(const Options& options, World& world);   // collective
+// That data belong to the model, of which `checkpoint` may be one. The first rank hashes so many bytes of them; returns
+// how many it did not.
+std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
+                         std::uint64_t max_hashed_bytes);
+// `clears_away`: also removes what a killed run has left unfinished. Collective.
+std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
+// Before all else: that files match the patterns, and that --overwrite removes nothing that the run needs.
+void check_names(const Options& options);
+// A pattern's option, and the pattern.
+std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options);
+
+// Before the first step: the first weights, those of a file or random ones. Those of a checkpoint come with resume().
+void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed);
+// The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
+std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
+                               const Options& options, Step& step, const Log& log);
 
 // How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
 // --warmup.

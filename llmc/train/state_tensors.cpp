@@ -124,6 +124,13 @@ void read_masters(const SafetensorsFile& file, const TrainedTensors& tensors, co
 
 }   // namespace
 
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, bool has_masters) {
+    std::uint64_t elements = 0;
+    for (const ParamInfo& info : table.all()) elements += static_cast<std::uint64_t>(info.exported_elements());
+    const std::size_t exact = has_masters ? sizeof(float) : sizeof(floatX);   // beside the moments
+    return elements * (sizeof(floatX) + exact + 2 * sizeof(float));
+}
+
 std::string tensor_index(const ParamTable& table) {
     Json names = Json::object();
     std::uint64_t bytes = 0;

@@ -36,6 +36,9 @@ struct TrainedTensors {
 // model.safetensors.index.json's content.
 std::string tensor_index(const ParamTable& table);
 
+// Bytes of a checkpoint's tensors; what else it holds is small.
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, bool has_masters);
+
 // The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
 public:

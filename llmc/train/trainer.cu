@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "llmc/train/health.h"
 #include "llmc/train/layout_options.h"
@@ -17,14 +18,6 @@ double seconds_now() {
 // Lines of progress that a person can follow: the first steps, to see that it goes, then one in so many seconds.
 constexpr int kFirstLines = 10;
 constexpr double kSecondsPerLine = 5;
-
-// "45s", "12m05s", "3h20m".
-std::string duration(double seconds) {
-    const long long s = std::llround(seconds);
-    if (s < 60) return formatted("%llds", s);
-    if (s < 3600) return formatted("%lldm%02llds", s / 60, s % 60);
-    return formatted("%lldh%02lldm", s / 3600, s % 3600 / 60);
-}
 
 }   // namespace
 
@@ -89,7 +82,7 @@ RunEnd Trainer::run() {
             }
             agree_on_algorithms();
         }
-        next_ = AfterStep::validation;
+        if (spike_ && !rewind()) return RunEnd::bad_steps;
         if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
         follow_step();
     }
@@ -199,6 +192,7 @@ void Trainer::train_step() {
         });
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
+    next_ = AfterStep::validation;
     if (parts_.world) parts_.world->set_step(step_);
 
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
@@ -215,6 +209,42 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
+    if (outlier && options_.spike_rewind > 0) spike_ = result;
+}
+
+// Back to the last good checkpoint, past the samples since. Collective: every rank has seen the same outlier.
+bool Trainer::rewind() {
+    const StepResult spike = *std::exchange(spike_, std::nullopt);
+    const int from = step_;
+    finish_save();
+    parts_.step.wait_for_all_gather();
+    std::vector<std::string> skipped;
+    const auto found = newest_checkpoint(
+        parts_.files, options_.output_dir, skipped,
+        {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
+    for (const std::string& reason : skipped) parts_.log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found || found->step >= from) {
+        parts_.log.warning("step %d: there is no checkpoint to go back to", from);
+        return true;
+    }
+    if (std::exchange(rewound_to_, found->step) != found->step) rewinds_ = 0;
+    if (rewinds_++ == options_.spike_rewind) {
+        parts_.log.warning(
+            "step %d: --spike-rewind %d: so often the run went back to step %d without a newer checkpoint: "
+            "stopped\n  Resume from it with a lower --lr, a --grad-clip, or higher z-scores.",
+            from, options_.spike_rewind, found->step);
+        return false;
+    }
+    RunState state =
+        load_training_state(parts_.files, found->path, tensors_of(parts_.step), parts_.step.stage().stream());
+    const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
+    state.loader = loader_.state();
+    restore(state);
+    if (parts_.world) parts_.world->set_step(step_);
+    parts_.metrics.rewind({step_, from, spike.loss, spike.grad_norm, samples}, next_);
+    parts_.log.warning("step %d was an outlier: back to %s, past %llu samples", from, found->path.c_str(),
+                       static_cast<unsigned long long>(samples));
+    return true;
 }
 
 void Trainer::check_replicas() {
@@ -279,7 +309,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
         formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
                   step_, max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                  duration(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
+                  duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
                   static_cast<double>(record.memory_bytes) / (1 << 20)),
         line_is_due(last));
 }

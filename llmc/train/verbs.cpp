@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
-#include "llmc/base/error.h"
+#include "llmc/base/check.h"
 
 namespace {
 
 struct VerbInfo {
     Verb verb;
     const char *name, *what;
-    std::vector<std::string> options;   // besides --help; empty for `train`, which has all but kNotOfTraining
+    std::vector<std::string> options;   // besides --help; empty for those of training, which have all but kNotOfTraining
 };
 
 const std::vector<VerbInfo> kVerbs{
@@ -23,8 +23,9 @@ const std::vector<VerbInfo> kVerbs{
       "--stop-at-end", "--seed"}},
     {Verb::evaluate,
      "evaluate",
-     "Measures a model: its loss on --val-data, and the multiple-choice questions that it answers right.",
+     "Measures a model: its loss on validation data, and the multiple-choice questions that it answers right.",
      {"--model",
+      "--data",
       "--val-data",
       "--vocab-size",
       "--val-max-batches",
@@ -57,6 +58,10 @@ const std::vector<VerbInfo> kVerbs{
      "export",
      "Writes a model for other programs: as a Hugging Face folder, or as an llm.c model file.",
      {"--model", "--to", "--output", "--dtype", "--tokenizer"}},
+    {Verb::check,
+     "check",
+     "Looks whether a run with the same options can begin and go on to its end; nothing is trained or written.",
+     {}},
 };
 
 // Options that training does not take.
@@ -75,6 +80,10 @@ constexpr OwnWords kOwnWords[] = {
     {Verb::evaluate, "--model", kModel},
     {Verb::export_model, "--model", kModel},
     {Verb::generate, "--seed", "the same seed draws the same text"},
+    {Verb::evaluate, "--data",
+     "what data/NAME.sh has prepared (local, tinyshakespeare, ...), or a folder: stands for --val-data "
+     "'FOLDER/*val*.bin'"},
+    {Verb::evaluate, "--val-data", "token files to measure on, a pattern (quote it)"},
     {Verb::evaluate, "--vocab-size", "ids of the model, where it is meant to have more than the data's tokenizer"},
     {Verb::evaluate, "--hellaswag", "answer multiple-choice questions"},
     {Verb::evaluate, "--seq-len", "tokens of a sequence, T; by default the model's positions"},
@@ -82,6 +91,14 @@ constexpr OwnWords kOwnWords[] = {
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// A name in the lists above that is no option would be passed over without a word.
+void check_names(const CLI::App& app) {
+    auto check = [&app](const std::string& name) { ENSURE(app.get_option_no_throw(name), name, " is no option"); };
+    for (const VerbInfo& verb : kVerbs) std::ranges::for_each(verb.options, check);
+    std::ranges::for_each(kNotOfTraining, check);
+    for (const OwnWords& own : kOwnWords) check(own.option);
 }
 
 const VerbInfo& info_of(Verb verb) { return *std::ranges::find(kVerbs, verb, &VerbInfo::verb); }
@@ -110,6 +127,7 @@ Verb take_verb(std::vector<std::string>& arguments) {
 }
 
 std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
+    check_names(app);
     const VerbInfo& info = info_of(verb);
     if (verb == Verb::train) {
         std::string others;
@@ -120,7 +138,7 @@ std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
     } else {
         app.name(text("train_gpt ", info.name));
         app.description(info.what);
-        app.set_config();   // only training reads options from a file
+        if (!takes_options_of_training(verb)) app.set_config();   // no options from a file
     }
     for (const OwnWords& own : kOwnWords) {
         if (own.verb != verb) continue;
@@ -131,7 +149,7 @@ std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
     std::vector<std::string> removed;
     for (CLI::Option* option : app.get_options()) {
         const std::string name = "--" + option->get_single_name();
-        const bool taken = verb == Verb::train ? !contains(kNotOfTraining, name) : contains(info.options, name);
+        const bool taken = takes_options_of_training(verb) ? !contains(kNotOfTraining, name) : contains(info.options, name);
         if (taken || name == "--help" || name == "--version") continue;
         removed.push_back(name);
         app.remove_option(option);

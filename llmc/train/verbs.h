@@ -1,6 +1,6 @@
 // What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains.
 //
-// All verbs share one table of options (options.cpp). Each takes some of them, named here; the others are unknown to it
+// All verbs share one table of options (option_table.cpp). Each takes some of them, named here; the others are unknown to it
 // and left out of its `--help`.
 #pragma once
 
@@ -14,7 +14,10 @@ namespace CLI {
 class App;
 }
 
-enum class Verb { train, generate, evaluate, export_model };
+enum class Verb { train, generate, evaluate, export_model, check };
+
+// Whether a verb takes the options of training, with their meanings.
+constexpr bool takes_options_of_training(Verb verb) { return verb == Verb::train || verb == Verb::check; }
 
 // What only `generate` asks.
 struct GenerateOptions {

@@ -1,0 +1,131 @@
+#include "llmc/process/link_speed.h"
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+
+#include "llmc/base/log.h"
+
+namespace {
+
+constexpr std::size_t small = 2, large = std::size_t{1} << 21;   // floats: 8 bytes, 8 MiB
+constexpr int small_repeats = 20, large_repeats = 4;
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class Measurement {
+public:
+    Measurement(World& world, Arena& arena, cudaStream_t stream)
+        : world_(world), stream_(stream), data_(arena.allocate<float>("links/message", large)) {
+        data_.zero(stream);
+    }
+
+    // Of a message one way.
+    double message(int peer, std::size_t count, int repeats) {
+        auto there_and_back = [&] {
+            Communicator& all = *world_.all();
+            for (const bool sends : {world_.rank() < peer, world_.rank() > peer}) {
+                if (sends) all.send(data_.data(), count, peer, stream_);
+                if (!sends) all.receive(data_.data(), count, peer, stream_);
+            }
+        };
+        return timed(there_and_back, repeats) / 2;
+    }
+    double all_reduce(Communicator& group, std::size_t count, int repeats) {
+        return timed([&] { group.all_reduce(data_.data(), count, ReduceOp::sum, stream_); }, repeats);
+    }
+
+private:
+    // The first time brings the ranks together, and is not counted.
+    template <class Work>
+    double timed(Work&& work, int repeats) {
+        wait_for(work, 1);
+        const double start = seconds_now();
+        wait_for(work, repeats);
+        return (seconds_now() - start) / repeats;
+    }
+    template <class Work>
+    void wait_for(Work&& work, int repeats) {
+        for (int i = 0; i < repeats; i++) work();
+        world_.will_wait();
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        world_.has_waited();
+    }
+
+    World& world_;
+    cudaStream_t stream_;
+    DeviceBuffer<float> data_;
+};
+
+}   // namespace
+
+int partner_of(int rank, int ranks, int round) {
+    const int last = link_rounds(ranks);   // odd; where the number of ranks is odd, nobody has this number
+    auto other = [&](int i) { return ((round - i) % last + last) % last; };
+    int partner = last;
+    if (rank < last) {
+        partner = other(rank) == rank ? last : other(rank);
+    } else {
+        for (partner = 0; other(partner) != partner;) partner++;
+    }
+    return partner < ranks ? partner : -1;
+}
+
+LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
+    if (world.ranks() == 1) return {};
+    Measurement measurement(world, arena, stream);
+    std::string own;   // who, seconds, bytes per second
+    auto add = [&](const std::string& who, double seconds, double speed) {
+        own += formatted("%s\t%.9g %.9g\n", who.c_str(), seconds, speed);
+    };
+    for (int round = 0; round < link_rounds(world.ranks()); round++) {
+        const int peer = partner_of(world.rank(), world.ranks(), round);
+        if (peer < 0) continue;
+        const double latency = measurement.message(peer, small, small_repeats);
+        const double large_one = measurement.message(peer, large, large_repeats);
+        if (world.rank() > peer) continue;   // one of them tells
+        add(text("ranks ", world.rank(), " and ", peer), latency, large * sizeof(float) / large_one);
+    }
+    for (const Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {
+        Communicator* const group = world.group({axis});
+        if (group == nullptr) continue;
+        const double latency = measurement.all_reduce(*group, small, small_repeats);
+        const double large_one = measurement.all_reduce(*group, large, large_repeats);
+        const double sent = 2.0 * (group->size() - 1) / group->size() * large * sizeof(float);
+        if (group->rank() == 0) {
+            add(text("group ", group->name(), " of rank ", world.rank()), latency, sent / large_one);
+        }
+    }
+    LinkSpeeds speeds;
+    for (const std::string& of_rank : world.gather_text(own)) {
+        std::istringstream lines(of_rank);
+        LinkSpeed link;
+        while (std::getline(lines, link.who, '\t') && lines >> link.seconds >> link.bytes_per_second >> std::ws) {
+            (link.who.starts_with("group ") ? speeds.groups : speeds.pairs).push_back(link);
+        }
+    }
+    auto slower = [](const LinkSpeed& a, const LinkSpeed& b) { return a.bytes_per_second < b.bytes_per_second; };
+    std::ranges::sort(speeds.pairs, slower);
+    std::ranges::sort(speeds.groups, slower);
+    return speeds;
+}
+
+std::string link_table(const LinkSpeeds& speeds, std::size_t most) {
+    std::string table = formatted("  %-28s %12s %12s\n", "between", "latency, us", "GB/s");
+    auto row = [&](const LinkSpeed& link) {
+        table +=
+            formatted("  %-28s %12.1f %12.3f\n", link.who.c_str(), 1e6 * link.seconds, 1e-9 * link.bytes_per_second);
+    };
+    for (std::size_t i = 0; i < std::min(most, speeds.pairs.size()); i++) row(speeds.pairs[i]);
+    if (speeds.pairs.size() > most) table += text("  and ", speeds.pairs.size() - most, " faster pairs\n");
+    std::vector<std::string> told;   // axes
+    for (const LinkSpeed& group : speeds.groups) {
+        const std::string axis = group.who.substr(0, group.who.find(" of "));
+        if (std::ranges::find(told, axis) != told.end()) continue;   // the slowest comes first
+        told.push_back(axis);
+        row(group);
+    }
+    return table;
+}

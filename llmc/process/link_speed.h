@@ -1,0 +1,31 @@
+// How fast ranks talk: a message there and back between every pair, an all-reduce in every group of an axis.
+//
+// Pairs are measured in rounds, as in a tournament: in each, every rank has another partner, so n ranks take n - 1
+// rounds and all pairs of a round share the wires, as they do in a run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/base/arena.h"
+#include "llmc/process/world.h"
+
+struct LinkSpeed {
+    std::string who;           // "ranks 0 and 3", "tp of rank 4"
+    double seconds;            // of the smallest message, one way; of the smallest all-reduce
+    double bytes_per_second;   // of a large one; of an all-reduce what each rank sends, 2 (n - 1) / n of it
+};
+
+struct LinkSpeeds {
+    std::vector<LinkSpeed> pairs, groups;   // the slowest first
+};
+
+// The rank that `rank` of `ranks` talks to in a round, or -1: nobody. Every pair meets once in link_rounds(ranks).
+int partner_of(int rank, int ranks, int round);
+constexpr int link_rounds(int ranks) { return ranks % 2 == 0 ? ranks - 1 : ranks; }
+
+// The same on all ranks. Collective. A pair that does not talk is named by the watchdog, as in a run.
+LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream);
+
+// A line for each pair, or, where there are more than `most`, for the slowest; then a line for each axis.
+std::string link_table(const LinkSpeeds& speeds, std::size_t most = 28);
