@@ -55,7 +55,7 @@ rows() {   # HEADINGS (0 or 1) VERB
 training=$(rows 1)
 echo "$training"
 while read -r _ verb _; do
-    own=$(rows 0 "$verb" | grep -vxF -e "$training") || continue   # it takes what training does
-    printf '\n## `train_gpt %s`: what it alone takes, or takes otherwise\n\n| option | default | what it does |\n|---|---|---|\n%s\n' \
-        "$verb" "$own"
+    own=$(rows 0 "$verb" | grep -vxF -e "$training") || continue
+    printf '\n## `train_gpt %s`: what it alone takes, or takes otherwise\n\n| option | default | what it does |\n|---|---|---|\n' "$verb"
+    echo "$own"
 done < <("$train_gpt" --help | grep -E '^  train_gpt [a-z]+ --help$')
