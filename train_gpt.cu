@@ -29,7 +29,6 @@
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/memory_plan.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
@@ -79,7 +78,6 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
     RunInputs inputs = find_inputs(options, world, signals, log);
 
     // what lives on the device

@@ -50,9 +50,9 @@ bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreeme
 int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
-    std::unique_ptr<WeightSource> weights;
-    if (!is_descriptor(options.model)) weights = open_intact_weights(real_files(), options.model);
+    const std::unique_ptr<WeightSource> weights =
+        find_weights(real_files(), options.model, log,
+                     {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
     const ModelConfig config = weights ? weights->config() : model_config(options.model);
     if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
     if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);

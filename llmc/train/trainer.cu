@@ -51,7 +51,12 @@ void Trainer::restore(const RunState& state) {
     best_val_loss_ = state.best_val_loss;
 }
 
+// A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
 RunEnd Trainer::run() {
+    return parts_.world ? parts_.world->guarded([this] { return run_steps(); }) : run_steps();
+}
+
+RunEnd Trainer::run_steps() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
     if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
@@ -248,9 +253,9 @@ bool Trainer::rewind() {
 }
 
 void Trainer::check_replicas() {
-    const std::string differs =
-        differing_replicas(agreement_.gather(replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream())));
-    if (differs.empty()) return;
+    const ReplicaHashes own = replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream());
+    if (differing_replicas(agreement_.gather(own.groups)).empty()) return;
+    const std::string differs = differing_replicas(agreement_.gather(own.tensors));
     throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step_, " ", differs),
                 "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }

@@ -85,6 +85,7 @@ private:
         double mean_s() const { return steps > 0 ? total_s / steps : 0; }
     };
 
+    RunEnd run_steps();
     void follow_step();
     RunEnd end_at_signal();
     RunEnd end_at_bad_steps();
