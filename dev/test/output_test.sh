@@ -6,21 +6,6 @@ loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
 needs "$train_gpt" "$tokenize" "$loss_curve"
 cd "$work" || exit 70
 
-# expect CODE MESSAGE COMMAND...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 120 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -aqF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(tr -d '\0' <out | sed 's/^/  | /' | tail -n 8)"
-}
-check() {   # NAME COMMAND...
-    "${@:2}" >checked 2>&1
-    verdict $? "$1: $(tail -n 3 checked | tr -d '\0')"
-}
-
 seq 1 3000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 1 --heads 2 --channels 32

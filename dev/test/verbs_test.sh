@@ -5,15 +5,7 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
 run() { timeout 240 "$train_gpt" "$@" </dev/null; }
-# expect CODE MESSAGE ARGUMENTS...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    run "$@" >"$work/out" 2>&1
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" "$work/out"
-    verdict $? "train_gpt $*: exit code $status, expected $code; expected: $message; said: $(tail -n 5 "$work/out")"
-}
+program=("$train_gpt")   # of expect: its arguments follow there
 same() {   # NAME A B
     [ "$2" = "$3" ] && [ -n "$2" ]
     verdict $? "$1: '$2' and '$3'"
