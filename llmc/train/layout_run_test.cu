@@ -32,12 +32,14 @@ struct Layout {
     int pp = 1;
     PipelineKind schedule = PipelineKind::one_f_one_b;
     int cp = 1, ulysses = 1;
+    int pp_chunks = 1, layers = 2;
+    Recompute recompute = Recompute::gelu;
     MeshShape mesh() const { return {pp, dp, cp, tp}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
-                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "");
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "", ", recompute ", name_of(recompute));
     }
 };
 
@@ -73,7 +75,7 @@ struct Workplace {
 
 Options options_of(const Layout& layout, const std::string& output) {
     Options options;
-    options.layers = 2, options.heads = 2, options.channels = 32;
+    options.layers = layout.layers, options.heads = 2, options.channels = 32;
     options.seq_len = T, options.micro_batch = layout.accumulates ? 1 : sequences / layout.dp,
     options.total_batch = sequences * T, options.max_steps = 4;
     options.lr = 1e-3f;
@@ -84,6 +86,8 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.zero = layout.zero;
     options.pp = layout.pp;
     options.pp_schedule = layout.schedule;
+    options.pp_chunks = layout.pp_chunks;
+    options.recompute = layout.recompute;
     options.master_weights = layout.master_weights;
     options.tp = layout.tp;
     options.sequence_parallel = layout.sequence_parallel;
@@ -120,11 +124,11 @@ struct RankOfRun {
     RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
         : options(given),
           world(its_world),
-          groups(groups_of(its_world)),
+          groups(groups_of(its_world, given)),
           arena(its_arena),
           cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
                                : nullptr),
-          model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place, cut_points.get()), arena, stream) {
+          model(model_config(given), stage_options(given, place, cut_points.get()), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
@@ -157,11 +161,12 @@ struct RankOfRun {
 
 private:
     // A single rank that is a world has that of all for every group.
-    static TrainingGroups groups_of(World* world) {
+    static TrainingGroups groups_of(World* world, const Options& options) {
         if (world == nullptr) return {};
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
-        return world->training_groups();
+        return world->training_groups(options.pp_chunks > 1);
     }
+    static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
     static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr) {
         StageOptions result;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
@@ -169,7 +174,8 @@ private:
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
-        add_pipeline(result, o, custom_model_config(2, 2, 32, T, vocab));
+        result.recompute = o.recompute;
+        add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
         result.cut_points = cut_points;
         return result;
@@ -278,19 +284,26 @@ TEST_CASE("layouts: all axes together are one process, cut and resumed to the bi
 
 namespace {
 
+constexpr int changing_layers = 4;   // as two stages of two chunks need
+
 // A layout of up to 8 ranks that this model fits.
 Layout any_layout(std::uint64_t key) {
-    constexpr PipelineKind kinds[] = {PipelineKind::one_f_one_b, PipelineKind::gpipe, PipelineKind::naive};
+    constexpr PipelineKind kinds[] = {PipelineKind::one_f_one_b, PipelineKind::gpipe, PipelineKind::naive,
+                                      PipelineKind::zero_bubble, PipelineKind::interleaved};
     auto draw = [&key](int count) {
         key = mix64(key);
         return static_cast<int>((key >> 33) % static_cast<std::uint64_t>(count));
     };
     for (;;) {
         const int cp = 1 << draw(3), dps[] = {1, 2, 3, 4};
-        Layout layout = all_axes(1 + draw(2), 1 + draw(2), cp, dps[draw(4)], draw(4), draw(2) == 0, kinds[draw(3)]);
+        Layout layout = all_axes(1 + draw(2), 1 + draw(2), cp, dps[draw(4)], draw(4), draw(2) == 0, kinds[draw(5)]);
         layout.sequence_parallel = draw(2) == 0;
         if (layout.tp == 1 && cp > 1) layout.ulysses = 1 + draw(2);
         if (layout.dp * layout.cp == 1) layout.zero = 0;
+        layout.layers = changing_layers;
+        layout.recompute = static_cast<Recompute>(draw(4));
+        if (layout.pp == 1) layout.schedule = PipelineKind::one_f_one_b;
+        if (layout.schedule == PipelineKind::interleaved) layout.pp_chunks = 2, layout.accumulates = true;
         if (layout.mesh().size() <= 8) return layout;
     }
 }
@@ -306,7 +319,9 @@ void change_layouts(int pairs, std::uint64_t key) {
     auto losses_of = [&](const std::string& name) {
         return losses_in(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
     };
-    run({1, 0}, "alone", 0, "");
+    Layout alone{1, 0};
+    alone.layers = changing_layers;
+    run(alone, "alone", 0, "");
     const std::vector<double> expected = losses_of("alone");
     for (int i = 0; i < pairs; i++) {
         const Layout from = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i)),
