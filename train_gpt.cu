@@ -29,7 +29,6 @@
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/memory_plan.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/settings.h"
@@ -51,23 +50,6 @@ std::size_t device_bytes_taken() {
     std::size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return total_bytes - free_bytes;
-}
-
-// A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
-std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
-                            Agreement& agreement) {
-    const int stage_0_adds = warmup_sets(options, 0);
-    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
-    std::size_t most = 0;
-    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
-        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
-    }
-    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
-    return stage.memory_by_schedule() +
-           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
-                             : std::string()) +
-           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
-                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
 }
 
 // Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
@@ -96,7 +78,6 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
     RunInputs inputs = find_inputs(options, world, signals, log);
 
     // what lives on the device
@@ -126,7 +107,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
     record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
-                    state ? state->next : AfterStep::next_step);
+                    state ? state->next : AfterStep::next_step, options.tensorboard);
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
                      signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps, peak.per_second,
                      groups, &world});
@@ -179,6 +160,7 @@ int main(int argc, char** argv) {
             if (own_rank(options.startup) == 0) std::fputs(memory_plan(options).c_str(), stdout);
             return 0;
         }
+        if (command_line.verb == Verb::train) StopSignals::time_limit(options.time_limit);
         if (command_line.verb == Verb::generate) return generate(options);
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
         who = whose(options.startup);

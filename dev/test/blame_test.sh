@@ -4,17 +4,6 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 cd "$work" || exit 70
 
-# expect CODE MESSAGE COMMAND...: the message may appear on either stream, and no bug is blamed
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 60 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(sed 's/^/  | /' out | tail -n 8)"
-}
-
 for i in $(seq 1 400); do echo "the $i-th line of a text about nothing, number $((i * 7919 % 1000))"; done >text.txt
 "$tokenize" -q --train 300 --output data text.txt >/dev/null &&
     "$tokenize" -q --tokenizer data --output data --val-tokens 2000 --shard-tokens 3000 text.txt >/dev/null || exit 70
@@ -51,6 +40,8 @@ printf '# a comment with = in it\nlr=0.1\n\nlearning-rate = 3\n' >bad.cfg
 expect 64 "--config bad.cfg: line 4: --learning-rate: unknown option" "$train_gpt" --config bad.cfg
 printf 'warmupp=3\n' >bad.cfg
 expect 64 "Did you mean --warmup?" "$train_gpt" --config=bad.cfg
+printf 'lr=0.1\n\nmicro-batch = two\n' >bad.cfg
+expect 64 "--config bad.cfg: line 3: --micro-batch two: expected an integer" "$train_gpt" --config bad.cfg
 expect 74 "--config /dev/zero: is a device, expected a file" "$train_gpt" --config /dev/zero
 expect 74 "--config data: is a folder, expected a file" "$train_gpt" --config=data
 expect 0 "lr=0.5" bash -c 'echo lr=0.5 | "$0" --config /dev/stdin --print-config' "$train_gpt"

@@ -96,6 +96,7 @@ if part reliability; then
     builds_for_cpu
     check "crash points of a save, 40 interleavings" build/cpu/unit_test --no-skip -tc='crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
+    check "200 ranks killed at random moments" dev/test/killed.sh
 fi
 if part scripts; then
     builds_for_cpu

@@ -5,20 +5,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-# expect CODE MESSAGE ARGUMENTS...: runs train_gpt; the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 240 "$train_gpt" "$@" >"$work/out" 2>&1 </dev/null
-    status=$?
-    if [ "$status" -eq "$code" ] && grep -qF -- "$message" "$work/out"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        printf 'FAILED: train_gpt %s\n  exit code %d, expected %d; the message must contain: %s\n' "$*" "$status" "$code" "$message"
-        sed 's/^/  | /' "$work/out" | tail -n 15
-    fi
-}
+program=("$train_gpt")   # of expect: its arguments follow there
 
 # le16 and le32 NUMBER...: little-endian bytes
 le16() { for n in "$@"; do printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8 & 255)))"; done; }

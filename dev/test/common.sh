@@ -21,5 +21,25 @@ verdict() {   # STATUS NAME
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
 }
 
+# expect CODE MESSAGE COMMAND...: the message may appear on either stream; both are then in $work/out. What stands in front
+# of every command is in `program`.
+program=()
+expect() {
+    local code=$1 message=$2 status
+    shift 2
+    timeout 240 "${program[@]}" "$@" >"$work/out" 2>&1 </dev/null
+    status=$?
+    [ "$status" -eq "$code" ] && grep -aqF -- "$message" "$work/out"
+    verdict $? "${program[*]##*/} $*: exit code $status, expected $code; the message must contain: $message
+$(tr -d '\0' <"$work/out" | sed 's/^/  | /' | tail -n 15)"
+}
+
+check() {   # NAME COMMAND...
+    local status
+    "${@:2}" >"$work/checked" 2>&1
+    status=$?
+    verdict $status "$1: $(tail -n 3 "$work/checked" | tr -d '\0')"
+}
+
 # What two equal runs have in common of a metrics.jsonl: all but its times.
 without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }

@@ -5,16 +5,6 @@ source "$(dirname "$0")/common.sh"
 needs "$tokenize"
 mkdir "$work/data" "$work/bin" && cp data/*.sh data/*.py "$work/data/" && cd "$work" || exit 70
 
-expect() {   # CODE MESSAGE COMMAND...
-    local code=$1 message=$2 status
-    shift 2
-    timeout 60 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(sed 's/^/  | /' out | tail -n 8)"
-}
-
 # a machine without a network, whatever this one has: curl fails as it does where no name resolves
 printf '#!/bin/sh\nexit 6\n' >bin/curl && chmod +x bin/curl
 export PATH=$work/bin:$PATH TOKENIZE=$tokenize VOCABULARY=bytes

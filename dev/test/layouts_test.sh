@@ -71,7 +71,7 @@ run 2 pipe-cut --pp 2 --stop-after 2
 run 2 pipe-cut --pp 2 --resume --export-llmc "$work/pipe-cut.bin"
 cmp -s <(without_times pipe) <(without_times pipe-cut) && cmp -s "$work/pipe.bin" "$work/pipe-cut.bin"
 verdict $? "a resumed run of two pipeline stages differs from the uncut one: $(tail -n 3 "$work/pipe-cut.log")"
-run 4 pipe-zero --pp 2 --pp-schedule zb --pp-warmup 1 --zero 3 --check-collectives
+run 4 pipe-zero --pp 2 --pp-schedule zb --pp-warmup 1 --zero 3 --check-collectives --trace "$work/pipe-zero.json"
 verdict $? "two pipeline stages x two ranks, ZeRO-3: $(tail -n 3 "$work/pipe-zero.log")"
 near pipe-zero alone
 verdict $? "losses of two pipeline stages x two ranks: $(losses pipe-zero | xargs) against $(losses alone | xargs)"
@@ -85,7 +85,7 @@ run 2 ring-cut --cp 2 --stop-after 2
 run 2 ring-cut --cp 2 --resume
 cmp -s <(without_times ring) <(without_times ring-cut)
 verdict $? "a resumed run of a ring differs from the uncut one: $(tail -n 3 "$work/ring-cut.log")"
-run 4 hybrid --cp 4 --cp-mode hybrid --cp-ulysses 2 --zero 2 --check-collectives
+run 4 hybrid --cp 4 --cp-mode hybrid --cp-ulysses 2 --zero 2 --check-collectives --trace "$work/hybrid.json"
 verdict $? "rings of groups: $(tail -n 3 "$work/hybrid.log")"
 grep -q "4, hybrid, groups of 2" "$work/hybrid.log"
 verdict $? "the settings of rings of groups: $(grep context "$work/hybrid.log")"
@@ -97,7 +97,7 @@ run 4 tensor-pipe --tp 2 --pp 2 --check-collectives
 verdict $? "two tp ranks x two pipeline stages: $(tail -n 3 "$work/tensor-pipe.log")"
 near tensor-pipe alone
 verdict $? "losses of tp ranks in a pipeline: $(losses tensor-pipe | xargs) against $(losses alone | xargs)"
-run 8 all --tp 2 --pp 2 --cp 2 --check-collectives --stop-after 2
+run 8 all --tp 2 --pp 2 --cp 2 --check-collectives --stop-after 2 --trace "$work/all.json"
 verdict $? "tp x pp x cp, stopped after 2 steps: $(tail -n 3 "$work/all.log")"
 run 4 all --tp 1 --pp 2 --cp 2 --cp-mode ulysses --zero 3 --pp-schedule gpipe --resume --check-collectives
 verdict $? "resumed as pp x cp: $(tail -n 3 "$work/all.log")"
@@ -111,6 +111,41 @@ run 4 ring-of-shards --tp 2 --cp 2 --zero 2 --check-collectives
 verdict $? "two tp ranks in a ring of two: $(tail -n 3 "$work/ring-of-shards.log")"
 near ring-of-shards alone
 verdict $? "losses of tp ranks in a ring: $(losses ring-of-shards | xargs) against $(losses alone | xargs)"
+
+# a model is measured under any layout, with the memory of forward alone
+measure() {   # RANKS ARGUMENTS...
+    scripts/launch.sh -n "$1" "$train_gpt" evaluate --model "$work/alone" --val-data "$work/data/*val*.bin" --micro-batch 2 \
+        --val-max-batches 12 "${@:2}" >"$work/measured" 2>&1
+}
+measure 1 && expected=$(sed -nE 's/^val loss ([0-9.]+) .*/\1/p' "$work/measured")
+for layout in "2 --zero 3" "2 --tp 2" "2 --pp 2" "2 --cp 2" "8 --tp 2 --pp 2 --cp 2" "4 --tp 2 --zero 2"; do
+    # shellcheck disable=SC2086   # words
+    measure $layout
+    awk -v a="$expected" '/^val loss / { d = $3 / a - 1; found = d < 5e-4 && d > -5e-4 } END { exit !found }' "$work/measured"
+    verdict $? "evaluate on $layout: $(tail -n 3 "$work/measured"), one process: $expected"
+done
+
+# what a viewer of traces wants, of any layout: a process for each rank, and every event with its place and time
+if command -v python3 >/dev/null; then
+    for trace in trace:3 pipe-zero:4 hybrid:4 all:8; do
+        said=$(python3 - "$work/${trace%:*}.json" "${trace#*:}" 2>&1 <<'END'
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+pieces = [e for e in events if e["ph"] != "M"]
+assert {e["pid"] for e in pieces} == set(range(int(sys.argv[2]))), "processes"
+names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+assert names == {(rank, f"rank {rank}") for rank in range(int(sys.argv[2]))}, names
+threads = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+for e in pieces:
+    assert e["ph"] == "X" and e["name"] and e["ts"] >= 0 and e["dur"] >= 0, e
+    assert (e["pid"], e["tid"]) in threads, e
+END
+        )
+        verdict $? "the trace ${trace%:*}.json: $said"
+    done
+else
+    echo "SKIPPED the traces of layouts: no python3"
+fi
 
 refused() {   # NAME EXPECTED-TEXT RANKS ARGUMENTS...
     local name=$1 expected=$2 ranks=$3 status

@@ -22,9 +22,10 @@ timeout_s=2   # --peer-timeout
 limit_s=10    # from the loss to the end of the last rank; beyond the timeout it allows for a busy machine
 
 # Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives; where
-# slow.RANK is, whatever it syncs takes 0.7 s longer.
+# slow.RANK is, whatever it syncs takes 0.7 s longer, and where stuck.RANK is, 20 s; where broken.RANK is, its reads fail.
 with=()
 cat >"$work/loop.cpp" <<'LOOP'
+#include <cerrno>
 #include <cstdlib>
 #include <string>
 #include <sys/syscall.h>
@@ -32,11 +33,15 @@ cat >"$work/loop.cpp" <<'LOOP'
 extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
     const std::string sign = std::string(getenv("RUN_FOLDER")) + "/loop." + getenv("RANK");
     while (access(sign.c_str(), F_OK) == 0) usleep(1000);
+    const std::string broken = std::string(getenv("RUN_FOLDER")) + "/broken." + getenv("RANK");
+    if (access(broken.c_str(), F_OK) == 0) return errno = EIO, -1;
     return syscall(SYS_pread64, file, into, bytes, offset);
 }
 extern "C" int fsync(int file) {
     const std::string sign = std::string(getenv("RUN_FOLDER")) + "/slow." + getenv("RANK");
     if (access(sign.c_str(), F_OK) == 0) usleep(700000);
+    const std::string stuck = std::string(getenv("RUN_FOLDER")) + "/stuck." + getenv("RANK");
+    if (access(stuck.c_str(), F_OK) == 0) sleep(20);
     return static_cast<int>(syscall(SYS_fsync, file));
 }
 extern "C" ssize_t pread64(int file, void* into, size_t bytes, off_t offset) { return pread(file, into, bytes, offset); }
@@ -136,6 +141,16 @@ if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     touch "$run/slow.0"
     wait "$launcher"
     verdict $? "a checkpoint that rank 0 ends alone for longer than --stall-timeout: $(tail -n 3 "$run/log")"
+    # one that fails while its part of a checkpoint is stuck on its disk tells the others before it waits for that
+    start broken 2 --zero 2 --checkpoint-every 100
+    touch "$run/stuck.1"
+    await '^step  103/'
+    touch "$run/broken.1"
+    began=$(date +%s%N)
+    wait "$launcher"
+    status=$? took=$((($(date +%s%N) - began) / 1000000))
+    [ $status -eq 74 ] && [ "$(cat "$run/code.0")" = 75 ] && [ $took -le $((limit_s * 1000)) ]
+    verdict $? "a rank that fails while it saves: exit code $status after $took ms: $(tail -n 5 "$run/log")"
     with=()
 else
     echo "SKIPPED a rank that loops: no g++ to build what makes it loop"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Real NCCL with 2 and 4 ranks on one GPU: every collective against what each rank can compute for itself, the certificate
-# and the training loop of layouts (docs/correctness.md), then the same losses as one process gives, within the tolerance
+# and the training loop of layouts (docs/testing.md), then the same losses as one process gives, within the tolerance
 # of another order of additions.
 #
 # NCCL refuses two ranks on one GPU unless each has a host id of its own; it then talks over loopback sockets. Slow, but

@@ -6,21 +6,6 @@ loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
 needs "$train_gpt" "$tokenize" "$loss_curve"
 cd "$work" || exit 70
 
-# expect CODE MESSAGE COMMAND...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 120 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -aqF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(tr -d '\0' <out | sed 's/^/  | /' | tail -n 8)"
-}
-check() {   # NAME COMMAND...
-    "${@:2}" >checked 2>&1
-    verdict $? "$1: $(tail -n 3 checked | tr -d '\0')"
-}
-
 seq 1 3000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 1 --heads 2 --channels 32
@@ -79,6 +64,32 @@ verdict $? "a color for each run"
 if command -v python3 >/dev/null; then
     check "the picture is well-formed" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' both.svg
 fi
+# panels of several quantities over another axis; steps that are told apart by nothing but their number
+"$loss_curve" one 'two <&>' -y tokens/s,norm,lr,loss -x tokens -o panels.svg
+[ "$(grep -c "class='title'" panels.svg)" -eq 4 ] && [ "$(grep -c '<polyline' panels.svg)" -eq 14 ] && grep -q '>tokens</text>' panels.svg
+verdict $? "four panels: $(grep -c "class='title'" panels.svg), $(grep -c '<polyline' panels.svg) lines"
+[ "$(grep -oE "class='title'[^<]*" panels.svg | sed 's/.*>//' | paste -sd,)" = "loss (nats per token),learning rate,gradient norm,tokens per second" ]
+verdict $? "the titles of the panels: $(grep "class='title'" panels.svg)"
+seq 1 20 | sed 's/.*/{"step":&,"loss":1,"grad_norm":1,"lr":&e-3,"tokens_per_s":1000,"step_ms":1800000}/' >even.jsonl
+check "even.jsonl -y lr -x hours" "$loss_curve" even.jsonl -y lr -x hours -o hours.svg
+# 20 steps of half an hour: the last one, at 10 hours, is at the right end, the tenth in the middle
+grep -q '>hours</text>' hours.svg && grep -qE "points='107.2,[0-9.]+ 142.4,.* 424,[0-9.]+ .* 776,[0-9.]+ '" hours.svg
+verdict $? "an axis of hours: $(grep polyline hours.svg)"
+check "even.jsonl -x tokens" "$loss_curve" even.jsonl -x tokens -o tokens.svg
+grep -q '>30M</text>' tokens.svg
+verdict $? "an axis of tokens, 36 million: $(grep -oE '>[0-9.]+[kM]?</text>' tokens.svg | tr '\n' ' ')"
+# the mean of a noisy curve of many steps, in time that grows as the steps do: 200000 of them took minutes otherwise
+awk 'BEGIN { for (i = 1; i <= 200000; i++) printf "{\"step\":%d,\"loss\":%d}\n", i, i % 2 ? 2 : 4 }' >many.jsonl
+check "200000 steps" timeout 60 "$loss_curve" many.jsonl -o many.svg
+grep "class='mean' stroke='#1f5fb4' points" many.svg | grep -oE ',[0-9.]+ ' | sed -n '1000,199000p' | sort -u >means
+[ "$(wc -l <means)" -le 3 ]
+verdict $? "the running mean of an even noise is level: $(head -n 4 means | tr '\n' ' ')"
+printf '{"step":1,"loss":1}\n' >bare.jsonl
+expect 65 "bare.jsonl:1: no tokens_per_s and step_ms" "$loss_curve" bare.jsonl -x hours -o new.svg
+expect 65 "bare.jsonl holds no grad_norm" "$loss_curve" bare.jsonl -y loss,norm -o new.svg
+expect 64 "-y loss,mfu: expected loss, lr, norm or tokens/s" "$loss_curve" one -y loss,mfu -o new.svg
+expect 64 "-x days: expected steps, tokens or hours" "$loss_curve" one -x days -o new.svg
+expect 64 "bigram=2.5: a level of losses, and -y lr has no losses" "$loss_curve" one bigram=2.5 -y lr -o new.svg
 cp -r one before
 expect 64 "-o one/metrics.jsonl: is one/metrics.jsonl, which is to be drawn" "$loss_curve" one -o one/metrics.jsonl
 ln one/metrics.jsonl linked.svg
@@ -89,6 +100,31 @@ expect 64 "no run is given" "$loss_curve" -o new.svg
 expect 74 "none/metrics.jsonl" "$loss_curve" none/metrics.jsonl -o new.svg
 expect 74 "one/none" "$loss_curve" one -o one/none/new.svg
 check "nothing was written over" diff -r before one
+
+# ---- TensorBoard: a run that was cut and resumed is one curve
+expect 0 "stopped after step 5 of 9" "${run[@]}" --max-steps 9 --stop-after 5 --val-every 3 --tensorboard -o board
+expect 0 "step    9/9" "$train_gpt" --resume 1 -o board
+check "the event file goes on" test "$(grep -ao brain.Event:2 board/events.out.tfevents.train_gpt | wc -l)" -eq 1
+check "an event a step and validation" test "$(grep -ao 'tokens_per_s\|val_loss' board/events.out.tfevents.train_gpt | wc -l)" -eq 13
+said=$("${PYTHON:-python3}" - board 2>&1 <<'END'
+import sys
+try:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+except ImportError:
+    sys.exit(69)
+run = EventAccumulator(sys.argv[1])
+run.Reload()
+steps = {tag: [event.step for event in run.Scalars(tag)] for tag in run.Tags()["scalars"]}
+assert steps["loss"] == steps["lr"] == steps["grad_norm"] == steps["tokens_per_s"] == list(range(1, 10)), steps
+assert steps["val_loss"] == [0, 3, 6, 9], steps
+END
+)
+status=$?
+case $status in
+69 | 127) echo "SKIPPED TensorBoard reading an event file: python3 has no tensorboard" ;;
+*) verdict $status "TensorBoard reads the event file: $said" ;;
+esac
+rm -r board
 
 # ---- text is text: escapes, NULs and broken UTF-8 are shown
 escape=$'\x1b'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The commands of the README, in order, as they stand there, each in a pseudo-terminal. The model and the number of steps
-# are small: ./train_gpt is a script that adds options of its own behind those given. What `make` is asked for must be one
-# of its targets. And docs/options.md is what --help says.
+# The commands of the README, in order, as they stand there, each in a pseudo-terminal; and docs/'s that print schedules.
+# The model and the number of steps are small: ./train_gpt is a script that adds options of its own behind those given.
+# What `make` is asked for must be one of its targets; what would be downloaded is made here, mpirun and sbatch start
+# nothing. And docs/options.md is what --help says.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize" "build/$device$variant/loss_curve"
 root=$PWD
@@ -9,8 +10,10 @@ export TERM=xterm
 
 diff docs/options.md <(dev/tools/options_page.sh "$train_gpt") >"$work/diff"
 verdict $? "docs/options.md is not what dev/tools/options_page.sh writes: $(head -n 5 "$work/diff")"
-[ "$(grep -oE '^\| `--[a-z0-9-]+`' docs/options.md | sort | uniq -d | wc -l)" -eq 0 ] && [ "$(grep -cE '^\| `--' docs/options.md)" -gt 60 ]
-verdict $? "an option is there twice, or few are: $(grep -cE '^\| `--' docs/options.md)"
+# once among those of training, and of each verb's own
+twice=$(awk '/^## `train_gpt/ { split("", seen) } /^\| `--/ && seen[$2]++ { print $2 }' docs/options.md)
+[ -z "$twice" ] && [ "$(grep -cE '^\| `--' docs/options.md)" -gt 60 ]
+verdict $? "options that are there twice: $twice; in all there are $(grep -cE '^\| `--' docs/options.md)"
 "$train_gpt" --help | awk 'length($0) > 120 { print; bad = 1 } END { exit bad }'
 verdict $? "lines of --help that are longer than 120"
 
@@ -35,23 +38,45 @@ for word; do
     [[ \$word = *=* ]] || grep -qE "^\$word:" "$root/Makefile" || { echo "make: no target \$word" && exit 2; }
 done
 END
-chmod +x train_gpt "$work/bin/make"
+# instead of downloads
+cat >data/fineweb.sh <<'END'
+#!/usr/bin/env bash
+[ "${1:-}" != --size ] || size=$2
+[ -e "data/fineweb${size:=10B}" ] || ./tokenize -q --tokenizer data/local/tokenizer --output "data/fineweb$size" --val-tokens 5000 \
+    --files-from data/local/files.txt --max-bytes 1MB
+END
+cat >data/hellaswag.sh <<'END'
+#!/usr/bin/env bash
+mkdir -p data/hellaswag && echo '{"ctx": "1", "endings": ["2", "x"], "label": 0}' >data/hellaswag/questions.jsonl
+./tokenize --questions hellaswag --tokenizer data/local/tokenizer --output data/hellaswag/hellaswag_val.bin data/hellaswag/questions.jsonl
+END
+# instead of several nodes: what these would start is there
+printf 'node%d slots=2\n' 0 1 >hosts
+cat >"$work/bin/mpirun" <<'END'
+#!/usr/bin/env bash
+[[ " $* " == *" -np 4 "*" ./train_gpt --model gpt3:6700M "*" --init mpi "* ]]
+END
+cat >"$work/bin/sbatch" <<'END'
+#!/usr/bin/env bash
+for word; do [[ $word == --* ]] || [ -x "$word" ] || exit; done
+END
+chmod +x train_gpt "$work/bin"/*
+unset TRAIN_GPT TOKENIZE TINY RUNS NODES LAUNCH AGAIN CUDA_VISIBLE_DEVICES
+export GPUS=2
 
 count=0
 while IFS= read -r command; do
-    case $command in   # what a download would give
-        *fineweb10B*) ./tokenize -q --tokenizer data/local/tokenizer --output data/fineweb10B --val-tokens 5000 \
-            --files-from data/local/files.txt --max-bytes 1MB >/dev/null || exit 70 ;;
-    esac
+    command=${command/NODES=2 HEAD=node0/NODES=1 HEAD=localhost}
     # </dev/null: not the rest of the commands
     PATH=$work/bin:$PATH timeout 300 script -qec "${command// .../}" out >/dev/null 2>&1 </dev/null
     verdict $? "$command: $(tail -n 5 out)"
     grep -aqE 'error|FAILED' out
     verdict $((! $?)) "$command complains: $(grep -aE 'error|FAILED' out | head -n 3)"
     count=$((count + 1))
-done < <(awk '/^```/ { inside = /^```sh/; next } inside' "$root/README.md" | sed -E ':a; /\\$/ { N; s/\\\n *//; ba }; s/ +# .*//')
-[ "$count" -ge 14 ]
-verdict $? "only $count commands were found in the README"
+done < <(awk '/^```/ { inside = /^```sh/; next } inside' "$root/README.md" | sed -E ':a; /\\$/ { N; s/\\\n *//; ba }; s/ +# .*//'
+    grep -h '^\./train_gpt .*--print-schedule' "$root"/docs/*.md)
+[ "$count" -ge 32 ]
+verdict $? "only $count commands were found"
 for part in runs/first/options.json runs/first/step_00000002/model.safetensors.index.json runs/first/loss.svg runs/124M/metrics.jsonl; do
     [ -s "$part" ]
     verdict $? "there is no $part"

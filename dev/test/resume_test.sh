@@ -67,8 +67,23 @@ from_model "$work/model"
 [ $? -eq 65 ] && grep -q "model/model-00002-of-00004.safetensors: hash" "$work/model.log"
 verdict $? "a model from a damaged checkpoint is refused: $(tail -n 2 "$work/model.log")"
 
+# a run that begins with a model goes on without it
+cp -r "$work/kept/step_00000020" "$work/begun-from"
+for name in begun begun-cut; do
+    "build/$device-$precision$variant/train_gpt" --train-data "$work/data/*train*.bin" --model "$work/begun-from" --seq-len 32 \
+        --micro-batch 2 --total-batch 64 --max-steps 6 --val-every 0 --sample-every 0 --output-dir "$work/$name" \
+        $([ $name = begun ] || echo --stop-after 3) >"$work/$name.log" 2>&1
+done
+rm -r "$work/begun-from"
+scripts/launch.sh -n 2 "build/$device-$precision$variant/train_gpt" --resume 1 --output-dir "$work/begun-cut" --tp 2 --stop-after 3 >>"$work/begun-cut.log" 2>&1
+verdict $? "resumed by two ranks without the model that it began with: $(tail -n 2 "$work/begun-cut.log")"
+"build/$device-$precision$variant/train_gpt" --resume 1 --output-dir "$work/begun-cut" --tp 1 >>"$work/begun-cut.log" 2>&1 && same "$work/begun" "$work/begun-cut"
+verdict $? "resumed without the model that it began with: $(tail -n 2 "$work/begun-cut.log")"
+
 # a damaged checkpoint is passed over; where none is left, nothing starts silently from scratch
 printf x | dd of="$work/kept/step_00000020/optimizer-00002-of-00004.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+from_model "$work/kept" && grep -q "Hugging Face model $work/kept/step_00000020" "$work/model.log" && ! grep -q "passed over" "$work/model.log"
+verdict $? "for its model a checkpoint's optimizer state is not looked at: $(tail -n 2 "$work/model.log")"
 train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_00000020/optimizer-00002-of-00004.safetensors: hash" "$work/kept.log" &&
     grep -q "resuming from $work/kept/step_00000018" "$work/kept.log" && cmp "$work/before" <(cat "$work/kept/metrics.jsonl") >/dev/null
 same "$work/kept" "$plain"

@@ -5,20 +5,6 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 cd "$work" || exit 70
 
-# expect CODE MESSAGE COMMAND...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 120 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(sed 's/^/  | /' out | tail -n 8)"
-}
-check() {   # NAME COMMAND...
-    "${@:2}" >checked 2>&1
-    verdict $? "$1: $(tail -n 3 checked)"
-}
 same_records() { cmp <(without_times "$1/metrics.jsonl") <(without_times "$2/metrics.jsonl"); }
 contents() { find "$1" -type f ! -name lock -exec sha256sum {} + | sort; }
 

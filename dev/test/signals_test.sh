@@ -118,6 +118,12 @@ for signal in INT TERM HUP USR1; do
     verdict $? "SIG$signal: $bad $(tail -n 3 "$work/$signal.log")"
 done
 
+train "$work/limit" --max-steps 100000 --time-limit 2
+ends
+[ "$code" -eq 75 ] && grep -q -- '--time-limit reached: stopped after step' "$work/limit.log" &&
+    compgen -G "$work/limit/step_*/manifest.json" >/dev/null
+verdict $? "--time-limit saves and stops (exit $code): $(tail -n 3 "$work/limit.log")"
+
 # long steps: one request waits for it, what arrives twice at once is one, a second ends the run in the midst of a step
 long_step=(--total-batch 32768 --val-every 0) endless_step=(--total-batch 16777216 --val-every 0)
 train "$work/twice" "${long_step[@]}"

@@ -6,17 +6,6 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 cd "$work" || exit 70
 
-# expect CODE MESSAGE COMMAND...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    timeout 120 "$@" >out 2>&1 </dev/null
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" out
-    verdict $? "$*: exit code $status, expected $code; the message must contain: $message
-$(sed 's/^/  | /' out | tail -n 8)"
-}
-
 # ---- corpora: bytes, and a vocabulary learned on the spot
 for i in $(seq 1 400); do echo "the $i-th line of a text about nothing, number $((i * 7919 % 1000))"; done >text.txt
 expect 0 "3000 validation tokens" "$tokenize" -q --tokenizer bytes --output bytes --val-tokens 3000 text.txt

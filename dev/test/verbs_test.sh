@@ -5,15 +5,7 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
 run() { timeout 240 "$train_gpt" "$@" </dev/null; }
-# expect CODE MESSAGE ARGUMENTS...: the message may appear on either stream
-expect() {
-    local code=$1 message=$2 status
-    shift 2
-    run "$@" >"$work/out" 2>&1
-    status=$?
-    [ "$status" -eq "$code" ] && grep -qF -- "$message" "$work/out"
-    verdict $? "train_gpt $*: exit code $status, expected $code; expected: $message; said: $(tail -n 5 "$work/out")"
-}
+program=("$train_gpt")   # of expect: its arguments follow there
 same() {   # NAME A B
     [ "$2" = "$3" ] && [ -n "$2" ]
     verdict $? "$1: '$2' and '$3'"
@@ -35,7 +27,7 @@ expect 0 "--top-p" generate --help
 expect 0 "Usage: train_gpt evaluate" evaluate --help
 expect 0 "Usage: train_gpt export" export --help
 expect 0 "step    1/1" train --train-data "$work/data/*train*.bin" --layers 1 --heads 1 --channels 16 --seq-len 8 -x 1 -v 0 -s 0
-expect 64 "expected one of train, generate, evaluate, export, or none to train" genrate --model "$last"
+expect 64 "expected one of train, generate, evaluate, export, check, or none to train" genrate --model "$last"
 expect 64 "--lr: not an option of \`train_gpt generate\`" generate --model "$last" --lr 1
 expect 64 "--prompt: not an option of \`train_gpt train\`" --prompt x
 for verb in generate evaluate export; do
@@ -89,8 +81,9 @@ loss() { run evaluate --model "$1" "${val[@]}" "${@:2}" | sed -nE 's/^val loss (
 expected=$(sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/log" | tail -n 1)
 same "the loss of a run's folder" "$expected" "$(loss "$work/run" -b 4)"
 expect 0 "sequences of 64 tokens" evaluate --model "$last" "${val[@]}"
+same "the loss on --data" "$expected" "$(run evaluate --model "$work/run" --data "$work/data" -b 4 | sed -nE 's/^val loss ([0-9.]+) .*/\1/p')"
 expect 0 "| 2 sequences of 16 tokens" evaluate --model "$last" "${val[@]}" -t 16 --val-max-batches 2
-expect 64 "without --val-data and --hellaswag" evaluate --model "$last"
+expect 64 "without --val-data, --data and --hellaswag" evaluate --model "$last"
 expect 64 "do not fit a model of 64 positions" evaluate --model "$last" "${val[@]}" -t 128
 expect 74 "--val-data $work/none*.bin: no file matches" evaluate --model "$last" --val-data "$work/none*.bin"
 expect 74 "none.bin: open failed" evaluate --model "$last" --hellaswag --hellaswag-data "$work/none.bin"
@@ -145,10 +138,16 @@ done
 # ---- and by those others themselves, where they are installed: text and its end
 exact=build/$device-fp32$variant/train_gpt
 [ -x "$exact" ] || exact=$train_gpt
-said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" 2>&1)
+said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" "the lazy dog, at" 2>&1)
 case $? in
 69) echo "$said (Hugging Face's generate is not compared)" ;;
-*) [[ "$said" != *DIFFERENT* && "$said" = *"then the end of the text"* ]]; verdict $? "Hugging Face's generate: $said" ;;
+*)
+    [[ "$said" != *DIFFERENT* && "$said" = *"then the end of the text"* ]]; verdict $? "Hugging Face's generate: $said"
+    said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --losses 2>&1)
+    verdict $? "Hugging Face's losses of our checkpoint: $said"
+    said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$work/made" --losses --make 2>&1)
+    verdict $? "our losses of Hugging Face's models: $said"
+    ;;
 esac
 
 echo "$passed passed, $failed failed"

@@ -15,7 +15,7 @@
 namespace {
 
 constexpr const char* format_name = "train_gpt checkpoint";
-constexpr int format_version = 2;
+constexpr int format_version = 3, format_version_of_64_bits = 2;
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr const char* removed_suffix = ".old";
@@ -32,7 +32,7 @@ std::optional<int> step_of(const std::string& name) {
     return step;
 }
 
-std::string hash_of(const File& file) {
+std::string hash_of(const File& file, bool of_64_bits) {
     const std::uint64_t bytes = file.size();
     Hash64 hash;
     std::vector<std::byte> piece(std::min<std::uint64_t>(bytes, read_piece));
@@ -41,7 +41,7 @@ std::string hash_of(const File& file) {
         file.read_at(at, part);
         hash.update(part.data(), part.size());
     }
-    return hash_to_text(hash.digest());
+    return of_64_bits ? hash_to_text(hash.digest()) : hash.digest_128();
 }
 
 // An error in words; `error` is one.
@@ -160,7 +160,7 @@ std::string CheckpointWriter::share() const {
     if (failure_) return failed_share + words_of(failure_);
     Json own = Json::object();
     for (const auto& [name, file] : hashing_->entries) {
-        own.add(name, Json::object({{"bytes", file.bytes}, {"xxh3", hash_to_text(file.hash.digest())}}));
+        own.add(name, Json::object({{"bytes", file.bytes}, {"xxh3_128", file.hash.digest_128()}}));
     }
     return to_text(own);
 }
@@ -227,7 +227,8 @@ void verify(const FileSystem& files, const std::string& path, bool of_model, int
     try {
         const Json manifest = parse_json(content);
         if (manifest.at("format") != format_name) broken(manifest_path, "not a manifest");
-        if (manifest.at("version") != format_version) {
+        const bool of_64_bits = manifest.at("version") == format_version_of_64_bits;
+        if (manifest.at("version") != format_version && !of_64_bits) {
             broken(manifest_path, text("version ", quoted(manifest.at("version")), ", expected ", format_version));
         }
         const int step = static_cast<int>(manifest.at("step").as_whole(INT_MAX));
@@ -237,7 +238,8 @@ void verify(const FileSystem& files, const std::string& path, bool of_model, int
         std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
         for (const auto& [name, entry] : manifest.at("files").members()) {
             if (of_model && name.starts_with("optimizer-")) continue;
-            records.emplace_back(entry.at("bytes").as_whole(UINT64_MAX), name, entry.at("xxh3").as_text());
+            records.emplace_back(entry.at("bytes").as_whole(UINT64_MAX), name,
+                                 entry.at(of_64_bits ? "xxh3" : "xxh3_128").as_text());
         }
         std::sort(records.rbegin(), records.rend());   // the largest first
         for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
@@ -246,7 +248,7 @@ void verify(const FileSystem& files, const std::string& path, bool of_model, int
             if (!files.exists(file_path)) broken(file_path, "missing");
             const std::unique_ptr<File> file = files.open(file_path);
             if (file->size() != bytes) broken(file_path, text(file->size(), " bytes, the manifest says ", bytes));
-            const std::string found = hash_of(*file);
+            const std::string found = hash_of(*file, of_64_bits);
             if (found != hash) broken(file_path, text("hash ", found, ", the manifest says ", hash));
         }
     } catch (const JsonSyntaxError&) {
@@ -269,7 +271,8 @@ void verify_model_folder(const FileSystem& files, const std::string& path, int r
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks) {
+                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks,
+                                                 CheckpointUse use) {
     std::vector<int> steps;
     if (ranks.rank == 0) steps = list_checkpoints(files, folder);
     while (true) {
@@ -278,7 +281,7 @@ std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const 
         const std::string path = folder + "/" + name;
         std::string wrong;
         try {
-            verify_checkpoint(files, path, ranks.rank, ranks.ranks);
+            verify(files, path, use == CheckpointUse::model, ranks.rank, ranks.ranks);
         } catch (const Error& error) {
             wrong = error.message();
         }

@@ -13,8 +13,9 @@
 //
 // Several ranks can write one together, each some of its files, and read one together, each of them hashing some.
 //
-// manifest.json: {"format": "train_gpt checkpoint", "version": 2, "step": 7,
-//                 "files": {"config.json": {"bytes": 123, "xxh3": "16 hexadecimal digits"}, ...}}
+// manifest.json: {"format": "train_gpt checkpoint", "version": 3, "step": 7,
+//                 "files": {"config.json": {"bytes": 123, "xxh3_128": "32 hexadecimal digits"}, ...}}
+// Version 2, which is read too, has "xxh3" of 16 digits.
 // What the files hold is not known here (llmc/train/training_state.h).
 #pragma once
 
@@ -105,10 +106,14 @@ struct FoundCheckpoint {
     std::string path;
 };
 
+// What a checkpoint is read for: a model alone needs less of it.
+enum class CheckpointUse { resume, model };
+
 // The newest checkpoint that verifies, the same on all ranks: of those that rank 0 sees. What was passed over, and why,
 // is added to `skipped`.
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks = {});
+                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks = {},
+                                                 CheckpointUse use = CheckpointUse::resume);
 
 // Takes the name away before the content: what has a checkpoint's name is whole at any time.
 void remove_checkpoint(FileSystem& files, const std::string& folder, int step);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "llmc/base/error.h"
+#include "llmc/io/hash.h"
 #include "llmc/io/temporary_folder.h"
 
 namespace {
@@ -62,7 +63,7 @@ TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
         {"manifest.json", nullptr, "no readable manifest"},
         {"manifest.json", "{\"format\":", "not a manifest"},
         {"manifest.json", "{}", "manifest.json"},
-        {"manifest.json", "{\"format\":\"train_gpt checkpoint\",\"version\":1}", "version 1, expected 2"},
+        {"manifest.json", "{\"format\":\"train_gpt checkpoint\",\"version\":1}", "version 1, expected 3"},
     };
     for (const Damage& damage : damages) {
         TemporaryFolder folder;
@@ -108,6 +109,22 @@ TEST_CASE("checkpoint: a model is read from an intact one only, of any name, wit
     CHECK(why_not() == "");   // a folder of another program
     std::filesystem::create_symlink("nowhere", path + "/manifest.json");
     CHECK(why_not().find("no readable manifest") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: hashes have 128 bits; those of older manifests, of 64, are looked at as well") {
+    TemporaryFolder folder;
+    write_checkpoint(real_files(), folder.path(), 7, "content");
+    const std::string manifest = folder / "step_00000007/manifest.json", now = read_whole(real_files(), manifest);
+    CHECK(now.find("\"version\": 3") != std::string::npos);
+    CHECK(now.find("\"xxh3\"") == std::string::npos);
+    for (const bool right : {true, false}) {
+        const std::string old = text("{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"step\": 7, \"files\": {",
+                                     "\"config.json\": {\"bytes\": 2, \"xxh3\": \"", hash_to_text(hash64("{}")),
+                                     "\"}, ", "\"state.bin\": {\"bytes\": 7, \"xxh3\": \"",
+                                     hash_to_text(hash64(right ? "content" : "Content")), "\"}}}");
+        write_whole(real_files(), manifest, old);
+        CHECK(newest(folder.path()).has_value() == right);
+    }
 }
 
 TEST_CASE("checkpoint: a copy under another name is not taken for that step") {

@@ -22,6 +22,12 @@ Hash64& Hash64::operator=(Hash64&&) noexcept = default;
 void Hash64::update(const void* bytes, std::size_t count) { XXH3_64bits_update(&state_->xxh3, bytes, count); }
 std::uint64_t Hash64::digest() const { return XXH3_64bits_digest(&state_->xxh3); }
 
+// Both lengths have one state in xxh3, which differ at its end only.
+std::string Hash64::digest_128() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
+    return hash_to_text(hash.high64) + hash_to_text(hash.low64);
+}
+
 std::uint64_t hash64(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 std::string hash_to_text(std::uint64_t hash) {

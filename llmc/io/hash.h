@@ -1,4 +1,5 @@
-// xxh3, 64 bits: the hash of files, shards, tokenizers and manifests. Not cryptographic: it finds accidents.
+// xxh3: the hash of files, shards, tokenizers and manifests, 64 bits; of checkpoints' files 128. Not cryptographic: it
+// finds accidents.
 //
 // Behind an interface because xxhash is a header with thousands of lines that only one source file should compile.
 #pragma once
@@ -17,7 +18,8 @@ public:
     Hash64& operator=(Hash64&&) noexcept;
 
     void update(const void* bytes, std::size_t count);
-    std::uint64_t digest() const;   // of everything so far; more may follow
+    std::uint64_t digest() const;     // of everything so far; more may follow
+    std::string digest_128() const;   // the same in 128 bits: 32 lower-case hexadecimal digits
 
 private:
     struct State;

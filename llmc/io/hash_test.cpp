@@ -10,6 +10,11 @@ TEST_CASE("hash: known answers of xxh3, in one piece and in several") {
     std::string content(1000, 'x');
     for (int i = 0; i < 10; i++) pieces.update(content.data() + 100 * i, 100);
     CHECK(pieces.digest() == hash64(content));
+    CHECK(Hash64().digest_128() == "99aa06d3014798d86001c324468d497f");   // as above
+    Hash64 whole;
+    whole.update(content.data(), content.size());
+    CHECK(pieces.digest_128() == whole.digest_128());
+    CHECK(pieces.digest_128().size() == 32);
     pieces.update("y", 1);
     CHECK(pieces.digest() == hash64(content + "y"));
 }

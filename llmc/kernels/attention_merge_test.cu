@@ -55,7 +55,7 @@ void check_merge(int B, int NH, int T, int HS, int half, int first_query) {
         device.stream);
     const std::vector<double> found = out.download();
     const std::vector<float> found_lse = lse_buffer.download(device.stream);
-    double out_error = 0, merged_lse_error = 0;
+    double out_error = 0, merged_lse_error = 0, mean_error = 0;
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             const AttentionReference& expected = t < first_query ? first : both;
@@ -65,12 +65,14 @@ void check_merge(int B, int NH, int T, int HS, int half, int first_query) {
                 for (int c = 0; c < HS; c++) {
                     const auto i = ((static_cast<std::size_t>(b) * T + t) * NH + h) * HS + c;
                     out_error = std::max(out_error, std::abs(found[i] - expected.out[i]));
+                    mean_error = std::max(mean_error, std::abs((first.out[i] + second.out[i]) / 2 - both.out[i]));
                 }
             }
         }
     }
     CHECK(out_error < 5e-6);   // lse up to 16, rounded to 1e-6, weighs outputs up to 4
     CHECK(merged_lse_error < 1e-5);
+    CHECK(mean_error > 0.1);   // of a merge that leaves log-sum-exp out
 }
 
 }   // namespace

@@ -162,7 +162,7 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
     }
 }
 
-Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows) {
+Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, bool backward) {
     const auto R = static_cast<std::size_t>(sizes.rows()), Rr = static_cast<std::size_t>(sizes.residual_rows());
     const auto C = static_cast<std::size_t>(sizes.C), NH = static_cast<std::size_t>(sizes.NH);
     if (classifier_rows > 0) {
@@ -175,7 +175,8 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows) 
     }
     rows_c = arena.allocate<floatX>("workspace/rows_c", R * C);
     rows_3c = arena.allocate<floatX>("workspace/rows_3c", R * 3 * NH * static_cast<std::size_t>(sizes.HS));
-    rows_4c = arena.allocate<floatX>("workspace/rows_4c", R * static_cast<std::size_t>(sizes.F));
     delta = arena.allocate<float>("workspace/attention_delta", R * NH);
+    if (!backward) return;
+    rows_4c = arena.allocate<floatX>("workspace/rows_4c", R * static_cast<std::size_t>(sizes.F));
     layernorm = arena.allocate<float>("workspace/layernorm", layernorm_backward_scratch(static_cast<int>(Rr), sizes.C));
 }

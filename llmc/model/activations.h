@@ -175,8 +175,9 @@ private:
 
 // Memory that lives only within one action; one per stream.
 struct Workspace {
-    // `classifier_rows`: 0 where the head is on another rank, with what it needs.
-    Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows);
+    // `classifier_rows`: 0 where the head is on another rank, with what it needs. Without `backward` there is only what
+    // forward needs, and what comparing attentions does.
+    Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, bool backward = true);
 
     // of the head
     DeviceBuffer<floatX> logits;    // (classifier_rows, Vp)

@@ -13,6 +13,7 @@
 template <class G>
 class Gradients {
 public:
+    Gradients() = default;   // none
     // All zero, padding too: nothing writes that.
     Gradients(Arena& arena, const ParamStorage& storage, cudaStream_t stream)
         : kept_(arena, "gradients", storage, StateKind::gradients),

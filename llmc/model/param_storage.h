@@ -114,6 +114,7 @@ public:
         return result;
     }
 
+    bool exists() const { return storage_ != nullptr; }
     const ParamStorage& storage() const { return *storage_; }
     StateKind state() const { return state_; }
     const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
@@ -137,6 +138,12 @@ public:
     T* shard(int param) const {
         const TensorPlace* place = storage_->find(param);
         return place ? tensor(param) + storage_->shard_offset(*place, state_) : nullptr;
+    }
+
+    std::size_t bytes() const {
+        std::size_t sum = 0;
+        for (const DeviceBuffer<T>& buffer : buffers_) sum += buffer.bytes();
+        return sum;
     }
 
     void zero(cudaStream_t stream) const {

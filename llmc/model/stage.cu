@@ -43,7 +43,10 @@ StageUnits units_of(const std::vector<Chunk>& chunks) {
     return units;
 }
 
-AnyGradients make_gradients(DType type, Arena& arena, const ParamStorage& storage, cudaStream_t stream) {
+AnyGradients make_gradients(const StageOptions& options, Arena& arena, const ParamStorage& storage,
+                            cudaStream_t stream) {
+    if (!options.backward) return Gradients<float>();
+    const DType type = options.grad_dtype;
     if (type == DType::fp32) return Gradients<float>(arena, storage, stream);
 #if defined(PRECISION_BF16)
     return Gradients<bf16>(arena, storage, stream);
@@ -63,7 +66,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
                      ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
                      : parameters_;
-    gradients_.emplace(make_gradients(options.grad_dtype, arena, *storage_, stream));
+    gradients_.emplace(make_gradients(options, arena, *storage_, stream));
 
     sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T, options.ulysses);
     max_rows_ = sizes_.rows();
@@ -78,11 +81,12 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     if (!options_.chunks.front().embedding) {   // the least that its input takes
         options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
     }
+    if (!options.backward) options_.in_flight = {1, 0, 0, options_.in_flight.inputs, 1};
     const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
     const std::int64_t norm_bytes = !shards_gradients ? 0 : options.grad_dtype == DType::fp32 ? 4 : 2;
     pool_.emplace(arena, sizes_, max_layers_, options.recompute, options_.in_flight, norm_bytes);
     attention_.emplace(options.attention, sizes_.attention(), arena, context().ring_size() > 1);
-    workspace_.emplace(arena, sizes_, head ? classifier_rows : 0);
+    workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
                               *workspace_, options.gelu_fusion, stream});
     tools_->cut_points.set_sizes(sizes_);

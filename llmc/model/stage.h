@@ -45,6 +45,7 @@ struct StageOptions {
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
     MatmulOptions matmul = {};
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
+    bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // of rows, in forward: one's collective hides behind the next one's matmul
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it

@@ -47,7 +47,7 @@ private:
 
 // Null where no gradient is a part of a sum. `group`: the tp ranks; may be null.
 inline std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, Communicator* group, Arena& arena) {
-    if (group == nullptr || !stage.options().sequence_parallel) return nullptr;
+    if (group == nullptr || !stage.options().sequence_parallel || !stage.options().backward) return nullptr;
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<PartialGradients> {
         return std::make_unique<PartialGradientsOf<G>>(stage, gradients, *group, arena);
     };

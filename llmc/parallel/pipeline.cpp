@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "llmc/base/profile_range.h"
+
 // Multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2 tokens on
 // average). The embedding moves data only, as two or three norms do.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
@@ -108,6 +110,7 @@ void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpo
                          const std::function<void()>& losses_made) {
     const auto& [kind, chunk, micro_batch] = action;
     const bool head = stage_.chunk(chunk).head;
+    const ProfileRange range(name_of(kind));
     switch (kind) {
         case Action::Kind::forward:
             stage_.forward(chunk, micro_batch, batch, purpose);

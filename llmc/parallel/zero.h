@@ -149,7 +149,7 @@ ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& st
         ", which is not where the storage has it");
     std::int64_t largest = 0;
     for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.padded / group.size());
-    if (shards(StateKind::gradients)) {
+    if (shards(StateKind::gradients) && states_.gradients.exists()) {
         arrived_ = arena.allocate<G>("reduced gradients/shard", static_cast<std::size_t>(largest));
     }
     const std::size_t units = storage.units().size();

@@ -17,7 +17,7 @@ struct LinkSpeed {
 };
 
 struct LinkSpeeds {
-    std::vector<LinkSpeed> pairs, groups;   // of groups of one axis the slowest
+    std::vector<LinkSpeed> pairs, groups;   // the slowest first
 };
 
 // The rank that `rank` of `ranks` talks to in a round, or -1: nobody. Every pair meets once in link_rounds(ranks).

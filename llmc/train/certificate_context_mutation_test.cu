@@ -20,7 +20,7 @@ Layout ring_of_three() {
 std::optional<std::string> verdict(const Layout& layout, const std::function<void(Rank&, TestRank&)>& damage = {},
                                    const std::function<TrainingGroups(TrainingGroups)>& other_groups = {}) {
     Layout alone;
-    alone.seq_len = layout.seq_len, alone.heads = layout.heads;
+    alone.seq_len = layout.seq_len, alone.heads = layout.heads, alone.targets = layout.targets;
     const Result expected = Rank(alone).train(2);
     std::string story;
     const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
@@ -117,6 +117,17 @@ TEST_CASE("certificate: gradients that are summed over dp alone make it fail") {
         return groups;
     });
     if (story) CHECK(*story != "");
+}
+
+TEST_CASE("certificate: a loss that is the mean of ranks' own means makes it fail") {
+    Layout layout;
+    layout.cp = 2, layout.ulysses = 2, layout.heads = 4, layout.seq_len = 48;
+    layout.targets = Targets::few;   // all of them on the first rank
+    const auto sound = verdict(layout);
+    layout.mean_of_local_means = true;
+    const auto story = verdict(layout);
+    if (sound) CHECK(*sound == "");
+    if (story) CHECK(story->find("loss of step 1") != std::string::npos);
 }
 
 // Ranks with other numbers of targets: here the second half of each sequence has none, as at the end of validation and

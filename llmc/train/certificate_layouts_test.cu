@@ -129,6 +129,15 @@ TEST_CASE("certificate: tensor and context parallelism in pipelines") {
     certify(composed(2, {2, zb}, 2, 1, 1, 3, 2, Recompute::block), alone, 2);
 }
 
+TEST_CASE("certificate: longer warm-ups with tensor parallelism, shared sequences and both") {
+    Alone alone(2);
+    certify(composed(2, {2, one_f_one_b, 1, 1}, 1, 1, 2, 2, 4), alone, 2);
+    certify(composed(2, {2, zb, 1, 1}, 1, 1, 1, 0, 4, Recompute::gelu_norm), alone, 2);
+    certify(composed(1, {2, zb, 1, 2}, 2, 1, 2, 3, 4, Recompute::none), alone, 2);
+    certify(composed(1, {2, one_f_one_b, 1, 2}, 4, 2, 1, 1, 4, Recompute::block), alone, 2);
+    certify(composed(2, {2, one_f_one_b, 1, 1}, 2, 1, 1, 1, 4), alone, 2);
+}
+
 TEST_CASE("covering set: it is of at least 100 layouts, and every pair of settings that can stand together is in it") {
     auto pairs_of = [](const std::vector<Choice>& choices) {
         std::set<std::array<std::size_t, 4>> pairs;

@@ -184,6 +184,48 @@ TEST_CASE("certificate: the exchange of tied gradients, dropped or doubled, make
     }
 }
 
+TEST_CASE("certificate: a loss that every stage counts makes it fail") {
+    const Layout layout = pipeline({2, one_f_one_b}, 2, 3);
+    const Result expected = train_alone(1, 1);
+    std::string story;
+    const bool ran = on_layout(layout, [&](Rank& rank, TestRank& me) {
+        rank.groups().all->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+            const double loss = static_cast<double>(expected.losses[0]);   // which the first stage has not made
+            if (call.type == ncclFloat64 && me.world.at().pp == 0) {
+                CUDA_CHECK(cudaMemcpyAsync(call.out, &loss, sizeof loss, cudaMemcpyHostToDevice, call.stream));
+            }
+            make(call);
+        });
+        const Result found = rank.train(1);
+        rank.groups().all->set_tap(nullptr);
+        if (me.rank() == 0) story = difference(found, expected, ParamTable(model()));
+    });
+    if (!ran) return;
+    story = from_first_process(story);
+    CHECK(story.starts_with("loss of step 1 is off by"));
+    CHECK(story.find("gradient") == std::string::npos);
+}
+
+TEST_CASE("pipeline: gradients of weights before those of inputs are a bug that names the micro-batch") {
+    const Layout layout = pipeline({2, zb}, 2, 3);
+    OwnedStream stream;
+    Arena arena;
+    Stage stage(model(layout), Rank::options(layout, {1, 0, 0, 0}), arena, stream.get());
+    stage.initialize(seed);
+    const Border& input = stage.input(0, 1);
+    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(stage.border_elements());
+    CUDA_CHECK(cudaMemsetAsync(input.data, 0, bytes, stream.get()));
+    stage.forward(0, 1, Batch{}, Purpose::training);
+    std::string found;
+    try {
+        stage.backward_weight(0, 1);
+    } catch (const Error& error) {
+        found = error.message();
+    }
+    CHECK(found.find("backward_weight of chunk 0 of micro-batch 1 before its backward_input") != std::string::npos);
+    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+}
+
 // The last stage of zb has made the gradients of inputs of a micro-batch, and those of weights wait, when the next one
 // arrives: whoever has its activations by then spoils what they read.
 TEST_CASE("certificate: an activation slot that is given away before the gradients of weights makes it fail") {

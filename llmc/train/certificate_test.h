@@ -67,6 +67,7 @@ struct Layout {
     // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
+    bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
 
     MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
@@ -198,7 +199,9 @@ public:
                 if (layout_.damage_targets) layout_.damage_targets(inputs.subspan(at, own), targets.subspan(at, own));
             }
         };
-        step_->gradients(schedule_, read, 1.0f / static_cast<float>(layout_.targets_of_step(step)));
+        const int targets =
+            layout_.mean_of_local_means ? own_targets(step) * layout_.dp * layout_.cp : layout_.targets_of_step(step);
+        step_->gradients(schedule_, read, 1.0f / static_cast<float>(targets));
     }
 
     Result train(
@@ -249,6 +252,7 @@ public:
     }
 
     Stage& stage() { return model_; }
+    CutPoints* cut_points() const { return cut_points_.get(); }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
         const PipelineLinks& links = groups_.links;
@@ -263,6 +267,17 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
+    // Positions of this rank's tokens in a step that have a target; 1 where none has.
+    int own_targets(int step) const {
+        const std::vector<int> positions = token_positions(model_.token_ranges());
+        const int B = model_.options().B, replica = model_.options().place.at.dp;
+        int count = 0;
+        for (int i = 0; i < layout_.micro_batches * B; i++) {
+            const int sequence = (step - 1) * layout_.sequences() + (i / B * layout_.dp + replica) * B + i % B;
+            for (const int position : positions) count += layout_.has_target(sequence, position);
+        }
+        return std::max(count, 1);
+    }
     // What one rank says and the others do not, on all of them.
     std::vector<float> from_stages(const std::vector<float>& own) {
         if (layout_.pipe.stages == 1) return own;

@@ -21,7 +21,6 @@
 #include "llmc/process/sockets.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/layout_options.h"
-#include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/trainer.h"
@@ -175,16 +174,14 @@ private:
 
 std::string RunCheck::find_model_and_checkpoint() {
     check_names(options_);
-    options_.model = world_.from_first(world_.is_first() ? resolve_model(real_files(), options_.model, log_) : "");
-    model_ = find_model(options_, world_);
-    std::string words = describe(model_.config);
     const std::string& folder = options_.output_dir;
-    if (folder.empty()) return words;
-    if (world_.is_first() && real_files().exists(folder + "/lock")) lock_ = std::make_unique<FolderLock>(folder);
-    checkpoint_ = world_.from_first(find_checkpoint(options_, world_, log_, false));
-    if (checkpoint_.empty()) return words;
-    after_step_ = std::stoi(checkpoint_.substr(checkpoint_.rfind('_') + 1));
-    return words;
+    if (!folder.empty()) {
+        if (world_.is_first() && real_files().exists(folder + "/lock")) lock_ = std::make_unique<FolderLock>(folder);
+        checkpoint_ = world_.from_first(find_checkpoint(options_, world_, log_, false));
+        if (!checkpoint_.empty()) after_step_ = std::stoi(checkpoint_.substr(checkpoint_.rfind('_') + 1));
+    }
+    model_ = find_model(options_, checkpoint_, world_, log_);
+    return describe(model_.config);
 }
 
 // All of them, where a run looks at those of large files only as it reads them. The first rank does, for all.
@@ -301,7 +298,7 @@ std::string RunCheck::time_steps() {
     Options quiet = options_;
     quiet.output_dir.clear();
     quiet.trace.clear();
-    quiet.val_every = quiet.sample_every = quiet.check_replicas = 0;
+    quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
     Arena arena;
     Model model(*this, arena, options_.attention);
     start_weights(model.stage, model_.weights.get(), options_.seed);

@@ -50,14 +50,13 @@ bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreeme
 int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    options.model = world.from_first(world.is_first() ? resolve_model(real_files(), options.model, log) : "");
-    std::unique_ptr<WeightSource> weights;
-    if (!is_descriptor(options.model)) weights = open_intact_weights(real_files(), options.model);
+    const std::unique_ptr<WeightSource> weights =
+        find_weights(real_files(), options.model, log,
+                     {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
     const ModelConfig config = weights ? weights->config() : model_config(options.model);
     if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
     if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);
     options.recompute = Recompute::block;   // there is no backward to keep anything for
-    options.master_weights = false;
     check_layout(options);
     check_model_fits(options, config);
     fit_to_ranks(options, world.mesh().dp);
@@ -69,6 +68,7 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
     Arena arena;
     StageOptions of_stage = stage_options(options, world);
+    of_stage.backward = false;
     add_pipeline(of_stage, options, config);
     const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
     of_stage.cut_points = cut_points.get();
@@ -82,6 +82,8 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     Agreement agreement(arena, groups.all, &world, signals, stream.get());
+    log.line("device memory: %.2f MiB, of which parameters %.2f", static_cast<double>(arena.bytes()) / (1 << 20),
+             static_cast<double>(stage.parameters().bytes()) / (1 << 20));
     if (measure(options, step, tokens ? &*tokens : nullptr, agreement, log)) return 0;
     log.line("%s: stopped before the end", agreement.stop().words().c_str());
     return static_cast<int>(ErrorKind::resumable);

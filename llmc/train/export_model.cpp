@@ -72,8 +72,8 @@ int export_model(FileSystem& files, const Options& options) {
     const Log log;
     const std::string output = std::filesystem::path(wish.output + "/").parent_path().string();   // no slash at its end
     check_output(files, output);
-    const std::string model = resolve_model(files, options.model, log);
-    const std::unique_ptr<WeightSource> weights = open_intact_weights(files, model);
+    std::string model = options.model;
+    const std::unique_ptr<WeightSource> weights = find_weights(files, model, log);
     if (wish.to == ExportFormat::llmc && !weights->config().tied) {
         throw Error(ErrorKind::usage, text("--to llmc: the model in ", model, " has a classifier of its own"),
                     "llm.c's files have none: export it with --to hf.");

@@ -129,9 +129,8 @@ int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Cont
 int generate(const Options& options) {
     const GenerateOptions& wish = options.generate;
     const Log log;
-    const std::string model = resolve_model(real_files(), options.model, log);
-    std::unique_ptr<WeightSource> weights;
-    if (!is_descriptor(model)) weights = open_intact_weights(real_files(), model);
+    std::string model = options.model;
+    const std::unique_ptr<WeightSource> weights = find_weights(real_files(), model, log);
     const ModelConfig config = weights ? weights->config() : model_config(model);
     const Tokenizer tokenizer = tokenizer_for(options, model, config);
     const std::string prompt = read_prompt(wish);

@@ -55,9 +55,18 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
     return "";
 }
 
+// A group's parts and contents.
+using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
+
+std::string group_of(const char* what, const TensorSpec& tensor) {
+    constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary"};
+    return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
+}
+
 // One copy of a part of a tensor.
 template <class T>
-void add_hashes(std::string& lines, const char* what, const ModelState<T>& state, cudaStream_t stream) {
+void add_hashes(std::string& lines, GroupHashes& groups, const char* what, const ModelState<T>& state,
+                cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
     for (const TensorPlace& place : storage.tensors()) {
         const std::vector<OwnedRange> ranges = storage.exported_ranges(place, state.state());
@@ -72,8 +81,13 @@ void add_hashes(std::string& lines, const char* what, const ModelState<T>& state
         download_pieces(state, place, stream, [&](const std::vector<T>& values, std::size_t) {
             content.update(values.data(), values.size() * sizeof(T));
         });
-        lines += text(what, " ", storage.table()[place.param].name, " ", hash_to_text(part.digest()), " ",
-                      hash_to_text(content.digest()), "\n");
+        const ParamInfo& info = storage.table()[place.param];
+        auto& [group_part, group_content] = groups[group_of(what, info.tensor)];
+        const std::string part_text = info.name + " " + hash_to_text(part.digest()),
+                          content_text = hash_to_text(content.digest());
+        group_part.update(part_text.data(), part_text.size());
+        group_content.update(content_text.data(), content_text.size());
+        lines += text(what, " ", part_text, " ", content_text, "\n");
     }
 }
 
@@ -104,13 +118,19 @@ std::string earliest(const std::vector<std::string>& by_rank) {
     return result;
 }
 
-std::string replica_hashes(const TrainedTensors& tensors, cudaStream_t stream) {
-    std::string lines;
-    add_hashes(lines, "parameter", tensors.parameters, stream);
-    if (tensors.masters != nullptr) add_hashes(lines, "master", *tensors.masters, stream);
-    add_hashes(lines, "m", tensors.m, stream);
-    add_hashes(lines, "v", tensors.v, stream);
-    return lines;
+ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream) {
+    ReplicaHashes result;
+    GroupHashes groups;
+    auto add = [&](const char* what, const auto& state) { add_hashes(result.tensors, groups, what, state, stream); };
+    add("parameter", tensors.parameters);
+    if (tensors.masters != nullptr) add("master", *tensors.masters);
+    add("m", tensors.m);
+    add("v", tensors.v);
+    for (const auto& [name, hashes] : groups) {
+        result.groups +=
+            text(name, " ", hash_to_text(hashes.first.digest()), " ", hash_to_text(hashes.second.digest()), "\n");
+    }
+    return result;
 }
 
 std::string differing_replicas(const std::vector<std::string>& by_rank) {

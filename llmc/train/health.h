@@ -17,10 +17,15 @@ std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradie
 // finite.
 std::string earliest(const std::vector<std::string>& by_rank);
 
-// Hashes of what this rank keeps of each tensor: parameters, masters and moments, with which part of it that is.
-std::string replica_hashes(const TrainedTensors& tensors, cudaStream_t stream);
+// Hashes of what this rank keeps of each tensor: parameters, masters and moments, with which part of it that is; a line
+// for each, and a line for all together that meshes cut and copy alike, so that ranks which have copies of one of them
+// have copies of all: few, however many layers there are.
+struct ReplicaHashes {
+    std::string groups, tensors;
+};
+ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream);
 
 // Which ranks keep the same part of a tensor with other bits (dp copies, tensors that tp does not cut, both owners of a
-// tied one), of everyone's replica_hashes() by rank: the ranks that differ from the majority, or all of them where
-// there is none. Empty: copies are equal.
+// tied one), of everyone's lines by rank, those of groups or of tensors: the ranks that differ from the majority, or
+// all of them where there is none. Empty: copies are equal.
 std::string differing_replicas(const std::vector<std::string>& by_rank);

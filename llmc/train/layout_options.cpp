@@ -151,6 +151,22 @@ void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig
     stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks);
 }
 
+std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
+                            Agreement& agreement) {
+    const int stage_0_adds = warmup_sets(options, 0);
+    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
+    std::size_t most = 0;
+    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
+        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
+    }
+    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
+    return stage.memory_by_schedule() +
+           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
+                             : std::string()) +
+           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
+                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
+}
+
 void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
     check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llmc/model/stage.h"
+#include "llmc/train/agreement.h"
 #include "llmc/train/options.h"
 
 PipelineShape pipeline_shape(const Options& options);
@@ -24,6 +25,10 @@ int warmup_sets(const Options& options, int stage);
 
 // Gives a stage its layers and the memory that its schedule needs. Error(usage) where there are too few layers.
 void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config);
+
+// A stage's memory as its schedule asks for it, and the rank that takes most. Collective.
+std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
+                            Agreement& agreement);
 
 // What is poor about a layout on nodes of so many ranks, in words.
 std::vector<std::string> layout_doubts(const Options& options, int ranks_of_a_node);

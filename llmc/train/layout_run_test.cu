@@ -12,9 +12,9 @@
 #include "llmc/data/token_file.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks.h"
+#include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"
-#include "llmc/train/layout_options.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
 
@@ -32,12 +32,14 @@ struct Layout {
     int pp = 1;
     PipelineKind schedule = PipelineKind::one_f_one_b;
     int cp = 1, ulysses = 1;
+    int pp_chunks = 1, layers = 2;
+    Recompute recompute = Recompute::gelu;
     MeshShape mesh() const { return {pp, dp, cp, tp}; }
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
-                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "");
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "", ", recompute ", name_of(recompute));
     }
 };
 
@@ -73,7 +75,7 @@ struct Workplace {
 
 Options options_of(const Layout& layout, const std::string& output) {
     Options options;
-    options.layers = 2, options.heads = 2, options.channels = 32;
+    options.layers = layout.layers, options.heads = 2, options.channels = 32;
     options.seq_len = T, options.micro_batch = layout.accumulates ? 1 : sequences / layout.dp,
     options.total_batch = sequences * T, options.max_steps = 4;
     options.lr = 1e-3f;
@@ -84,6 +86,8 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.zero = layout.zero;
     options.pp = layout.pp;
     options.pp_schedule = layout.schedule;
+    options.pp_chunks = layout.pp_chunks;
+    options.recompute = layout.recompute;
     options.master_weights = layout.master_weights;
     options.tp = layout.tp;
     options.sequence_parallel = layout.sequence_parallel;
@@ -120,11 +124,11 @@ struct RankOfRun {
     RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
         : options(given),
           world(its_world),
-          groups(groups_of(its_world)),
+          groups(groups_of(its_world, given)),
           arena(its_arena),
           cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
                                : nullptr),
-          model(custom_model_config(2, 2, 32, T, vocab), stage_options(given, place, cut_points.get()), arena, stream) {
+          model(model_config(given), stage_options(given, place, cut_points.get()), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
@@ -136,7 +140,8 @@ struct RankOfRun {
         return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream());
     }
 
-    void train(const Workplace& place, const std::string& resume_from) {
+    using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
+    void train(const Workplace& place, const std::string& resume_from, const Change& change = {}) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
         const bool writes = world == nullptr || world->is_first();
         RunState state;
@@ -145,6 +150,7 @@ struct RankOfRun {
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
         Trainer trainer({options, log, arena, *step, tokens, &tokens, real_files(), metrics, place.signals, nullptr,
                          nullptr, "", options.max_steps, 0.0, groups, world});
+        if (change) change(state, tokens);
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
         trainer.run();
@@ -155,11 +161,12 @@ struct RankOfRun {
 
 private:
     // A single rank that is a world has that of all for every group.
-    static TrainingGroups groups_of(World* world) {
+    static TrainingGroups groups_of(World* world, const Options& options) {
         if (world == nullptr) return {};
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
-        return world->training_groups();
+        return world->training_groups(options.pp_chunks > 1);
     }
+    static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
     static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr) {
         StageOptions result;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
@@ -167,7 +174,8 @@ private:
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
-        add_pipeline(result, o, custom_model_config(2, 2, 32, T, vocab));
+        result.recompute = o.recompute;
+        add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
         result.cut_points = cut_points;
         return result;
@@ -276,19 +284,26 @@ TEST_CASE("layouts: all axes together are one process, cut and resumed to the bi
 
 namespace {
 
+constexpr int changing_layers = 4;   // as two stages of two chunks need
+
 // A layout of up to 8 ranks that this model fits.
 Layout any_layout(std::uint64_t key) {
-    constexpr PipelineKind kinds[] = {PipelineKind::one_f_one_b, PipelineKind::gpipe, PipelineKind::naive};
+    constexpr PipelineKind kinds[] = {PipelineKind::one_f_one_b, PipelineKind::gpipe, PipelineKind::naive,
+                                      PipelineKind::zero_bubble, PipelineKind::interleaved};
     auto draw = [&key](int count) {
         key = mix64(key);
         return static_cast<int>((key >> 33) % static_cast<std::uint64_t>(count));
     };
     for (;;) {
         const int cp = 1 << draw(3), dps[] = {1, 2, 3, 4};
-        Layout layout = all_axes(1 + draw(2), 1 + draw(2), cp, dps[draw(4)], draw(4), draw(2) == 0, kinds[draw(3)]);
+        Layout layout = all_axes(1 + draw(2), 1 + draw(2), cp, dps[draw(4)], draw(4), draw(2) == 0, kinds[draw(5)]);
         layout.sequence_parallel = draw(2) == 0;
         if (layout.tp == 1 && cp > 1) layout.ulysses = 1 + draw(2);
         if (layout.dp * layout.cp == 1) layout.zero = 0;
+        layout.layers = changing_layers;
+        layout.recompute = static_cast<Recompute>(draw(4));
+        if (layout.pp == 1) layout.schedule = PipelineKind::one_f_one_b;
+        if (layout.schedule == PipelineKind::interleaved) layout.pp_chunks = 2, layout.accumulates = true;
         if (layout.mesh().size() <= 8) return layout;
     }
 }
@@ -304,7 +319,9 @@ void change_layouts(int pairs, std::uint64_t key) {
     auto losses_of = [&](const std::string& name) {
         return losses_in(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
     };
-    run({1, 0}, "alone", 0, "");
+    Layout alone{1, 0};
+    alone.layers = changing_layers;
+    run(alone, "alone", 0, "");
     const std::vector<double> expected = losses_of("alone");
     for (int i = 0; i < pairs; i++) {
         const Layout from = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i)),
@@ -390,11 +407,25 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     });
     sample = from_first_process(sample);
     CHECK(expected.size() >= 4);
-    for (const Layout& layout : {Layout{1, 3}, Layout{2, 0}, Layout{2, 3}, Layout{3, 0}, Layout{3, 1}, Layout{3, 2},
-                                 Layout{3, 3}, Layout{4, 2}, Layout{8, 3}, Layout{1, 0, true, true, 2},
-                                 Layout{3, 2, true, true, 2, false}, pipeline(1, 0, 2), pipeline(2, 3, 2),
-                                 context(1, 0, true, 2, 1), context(2, 3, true, 2, 2), context(1, 1, true, 4, 2),
-                                 all_axes(2, 2, 1, 2, 3), all_axes(1, 2, 2, 2, 1), all_axes(2, 1, 2, 1, 2),
+    for (const Layout& layout : {Layout{1, 3},
+                                 Layout{2, 0},
+                                 Layout{2, 3},
+                                 Layout{3, 0},
+                                 Layout{3, 1},
+                                 Layout{3, 2},
+                                 Layout{3, 3},
+                                 Layout{4, 2},
+                                 Layout{8, 3},
+                                 Layout{1, 0, true, true, 2},
+                                 Layout{3, 2, true, true, 2, false},
+                                 pipeline(1, 0, 2),
+                                 pipeline(2, 3, 2),
+                                 context(1, 0, true, 2, 1),
+                                 context(2, 3, true, 2, 2),
+                                 context(1, 1, true, 4, 2),
+                                 all_axes(2, 2, 1, 2, 3),
+                                 all_axes(1, 2, 2, 2, 1),
+                                 all_axes(2, 1, 2, 1, 2),
                                  all_axes(2, 2, 2, 1, 3)}) {
         INFO(layout.name());
         const std::string copy = place.folder / layout.name();
@@ -416,5 +447,57 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
         if (!ran) continue;
         CHECK(read_whole(real_files(), copy + ".llmc") == read_whole(real_files(), place.folder / "origin.llmc"));
         CHECK(files_of(copy + "/" + checkpoint_name(4)) == expected);
+    }
+}
+
+TEST_CASE(
+    "layouts: back from an outlier to the last checkpoint, a run goes on as one resumed there past those samples") {
+    constexpr int spike = 5, saved = 2;
+    // the window of a run just before it is full, of losses far below this model's: the third loss from here is an
+    // outlier
+    OutlierDetector low;
+    for (int i = 0; i < OutlierDetector::kWindow - (spike - saved - 1); i++) low.update(1e-3 * (1 + i % 2));
+    for (const Layout& layout : {Layout{0, 0}, Layout{2, 1}, all_axes(2, 1, 1, 2, 1), pipeline(2, 1, 2)}) {
+        INFO(layout.name());
+        const Workplace place;
+        // from a copy of what the first steps have left
+        auto run = [&](const std::string& name, const RankOfRun::Change& change) {
+            Layout asked = layout;
+            asked.dp = std::max(layout.dp, 1);
+            Options options = options_of(asked, place.folder / name);
+            options.max_steps = 8, options.checkpoint_every = 100;
+            options.skip_loss_z = 3.0f, options.spike_rewind = 1;
+            options.stop_after = change ? 0 : saved;
+            if (change) {
+                in_first_process([&] {
+                    std::filesystem::copy(place.folder / "begun", options.output_dir,
+                                          std::filesystem::copy_options::recursive);
+                });
+            }
+            const std::string from = change ? options.output_dir + "/" + checkpoint_name(saved) : "";
+            return on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, from, change); });
+        };
+        auto past = [&](int samples) {
+            return [samples](RunState& state, const TokenSet& tokens) {
+                Loader loader(tokens, state.seed);
+                loader.seek(state.loader);
+                loader.advance(static_cast<std::uint64_t>(samples));
+                state.loader = loader.state();
+            };
+        };
+        if (!run("begun", {})) continue;
+        run("spike", [&](RunState& state, const TokenSet&) { state.loss_outliers = low.state(); });
+        const int skipped = (spike - saved) * sequences;
+        run("resumed", past(skipped));
+        run("one too few", past(skipped - 1));
+        auto records = [&](const char* name) {
+            return without_times(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
+        };
+        auto end = [&](const char* name) { return files_of(place.folder / name + "/" + checkpoint_name(8)); };
+        const std::regex rewind(text("\\{\"step\":2,\"rewind_from\":5,[^}]*\"skipped_samples\":", skipped, "\\}\n"));
+        CHECK(std::regex_search(records("spike"), rewind));
+        CHECK(std::regex_replace(records("spike"), rewind, "") == records("resumed"));
+        CHECK(end("spike") == end("resumed"));
+        CHECK(end("spike") != end("one too few"));
     }
 }

@@ -83,3 +83,28 @@ TEST_CASE("metrics: no folder, no files; a full disk is an error that names the 
         CHECK(std::string(error.what()).find("metrics.jsonl: write failed: No space left") != std::string::npos);
     }
 }
+
+TEST_CASE(
+    "metrics: a run that goes back drops later lines and keeps earlier rewinds, which a resumed run makes again") {
+    TemporaryFolder folder;
+    auto lines = [&] { return read_whole(real_files(), folder / "metrics.jsonl"); };
+    const std::string first = "{\"step\":2,\"rewind_from\":4,\"loss\":9,\"grad_norm\":1,\"skipped_samples\":8}\n";
+    const std::string second = "{\"step\":2,\"rewind_from\":3,\"loss\":8,\"grad_norm\":1,\"skipped_samples\":4}\n";
+    std::string until_2;
+    {
+        Metrics metrics(real_files(), folder.path());
+        for (int step : {1, 2}) metrics.step(record(step));
+        until_2 = lines();
+        for (int step : {3, 4}) metrics.step(record(step));
+        metrics.rewind({2, 4, 9.0f, 1.0f, 8}, AfterStep::next_step);
+        CHECK(lines() == until_2 + first);
+        metrics.step(record(3));
+        metrics.rewind({2, 3, 8.0f, 1.0f, 4}, AfterStep::next_step);
+        CHECK(lines() == until_2 + first + second);
+        metrics.step(record(3));
+    }
+    { Metrics resumed(real_files(), folder.path(), 3); }
+    CHECK(lines() == until_2 + first + second + to_json(record(3)) + "\n");
+    { Metrics resumed(real_files(), folder.path(), 2); }
+    CHECK(lines() == until_2);
+}

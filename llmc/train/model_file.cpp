@@ -4,23 +4,47 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
-#include "llmc/io/checkpoint.h"
 
-std::string resolve_model(const FileSystem& files, const std::string& model, const Log& log) {
-    if (is_descriptor(model) || !files.exists(model + "/.") || files.exists(model + "/config.json")) return model;
+namespace {
+
+// The newest checkpoint of a run.
+std::string newest_model(const FileSystem& files, const std::string& run, const Log& log,
+                         const CheckpointRanks& ranks) {
     std::vector<std::string> skipped;
-    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, model, skipped);
+    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, skipped, ranks, CheckpointUse::model);
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (found) return found->path;
     throw Error(
         ErrorKind::bad_data,
-        text("--model ", model, ": this folder holds no config.json and no checkpoint",
+        text("--model ", run, ": this folder holds no config.json and no checkpoint",
              skipped.empty() ? "" : " that can be used"),
         "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
-std::unique_ptr<WeightSource> open_intact_weights(const FileSystem& files, const std::string& model) {
-    verify_model_folder(files, model);
+void verify_together(const FileSystem& files, const std::string& model, const CheckpointRanks& ranks) {
+    std::string wrong;
+    try {
+        verify_model_folder(files, model, ranks.rank, ranks.ranks);
+    } catch (const Error& error) {
+        wrong = error.message();
+    }
+    for (const std::string& reason : ranks.gather(wrong)) {
+        if (reason.empty()) continue;
+        throw Error(ErrorKind::bad_data, text("--model: ", reason), "Restore it from a copy, or take another one.");
+    }
+}
+
+}   // namespace
+
+std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
+                                           const CheckpointRanks& ranks) {
+    if (is_descriptor(model)) return nullptr;
+    const bool is_run = files.exists(model + "/.") && !files.exists(model + "/config.json");
+    if (ranks.gather(is_run ? "a run" : "")[0] == "a run") {
+        model = newest_model(files, model, log, ranks);
+    } else {
+        verify_together(files, model, ranks);
+    }
     return open_weights(files, model);
 }
 

@@ -6,16 +6,16 @@
 #include <string>
 
 #include "llmc/base/log.h"
+#include "llmc/io/checkpoint.h"
 #include "llmc/model/weight_source.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-// A run's output folder becomes the newest of its checkpoints that verifies; what was passed over is told. Everything
-// else stays as it is. Error(bad_data) where a run's folder has no checkpoint that can be used.
-std::string resolve_model(const FileSystem& files, const std::string& model, const Log& log);
-
-// Its weights; of a checkpoint, or an export with a manifest, only if all files are what was written: Error(bad_data)
-// naming the file.
-std::unique_ptr<WeightSource> open_intact_weights(const FileSystem& files, const std::string& model);
+// The weights of `model`; none of a descriptor. A run's output folder becomes the newest of its checkpoints whose model
+// verifies; what was passed over is told. Of a checkpoint, or an export with a manifest, all files that a model is read
+// from must be what was written; several ranks share the hashing, which is collective. Error(bad_data) naming the file,
+// or that a run's folder has no checkpoint that can be used.
+std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
+                                           const CheckpointRanks& ranks = {});
 
 // Where the tokenizer of a model is: `asked` if that is not empty, else its folder, or that of its file, where there is
 // one; empty: there is none.

@@ -59,6 +59,7 @@ struct Options : OptimizerOptions {
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
     int max_steps = -1;             // -1: one epoch
     int stop_after = 0;             // end after this many completed steps of the run; 0: do not
+    int time_limit = 0;             // seconds from the program's begin until it saves and stops; 0: none
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
@@ -66,6 +67,7 @@ struct Options : OptimizerOptions {
     int warmup = 0;                                 // steps
     float final_lr_frac = 1.0f;                     // final learning rate over lr
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
+    int spike_rewind = 0;   // above it, back to the last checkpoint instead, so often without a newer one; 0: never
 
     // validation and sampling
     int val_every = 20;         // steps; 0: never
@@ -86,6 +88,7 @@ struct Options : OptimizerOptions {
     bool overwrite = false;    // a folder of another run's results is emptied
     bool keep_best = false;    // also save what has the lowest validation loss
     int max_bad_steps = 10;    // stop after so many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;  // event files for TensorBoard in the output folder too
     std::string trace;         // Chrome trace of a step; empty: none
     std::string export_llmc;   // llm.c model file to write at the end; empty: none
 

@@ -148,7 +148,10 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
         {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
         {{"--resume"}, "--resume without --output-dir"},
+        {{"--spike-rewind", "2", "-sl", "6"}, "--spike-rewind without --output-dir"},
+        {{"--spike-rewind", "2", "-o", "x"}, "--spike-rewind without --skip-loss-z or --skip-norm-z"},
         {{"--keep-best"}, "--keep-best without --output-dir"},
+        {{"--tensorboard"}, "--tensorboard without --output-dir"},
         {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
         {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
@@ -272,8 +275,16 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     CHECK(unknown.rfind("64 ", 0) == 0);
     CHECK(unknown.find(path) != std::string::npos);
     CHECK(unknown.find("learning-rate") != std::string::npos);
-    write_whole(real_files(), path, "lr=high\n");
-    CHECK(complaint({"--config", path}).find("--lr high: expected a number") != std::string::npos);
+    // whichever of several lines it is, unless the command line wins over all of them
+    write_whole(real_files(), path, "# a comment\nlr=1e-3\n\nmicro-batch=2\nmicro-batch = none\n");
+    const std::string wrong = complaint({"--config", path});
+    CAPTURE(wrong);
+    CHECK(wrong.find("64 --config " + path + ": line 5: --micro-batch none: expected an integer") == 0);
+    CHECK(complaint({"--config=" + path, "-b4"}) == "");
+    CHECK(complaint({"--config", path, "-b", "none"}).find("64 --micro-batch none: expected") == 0);
+    CHECK(complaint({"--config", path, "-b", "2", "-l", "higher"}).find("64 --lr higher: expected") == 0);
+    write_whole(real_files(), path, "\nattention=\"flash\"\n");
+    CHECK(complaint({"--config", path}).find(": line 2: --attention flash: expected one of") != std::string::npos);
     CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
 }
 
@@ -312,8 +323,12 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
                                                               "--recompute", "block", "-m", "10"})
                                               .texts)
               .empty());
+    for (const char* name : options_of_one_start()) CHECK_MESSAGE(value(line, name) != "(none)", name);
     CHECK(!parse_command_line({"-o", out}).recorded);
-    record.options.push_back({"no-such-option", "1"});
+    std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --tp none: expected an integer") == 0);
+    record.options.insert(record.options.begin(), {"no-such-option", "1"});
     write_run_record(real_files(), out, record);
     CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
 }
@@ -329,6 +344,7 @@ TEST_CASE("options: help lists every group, with -h alone too") {
 }
 
 TEST_CASE("options: a verb takes its own options and shows no others") {
+    TemporaryFolder data;
     const CommandLine train = parse_command_line({"train", "--lr", "0.5"});
     CHECK(train.verb == Verb::train);
     CHECK(train.options.lr == 0.5f);
@@ -345,6 +361,15 @@ TEST_CASE("options: a verb takes its own options and shows no others") {
     CHECK(written.options.seed == 9);
     CHECK(!written.options.generate.stop_at_end);
     CHECK(written.options.generate.tokenizer == "bytes");
+
+    const std::string folder = data.path();
+    write_whole(real_files(), folder + "/a_train_0.bin", "");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder}).val_data == folder + "/*val*.bin");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder, "-j", "other"}).val_data == "other");
+    CHECK(complaint({"evaluate", "--model", "x"}).find("without --val-data, --data and --hellaswag") !=
+          std::string::npos);
+    CHECK(complaint({"export", "--model", "x", "--data", folder}).find("--data: not an option of") !=
+          std::string::npos);
 
     const std::string help = parse_command_line({"--help"}).print_and_exit;
     CHECK(help.find("--prompt") == std::string::npos);

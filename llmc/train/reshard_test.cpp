@@ -4,6 +4,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -486,7 +487,12 @@ TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the
             ReshardRank rank(flip.c, me);
             rank.state.fill();
             auto differs = [&] {
-                return differing_replicas(me.world.gather_text(replica_hashes(rank.state.tensors(), me.stream)));
+                const ReplicaHashes own = replica_hashes(rank.state.tensors(), me.stream);
+                const std::string of_groups = differing_replicas(me.world.gather_text(own.groups)),
+                                  of_tensors = differing_replicas(me.world.gather_text(own.tensors));
+                me.require(of_groups.empty() == of_tensors.empty(), "groups: ", of_groups, "; tensors: ", of_tensors);
+                me.require(std::ranges::count(own.groups, '\n') <= 16, "more lines than groups: ", own.groups);
+                return of_tensors;
             };
             me.require(differs() == "", "equal copies: ", differs());
             if (me.rank() == flip.rank) {

@@ -7,6 +7,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
+#include "llmc/train/model_file.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -19,42 +20,32 @@ std::string find_tokenizer_file(const Options& options) {
     return std::filesystem::exists(file) ? file.string() : std::string();
 }
 
-// A checkpoint that weights are taken from must be what was written. Collective: all ranks verify it together.
-void verify_model(const std::string& path, World& world) {
-    std::string wrong;
-    try {
-        verify_model_folder(real_files(), path, world.rank(), world.ranks());
-    } catch (const Error& error) {
-        wrong = error.message();
-    }
-    for (const std::string& reason : world.gather_text(wrong)) {
-        if (reason.empty()) continue;
-        throw Error(ErrorKind::bad_data, text("--model: ", reason), "Restore it from a copy, or take another one.");
-    }
+CheckpointRanks ranks_of(World& world) {
+    return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
 }
 
-// The model that the options describe; `weights` where they name a file.
-ModelConfig choose_model(const Options& options, const WeightSource* weights,
+// The model that the options describe; `of_file` where they name one.
+ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                          const std::optional<Tokenizer>& tokenizer) {
-    if (weights != nullptr) {
-        const std::int64_t own = weights->config().vocab_size;
+    if (of_file != nullptr) {
+        const std::int64_t own = of_file->vocab_size;
         if (options.vocab_size > 0 && options.vocab_size != own) {
             throw Error(
                 ErrorKind::usage,
                 text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                 "Leave --vocab-size out: the model says it.");
         }
-        if (!options.tie_embeddings && weights->config().tied) {
+        if (!options.tie_embeddings && of_file->tied) {
             throw Error(ErrorKind::usage,
                         text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
                         "Leave --tie-embeddings out: the model says it.");
         }
-        if (!options.export_llmc.empty() && !weights->config().tied) {
+        if (!options.export_llmc.empty() && !of_file->tied) {
             throw Error(ErrorKind::usage,
                         text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
                         "llm.c's files have none; checkpoints are Hugging Face folders.");
         }
-        return weights->config();
+        return *of_file;
     }
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
@@ -123,9 +114,7 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     }
     if (options.overwrite) return "";
     std::vector<std::string> skipped;
-    std::optional<FoundCheckpoint> found = newest_checkpoint(
-        real_files(), folder, skipped,
-        {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped, ranks_of(world));
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (!found && !saved.empty()) {
         throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
@@ -151,15 +140,16 @@ void check_names(const Options& options) {
     check_overwrite(options);
 }
 
-RunModel find_model(const Options& options, World& world) {
+RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log) {
     RunModel model;
     model.tokenizer_file = find_tokenizer_file(options);
     if (!model.tokenizer_file.empty()) model.tokenizer = Tokenizer::load(model.tokenizer_file);
+    std::optional<ModelConfig> of_file;
     if (options.layers == 0 && !is_descriptor(options.model)) {
-        verify_model(options.model, world);
-        model.weights = open_weights(real_files(), options.model);
+        if (checkpoint.empty()) model.weights = find_weights(real_files(), options.model, log, ranks_of(world));
+        of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
     }
-    model.config = choose_model(options, model.weights.get(), model.tokenizer);
+    model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
     check_model_fits(options, model.config);
     return model;
 }
@@ -170,7 +160,7 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
     for (const auto& [flag, pattern] : data_of_run(options)) expected.data.push_back({flag, pattern});
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
-    expected.model_folders = {options.layers > 0 ? "" : options.model, checkpoint};
+    expected.model_folders = {options.layers > 0 || !checkpoint.empty() ? "" : options.model, checkpoint};
     const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
     expected.max_hashed_bytes = hashes ? max_hashed_bytes : 0;
     const std::uint64_t not_hashed = check_corpora(real_files(), expected);
@@ -201,17 +191,23 @@ std::string RunInputs::origin() const {
     return !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
 }
 
-RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log) {
+RunInputs find_inputs(Options& options, World& world, const StopSignals& signals, const Log& log) {
     check_names(options);
     if (world.is_first()) {
         if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
         if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
     }
-    RunModel model = find_model(options, world);
     std::unique_ptr<FolderLock> lock;
-    if (world.is_first() && !options.output_dir.empty()) lock = std::make_unique<FolderLock>(options.output_dir);
-    std::string checkpoint = options.output_dir.empty() ? "" : find_checkpoint(options, world, log, true);
-    checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
+    std::string checkpoint;
+    auto look_into_folder = [&] {
+        if (options.output_dir.empty()) return;
+        if (world.is_first()) lock = std::make_unique<FolderLock>(options.output_dir);
+        checkpoint = find_checkpoint(options, world, log, true);
+        checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
+    };
+    if (options.resume) look_into_folder();   // first, for then --model is needed no more
+    RunModel model = find_model(options, checkpoint, world, log);
+    if (!options.resume) look_into_folder();
     if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
         world.require_same(file + ", in the folder where all ranks write checkpoints,",
                            real_files().exists(file) ? read_whole(real_files(), file) : "nothing");

@@ -36,8 +36,9 @@ struct RunInputs {
     std::string origin() const;   // of the weights, in words
 };
 
-// Collective. Errors name the option and the file: usage, bad_data, io; resumable where a signal to stop has come.
-RunInputs find_inputs(const Options& options, World& world, const StopSignals& signals, const Log& log);
+// Collective; --model's path may change, as in find_model. Errors name the option and the file: usage, bad_data, io;
+// resumable where a signal to stop has come.
+RunInputs find_inputs(Options& options, World& world, const StopSignals& signals, const Log& log);
 
 // The parts of find_inputs that `train_gpt check` looks at one by one.
 struct RunModel {
@@ -46,12 +47,15 @@ struct RunModel {
     std::unique_ptr<WeightSource> weights;
     ModelConfig config;
 };
-RunModel find_model(const Options& options, World& world);   // collective
+// The one that --model names, whose run's folder it makes a checkpoint's; where `checkpoint` is continued, that one's,
+// and nothing else is opened. Collective.
+RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log);
 // That data belong to the model, of which `checkpoint` may be one. The first rank hashes so many bytes of them; returns
 // how many it did not.
 std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
                          std::uint64_t max_hashed_bytes);
-// `clears_away`: also removes what a killed run has left unfinished. Collective.
+// The checkpoint to continue from; empty: none. `clears_away`: also removes what a killed run has left unfinished.
+// Collective.
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
 // Before all else: that files match the patterns, and that --overwrite removes nothing that the run needs.
 void check_names(const Options& options);

@@ -57,12 +57,14 @@ RunRecord record_from(const Json& json) {
 
 }   // namespace
 
-bool belongs_to_one_start(const std::string& option) {
+std::span<const char* const> options_of_one_start() {
     static constexpr std::array kNames{"output-dir", "resume",       "overwrite",    "stop-after",
                                        "trace",      "init",         "init-address", "init-folder",
                                        "processes",  "init-timeout", "gpus-per-node"};
-    return std::ranges::find(kNames, option) != kNames.end();
+    return kNames;
 }
+
+bool belongs_to_one_start(const std::string& option) { return std::ranges::count(options_of_one_start(), option) > 0; }
 
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded,
                                            const std::vector<OptionText>& now) {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,7 @@ struct ChangedOption {
 
 // Whether an option is of one start of the program and not of the run: where it runs, how it is told to end.
 bool belongs_to_one_start(const std::string& option);
+std::span<const char* const> options_of_one_start();   // their names
 
 // The options of the run that differ; those that the record does not know are left out.
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded, const std::vector<OptionText>& now);

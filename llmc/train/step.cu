@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "llmc/base/log.h"
+#include "llmc/base/profile_range.h"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/parallel/partial_gradients.h"
@@ -36,7 +37,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
     : stage_(stage),
       grad_clip_(options.grad_clip),
       groups_(groups),
-      optimizer_(Optimizer::make(stage, options, arena)),
+      optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
       partial_(make_partial_gradients(stage, groups.tensor, arena)),
@@ -60,6 +61,7 @@ Step::~Step() {
 
 void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
                      const std::function<StopVotes()>& vote) {
+    const ProfileRange range("gradients");
     const cudaStream_t stream = stage_.stream();
     Numbers* const numbers = numbers_.data();
     std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
@@ -72,6 +74,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     });
     const StopVotes own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
+    const ProfileRange reductions("reductions and norm");
     if (zero_) zero_->finish_gradients();
     if (partial_) partial_->reduce();
     exchange_tied_gradients();
@@ -107,11 +110,13 @@ void Step::logits(floatX* out, int row, int cp_rank) {
 }
 
 void Step::update(int step, float learning_rate) {
+    const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
 }
 
 StepResult Step::result() const {
+    const ProfileRange range("wait for the step");
     const Numbers numbers = numbers_.download(stage_.stream())[0];
     return {static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
 }

@@ -14,19 +14,23 @@ namespace {
 
 struct Named {
     int signal;
-    const char* name;
+    const char* words;
 };
-constexpr Named kStopSignals[] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}};
+constexpr Named kStopSignals[] = {{SIGINT, "SIGINT received"},
+                                  {SIGTERM, "SIGTERM received"},
+                                  {SIGHUP, "SIGHUP received"},
+                                  {SIGUSR1, "SIGUSR1 received"},
+                                  {SIGALRM, "--time-limit reached"}};
 
-std::string name_of(int signal) {
+std::string words_of(int signal) {
     for (const Named& known : kStopSignals) {
-        if (known.signal == signal) return known.name;
+        if (known.signal == signal) return known.words;
     }
     return "";
 }
 
 std::string stopped_in_start_up(int signal) {
-    return text(name_of(signal), " received during start-up: stopped before the first step");
+    return text(words_of(signal), " during start-up: stopped before the first step");
 }
 
 // To stderr, unless that would wait: a terminal may be held, or nobody may empty a pipe, and the next signal must find
@@ -44,9 +48,10 @@ bool is_ignored(int signal) {
     return sigaction(signal, nullptr, &present) == 0 && present.sa_handler == SIG_IGN;
 }
 
-// The process dies of the signal, so that who started it sees why.
-[[noreturn]] void end_at_once(int signal) {
-    say(text(name_of(signal), " within ", RequestCount::kSecondSeconds,
+// Of a second SIGINT. The process dies of it, so that who started it sees why.
+[[noreturn]] void end_at_once() {
+    const int signal = SIGINT;
+    say(text("SIGINT within ", RequestCount::kSecondSeconds,
              " s of another request to stop: ended at once, this step is not saved"));
     ::signal(signal, SIG_DFL);
     sigset_t only;
@@ -63,7 +68,7 @@ double seconds_now() {
 
 }   // namespace
 
-std::string StopSignals::received() const { return name_of(first_.load()); }
+std::string StopSignals::received() const { return words_of(first_.load()); }
 
 void StopSignals::leave_if_received() const {
     if (const int signal = first_.load(); signal != 0) {
@@ -88,7 +93,7 @@ void StopSignals::note_or_leave(int signal) {
         _exit(static_cast<int>(ErrorKind::resumable));
     }
     if (speaks_) {
-        say(text(name_of(signal), " received: stopping after this step; Ctrl-C within ", RequestCount::kSecondSeconds,
+        say(text(words_of(signal), ": stopping after this step; Ctrl-C within ", RequestCount::kSecondSeconds,
                  " s ends the run at once, without saving"));
     }
 }
@@ -115,7 +120,7 @@ StopSignals& take_stop_signals() {
             int signal = 0;
             if (sigwait(&taken, &signal) != 0) continue;
             const RequestCount::Request request = requests.count(seconds_now());
-            if (request == RequestCount::Request::second && signal == SIGINT) end_at_once(signal);
+            if (request == RequestCount::Request::second && signal == SIGINT) end_at_once();
             if (request == RequestCount::Request::first) signals.note_or_leave(signal);
         }
     }).detach();

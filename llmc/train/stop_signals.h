@@ -1,4 +1,5 @@
-// Requests to stop a run: SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 (from batch systems, before the time is up).
+// Requests to stop a run: SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 (from batch systems, before the time is up), and
+// SIGALRM, the process's own clock (--time-limit).
 //
 // The training loop stops after the step at hand and saves; the start-up has nothing to save and just ends.
 // No handler runs: oneDNN lets the stack pointer point into the heap while it multiplies, so a handler would write
@@ -9,6 +10,8 @@
 // is none.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <optional>
 #include <string>
@@ -17,7 +20,7 @@
 
 class StopSignals {
 public:
-    // The name of the signal that asked first, or an empty string.
+    // What asked first, as "SIGTERM received", or an empty string.
     std::string received() const;
 
     // For the start-up: Error(resumable) where a signal has been received.
@@ -26,6 +29,9 @@ public:
     // From now on a request is remembered, and the caller looks for it often. Until then it ends the process with exit
     // code 75, because the start-up may wait long for other ranks. `speaks`: whether this rank tells of it at once.
     void remember_from_now(bool speaks);
+
+    // From now on so many seconds, then a request to stop comes by itself (SIGALRM). Replaces an earlier one; 0: none.
+    static void time_limit(int seconds) { alarm(static_cast<unsigned>(seconds)); }
 
     // A signal arrived, or a test says so.
     void note(int signal);

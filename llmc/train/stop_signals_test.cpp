@@ -61,7 +61,7 @@ TEST_CASE("stop signals: the first one noted keeps its name") {
     CHECK_NOTHROW(signals.leave_if_received());
     signals.note(SIGHUP);
     signals.note(SIGTERM);
-    CHECK(signals.received() == "SIGHUP");
+    CHECK(signals.received() == "SIGHUP received");
     CHECK_THROWS_WITH_AS(signals.leave_if_received(), doctest::Contains("SIGHUP received during start-up"), Error);
 }
 
@@ -78,6 +78,18 @@ TEST_CASE("stop signals: each kind is taken by a thread, and by no handler") {
         });
         CHECK(end == 0);
     }
+}
+
+TEST_CASE("stop signals: a time limit is a request that comes by itself") {
+    CHECK(end_of([] {
+              StopSignals& signals = take_stop_signals();
+              signals.remember_from_now(false);
+              StopSignals::time_limit(100);
+              StopSignals::time_limit(1);
+              sleep_ms(200);
+              if (!signals.received().empty()) return 1;
+              return taken(signals) == "--time-limit reached" ? 0 : 2;
+          }) == 0);
 }
 
 TEST_CASE("stop signals: threads that start later block them too") {
@@ -132,7 +144,7 @@ TEST_CASE("stop signals: what was ignored when the program began stays ignored")
             sleep_ms(50);
             if (!signals.received().empty()) return 1;
             send(SIGTERM);
-            return taken(signals) == "SIGTERM" ? 0 : 2;
+            return taken(signals) == "SIGTERM received" ? 0 : 2;
         });
         CHECK(end == 0);
     }

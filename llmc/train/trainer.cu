@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "llmc/train/health.h"
 #include "llmc/train/layout_options.h"
@@ -50,7 +51,12 @@ void Trainer::restore(const RunState& state) {
     best_val_loss_ = state.best_val_loss;
 }
 
+// A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
 RunEnd Trainer::run() {
+    return parts_.world ? parts_.world->guarded([this] { return run_steps(); }) : run_steps();
+}
+
+RunEnd Trainer::run_steps() {
     const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
     const int first = step_ + 1;
     if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
@@ -81,7 +87,7 @@ RunEnd Trainer::run() {
             }
             agree_on_algorithms();
         }
-        next_ = AfterStep::validation;
+        if (spike_ && !rewind()) return RunEnd::bad_steps;
         if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
         follow_step();
     }
@@ -126,8 +132,8 @@ RunEnd Trainer::end_at_signal() {
     save_checkpoint();
     settle_saves();
     const std::string own = parts_.signals.received();
-    parts_.log.line("%s received: stopped after step %d of %d%s%s",
-                    (own.empty() ? agreement_.stop().words() : own).c_str(), step_, max_steps_,
+    parts_.log.line("%s: stopped after step %d of %d%s%s",
+                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, max_steps_,
                     next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;
@@ -191,6 +197,7 @@ void Trainer::train_step() {
         });
     loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
+    next_ = AfterStep::validation;
     if (parts_.world) parts_.world->set_step(step_);
 
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
@@ -207,12 +214,48 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
+    if (outlier && options_.spike_rewind > 0) spike_ = result;
+}
+
+// Back to the last good checkpoint, past the samples since. Collective: every rank has seen the same outlier.
+bool Trainer::rewind() {
+    const StepResult spike = *std::exchange(spike_, std::nullopt);
+    const int from = step_;
+    finish_save();
+    parts_.step.wait_for_all_gather();
+    std::vector<std::string> skipped;
+    const auto found = newest_checkpoint(
+        parts_.files, options_.output_dir, skipped,
+        {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
+    for (const std::string& reason : skipped) parts_.log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found || found->step >= from) {
+        parts_.log.warning("step %d: there is no checkpoint to go back to", from);
+        return true;
+    }
+    if (std::exchange(rewound_to_, found->step) != found->step) rewinds_ = 0;
+    if (rewinds_++ == options_.spike_rewind) {
+        parts_.log.warning(
+            "step %d: --spike-rewind %d: so often the run went back to step %d without a newer checkpoint: "
+            "stopped\n  Resume from it with a lower --lr, a --grad-clip, or higher z-scores.",
+            from, options_.spike_rewind, found->step);
+        return false;
+    }
+    RunState state =
+        load_training_state(parts_.files, found->path, tensors_of(parts_.step), parts_.step.stage().stream());
+    const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
+    state.loader = loader_.state();
+    restore(state);
+    if (parts_.world) parts_.world->set_step(step_);
+    parts_.metrics.rewind({step_, from, spike.loss, spike.grad_norm, samples}, next_);
+    parts_.log.warning("step %d was an outlier: back to %s, past %llu samples", from, found->path.c_str(),
+                       static_cast<unsigned long long>(samples));
+    return true;
 }
 
 void Trainer::check_replicas() {
-    const std::string differs =
-        differing_replicas(agreement_.gather(replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream())));
-    if (differs.empty()) return;
+    const ReplicaHashes own = replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream());
+    if (differing_replicas(agreement_.gather(own.groups)).empty()) return;
+    const std::string differs = differing_replicas(agreement_.gather(own.tensors));
     throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step_, " ", differs),
                 "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }

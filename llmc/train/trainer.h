@@ -10,6 +10,11 @@
 // and the run goes on: the next one is due as ever, and the run fails only where its last one has failed. The end of
 // the run, a request to stop and the next save wait for the one under way.
 //
+// With --spike-rewind an outlier takes the run back to its newest checkpoint that verifies: model, optimizer, windows
+// of past values and counters are as they were there, but the loader stands behind the samples of the outlier. So the
+// run goes on as one that is resumed from that checkpoint and passes over as many samples, to the bit. One that is
+// killed later, and resumed from there, comes to the same outlier and goes back again.
+//
 // A signal to stop, to any rank, is acted upon by all of them after the same step, or in the midst of validation or
 // evaluation after the same micro-batch; what then remains to be done after the step is left to the run that resumes.
 #pragma once
@@ -55,7 +60,7 @@ enum class RunEnd {
     finished,         // all steps done
     stop_requested,   // --stop-after
     signal,           // a request to stop (stop_signals.h)
-    bad_steps,        // --max-bad-steps in a row were not finite
+    bad_steps,        // --max-bad-steps in a row were not finite, or --spike-rewind has led to no newer checkpoint
 };
 
 // In the output folder: the state of the lowest validation loss, with --keep-best.
@@ -80,9 +85,11 @@ private:
         double mean_s() const { return steps > 0 ? total_s / steps : 0; }
     };
 
+    RunEnd run_steps();
     void follow_step();
     RunEnd end_at_signal();
     RunEnd end_at_bad_steps();
+    bool rewind();   // false: too often from this checkpoint
     void train_step();
     void agree_on_algorithms();
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
@@ -125,7 +132,9 @@ private:
     std::exception_ptr save_failure_;   // of the last save
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
-    double loss_z_ = 0, norm_z_ = 0;   // of the last step
+    double loss_z_ = 0, norm_z_ = 0;     // of the last step
+    std::optional<StepResult> spike_;    // the last step was one to go back from
+    int rewound_to_ = 0, rewinds_ = 0;   // the last checkpoint gone back to, and how often
     Timing timing_;
     int lines_ = 0;            // of progress so far
     double last_line_s_ = 0;   // when the last one was due

@@ -544,6 +544,34 @@ TEST_CASE("trainer: a resumed run goes on with the windows of past losses and no
     }
 }
 
+TEST_CASE(
+    "trainer: outliers take a run back to its checkpoint so often as it is told, then end it; without one they are "
+    "skipped") {
+    OutlierDetector low;
+    for (int i = 0; i < OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));
+    for (bool has_checkpoint : {true, false}) {
+        TestRun run;
+        run.options.skip_loss_z = 3.0f, run.options.spike_rewind = 2;
+        RunState state;
+        state.step = 1;
+        state.windows = run.tokens.windows();
+        state.loss_outliers = low.state();
+        run.save(state);
+        const auto before = run.weights();
+        if (!has_checkpoint) run.options.output_dir = run.data / "other", run.options.max_steps = 3;
+        const RunEnd end = run.train(real_files(), run.output / "step_00000001");
+        CHECK(end == (has_checkpoint ? RunEnd::bad_steps : RunEnd::finished));
+        CHECK(run.weights() == before);
+        const std::string records = read_whole(real_files(), run.options.output_dir + "/metrics.jsonl");
+        int rewinds = 0;
+        for (std::size_t at = 0; (at = records.find("{\"step\":1,\"rewind_from\":2,", at)) != std::string::npos; at++)
+            rewinds++;
+        CHECK(rewinds == (has_checkpoint ? 2 : 0));
+        // each time past one more step's samples
+        if (has_checkpoint) CHECK(records.find("\"skipped_samples\":4}") != std::string::npos);
+    }
+}
+
 // The algorithms of a run, as if a search had found the second of those offered for every problem.
 std::vector<MatmulAlgorithm> other_algorithms() {
     TestRun run;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "llmc/base/error.h"
+#include "llmc/base/check.h"
 
 namespace {
 
@@ -23,8 +23,9 @@ const std::vector<VerbInfo> kVerbs{
       "--stop-at-end", "--seed"}},
     {Verb::evaluate,
      "evaluate",
-     "Measures a model: its loss on --val-data, and the multiple-choice questions that it answers right.",
+     "Measures a model: its loss on validation data, and the multiple-choice questions that it answers right.",
      {"--model",
+      "--data",
       "--val-data",
       "--vocab-size",
       "--val-max-batches",
@@ -79,6 +80,10 @@ constexpr OwnWords kOwnWords[] = {
     {Verb::evaluate, "--model", kModel},
     {Verb::export_model, "--model", kModel},
     {Verb::generate, "--seed", "the same seed draws the same text"},
+    {Verb::evaluate, "--data",
+     "what data/NAME.sh has prepared (local, tinyshakespeare, ...), or a folder: stands for --val-data "
+     "'FOLDER/*val*.bin'"},
+    {Verb::evaluate, "--val-data", "token files to measure on, a pattern (quote it)"},
     {Verb::evaluate, "--vocab-size", "ids of the model, where it is meant to have more than the data's tokenizer"},
     {Verb::evaluate, "--hellaswag", "answer multiple-choice questions"},
     {Verb::evaluate, "--seq-len", "tokens of a sequence, T; by default the model's positions"},
@@ -86,6 +91,14 @@ constexpr OwnWords kOwnWords[] = {
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// A name in the lists above that is no option would be passed over without a word.
+void check_names(const CLI::App& app) {
+    auto check = [&app](const std::string& name) { ENSURE(app.get_option_no_throw(name), name, " is no option"); };
+    for (const VerbInfo& verb : kVerbs) std::ranges::for_each(verb.options, check);
+    std::ranges::for_each(kNotOfTraining, check);
+    for (const OwnWords& own : kOwnWords) check(own.option);
 }
 
 const VerbInfo& info_of(Verb verb) { return *std::ranges::find(kVerbs, verb, &VerbInfo::verb); }
@@ -114,6 +127,7 @@ Verb take_verb(std::vector<std::string>& arguments) {
 }
 
 std::vector<std::string> keep_options_of(Verb verb, CLI::App& app) {
+    check_names(app);
     const VerbInfo& info = info_of(verb);
     if (verb == Verb::train) {
         std::string others;

@@ -1,6 +1,6 @@
 // What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains.
 //
-// All verbs share one table of options (options.cpp). Each takes some of them, named here; the others are unknown to it
+// All verbs share one table of options (option_table.cpp). Each takes some of them, named here; the others are unknown to it
 // and left out of its `--help`.
 #pragma once
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "llmc/base/error.h"
 
@@ -72,6 +73,17 @@ TEST_CASE("trace: ranks are processes, streams threads, operations lie where the
             CHECK(event.at("dur").get<double>() == doctest::Approx(3e6));
         }
     }
+    // what every viewer wants of an event, and a process for each rank
+    std::set<int> processes;
+    for (const auto& event : json.at("traceEvents")) {
+        processes.insert(event.at("pid").get<int>());
+        CHECK(event.at("tid").is_number_integer());
+        if (event.at("ph") == "M") continue;
+        CHECK(event.at("ph") == "X");
+        CHECK(event.at("ts").get<double>() >= 0);
+        CHECK(event.at("dur").get<double>() >= 0);
+    }
+    CHECK(processes == std::set<int>{0, 1});
     CHECK(operations == 2 + 2 + 1);
     CHECK(waits == 1);
     CHECK(json.at("traceEvents")[2].at("args").at("name") == "communication (stream 2)");
