@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands of the README, in order, as they stand there, each in a pseudo-terminal; and docs/'s that print schedules.
+# The commands of the README, in order, as they stand there, each in a pseudo-terminal; and docs/'s that print.
 # The model and the number of steps are small: ./train_gpt is a script that adds options of its own behind those given.
 # What `make` is asked for must be one of its targets; what would be downloaded is made here, mpirun and sbatch start
 # nothing. And docs/options.md is what --help says.
@@ -54,7 +54,7 @@ END
 printf 'node%d slots=2\n' 0 1 >hosts
 cat >"$work/bin/mpirun" <<'END'
 #!/usr/bin/env bash
-[[ " $* " == *" -np 4 "*" ./train_gpt --model gpt3:6700M "*" --init mpi "* ]]
+[[ " $* " == *" -np 4 "*" ./train_gpt "*" --model gpt3:6700M "*" --init mpi "* ]]
 END
 cat >"$work/bin/sbatch" <<'END'
 #!/usr/bin/env bash
@@ -74,8 +74,8 @@ while IFS= read -r command; do
     verdict $((! $?)) "$command complains: $(grep -aE 'error|FAILED' out | head -n 3)"
     count=$((count + 1))
 done < <(awk '/^```/ { inside = /^```sh/; next } inside' "$root/README.md" | sed -E ':a; /\\$/ { N; s/\\\n *//; ba }; s/ +# .*//'
-    grep -h '^\./train_gpt .*--print-schedule' "$root"/docs/*.md)
-[ "$count" -ge 32 ]
+    grep -hE '^\./train_gpt .*--print-(schedule|memory)' "$root"/docs/*.md)
+[ "$count" -ge 33 ]
 verdict $? "only $count commands were found"
 for part in runs/first/options.json runs/first/step_00000002/model.safetensors.index.json runs/first/loss.svg runs/124M/metrics.jsonl; do
     [ -s "$part" ]
