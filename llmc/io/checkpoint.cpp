@@ -90,6 +90,7 @@ public:
     struct Entry {
         std::uint64_t bytes = 0;
         Hash64 hash;
+        Json tensors;   // null: not of tensors
     };
     std::map<std::string, Entry> entries;   // by name
 
@@ -150,6 +151,14 @@ void CheckpointWriter::write(const std::string& name, const std::string& content
     file->sync();
 }
 
+void CheckpointWriter::describe(const std::string& name, const std::vector<TensorEntry>& tensors) {
+    Json all = Json::object();
+    for (const TensorEntry& tensor : tensors) {
+        all.add(tensor.name, Json::object({{"dtype", name_of(tensor.type)}, {"shape", tensor.shape}}));
+    }
+    hashing_->entries.at(name).tensors = std::move(all);
+}
+
 void CheckpointWriter::finish() {
     const std::vector<std::string> shares = ranks_.gather(share());
     if (ranks_.rank == 0) commit(shares);
@@ -160,7 +169,9 @@ std::string CheckpointWriter::share() const {
     if (failure_) return failed_share + words_of(failure_);
     Json own = Json::object();
     for (const auto& [name, file] : hashing_->entries) {
-        own.add(name, Json::object({{"bytes", file.bytes}, {"xxh3_128", file.hash.digest_128()}}));
+        Json told = Json::object({{"bytes", file.bytes}, {"xxh3_128", file.hash.digest_128()}});
+        if (!file.tensors.is_null()) told.add("tensors", file.tensors);
+        own.add(name, std::move(told));
     }
     return to_text(own);
 }

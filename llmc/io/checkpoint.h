@@ -15,6 +15,7 @@
 //
 // manifest.json: {"format": "train_gpt checkpoint", "version": 3, "step": 7,
 //                 "files": {"config.json": {"bytes": 123, "xxh3_128": "32 hexadecimal digits"}, ...}}
+// Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as their headers.
 // Version 2, which is read too, has "xxh3" of 16 digits.
 // What the files hold is not known here (llmc/train/training_state.h).
 #pragma once
@@ -27,6 +28,7 @@
 #include <vector>
 
 #include "llmc/io/file.h"
+#include "llmc/io/safetensors.h"
 
 // "step_00000007".
 std::string checkpoint_name(int step);
@@ -54,7 +56,8 @@ public:
     // Files of the checkpoint must be created through this, which hashes what is written, with these paths.
     FileSystem& files();
     std::string path(const std::string& name) const { return temporary_ + "/" + name; }
-    void write(const std::string& name, const std::string& content);   // a small file at once
+    void write(const std::string& name, const std::string& content);                   // a small file at once
+    void describe(const std::string& name, const std::vector<TensorEntry>& tensors);   // of one that has been created
 
     // work(), some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
     // conclude(), and later work is left out.

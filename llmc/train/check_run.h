@@ -14,7 +14,7 @@
 // Collective. Returns the exit code: 0, or that of the first thing that is wrong, which a run would end with.
 int check_run(const CommandLine& asked, World& world, const StopSignals& signals);
 
-// "check" of a folder that may not be there yet: where a file system would put it, and what is free there.
+// Where a folder that may not be there yet would lie, and how much it could hold.
 struct DiskRoom {
     std::string at;   // the deepest of its parents that there is
     std::uint64_t free_bytes = 0;

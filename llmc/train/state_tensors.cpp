@@ -39,6 +39,8 @@ public:
                        TensorMetadata{{"format", "pt"}});
         optimizer_.emplace(checkpoint.files(), checkpoint.path(unit_file("optimizer", table_, unit)), exact,
                            TensorMetadata{});
+        checkpoint.describe(unit_file("model", table_, unit), parameters);
+        checkpoint.describe(unit_file("optimizer", table_, unit), exact);
     }
 
     void parameter(int param, std::span<const floatX> values) {

@@ -13,7 +13,9 @@
 #include <mutex>
 #include <set>
 
+#include "llmc/base/json.h"
 #include "llmc/base/stream.h"
+#include "llmc/io/safetensors.h"
 #include "llmc/io/temporary_folder.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/model/download_test.h"
@@ -485,6 +487,31 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     REQUIRE((saved.step->optimizer().masters() == nullptr) == (loaded.step->optimizer().masters() == nullptr));
     if (saved.step->optimizer().masters() != nullptr)
         same(*saved.step->optimizer().masters(), *loaded.step->optimizer().masters());
+}
+
+TEST_CASE("trainer: a checkpoint's manifest tells type and shape of every tensor, as the files do") {
+    TestRun run;
+    RunState state;
+    state.step = 1;
+    run.save(state);
+    const std::string folder = run.output / "step_00000001";
+    const Json manifest = parse_json(read_whole(real_files(), folder + "/manifest.json"));
+    int tensors = 0;
+    for (const auto& [name, file] : manifest.at("files").members()) {
+        INFO(name);
+        REQUIRE((file.find("tensors") != nullptr) == name.ends_with(".safetensors"));
+        if (file.find("tensors") == nullptr) continue;
+        const SafetensorsFile held(real_files(), folder + "/" + name);
+        const auto& told = file.at("tensors").members();
+        REQUIRE(told.size() == held.entries().size());
+        for (std::size_t i = 0; i < told.size(); i++, tensors++) {
+            const TensorEntry& entry = held.entries()[i];
+            CHECK(told[i].first == entry.name);
+            CHECK(told[i].second.at("dtype").as_text() == name_of(entry.type));
+            CHECK(to_text(told[i].second.at("shape")) == to_text(Json(entry.shape)));
+        }
+    }
+    CHECK(tensors == 4 * run.model.table().size());   // the parameter in two forms, m and v
 }
 
 TEST_CASE("trainer: a run.json with numbers out of range is refused, and says what was found") {
