@@ -90,6 +90,7 @@ Run read_metrics(const std::string& path, Axis axis) {
             throw Error(ErrorKind::bad_data,
                         text(path, ":", number, ": not a JSON object with a \"step\": ", line.substr(0, 200)));
         }
+        if (row.find("rewind_from") != nullptr) continue;   // what it tells of is no step of the run any more
         if (row.find("loss") != nullptr) x += advance(row, axis, text(path, ":", number));
         auto add = [&](const char* key, std::vector<Point>& points) {
             const Json* value = row.find(key);

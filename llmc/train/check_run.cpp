@@ -120,16 +120,18 @@ public:
     int run() {
         report_.together("model", [&] { return find_model_and_checkpoint(); });
         bool ready = report_.check("tokens", [&] { return check_tokens(); });
+        max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // which alone has looked at every id
         ready = report_.check("shards", [&] { return check_shards(); }) && ready;
         if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
         ready = check_memory() && ready;
         check_kernels();
-        if (world_.ranks() > 1) report_.together("links", [&] { return check_links(); });
         if (ready) {
             report_.together("steps", [&] { return time_steps(); });
         } else {
             report_.say("steps", "-", "not tried");
         }
+        // last, because libraries keep memory for every pair that has talked
+        if (world_.ranks() > 1) report_.together("links", [&] { return check_links(); });
         if (report_.wrong() == 0) log_.line("the run can begin");
         if (report_.wrong() > 0) log_.line("%d of these would end the run", report_.wrong());
         return report_.code();
@@ -207,7 +209,7 @@ std::string RunCheck::check_shards() {
         if (data_.back().manifests.empty()) without += text(without.empty() ? "" : " and ", flag);
     }
     return without.empty() ? "they hold what their manifests say"
-                           : text("but ", without, " has no manifest.json to compare with");
+                           : text("but there is no manifest.json to compare with: ", without);
 }
 
 std::string RunCheck::check_disk() const {

@@ -38,8 +38,9 @@ Arena counted(const Options& options, const ModelConfig& config, const MeshShape
 
 std::string memory_plan(const Options& asked) {
     Options options = asked;
-    const int replica = options.pp * options.cp * options.tp;
-    fit_to_ranks(options, options.dp > 0 ? options.dp : std::max(1, options.startup.ranks / replica));
+    const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
+    const auto dp = static_cast<int>(std::max<std::int64_t>(1, options.startup.ranks / replica));
+    fit_to_ranks(options, options.dp > 0 ? options.dp : dp);
     const MeshShape mesh{options.pp, options.dp, options.cp, options.tp};
     const ModelConfig config = model_of(options);
     check_model_fits(options, config);

@@ -59,7 +59,7 @@ RunRecord record_from(const Json& json) {
 
 std::span<const char* const> options_of_one_start() {
     static constexpr std::array kNames{"output-dir", "resume",       "overwrite",    "stop-after",
-                                       "trace",      "init",         "init-address", "init-folder",
+                                       "time-limit", "trace",      "init",         "init-address", "init-folder",
                                        "processes",  "init-timeout", "gpus-per-node"};
     return kNames;
 }
