@@ -54,7 +54,7 @@ END
 printf 'node%d slots=2\n' 0 1 >hosts
 cat >"$work/bin/mpirun" <<'END'
 #!/usr/bin/env bash
-[[ " $* " == *" -np 4 "*" ./train_gpt --model gpt3:6700M "*" --init mpi "* ]]
+[[ " $* " == *" -np 4 "*" ./train_gpt "*" --model gpt3:6700M "*" --init mpi "* ]]
 END
 cat >"$work/bin/sbatch" <<'END'
 #!/usr/bin/env bash
