@@ -208,7 +208,8 @@ void Block::backward(floatX* dresidual, const floatX* in, const BlockActivations
         attproj_.backward_weight(gradients, output_gradient(dout2, own_dout2), a.atty, rows, stream);
     });
     attproj_.backward_input(drows, dout2, rows, stream);
-    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), dqkv, drows, queue, stream);
+    const SpentActivations spent = delayed ? SpentActivations{} : SpentActivations{a.fch, a.fch_gelu};
+    cut.attend_backward(tools_.attention, attention_backward(dqkv, a), dqkv, drows, spent, queue, stream);
     announce(a.ln1);
     const floatX* const kept_dqkv = keep(dqkv, &BlockGradients::dqkv, rows, qkv_.out_channels());
     queue.add([=, this, &gradients] {

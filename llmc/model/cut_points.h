@@ -15,6 +15,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "llmc/model/activations.h"
 #include "llmc/model/attention_choice.h"
@@ -28,6 +29,21 @@ struct Positions;    // llmc/kernels/encoder.cuh
 // Rows that follow each other.
 struct Rows {
     int first, count;
+};
+
+// What a layer's MLP has kept, (R, F) each, while its attention's backward runs: nobody reads it again. Null where
+// delayed gradients of weights do.
+struct SpentActivations {
+    floatX *fch = nullptr, *fch_gelu = nullptr;
+};
+
+// A step of a ring: keys and values travel (on a stream of their own) while a block of attention is computed.
+struct RingStep {
+    std::function<void()> hop, block;
+    cudaStream_t traffic;
+};
+struct RingTimes {
+    double hop_s, block_s;
 };
 
 class CutPoints {
@@ -75,11 +91,17 @@ public:
         attention.forward(arguments, stream);
     }
     // `dout` becomes that of the arguments, which read q, k, v and the output as `attend` has left them; dq, dk and dv
-    // become `dqkv`, as the layer below takes it. Tells the queue when gradients are on their last way.
+    // become `dqkv`, as the layer below takes it. `spent` is memory to work in. Tells the queue when gradients are on
+    // their last way.
     virtual void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                                 floatX* /*dqkv*/, floatX* /*dout*/, WeightGradientQueue& /*queue*/,
-                                 cudaStream_t stream) {
+                                 floatX* /*dqkv*/, floatX* /*dout*/, const SpentActivations& /*spent*/,
+                                 WeightGradientQueue& /*queue*/, cudaStream_t stream) {
         attention.backward(arguments, stream);
+    }
+    // For measuring, while nothing is under way; none where there is no ring. Every rank of the ring makes as many
+    // hops.
+    virtual std::optional<RingStep> ring_step(const AttentionChoice<floatX>&, const AttentionForward<floatX>&) {
+        return std::nullopt;
     }
 
     // Cross-entropy of a chunk of rows of logits, of which this rank has the columns of its shard of the vocabulary.

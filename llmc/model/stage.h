@@ -106,6 +106,9 @@ public:
         std::string library_failed;
     };
     FasterAttention faster_attention();
+    // How long a hop of the ring takes, and the block of attention that it is to hide behind; none where there is no
+    // ring. Collective over its ranks; waits for the stream.
+    std::optional<RingTimes> time_ring();
 
     // ---- actions
 

@@ -16,8 +16,7 @@ public:
 
 // Milliseconds of the fastest of a few calls, after one that warms up (library plans are made then).
 template <class Call>
-float fastest_ms(Call call, cudaStream_t stream) {
-    constexpr int calls = 5;
+float fastest_ms(Call call, cudaStream_t stream, int calls = 5) {
     const Event begin, end;
     float fastest = 0;
     for (int i = 0; i <= calls; i++) {
@@ -72,4 +71,18 @@ Stage::FasterAttention Stage::faster_attention() {
         CUDA_CHECK(cudaStreamSynchronize(stream_));
         return {AttentionKind::own, error.message()};
     }
+}
+
+std::optional<RingTimes> Stage::time_ring() {
+    if (options_.place.mesh.cp == options_.ulysses) return std::nullopt;
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    const BlockActivations& a = pool_->activations.any().blocks[0];
+    fill_normal(a.qkv, std::int64_t{3} * sizes_.rows() * sizes_.NH * sizes_.HS, 1.0f, 1, GlobalSpan{}, stream_);
+    const std::optional<RingStep> step = tools_->cut_points.ring_step(*attention_, blocks_[0].attention_forward(a));
+    if (!step) return std::nullopt;
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    constexpr int calls = 2;
+    const float block_ms = fastest_ms(step->block, stream_, calls),
+                hop_ms = fastest_ms(step->hop, step->traffic, calls);
+    return RingTimes{1e-3 * static_cast<double>(hop_ms), 1e-3 * static_cast<double>(block_ms)};
 }

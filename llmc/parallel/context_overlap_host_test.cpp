@@ -51,7 +51,7 @@ std::vector<host::Recording> record_ring(bool backward, const Beside& beside) {
                     fill_normal(qkv.data(), 8, 1.0f, 1, GlobalSpan{}, me.stream);
                 });
             }
-            ring.backward(attention, gradients, queue);
+            ring.backward(attention, gradients, {}, queue);
         });
         CUDA_CHECK(cudaDeviceSynchronize());
     });
@@ -97,4 +97,51 @@ TEST_CASE("ring: what is not hidden is the sum over hops of what travels longer 
 TEST_CASE("ring: a host that waits while the last hop is under way shows") {
     const Times times{1.0, 0.7, 0.7 * sizeof(floatX) / 4};   // the last hop takes as long as the weights' gradients
     CHECK(seconds(record_ring(true, {true, true}), times) > 1.1 * seconds(record_ring(true, {true, false}), times));
+}
+
+namespace {
+
+// How long a hop takes and a block of attention, over `tokens` of each rank: links carry an element of one head's keys
+// and values in `per_token` seconds, attention takes as many microseconds as a rank has pairs of tokens.
+RingTimes on_the_clock(int tokens, double per_token) {
+    std::vector<host::Recording> hops(N), blocks(N);
+    on_ranks(MeshShape{1, 1, N, 1}, [&](TestRank& me) {
+        const AttentionShape s = self_attention_shape(1, tokens, NH, HS);
+        const std::size_t elements = static_cast<std::size_t>(tokens) * NH * HS;
+        Ring ring(*me.world.group("cp ring", ContextCut{N, 1, me.rank()}.ring_members()), me.arena, me.stream);
+        ring.reserve(s);
+        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, true);
+        const auto qkv = me.arena.allocate<floatX>("test/qkv", 3 * elements),
+                   out = me.arena.allocate<floatX>("test/out", elements);
+        const auto lse = me.arena.allocate<float>("test/lse", static_cast<std::size_t>(tokens) * NH);
+        fill_normal(qkv.data(), static_cast<std::int64_t>(3 * elements), 1.0f, 1, GlobalSpan{}, me.stream);
+        auto part = [&](int i) { return packed_heads(static_cast<const floatX*>(qkv.data()), i, tokens, NH, HS); };
+        const RingStep step = ring.step(
+            attention, {contiguous_heads(out.data(), tokens, NH, HS), lse.data(), part(0), part(1), part(2), s});
+        CUDA_CHECK(cudaDeviceSynchronize());
+        hops[static_cast<std::size_t>(me.rank())] = host::record(step.hop);
+        blocks[static_cast<std::size_t>(me.rank())] = host::record(step.block);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    });
+    host::CostModel costs;
+    costs.seconds_per_exchanged_byte = per_token / (2.0 * NH * HS * sizeof(floatX));
+    costs.compute_seconds = [&](const host::RecordedStep& step) {
+        return step.name.starts_with("library attention") ? 1e-6 * tokens * tokens : 0.0;
+    };
+    return {host::replay(hops, costs).seconds, host::replay(blocks, costs).seconds};
+}
+
+}   // namespace
+
+TEST_CASE("ring: where links are too slow to hide, the length of sequences is said that hides them") {
+    constexpr double fast = 15e-6, slow = 52.7e-6;   // a hop of 16 tokens against 256 pairs
+    auto doubt = [](int tokens, double per_token) {
+        return ring_doubt(on_the_clock(tokens, per_token), N * tokens, 2 * N);
+    };
+    CHECK(doubt(16, fast) == "");
+    CHECK(doubt(16, slow) ==
+          "a hop of the ring takes 0.843 ms, the block of attention that it is to hide behind 0.256 "
+          "ms: --seq-len 216 would hide it");
+    CHECK(doubt(216 / N, slow) == "");
+    CHECK(doubt(208 / N, slow).find("--seq-len 216") != std::string::npos);
 }

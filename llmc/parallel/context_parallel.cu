@@ -18,13 +18,13 @@ Communicator* group_of(World& world, const char* name, const std::vector<int>& m
 
 }   // namespace
 
-ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream)
+ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent)
     : cut_{world.mesh().cp, ulysses, world.at().cp},
       arena_(arena),
       stream_(stream),
       ring_group_(group_of(world, "cp ring", cut_.ring_members())),
       ulysses_group_(group_of(world, "cp ulysses", cut_.ulysses_members())) {
-    if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream);
+    if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream, lent);
     if (ulysses_group_ != nullptr) ulysses_.emplace(*ulysses_group_, arena, stream);
 }
 
@@ -61,11 +61,11 @@ void ContextParallel::attend(const AttentionChoice<floatX>& attention, const Att
 
 void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
                                       const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
-                                      WeightGradientQueue& queue, cudaStream_t stream) {
+                                      const SpentActivations& spent, WeightGradientQueue& queue, cudaStream_t stream) {
     ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
     if (ulysses_) ulysses_->to_heads(dout, dout, exchange(1));
     if (ring_) {
-        ring_->backward(attention, arguments, queue);
+        ring_->backward(attention, arguments, spent, queue);
     } else {
         attention.backward(arguments, stream);
     }

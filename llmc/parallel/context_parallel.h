@@ -16,7 +16,8 @@
 class ContextParallel : public CutPoints {
 public:
     // Makes the communicators of rings and groups: collective over the world.
-    ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream);
+    // `lent`: backward is given spent activations, because gradients of weights are not delayed.
+    ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent = false);
 
     void set_sizes(const RankSizes& sizes) override;
     Positions positions() const override;
@@ -29,7 +30,13 @@ public:
         return din;
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
+                         floatX* dqkv, floatX* dout, const SpentActivations& spent, WeightGradientQueue& queue,
+                         cudaStream_t stream) override;
+    std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
+                                      const AttentionForward<floatX>& arguments) override {
+        if (!ring_) return std::nullopt;
+        return ring_->step(attention, arguments);
+    }
 
     // For tests and tables: null where there is one rank.
     Communicator* ring_group() const { return ring_group_; }

@@ -78,7 +78,7 @@ public:
             part(dqkv.data(), 0), part(dqkv.data(), 1), part(dqkv.data(), 2), delta.data(), dy_heads, y_heads,
             lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
         WeightGradientQueue queue;
-        cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), queue, stream_);
+        cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue, stream_);
         const std::vector<floatX> gradients = dqkv.download(stream_);
         return {widened(out.download(stream_), 0, 1), widened(gradients, 0, 3), widened(gradients, 1, 3),
                 widened(gradients, 2, 3)};

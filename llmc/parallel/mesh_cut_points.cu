@@ -6,11 +6,14 @@
 
 namespace {
 
+// Gradients of weights that are delayed read activations until then.
+bool lends(const StageOptions& options) { return options.in_flight.delayed == 0; }
+
 class TensorAndContextParallel : public TensorParallel {
 public:
     TensorAndContextParallel(World& world, const StageOptions& options, Arena& arena, cudaStream_t stream)
         : TensorParallel(*world.group({Axis::tp}), options.tp_chunks, arena),
-          context_(world, options.ulysses, arena, stream) {}
+          context_(world, options.ulysses, arena, stream, lends(options)) {}
 
     void set_sizes(const RankSizes& sizes) override {
         TensorParallel::set_sizes(sizes);
@@ -22,8 +25,13 @@ public:
         context_.attend(attention, arguments, qkv, out, stream);
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override {
-        context_.attend_backward(attention, arguments, dqkv, dout, queue, stream);
+                         floatX* dqkv, floatX* dout, const SpentActivations& spent, WeightGradientQueue& queue,
+                         cudaStream_t stream) override {
+        context_.attend_backward(attention, arguments, dqkv, dout, spent, queue, stream);
+    }
+    std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
+                                      const AttentionForward<floatX>& arguments) override {
+        return context_.ring_step(attention, arguments);
     }
 
 private:
@@ -37,6 +45,6 @@ std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& opt
     const MeshShape& mesh = options.place.mesh;
     if (mesh.tp > 1 && mesh.cp > 1) return std::make_unique<TensorAndContextParallel>(world, options, arena, stream);
     if (mesh.tp > 1) return std::make_unique<TensorParallel>(*world.group({Axis::tp}), options.tp_chunks, arena);
-    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream);
+    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream, lends(options));
     return nullptr;
 }

@@ -1,7 +1,9 @@
 #include "llmc/parallel/ring.h"
 
+#include <cmath>
 #include <type_traits>
 
+#include "llmc/base/log.h"
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/attention_merge.cuh"
 
@@ -42,14 +44,26 @@ std::size_t elements(const AttentionShape& s) {
 
 }   // namespace
 
-Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute) : group_(group), arena_(arena), compute_(compute) {}
+std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit) {
+    if (times.hop_s <= times.block_s) return "";
+    const double hidden = static_cast<double>(T) * times.hop_s / times.block_s;
+    return formatted(
+        "a hop of the ring takes %.3g ms, the block of attention that it is to hide behind %.3g ms: "
+        "--seq-len %lld would hide it",
+        1e3 * times.hop_s, 1e3 * times.block_s, static_cast<long long>(std::ceil(hidden / unit)) * unit);
+}
+
+Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute, bool lent)
+    : group_(group), arena_(arena), compute_(compute), lent_(lent) {}
 
 void Ring::reserve(const AttentionShape& own) {
     const std::size_t n = elements(own), rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
                                                 static_cast<std::size_t>(own.Tq);
     if (n <= block_.size()) return;
     for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", 2 * n);
-    for (auto& buffer : key_gradients_) buffer = arena_.allocate<float>("context/dkeys and dvalues", 2 * n);
+    for (auto& buffer : key_gradients_) {
+        if (!lent_) buffer = arena_.allocate<float>("context/dkeys and dvalues", 2 * n);
+    }
     own_part_ = arena_.allocate<float>("context/own part of dkeys and dvalues", 2 * n);
     block_ = arena_.allocate<float>("context/block", n);
     block_lse_ = arena_.allocate<float>("context/block_lse", rows);
@@ -119,17 +133,45 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
     finish(own.out, out, shape, compute_);
 }
 
+RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
+    const int T = own.shape.Tq;
+    for (int part : {0, 1}) {
+        copy_heads(travelling(keys_[0].data(), part, own.shape), part == 0 ? own.k : own.v, sizes_of(own.shape, T),
+                   false, compute_);
+    }
+    auto block = [=, this, &attention] {
+        AttentionShape rectangle = own.shape;
+        rectangle.Tq = T / 2, rectangle.causal = false;
+        attention.forward(
+            AttentionForward<floatX, float>{contiguous_heads(block_.data(), T / 2, rectangle.NH, rectangle.HS),
+                                            block_lse_.data(), from_token(own.q, T / 2),
+                                            travelling(keys_[0].data(), 0, own.shape),
+                                            travelling(keys_[0].data(), 1, own.shape), rectangle},
+            compute_);
+    };
+    auto hop = [shape = own.shape, this] {
+        Communicator::Group together(group_);
+        send_keys_on(0, shape);
+    };
+    return {hop, block, traffic_.get()};
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                    WeightGradientQueue& queue) {
+                    const SpentActivations& spent, WeightGradientQueue& queue) {
+    ENSURE(!lent_ || (spent.fch != nullptr && spent.fch_gelu != nullptr), "a ring that is lent no memory");
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq, N = group_.size();
     const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
     const std::size_t travelling_elements = 2 * elements(shape);
     const HeadsView<float> dq = accumulator(own.dq, sum_, shape), dk = accumulator(own.dk, key_sum_, shape),
                            dv = accumulator(own.dv, value_sum_, shape);
-    auto gradients_at = [&](int step) { return key_gradients_[static_cast<std::size_t>(step) % 2].data(); };
+    // (R, F) has room for keys' and values' gradients in fp32, (R, 2, NH HS): F is 4 NH HS
+    auto gradients_at = [&](int step) {
+        if (!lent_) return key_gradients_[static_cast<std::size_t>(step) % 2].data();
+        return reinterpret_cast<float*>(step % 2 == 0 ? spent.fch : spent.fch_gelu);
+    };
     copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
     copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);
     CUDA_CHECK(cudaMemcpy2DAsync(half_lse_.data(), half_bytes, own.lse + T / 2, 2 * half_bytes, half_bytes,

@@ -14,22 +14,29 @@
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. What a rank sends per call, s elements of one of q, k, v: forward 2(N-1)s; backward as much again, and
-// 2(N-1)s in fp32.
+// 2(N-1)s in fp32. Gradients travel in memory that the layer's MLP lends, unless delayed gradients of weights read it.
 #pragma once
 
 #include <array>
+#include <string>
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/attention_choice.h"
+#include "llmc/model/cut_points.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
 
+// A warning where a hop takes longer than the attention that it is to hide behind, with the length of sequences that
+// would hide it: hops take time in proportion to it, attention to its square. Else empty. `T`: tokens of a sequence, a
+// multiple of `unit`.
+std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit);
+
 class Ring {
 public:
-    // `group`: the ranks of the ring, in its order.
-    Ring(Communicator& group, Arena& arena, cudaStream_t compute);
+    // `group`: the ranks of the ring, in its order. `lent`: backward is given memory to travel in (SpentActivations).
+    Ring(Communicator& group, Arena& arena, cudaStream_t compute, bool lent = false);
 
     // Takes memory for calls of at most this shape. Nothing may be under way.
     void reserve(const AttentionShape& own);
@@ -38,7 +45,9 @@ public:
     void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
     // `queue`: gradients of weights that wait to hide the last hop.
     void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                  WeightGradientQueue& queue);
+                  const SpentActivations& spent, WeightGradientQueue& queue);
+    // One step of forward, to be measured. The shape is as above.
+    RingStep step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
 
 private:
     // Which part of the own queries sees which part of the keys at hand.
@@ -53,13 +62,14 @@ private:
     Communicator& group_;
     Arena& arena_;
     cudaStream_t compute_;
+    bool lent_;
     OwnedStream traffic_{StreamPriority::greatest};
     // (B, T, 2, NH, HS): keys and values, or their gradients, in turns of steps
     std::array<DeviceBuffer<floatX>, 2> keys_;
-    std::array<DeviceBuffer<float>, 2> key_gradients_;
-    DeviceBuffer<float> own_part_;                    // of key gradients, while they are computed
-    DeviceBuffer<float> block_, block_lse_;           // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
-    DeviceBuffer<float> half_lse_;                    // (B, NH, T/2) of the second chunk
-    DeviceBuffer<float> sum_, key_sum_, value_sum_;   // where results are bf16: in fp32 until they are complete
+    std::array<DeviceBuffer<float>, 2> key_gradients_;   // where no memory is lent
+    DeviceBuffer<float> own_part_;                       // of key gradients, while they are computed
+    DeviceBuffer<float> block_, block_lse_;              // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
+    DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second chunk
+    DeviceBuffer<float> sum_, key_sum_, value_sum_;      // where results are bf16: in fp32 until they are complete
     OwnedEvent computed_, travelled_;
 };

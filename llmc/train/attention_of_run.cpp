@@ -1,5 +1,7 @@
 #include "llmc/train/attention_of_run.h"
 
+#include "llmc/parallel/ring.h"
+
 namespace {
 
 // `kind` on all ranks. Where one cannot, own attention on all; returns why.
@@ -48,4 +50,12 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
         return why_not.empty() ? "" : "another attention than before: " + why_not;
     }
     return model.attention_is_open() ? take_faster_attention(model, world) : "";
+}
+
+std::string doubt_about_ring(Stage& model, World& world) {
+    const std::optional<RingTimes> times = model.time_ring();
+    if (!times) return "";
+    world.synchronised();
+    const int unit = sequence_unit(world.mesh().cp, model.sizes().residual_parts);
+    return ring_doubt(*times, model.options().T, unit);
 }

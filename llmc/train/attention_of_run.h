@@ -16,5 +16,9 @@
 // results will differ in the last bits, or that the library fails here, so that nothing was compared.
 std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);
 
+// A warning where hops of a ring take longer than the attention that they are to hide behind, as this rank measures it
+// (ring_doubt, llmc/parallel/ring.h); else empty. Collective.
+std::string doubt_about_ring(Stage& model, World& world);
+
 // The faster one as rank 0 finds it, taken on all ranks. Collective. Returns an empty string or a warning.
 std::string take_faster_attention(Stage& model, World& world);

@@ -2,6 +2,7 @@
 // every ZeRO stage.
 #include <chrono>
 
+#include "llmc/train/attention_of_run.h"
 #include "llmc/train/certificate_test.h"
 
 using namespace certificate;
@@ -61,6 +62,24 @@ TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 2" * doctest::skip()) { cer
 TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 3" * doctest::skip()) { certify_all(3); }
 TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 4" * doctest::skip()) { certify_all(4); }
 TEST_CASE("shared sequences: all modes, ZeRO 0-3, cp 8" * doctest::skip()) { certify_all(8); }
+
+TEST_CASE("shared sequences: where there is a ring its hop and its attention are measured, which changes no run") {
+    Layout alone;
+    alone.seq_len = 48, alone.heads = 4;
+    const Result expected = Rank(alone).train(2);
+    for (const auto& [cp, ulysses] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {2, 1}, {4, 2}}) {
+        const Layout layout = layout_of(cp, ulysses, 1, 0, 1, 48, 4);
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            const std::optional<RingTimes> times = rank.stage().time_ring();
+            me.require(times.has_value() == (cp > ulysses), "measured");
+            me.require(!times || (times->hop_s > 0 && times->block_s > 0), "in no time");
+            const std::string doubt = doubt_about_ring(rank.stage(), me.world);
+            me.require(doubt.empty() || (times && doubt.find("--seq-len") != std::string::npos), doubt);
+            const std::string story = difference(rank.train(2), expected, ParamTable(model(layout)));
+            me.require(story.empty(), story);
+        });
+    }
+}
 
 namespace {
 
@@ -127,7 +146,7 @@ TEST_CASE("shared sequences: memory that depends on the sequence falls as the nu
         const double share = run_step(cp, 4096, false).bytes / one;
         MESSAGE("cp ", cp, ": ", share, " of one rank's");
         if (cp == 8 && sizeof(floatX) == 4) CHECK(share < 1.0 / 6);
-        CHECK(share < 1.6 / cp);   // a ring's buffers are on top: in bf16 more, because they are fp32
+        CHECK(share < 1.4 / cp);   // a ring's buffers are on top: in bf16 more, because they are fp32
         CHECK(share > 1.0 / cp);
     }
 }
