@@ -57,8 +57,8 @@ help() {
     exit 0
 }
 
-value() {   # NAME DEFAULT: of an option, the last one given
-    local found=$2 i
+value() {   # NAME [DEFAULT]: of an option, the last one given
+    local found=${2:-} i
     for ((i = 0; i < ${#arguments[@]} - 1; i++)); do
         [ "${arguments[i]}" != "$1" ] || found=${arguments[i + 1]}
     done
@@ -99,6 +99,11 @@ choose_layout() {
 }
 
 set_mesh() {
+    local name number
+    for name in --tp --pp --cp --total-batch --seq-len --micro-batch; do
+        number=$(value $name 1)
+        [[ $number =~ ^[1-9][0-9]*$ ]] || complain 64 "$name $number: expected a number"
+    done
     tp=$(value --tp 1) pp=$(value --pp 1) cp=$(value --cp 1)
     each=$((tp * pp * cp))   # ranks of a replica
     dp=$((ranks / each))
@@ -164,19 +169,26 @@ make_tiny_data() {
         flock 9   # scripts that are tried at once
         [ ! -e "$data_folder/manifest.json" ] || [ ! -e "$questions" ] || exit 0
         seq 1 5000 >"$tiny_folder/numbers.txt"
-        "$tokenize" --quiet --overwrite --tokenizer bytes --output "$data_folder" --val-tokens 3000 "$tiny_folder/numbers.txt"
+        "$tokenize" --quiet --overwrite --tokenizer bytes --output "$data_folder" --val-tokens 3000 "$tiny_folder/numbers.txt" || exit
         echo '{"ctx": "1", "endings": ["2", "x"], "label": 0}' >"$tiny_folder/questions.jsonl"
         "$tokenize" --overwrite --questions hellaswag --tokenizer bytes --output "$questions" "$tiny_folder/questions.jsonl" >/dev/null
     ) 9>"$tiny_folder/lock"
 }
 get_data() {
-    if [ -n "$tiny" ]; then make_tiny_data && return; fi
-    local command
-    while read -r command; do
+    if [ -n "$tiny" ]; then
+        make_tiny_data || exit
+        return
+    fi
+    local ways way words
+    mapfile -t ways < <(ways_to_get_data)
+    for way in "${ways[@]}"; do
         [ "${NODE:-0}" = 0 ] || complain 69 "$data_folder or $questions is not there; node 0 gets them, with --data-only"
-        echo "$script: $command"
-        $command
-    done < <(ways_to_get_data)
+        echo "$script: $way"
+        read -ra words <<<"$way"
+        start "${words[@]}"
+        [ -z "$asked" ] || end_at_request
+        [ "$code" -eq 0 ] || exit "$code"
+    done
 }
 
 # ---- what will be done
@@ -184,6 +196,7 @@ get_data() {
 tokens_in_words() { awk -v n="$1" 'BEGIN { printf n < 1e9 ? "%.3g million" : "%.4g billion", n < 1e9 ? n / 1e6 : n / 1e9 }'; }
 memory_in_words() {   # of the rank that takes most, as the program counts it; so it checks the options, too
     local table code=0
+    [ ! -e "$(value --model)" ] || { echo "the run prints a table of it before its first step" && return; }
     [ -x "$train_gpt" ] || { echo "the run prints a table of it before its first step; $train_gpt is not built" && return; }
     table=$("$train_gpt" "${arguments[@]}" --dp "$dp" --print-memory) || code=$?
     [ $code -ne 64 ] || return 64
@@ -221,10 +234,18 @@ suspend() {
     kill -s STOP $$
     [ -z "$child" ] || kill -s CONT "$child"
 }
-# Sets code. The launcher has a process group of its own: a terminal's Ctrl-C reaches it once, by way of this script.
+heed_signals() {
+    local signal
+    for signal in INT TERM HUP USR1; do
+        # shellcheck disable=SC2064   # the name of now
+        trap "pass_on $signal" $signal
+    done
+    trap suspend TSTP
+}
+# COMMAND...; sets code. It has a process group of its own: a terminal's Ctrl-C reaches it once, by way of this script.
 start() {
     set -m
-    "${command[@]}" &
+    "$@" &
     child=$!
     set +m
     [ -z "$asked" ] || pass_on "$asked"
@@ -236,38 +257,40 @@ start() {
     child=''
     [ "$code" -le 128 ] || code=75   # killed
 }
+# Something will start the script again, where AGAIN says how and nobody asked for an end at a keyboard; else somebody must.
+end_at_request() {
+    local again=${AGAIN:-}
+    case $asked in INT | TERM | HUP) again='' ;; esac
+    [ -n "$again" ] || complain 75 "stopped; start this script again to continue the run in $out"
+    echo "$script: $again" >&2
+    $again || complain 75 "$again failed; start this script again to continue the run in $out"
+    exit 75
+}
 train() {
-    local left=${RESTARTS:-3} signal
-    for signal in INT TERM HUP USR1; do
-        trap "pass_on $signal" $signal
-    done
-    trap suspend TSTP
+    local left=${RESTARTS:-3}
+    [ "$(value --time-limit 0)" = 0 ] || left=0   # its end is no loss of a rank
     while :; do
-        start
+        start "${command[@]}"
         [ "$code" -eq 75 ] || exit "$code"
-        case $asked in INT | TERM | HUP) break ;; esac
-        if [ -n "${AGAIN:-}" ]; then
-            echo "$script: $AGAIN" >&2
-            $AGAIN || complain 75 "$AGAIN failed; start this script again to continue the run in $out"
-            exit 75
-        fi
-        [ -z "$asked" ] && [ "$left" -gt 0 ] || break
+        [ -z "${AGAIN:-}$asked" ] && [ "$left" -gt 0 ] || end_at_request
         left=$((left - 1))
         echo "$script: started again, to continue from the last checkpoint in $out" >&2
     done
-    complain 75 "stopped; start this script again to continue the run in $out"
 }
 
 run() {
     local passed_on=() data_only='' word
     tiny=${TINY:-} dry_run=''
     [ "$tiny" != 0 ] || tiny=''
+    # llm.c's letters that this script looks at, in words
+    local -A letters=([-b]=--micro-batch [-t]=--seq-len [-d]=--total-batch [-x]=--max-steps [-o]=--output-dir [-e]=--model)
     for word; do
         case $word in
             --dry-run) dry_run=yes ;;
             --data-only) data_only=yes ;;
             --help) help ;;
-            *) passed_on+=("$word") ;;
+            --*=*) passed_on+=("${word%%=*}" "${word#*=}") ;;
+            *) passed_on+=("${letters[$word]:-$word}") ;;
         esac
     done
     train_gpt=${TRAIN_GPT:-./train_gpt} tokenize=${TOKENIZE:-./tokenize}
@@ -276,9 +299,15 @@ run() {
     if [ -n "$tiny" ]; then
         out=$tiny_folder/${script#run_} data_folder=$tiny_folder/data questions=$tiny_folder/questions.bin
     fi
+    heed_signals
+    if [ -n "$data_only" ]; then
+        get_data
+        exit
+    fi
     choose_layout
-    # the script's own win; as many tokens of validation as llm.c's runs take, 10.5 million
-    arguments=(--train-data "$data_folder/*train*.bin" --val-data "$data_folder/*val*.bin"
+    # What differs between layouts is always said, because a run that continues keeps what it is not told. Those of the
+    # script win; as many tokens of validation as llm.c's runs take, 10.5 million
+    arguments=(--tp 1 --pp 1 --pp-schedule 1f1b --pp-chunks 1 --cp 1 --zero 0 --recompute gelu --grad-dtype fp32 --train-data "$data_folder/*train*.bin" --val-data "$data_folder/*val*.bin"
         --val-every 250 --val-max-batches $((10485760 / $(value --seq-len 1024)))
         --hellaswag 1 --hellaswag-data "$questions" --sample-every 20000 --sample-tokens 144
         --checkpoint-every 1000 --keep-checkpoints 3 --output-dir "$out" --resume 1 "${arguments[@]}")
@@ -298,7 +327,6 @@ run() {
     fi
     [ "$nodes" -eq 1 ] || [ -n "$tiny${LAUNCH:-}" ] || complain 64 "NODES=$nodes: one machine cannot start them; use a script of scripts/multi_node/"
     get_data
-    [ -z "$data_only" ] || exit 0
     need "$train_gpt"
     train
 }

@@ -63,6 +63,8 @@ set -f
 printf '\xff\xff' | dd of="$work/beyond/train_000000.bin" bs=1 seek=5000 conv=notrunc 2>/dev/null
 check "a token beyond the vocabulary" 65 1 '^tokens +WRONG .*train_000000.bin: byte 5000|^disk +OK|^memory +OK|^steps +-|^1 of these would end the run' \
     $(options "$work/beyond") --vocab-size 257 -o "$work/new"
+check "a token beyond the vocabulary, 2 ranks, steps of an epoch" 65 2 '^tokens +WRONG +rank 0: .*train_000000.bin: byte 5000' \
+    $(options "$work/beyond") --vocab-size 257 -o "$work/new" --max-steps -1
 run_ends "a token beyond the vocabulary" 65 $(options "$work/beyond") --vocab-size 257
 set +f; cp -r "$work/data" "$work/damaged"; set -f
 printf '5' | dd of="$work/damaged/train_000000.bin" bs=1 seek=6000 conv=notrunc 2>/dev/null
@@ -70,7 +72,7 @@ cmp -s "$work/data/train_000000.bin" "$work/damaged/train_000000.bin" && exit 70
 check "a damaged shard" 65 1 '^tokens +OK|^shards +WRONG .*damaged/train_000000.bin: byte 1024: .* hash|^memory +OK' $(options "$work/damaged")
 check "a damaged shard, 2 ranks" 65 2 '^shards +WRONG +rank 0: .*damaged/train_000000.bin|^links +OK' $(options "$work/damaged")
 run_ends "a damaged shard" 65 $(options "$work/damaged")
-check "no manifest" 0 1 '^shards +OK +but --train-data and --val-data has no manifest.json|^the run can begin' \
+check "no manifest" 0 1 '^shards +OK +but there is no manifest.json to compare with: --train-data and --val-data|^the run can begin' \
     --overfit-single-batch 0 $(rm "$work/damaged/manifest.json" && options "$work/damaged")
 check "too little disk" 74 1 '^disk +WRONG .* would be needed|Make room|^steps +OK' \
     $(options "$work/data") -o "$work/new" --checkpoint-every 1 --max-steps 900000000

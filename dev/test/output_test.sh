@@ -85,6 +85,10 @@ grep "class='mean' stroke='#1f5fb4' points" many.svg | grep -oE ',[0-9.]+ ' | se
 [ "$(wc -l <means)" -le 3 ]
 verdict $? "the running mean of an even noise is level: $(head -n 4 means | tr '\n' ' ')"
 printf '{"step":1,"loss":1}\n' >bare.jsonl
+{ cat even.jsonl; echo '{"step":3,"rewind_from":5,"loss":99,"grad_norm":99,"skipped_samples":8}'; } >rewound.jsonl
+"$loss_curve" even.jsonl -x hours -o even.svg >/dev/null && "$loss_curve" rewound.jsonl -x hours -o rewound.svg >/dev/null &&
+    cmp <(sed 's/even//g' even.svg) <(sed 's/rewound//g' rewound.svg)
+verdict $? "a line that tells of a rewind changes no curve"
 expect 65 "bare.jsonl:1: no tokens_per_s and step_ms" "$loss_curve" bare.jsonl -x hours -o new.svg
 expect 65 "bare.jsonl holds no grad_norm" "$loss_curve" bare.jsonl -y loss,norm -o new.svg
 expect 64 "-y loss,mfu: expected loss, lr, norm or tokens/s" "$loss_curve" one -y loss,mfu -o new.svg

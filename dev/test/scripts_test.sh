@@ -71,6 +71,12 @@ GPUS=8 expect 64 "8 GPUs: this model has a layout for 128 or more" scripts/run_g
 GPUS=0 expect 69 "there is no GPU" scripts/run_gpt2_124M.sh
 GPUS=8 NODES=2 expect 64 "use a script of scripts/multi_node/" scripts/run_gpt2_1558M.sh
 TINY=1 expect 64 "--tokes: unknown option" scripts/run_gpt2_124M.sh --tokes 3
+GPUS=8 expect 64 "--micro-batch x: expected a number" scripts/run_gpt2_124M.sh --dry-run --micro-batch x
+GPUS=8 expect 0 "2 micro-batches of 32768 tokens" scripts/run_gpt2_124M.sh --dry-run --micro-batch=32
+GPUS=8 expect 0 "2 micro-batches of 32768 tokens" scripts/run_gpt2_124M.sh --dry-run -b 32
+RUNS=$work/none TINY=1 TOKENIZE=/bin/false expect 1 "" scripts/run_gpt2_124M.sh   # and asks for no data from elsewhere
+! grep -q "fineweb.sh" "$work/log"
+verdict $? "TINY=1 without its data: $(tail -n 3 "$work/log")"
 
 # ---- GPUs as nvidia-smi counts them
 mkdir "$work/bin"
@@ -87,7 +93,7 @@ mkdir -p data/edu_fineweb100B/raw && touch data/edu_fineweb100B/a_train_0.bin da
 END
 printf '#!/bin/sh\necho hellaswag >>asked\nmkdir -p data/hellaswag && touch data/hellaswag/hellaswag_val.bin\n' >"$work/tree/data/hellaswag.sh"
 chmod +x "$work"/tree/data/*.sh
-(cd "$work/tree" && GPUS=8 scripts/run_gpt2_1558M.sh --data-only && GPUS=8 scripts/run_gpt2_1558M.sh --data-only) >"$work/log" 2>&1
+(cd "$work/tree" && GPUS=0 scripts/run_gpt2_1558M.sh --data-only && GPUS=8 scripts/run_gpt2_1558M.sh --data-only) >"$work/log" 2>&1
 # the second call finds the questions, and shards without the manifest that ends their preparation
 [ $? -eq 0 ] && [ "$(tr '\n' ',' <"$work/tree/asked")" = "fineweb --edu --size 100B,hellaswag,fineweb --edu --size 100B," ]
 verdict $? "data that are absent: $(cat "$work/tree/asked" "$work/log")"
@@ -115,13 +121,13 @@ counted_before() {   # GPUS SCRIPT; the run's output is $work/log
     local command dp
     mv "$work/log" "$work/run"
     TINY=1 expect 0 "GiB of a GPU" on "$1" "$2" --dry-run
-    read -ra command < <(sed -nE "s/^  command .*train_gpt (--train)/\\1/p" "$work/log")
+    read -ra command < <(sed -nE "s/^  command .*train_gpt (--tp)/\\1/p" "$work/log")
     dp=$(sed -nE 's/^  ranks .*dp ([0-9]+).*/\1/p' "$work/log")
-    [[ " ${command[*]} " != *" --pp "* ]] || return
+    [[ ! " ${command[*]} " =~ " --pp "[2-9] ]] || return
     rows() { sed -nE 's/^  ([a-z ]*[a-z]) +([0-9.]+ MiB) .* buffers?$/\1 \2/p' "$1" | sort; }
     "$train_gpt" "${command[@]//\\/}" --vocab-size 257 --dp "$dp" --print-memory >"$work/plan"
     # among the workspace is what tp ranks exchange through
-    [[ " ${command[*]} " != *" --tp "* ]] || sed -i '/^  workspace /d' "$work/plan" "$work/run"
+    [[ ! " ${command[*]} " =~ " --tp "[2-9] ]] || sed -i '/^  workspace /d' "$work/plan" "$work/run"
     [ "$(rows "$work/plan" | wc -l)" -ge 6 ] && [ -z "$(comm -23 <(rows "$work/plan") <(rows "$work/run"))" ]
     verdict $? "$2, $1 GPUs: memory counted before and by the run: $(diff <(rows "$work/plan") <(rows "$work/run"))"
 }
@@ -134,6 +140,17 @@ else
     small 8 scripts/long_context.sh
     small 8 scripts/run_gpt2_124M.sh
 fi
+
+# ---- a run goes on under the layout of the GPUs that there are now
+rm -rf "$RUNS"
+out=$RUNS/tiny/gpt3_13B
+recorded() { sed -nE "s/.*\"$1\": *\"([^\"]*)\".*/\1/p" "$out/options.json" | head -n 1; }
+for count in 16 8; do
+    TINY=1 expect 0 "" on $count scripts/run_gpt3_13B.sh --max-steps $((20 - count))
+    told="tp $(recorded tp), pp $(recorded pp)"
+    [ "$told" = "tp 2, pp $((count / 8))" ]
+    verdict $? "$count GPUs: $told; $(tail -n 3 "$work/log")"
+done
 
 # ---- cut, and continued by themselves
 rm -rf "$RUNS"
@@ -164,6 +181,9 @@ for signal in TERM USR1; do
 done
 grep -q "resuming from $out/step_" "$work/cut.log"
 verdict $? "it resumes by itself"
+TINY=1 GPUS=8 expect 75 "--time-limit reached" scripts/run_gpt2_350M.sh --max-steps 100000 --val-every 0 --sample-every 0 --time-limit 4
+! grep -q "started again" "$work/log"
+verdict $? "a time limit ends it: $(tail -n 3 "$work/log")"
 begin --checkpoint-every 1
 pkill -KILL -o -f "^$train_gpt .*--output-dir $out "   # the oldest rank of this run
 before=$(last_step)
@@ -224,7 +244,7 @@ printf '# two nodes\nnode0 slots=4\nnode1 slots=4\n' >"$work/hosts"
 of_mpi=(env "PATH=$fakes:$PATH" "HOSTS=$work/hosts" NCCL_DEBUG=INFO scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "" "${of_mpi[@]}" --lr 1e-3
-asked "mpirun -np 4 --hostfile $work/hosts --map-by ppr:2:node --bind-to none -x PATH -x LD_LIBRARY_PATH -x NCCL_DEBUG $train_gpt --train-data" "mpirun's words"
+asked "mpirun -np 4 --hostfile $work/hosts --map-by ppr:2:node --bind-to none -x PATH -x LD_LIBRARY_PATH -x NCCL_DEBUG $train_gpt --tp" "mpirun's words"
 asked "--lr 1e-3 --init mpi" "mpirun's last words"
 CODE=64 expect 64 "" "${of_mpi[@]}"
 rm "$work/asked"
@@ -266,7 +286,7 @@ in_slurm=(env "PATH=$fakes:$PATH" SLURM_JOB_ID=17 "SLURM_SUBMIT_DIR=$root" SLURM
     SLURM_NTASKS_PER_NODE=4 "PORT=$((10000 + $$ % 20000))" "$work/spooled" scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "step    4/4" "${in_slurm[@]}"
-asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --train-data" "srun's words"
+asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --tp" "srun's words"
 asked "--init tcp --init-address 127.0.0.1:" "srun's tcp"
 asked "secret 32" "the secret"
 asked "scontrol show hostnames node[6-7]" "the first node"

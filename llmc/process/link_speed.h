@@ -11,7 +11,7 @@
 #include "llmc/process/world.h"
 
 struct LinkSpeed {
-    std::string who;           // "ranks 0 and 3", "tp of rank 4"
+    std::string who;           // "ranks 0 and 3", "group tp of rank 4"
     double seconds;            // of the smallest message, one way; of the smallest all-reduce
     double bytes_per_second;   // of a large one; of an all-reduce what each rank sends, 2 (n - 1) / n of it
 };

@@ -5,8 +5,7 @@
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
 //   {"step":N,"val_loss":x}
 //   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
-//   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
-//   and
+//   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier, and
 //                                 the run goes on from the checkpoint of step N with the samples after those of step M
 // Steps count from 1; a validation named N was made with the weights after step N.
 //

@@ -9,11 +9,13 @@
 # (a shared file system), and every node has the same number of GPUs. With --data-only node 0 gets the data beforehand.
 # The secret of the run, by which ranks know each other from strangers, is TRAIN_GPT_SECRET, else made once and kept in
 # the folder of outputs (RUNS), for its owner to read.
-# A signal to any of them stops all. Not run on GPUs yet.
+# A signal to any of them stops all, so no node starts a run again by itself (RESTARTS=0). Not run on GPUs yet.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+self=$(realpath "$0")
+cd "$(dirname "$self")/../.."
+export RESTARTS=${RESTARTS:-0}
 if [ $# -eq 0 ] || [[ ! ${NODE:-} =~ ^[0-9]+$ || ! ${NODES:-} =~ ^[1-9][0-9]*$ ]]; then
-    sed -n '4s/^# *//p' "$0" >&2
+    sed -n '4s/^# *//p' "$self" >&2
     exit 64
 fi
 runs=${RUNS:-runs}

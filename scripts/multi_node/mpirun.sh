@@ -8,13 +8,14 @@
 # NCCL_* are passed on. Needs what mpirun needs: ssh without a password, or a batch system.
 # Not run on GPUs yet.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-usage() { sed -n '4s/^# *//p' "$0" >&2; exit 64; }
-[ $# -gt 0 ] && [ -r "${HOSTS:-}" ] || usage
+self=$(realpath "$0")
+[ $# -gt 0 ] && [ -r "${HOSTS:-}" ] || { sed -n '4s/^# *//p' "$self" >&2 && exit 64; }
+HOSTS=$(realpath "$HOSTS")
+cd "$(dirname "$self")/../.."
 case $HOSTS in *[[:space:]]*) echo "mpirun.sh: HOSTS=$HOSTS: a name without blanks is expected" >&2; exit 64 ;; esac
 
 slots=$(sed 's/#.*//' "$HOSTS" | awk 'NF { n = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=/) n = substr($i, 7); print n }')
-GPUS=$(sort -u <<<"$slots") NODES=$(grep -c . <<<"$slots")
+GPUS=$(sort -u <<<"$slots") NODES=$(grep -c . <<<"$slots" || true)
 if [[ ! $GPUS =~ ^[1-9][0-9]*$ ]]; then
     echo "mpirun.sh: $HOSTS: expected the same slots=N in every line, found: ${slots//$'\n'/ }" >&2
     exit 64
