@@ -129,15 +129,17 @@ std::string xml(const std::string& text) {
     return result;
 }
 
-// Mean over a window centred on each point, wide enough to smooth the noise of single batches.
+// Mean over a window centred on each point, wide enough to smooth the noise of single batches. It shrinks towards the
+// begin, where curves are steep; the last points have none to their right, and are not left alone with their noise.
 std::vector<Point> running_mean(const std::vector<Point>& points) {
     std::vector<double> sums{0};   // of all points before
     for (const Point& p : points) sums.push_back(sums.back() + p.y);
     const std::size_t reach = points.size() / 60;
     std::vector<Point> result;
     for (std::size_t i = 0; i < points.size(); i++) {
-        const std::size_t half = std::min({reach, i, points.size() - 1 - i});   // shrinks towards both ends
-        result.push_back({points[i].x, (sums[i + half + 1] - sums[i - half]) / static_cast<double>(2 * half + 1)});
+        const std::size_t before = std::min(reach, i), after = std::min(before, points.size() - 1 - i);
+        const double sum = sums[i + after + 1] - sums[i - before];
+        result.push_back({points[i].x, sum / static_cast<double>(before + after + 1)});
     }
     return result;
 }

@@ -1,12 +1,12 @@
 #include "llmc/train/check_run.h"
 
-#include <cstdlib>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
