@@ -156,7 +156,8 @@ verdict $? "SIGUSR1 during training: $(tail -n 3 "$work/live.log")"
 mkfifo "$work/pipe"
 cp "$work/a/metrics.jsonl" "$work/before"
 for signal in INT TERM USR1; do
-    (exec "$train_gpt" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --max-steps 4 --config "$work/pipe" >"$work/out" 2>&1) &
+    # what this script was started with does not count: a background job ignores SIGINT
+    (exec env --default-signal=INT "$train_gpt" "${data[@]}" "${tiny[@]}" -o "$work/a" --resume --max-steps 4 --config "$work/pipe" >"$work/out" 2>&1) &
     pid=$!
     exec 3>"$work/pipe"   # goes on once the program has opened its end
     kill -$signal "$pid"
