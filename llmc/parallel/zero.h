@@ -20,7 +20,7 @@
 //   stage 0: 2fPg    stage 1: fP(g + p)    stage 2: fP(mg + p)    stage 3: mfP(2p + g)
 // but for what stage 3 fetches once a micro-batch: the head, because nothing comes between its forward and its
 // backward, and an embedding that is not the classifier, because only forward reads it. Beside these, loss, norm and
-// requests to stop in one all-reduce of all ranks: 2f x 32 bytes a step at every stage. `zero_traffic` says it to the
+// requests to stop in one all-reduce of all ranks: 2f x 40 bytes a step at every stage. `zero_traffic` says it to the
 // byte.
 //
 // What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
