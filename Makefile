@@ -46,7 +46,7 @@ DEFINES := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16,-DPRECISION_FP32)
 OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-Og)
 # Where time goes: kernels and what runs them on a CPU, tokenizing, hashes. The rest waits for people, disks and peers; it
 # compiles twice as fast with less. Tests have less too: they are compiled more often than they run.
-HOT := %.cu $(filter-out %_onednn.cpp,$(wildcard llmc/kernels/*.cpp)) dev/bench/% \
+HOT := %.cu llmc/kernels/%.cpp dev/bench/% \
     $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) llmc/data/corpus.cpp llmc/io/hash.cpp \
     $(filter-out %/huggingface.cpp %/files.cpp,$(wildcard llmc/tokenizer/*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)

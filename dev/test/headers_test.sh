@@ -5,7 +5,9 @@
 #   2. no CPU source depends on a header of the CUDA toolkit. -MMD leaves out headers in system folders, where a
 #      distribution or an administrator may have put the toolkit's, so the dependencies are asked for with -M;
 #   3. no object of a CUDA build depends on llmc/cuda_on_cpu;
-#   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's.
+#   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's;
+#   5. host code that divides loops over the cores is compiled with -O3. With -Og library attention took three times as
+#      long, and no test of what it computes can show that.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 CXX=${CXX:-g++}
@@ -92,6 +94,15 @@ if [ -n "$toolkit" ]; then
 else
     echo "SKIPPED comparison with the CUDA toolkit: it is not installed"
 fi
+
+# ---- 5. loops that are divided over the cores are optimised
+grep -rlE 'parallel_for' llmc --include='*.cpp' --include='*.cu' | grep -v '_test\.' | sort >"$work/parallel"
+while read -r source; do
+    object=build/cpu/obj/$source.o
+    make --no-print-directory -nB DEVICE=cpu "$object" 2>&1 | grep -F -- "-o $object" | grep -q -- ' -O3 ' || echo "$source"
+done <"$work/parallel" >"$work/unoptimised"
+[ -s "$work/parallel" ] || echo "no source calls parallel_for" >"$work/unoptimised"
+report "what runs on all cores is compiled with -O3" "$work/unoptimised"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
