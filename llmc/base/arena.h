@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/base/check.h"
+#include "llmc/base/stream.h"
 
 class Arena;
 
@@ -47,7 +48,7 @@ public:
         ENSURE(offset + count <= count_, "download past the end of a buffer of ", count_, " elements");
         std::vector<T> result(count);
         CUDA_CHECK(cudaMemcpyAsync(result.data(), data() + offset, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
+        wait_for(stream);
         return result;
     }
 

@@ -1,8 +1,9 @@
-// A CUDA stream and a CUDA event as values that free themselves, and the order between two streams.
+// A CUDA stream and a CUDA event as values that free themselves, the order between two streams, and the host's waits.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -45,3 +46,25 @@ public:
 private:
     cudaEvent_t event_ = nullptr;
 };
+
+// Whether this host thread waits for its device just now. The watchdog reads it from its own thread: of ranks that do
+// not advance, one whose host does not wait is elsewhere.
+inline thread_local std::atomic<bool> host_waits = false;
+
+class HostWait {
+public:
+    HostWait() { host_waits = true; }
+    ~HostWait() { host_waits = false; }
+    HostWait(const HostWait&) = delete;
+    HostWait& operator=(const HostWait&) = delete;
+};
+
+// The host waits until what was given to the stream, or recorded by the event, is done.
+inline void wait_for(cudaStream_t stream) {
+    HostWait waits;
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+inline void wait_for(cudaEvent_t event) {
+    HostWait waits;
+    CUDA_CHECK(cudaEventSynchronize(event));
+}

@@ -23,7 +23,7 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
            " tokens");
     const TokenGroups groups = group_tokens(tokens, vocab_size_, first_token_);
     const Staging& staging = staging_[next_staging_++ % staging_.size()];
-    CUDA_CHECK(cudaEventSynchronize(staging.copied.get()));   // what it held two uploads ago has left
+    wait_for(staging.copied.get());   // what it held two uploads ago has left
     std::span<int> room = staging.values.values();
     auto send = [&](const DeviceBuffer<int>& to, std::span<const int> values) {
         std::copy(values.begin(), values.end(), room.begin());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/stream.h"
 #include "llmc/model/param_storage.h"
 #include "llmc/process/comm.h"
 
@@ -51,7 +52,7 @@ public:
 
     // Waits for everything gathered so far.
     void wait() const {
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        wait_for(stream_);
         if (group_ != nullptr) group_->note_all_done();
     }
 
@@ -181,7 +182,7 @@ void Gatherer::copy_piece(std::span<T> values, const T* data, std::size_t size,
     }
     std::vector<T> stored(size);
     download(stored.data(), data, static_cast<std::int64_t>(size));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    wait_for(stream_);
     for_all_runs([&](std::int64_t global, std::int64_t local, std::int64_t count) {
         std::copy_n(stored.begin() + local, count, values.begin() + global);
     });
@@ -212,7 +213,7 @@ std::vector<T> Gatherer::gather_to_first(const ModelState<T>& state, int param) 
             all_->receive(data, size, rank_of(place.mesh, {holder, 0, 0, 0}), stream_);
             CUDA_CHECK(cudaMemcpyAsync(here, data, bytes, cudaMemcpyDeviceToHost, stream_));
         }
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        wait_for(stream_);
     }
     all_->note_all_done();
     return place.at.pp == 0 ? values : std::vector<T>();

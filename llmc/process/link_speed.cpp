@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stream.h"
 
 namespace {
 
@@ -50,7 +51,7 @@ private:
     void wait_for(Work&& work, int repeats) {
         for (int i = 0; i < repeats; i++) work();
         world_.will_wait();
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        ::wait_for(stream_);
         world_.has_waited();
     }
 

@@ -13,6 +13,7 @@
 
 #include "llmc/base/exit_code.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/watchdog_join.h"
@@ -22,9 +23,12 @@ namespace {
 // What a rank does, as far as others may have to wait for it. Heartbeats tell it.
 enum class Doing : char {
     computes = 'c',
-    waits = 'w',   // it has collectives under way
-    alone = 'a',   // what may take any time: it says that it works alone, or it starts up
+    waits = 'h',       // it has collectives under way, for which its host waits
+    has_asked = 'w',   // it has collectives under way, and its host goes on
+    alone = 'a',       // what may take any time: it says that it works alone, or it starts up
 };
+
+bool is_under_way(Doing doing) { return doing == Doing::waits || doing == Doing::has_asked; }
 
 // Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
 using AskedFor = std::map<std::uint64_t, std::uint64_t>;
@@ -151,7 +155,11 @@ struct Watchdog::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        own_doing = !alone.empty() ? Doing::alone : waits ? Doing::waits : has_stepped ? Doing::computes : Doing::alone;
+        own_doing = !alone.empty()              ? Doing::alone
+                    : waits && *host_is_waiting ? Doing::waits
+                    : waits                     ? Doing::has_asked
+                    : has_stepped               ? Doing::computes
+                                                : Doing::alone;
         own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + alone;
         for (const auto& [when, what] : groups) own_words += ", " + what;
     }
@@ -242,11 +250,11 @@ struct Watchdog::Impl {
     // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
     // elsewhere, in a loop perhaps. While one works alone, nobody is.
     void look_for_stall() {
-        bool some_wait = own_doing == Doing::waits, all_wait = some_wait, one_alone = own_doing == Doing::alone;
+        bool some_wait = is_under_way(own_doing), all_wait = some_wait, one_alone = own_doing == Doing::alone;
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
-            some_wait |= peers[r].doing == Doing::waits;
-            all_wait &= peers[r].doing == Doing::waits;
+            some_wait |= is_under_way(peers[r].doing);
+            all_wait &= is_under_way(peers[r].doing);
             one_alone |= peers[r].doing == Doing::alone;
         }
         if (own_progress != seen_own_progress || !some_wait || one_alone) {
@@ -258,8 +266,9 @@ struct Watchdog::Impl {
                          all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(all_wait)));
     }
 
-    // Those that do not wait. Where all do: those that keep another waiting and wait for nobody; where they wait in a
-    // circle, all that keep another waiting; where nobody does, all.
+    // Those that have nothing under way. Where all have, of those whose hosts do not wait, or of all if every host
+    // does: those that keep another waiting and wait for nobody; where they wait in a circle, all that keep another
+    // waiting; where nobody does, all.
     std::string stalled_ranks(bool all_wait) const {
         struct Rank {
             Doing doing;
@@ -280,8 +289,11 @@ struct Watchdog::Impl {
                 most = std::max(most, count);
             }
         }
+        const bool all_hosts_wait =
+            std::ranges::all_of(ranks, [](const Rank& rank) { return rank.doing == Doing::waits; });
         auto is_to_blame = [&](const Rank& rank, int strictness) {
-            if (!all_wait) return rank.doing != Doing::waits;
+            if (!all_wait) return !is_under_way(rank.doing);
+            if (!all_hosts_wait && rank.doing == Doing::waits) return false;
             bool is_waited_for = strictness == 0, waits = false;
             for (const auto& [group, count] : *rank.asked_for) {
                 is_waited_for |= count < ends.at(group).second;
@@ -389,7 +401,8 @@ struct Watchdog::Impl {
 
     ProcessPlace place;
     WatchdogOptions options;
-    std::vector<Peer> peers;   // by rank on rank 0; elsewhere only [0], which is rank 0
+    const std::atomic<bool>* host_is_waiting = &host_waits;   // of the thread that makes the watchdog, which trains
+    std::vector<Peer> peers;                                  // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
     std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well

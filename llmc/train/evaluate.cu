@@ -35,7 +35,7 @@ std::vector<double> Evaluation::losses_of(std::span<const Row> rows, Agreement& 
         CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                    stage.stream()));
     }
-    CUDA_CHECK(cudaStreamSynchronize(stage.stream()));
+    wait_for(stage.stream());
 
     std::vector<double> sums(B);   // positions without a target have loss 0
     for (std::size_t b = 0; b < B; b++) {

@@ -59,7 +59,7 @@ void load_weights(Decoder& decoder, const WeightSource* weights, std::uint64_t s
     } else {
         initialize_parameters(decoder.parameters(), seed, stream);
     }
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+    wait_for(stream);
 }
 
 // Text to standard output, at once; on a terminal without control characters.

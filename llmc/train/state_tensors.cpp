@@ -5,6 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/base/stream.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/train/model_export.h"
 
@@ -102,7 +103,7 @@ void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int
                   cudaStream_t stream) {
     const std::int64_t at = state.storage().tensor_offset(place, state.state()) + first;
     state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(at));
-    CUDA_CHECK(cudaStreamSynchronize(stream));   // a copy of them may be kept until then
+    wait_for(stream);   // a copy of them may be kept until then
 }
 
 // Masters, and the parameters that are rounded from them, of which this rank keeps as much or more.

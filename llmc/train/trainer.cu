@@ -208,7 +208,7 @@ void Trainer::train_step() {
     const bool outlier = is_outlier(result);
     if (host_decides && !outlier) {
         parts_.step.update(step_, lr);
-        CUDA_CHECK(cudaStreamSynchronize(parts_.step.stage().stream()));   // it belongs to the step's time
+        wait_for(parts_.step.stage().stream());   // it belongs to the step's time
     }
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
