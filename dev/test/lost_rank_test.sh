@@ -127,11 +127,11 @@ lose KILL 0 2 '^step    2/' 5
 lose KILL 1 3 '^step    6/' 20 --pp 3 --layers 3        # its links are told with micro-batch and chunk
 grep -qE 'rank 1 on .* of group pp (forward|backward) [0-9] to [0-9], micro-batch [0-9]+, chunk 0 ' "$run/log"
 verdict $? "where a pipeline stage was lost: $(grep 'rank 1 on' "$run/log")"
-# Without checkpoints, in which a rank may work alone for as long as it takes. With data parallelism, one micro-batch a
-# step: between micro-batches all ranks may have asked for the same, and who waits for whom cannot be told.
+# Without checkpoints, in which a rank may work alone for as long as it takes. Between micro-batches all ranks may have
+# asked for the same; the one that loops is that whose host does not wait for its device.
 if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     with=(env LD_PRELOAD="$work/loop.so")
-    lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3 --checkpoint-every 0 --total-batch 192
+    lose LOOP 1 3 '^step    2/' 0 --zero 2 --stall-timeout 3 --checkpoint-every 0
     # pipeline stages in the middle of their schedules, whose numbers of operations differ: those with the embedding and
     # with the classifier read data there
     lose LOOP 0 3 '^step    3/' 5 --pp 3 --layers 3 --stall-timeout 3 --checkpoint-every 0
