@@ -60,10 +60,15 @@ if part pipeline; then
     done
     check "pipelines of edited lists, fp32" whole fp32 'certificate: 500 edited*'
 fi
-if part context; then
+for precision in bf16 fp32; do
+    if part context-$precision; then
+        builds_for_cpu
+        check "certificate of shared sequences, $precision" whole $precision 'shared sequences: all*'
+    fi
+done
+if part context-long; then
     builds_for_cpu
     for precision in bf16 fp32; do
-        check "certificate of shared sequences, $precision" whole $precision 'shared sequences: all*'
         check "attention over long sequences, $precision" whole $precision 'context parallel: attention over long*'
     done
     check "a sequence of 65,536 tokens over eight ranks, fp32" whole fp32 'shared sequences: 65*'
