@@ -80,6 +80,16 @@ check "disk enough where old checkpoints go" 0 1 '^disk +OK +at most 3 more chec
     $(options "$work/data") -o "$work/new" --checkpoint-every 100 --max-steps 900000000 --keep-checkpoints 2
 check "a folder where nothing can be made" 74 1 '^disk +WRONG +/proc/new: |^steps +OK' $(options "$work/data") -o /proc/new
 run_ends "a folder where nothing can be made" 74 $(options "$work/data") -o /proc/new
+check "files at the end" 0 2 "^files +OK +$work/model.bin and $work/trace.json can be written" \
+    $(options "$work/data") --export-llmc "$work/model.bin" --trace "$work/trace.json"
+set +f; ! ls "$work"/model.bin* "$work"/trace.json* >/dev/null 2>&1; set -f
+verdict $? "trying the files leaves none"
+check "an export that cannot be written" 64 1 "^files +WRONG +--export-llmc $work/data: is a folder|^steps +OK" \
+    $(options "$work/data") --export-llmc "$work/data"
+run_ends "an export that cannot be written" 64 $(options "$work/data") --export-llmc "$work/data"
+check "a trace that cannot be written" 74 2 '^files +WRONG +rank 0: /proc/none/trace.json|^steps +OK' \
+    $(options "$work/data") --trace /proc/none/trace.json
+run_ends "a trace that cannot be written" 74 $(options "$work/data") --trace /proc/none/trace.json
 check "memory that does not suffice" 69 1 '^memory +WRONG .*GiB a rank, of|activations +[0-9.]+ MiB|Lower --micro-batch|^steps +-' \
     $(options "$work/data") --micro-batch 1000000
 run_ends "memory that does not suffice" 69 $(options "$work/data") --micro-batch 1000000

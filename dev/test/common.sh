@@ -41,5 +41,4 @@ check() {   # NAME COMMAND...
     verdict $status "$1: $(tail -n 3 "$work/checked" | tr -d '\0')"
 }
 
-# What two equal runs have in common of a metrics.jsonl: all but its times.
-without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1"; }
+source dev/test/without_times.sh

@@ -46,7 +46,8 @@ seq 1 20000 >"$work/numbers.txt"
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --val-every 0 --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2
     --total-batch 384 --max-steps 5 --sample-every 0 --zero 2 --init-timeout 20)
 ranks=3   # 0 and 1 on host0, 2 on host1
-losses() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+source dev/test/without_times.sh
+losses() { without_times "$1/metrics.jsonl"; }
 
 # on_hosts NAME NAME_OF_HOST_1 ARGUMENTS...: all ranks, in the background; their ids in pids, their logs in $work/NAME.R
 on_hosts() {

@@ -14,7 +14,7 @@ run() {
         --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 4 --val-every 2 \
         --val-max-batches 5 --sample-every 4 --lr 1e-3 --output-dir "$work/$name" "$@" >>"$work/$name.log" 2>&1
 }
-without_times() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$work/$1/metrics.jsonl"; }
+records() { without_times_or_memory "$work/$1/metrics.jsonl"; }
 losses() { grep -oE '(val_)?loss":[0-9.e+-]+' "$work/$1/metrics.jsonl" | cut -d: -f2; }
 near() {   # NAME OTHER: losses within 5e-4, line by line
     paste <(losses "$1") <(losses "$2") |
@@ -48,7 +48,7 @@ run 3 three-cut --zero 3 --dp 3 --stop-after 2
 verdict $? "stopped after 2 steps: $(tail -n 3 "$work/three-cut.log")"
 run 3 three-cut --zero 3 --dp 3 --resume
 verdict $? "resumed: $(tail -n 3 "$work/three-cut.log")"
-cmp -s <(without_times three) <(without_times three-cut)
+cmp -s <(records three) <(records three-cut)
 verdict $? "a resumed run of three ranks differs from the uncut one"
 
 # tensor parallelism: one process's losses, and a checkpoint that goes on without it
@@ -69,7 +69,7 @@ near pipe alone
 verdict $? "losses of two pipeline stages: $(losses pipe | xargs) against $(losses alone | xargs)"
 run 2 pipe-cut --pp 2 --stop-after 2
 run 2 pipe-cut --pp 2 --resume --export-llmc "$work/pipe-cut.bin"
-cmp -s <(without_times pipe) <(without_times pipe-cut) && cmp -s "$work/pipe.bin" "$work/pipe-cut.bin"
+cmp -s <(records pipe) <(records pipe-cut) && cmp -s "$work/pipe.bin" "$work/pipe-cut.bin"
 verdict $? "a resumed run of two pipeline stages differs from the uncut one: $(tail -n 3 "$work/pipe-cut.log")"
 run 4 pipe-zero --pp 2 --pp-schedule zb --pp-warmup 1 --zero 3 --check-collectives --trace "$work/pipe-zero.json"
 verdict $? "two pipeline stages x two ranks, ZeRO-3: $(tail -n 3 "$work/pipe-zero.log")"
@@ -83,7 +83,7 @@ near ring alone
 verdict $? "losses of a ring: $(losses ring | xargs) against $(losses alone | xargs)"
 run 2 ring-cut --cp 2 --stop-after 2
 run 2 ring-cut --cp 2 --resume
-cmp -s <(without_times ring) <(without_times ring-cut)
+cmp -s <(records ring) <(records ring-cut)
 verdict $? "a resumed run of a ring differs from the uncut one: $(tail -n 3 "$work/ring-cut.log")"
 run 4 hybrid --cp 4 --cp-mode hybrid --cp-ulysses 2 --zero 2 --check-collectives --trace "$work/hybrid.json"
 verdict $? "rings of groups: $(tail -n 3 "$work/hybrid.log")"

@@ -22,7 +22,8 @@ timeout_s=2   # --peer-timeout
 limit_s=10    # from the loss to the end of the last rank; beyond the timeout it allows for a busy machine
 
 # Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives; where
-# slow.RANK is, whatever it syncs takes 0.7 s longer, and where stuck.RANK is, 20 s; where broken.RANK is, its reads fail.
+# slow.RANK is, whatever it syncs takes 0.7 s longer, and where stuck.RANK is, 20 s; where broken.RANK is, its reads fail,
+# and where late.RANK is, each takes 0.1 s longer.
 with=()
 cat >"$work/loop.cpp" <<'LOOP'
 #include <cerrno>
@@ -35,6 +36,8 @@ extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
     while (access(sign.c_str(), F_OK) == 0) usleep(1000);
     const std::string broken = std::string(getenv("RUN_FOLDER")) + "/broken." + getenv("RANK");
     if (access(broken.c_str(), F_OK) == 0) return errno = EIO, -1;
+    const std::string late = std::string(getenv("RUN_FOLDER")) + "/late." + getenv("RANK");
+    if (access(late.c_str(), F_OK) == 0) usleep(100000);
     return syscall(SYS_pread64, file, into, bytes, offset);
 }
 extern "C" int fsync(int file) {
@@ -151,6 +154,16 @@ if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     status=$? took=$((($(date +%s%N) - began) / 1000000))
     [ $status -eq 74 ] && [ "$(cat "$run/code.0")" = 75 ] && [ $took -le $((limit_s * 1000)) ]
     verdict $? "a rank that fails while it saves: exit code $status after $took ms: $(tail -n 5 "$run/log")"
+    # a slow rank is named in the records, with its share of the others' waiting: two reads, of 0.1 s each, a step
+    start late 3 --zero 1 --checkpoint-every 0 --val-every 0 --total-batch 192 --max-steps 400
+    await '^step   40/'
+    touch "$run/late.1"
+    await '^step   60/'
+    kill -TERM "$(cat "$run/pid.0")"
+    wait "$launcher"
+    waited() { sed -nE "s/.*\"step\":($1),.*\"slowest_rank\":1,\"waiting\":([0-9.e-]+),.*/\2/p" "$run/out/metrics.jsonl" | awk '$1 > 0.3' | wc -l; }
+    [ "$(waited '4[5-9]|5[0-9]')" -ge 12 ] && [ "$(waited '[1-9]|[123][0-9]')" -le 10 ]
+    verdict $? "a slow rank named in $(waited '4[5-9]|5[0-9]') of 15 steps, in $(waited '[1-9]|[123][0-9]') of 39 before: $(sed -n '50,52p' "$run/out/metrics.jsonl")"
     with=()
 else
     echo "SKIPPED a rank that loops: no g++ to build what makes it loop"

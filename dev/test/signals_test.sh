@@ -65,7 +65,7 @@ has_begun() { local mask; mask=$(field "/proc/$pid/status" SigBlk); [ $((${mask:
 
 # same FOLDER UNCUT: records but for times, and the state at the end. The note of what was still to be done after the last
 # step, and of the best validation, may differ: who stops during the last validation has saved that step before.
-records() { sed -E 's/"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+records() { without_times_or_memory "$1/metrics.jsonl"; }
 state() { sed -E 's/"(next|best_val_loss)": *("[a-z_ -]*"|[0-9.e+-]+|null)//g' "$1/$last_step/run.json"; }
 last_step=$(printf 'step_%08d' $steps)
 same() {

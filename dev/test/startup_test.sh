@@ -21,7 +21,8 @@ ranks=3
 port=$((10000 + $$ % 20000))
 
 # steps, losses and norms: all but times
-losses() { sed -E 's/"(tokens_per_s|mfu|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+source dev/test/without_times.sh
+losses() { without_times "$1/metrics.jsonl"; }
 same() {   # NAME STATUS: the run in $work/NAME ended with STATUS and has the losses of the first one
     [ "$2" -eq 0 ] && [ "$(losses "$work/$1" | wc -l)" -eq 7 ] && cmp -s <(losses "$work/launch") <(losses "$work/$1")
     verdict $? "$1 (exit $2): $(tail -n 3 "$work/$1.log")"

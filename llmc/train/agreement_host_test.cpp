@@ -3,7 +3,6 @@
 #include "llmc/train/agreement.h"
 
 #include <csignal>
-#include <regex>
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
@@ -12,6 +11,7 @@
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
+#include "llmc/train/without_times_test.h"
 
 namespace {
 
@@ -86,8 +86,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
 
 std::string records(const std::string& output) {
     const std::string lines = read_whole(real_files(), output + "/metrics.jsonl");
-    return std::regex_replace(lines, std::regex("\"(tokens_per_s|mfu|step_ms|memory_bytes)\":[^,}]*,?"), "") +
-           read_whole(real_files(), output + "/main.log");
+    return without_times(lines) + read_whole(real_files(), output + "/main.log");
 }
 
 }   // namespace

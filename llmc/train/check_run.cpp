@@ -24,6 +24,7 @@
 #include "llmc/train/layout_options.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
+#include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -124,6 +125,8 @@ public:
         max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // which alone has looked at every id
         ready = report_.check("shards", [&] { return check_shards(); }) && ready;
         if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
+        if (!options_.export_llmc.empty() || !options_.trace.empty())
+            report_.check("files", [&] { return check_files(); });
         ready = check_memory() && ready;
         check_kernels();
         if (ready) {
@@ -143,6 +146,7 @@ private:
     std::string check_tokens();
     std::string check_shards();
     std::string check_disk() const;
+    std::string check_files() const;
     bool check_memory();
     void check_kernels();
     std::string check_links();
@@ -240,6 +244,13 @@ std::string RunCheck::check_disk() const {
                 "Make room, give another --output-dir, raise --checkpoint-every or lower --keep-checkpoints.");
 }
 
+std::string RunCheck::check_files() const {
+    if (world_.is_first()) try_outputs(options_);
+    check_can_trace(options_.trace);
+    const char* const and_ = options_.export_llmc.empty() || options_.trace.empty() ? "" : " and ";
+    return text(options_.export_llmc, and_, options_.trace, " can be written");
+}
+
 // What the run would allocate, counted by what allocates it, against what the devices have; ranks may share one.
 bool RunCheck::check_memory() {
     std::exception_ptr failure;
@@ -250,8 +261,8 @@ bool RunCheck::check_memory() {
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
         CUDA_CHECK(cudaGetDeviceCount(&devices));
         const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");   // may be another one for each rank
-        device = text(own_host_identity(), ":", visible != nullptr ? visible : "", ":",
-                      world_.place().local_rank % devices);
+        device =
+            text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world_.place().local_rank % devices);
         Arena counted = Arena::counting();
         Model model(*this, counted, AttentionKind::auto_);
         model.step.emplace(model.stage, options_, counted, model.groups);

@@ -17,6 +17,7 @@
 #include "llmc/train/model_export.h"
 #include "llmc/train/sampler.h"
 #include "llmc/train/trainer.h"
+#include "llmc/train/without_times_test.h"
 
 namespace {
 
@@ -141,15 +142,16 @@ struct RankOfRun {
     }
 
     using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
-    void train(const Workplace& place, const std::string& resume_from, const Change& change = {}) {
+    void train(const Workplace& place, const std::string& resume_from, const Change& change = {},
+               FileSystem& files = real_files()) {
         const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
         const bool writes = world == nullptr || world->is_first();
         RunState state;
         if (!resume_from.empty()) state = load(resume_from);
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
-        Trainer trainer({options, log, arena, *step, tokens, &tokens, real_files(), metrics, place.signals, nullptr,
-                         nullptr, "", options.max_steps, 0.0, groups, world});
+        Trainer trainer({options, log, arena, *step, tokens, &tokens, files, metrics, place.signals, nullptr, nullptr,
+                         "", options.max_steps, 0.0, groups, world});
         if (change) change(state, tokens);
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);
@@ -201,10 +203,6 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
     });
     if (ran) from_first_process("");   // those who sat it out read the files too
     return ran;
-}
-
-std::string without_times(const std::string& lines) {
-    return std::regex_replace(lines, std::regex("\"(tokens_per_s|mfu|step_ms|memory_bytes)\":[^,}]*,?"), "");
 }
 
 // Files of a checkpoint by name, without what is of the layout: the matmuls' algorithms, and the manifest that hashes
@@ -450,6 +448,24 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     }
 }
 
+namespace {
+
+// Reads checkpoints only for a rank that has told the others that it works alone.
+struct LonelyFiles : ForwardingFiles {
+    LonelyFiles(FileSystem& inner, const Communicator* its_all) : ForwardingFiles(inner), all(its_all) {}
+    std::unique_ptr<File> open(const std::string& path) const override {
+        if (path.find("/step_") != std::string::npos) {
+            read = true;
+            ENSURE(all == nullptr || all->progress().alone != nullptr, path, " is read while others wait unaware");
+        }
+        return inner_.open(path);
+    }
+    const Communicator* all;
+    mutable bool read = false;
+};
+
+}   // namespace
+
 TEST_CASE(
     "layouts: back from an outlier to the last checkpoint, a run goes on as one resumed there past those samples") {
     constexpr int spike = 5, saved = 2;
@@ -475,7 +491,11 @@ TEST_CASE(
                 });
             }
             const std::string from = change ? options.output_dir + "/" + checkpoint_name(saved) : "";
-            return on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, from, change); });
+            return on_layout(layout, options, [&](RankOfRun& rank) {
+                LonelyFiles files(real_files(), rank.groups.all);
+                rank.train(place, from, change, files);
+                ENSURE(files.read == (name == "spike"), "a checkpoint was read");
+            });
         };
         auto past = [&](int samples) {
             return [samples](RunState& state, const TokenSet& tokens) {

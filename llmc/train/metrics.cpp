@@ -60,12 +60,14 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
 }   // namespace
 
 std::string to_json(const StepRecord& r) {
+    const std::string waiting =
+        r.waiting ? formatted("\"slowest_rank\":%d,\"waiting\":%.9g,", r.waiting->rank, r.waiting->share) : "";
     return formatted(
         "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
-        "\"memory_bytes\":%llu}",
+        "%s\"memory_bytes\":%llu}",
         r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
         json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
-        json_number(r.step_ms).c_str(), static_cast<unsigned long long>(r.memory_bytes));
+        json_number(r.step_ms).c_str(), waiting.c_str(), static_cast<unsigned long long>(r.memory_bytes));
 }
 
 std::string validation_json(int step, float loss) {
@@ -117,6 +119,10 @@ void Metrics::step(const StepRecord& r) {
                                          {"lr", r.lr},           {"tokens_per_s", r.tokens_per_s},
                                          {"step_ms", r.step_ms}, {"memory_bytes", static_cast<double>(r.memory_bytes)}};
     if (r.mfu) values.push_back({"mfu", *r.mfu});
+    if (r.waiting) {
+        values.push_back({"slowest_rank", static_cast<double>(r.waiting->rank)});
+        values.push_back({"waiting", r.waiting->share});
+    }
     events_->add(r.step, values);
 }
 

@@ -3,9 +3,12 @@
 // metrics.jsonl, one JSON object a line, floats with 9 significant digits (enough to tell any two floats apart),
 // `null` for what is not known or not finite:
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
+//       with "slowest_rank":r,"waiting":x before "memory_bytes" where several data-parallel ranks train: who was waited
+//       for in the step before, for which share of it (slowest_rank.h)
 //   {"step":N,"val_loss":x}
 //   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
-//   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier, and
+//   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
+//   and
 //                                 the run goes on from the checkpoint of step N with the samples after those of step M
 // Steps count from 1; a validation named N was made with the weights after step N.
 //
@@ -24,6 +27,12 @@
 #include "llmc/train/after_step.h"
 #include "llmc/train/tensorboard.h"
 
+// Who was waited for (slowest_rank.h).
+struct Waiting {
+    int rank;
+    double share;   // of the step that the other replicas waited for its one, on average: 0 to 1
+};
+
 struct StepRecord {
     int step;
     float loss, grad_norm, lr;
@@ -31,6 +40,7 @@ struct StepRecord {
     std::optional<double> mfu;   // of the peak, 0 to 1; none where the peak is unknown
     double step_ms;
     std::uint64_t memory_bytes;
+    std::optional<Waiting> waiting = {};   // in the step before; none where one replica trains
 };
 
 // A run that has gone back to an earlier checkpoint.

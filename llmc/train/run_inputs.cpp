@@ -191,12 +191,14 @@ std::string RunInputs::origin() const {
     return !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
 }
 
+void try_outputs(const Options& options) {
+    if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
+    if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
+}
+
 RunInputs find_inputs(Options& options, World& world, const StopSignals& signals, const Log& log) {
     check_names(options);
-    if (world.is_first()) {
-        if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
-        if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
-    }
+    if (world.is_first()) try_outputs(options);
     std::unique_ptr<FolderLock> lock;
     std::string checkpoint;
     auto look_into_folder = [&] {

@@ -59,6 +59,8 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
 // Before all else: that files match the patterns, and that --overwrite removes nothing that the run needs.
 void check_names(const Options& options);
+// The files that the run writes at its end, or in the midst of it: that they can be written.
+void try_outputs(const Options& options);
 // A pattern's option, and the pattern.
 std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options);
 

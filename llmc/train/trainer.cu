@@ -29,6 +29,7 @@ Trainer::Trainer(const TrainerParts& parts)
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
+      slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
       // all that write a unit get tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
                 parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
@@ -187,10 +188,12 @@ void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, s
 void Trainer::train_step() {
     const double start = seconds_now();
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
+    slowest_rank_.step_begins();
     parts_.step.gradients(
         schedule_, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
         token_share,
         [this] {
+            slowest_rank_.passes_end();
             StopVotes vote = agreement_.own_vote();
             vote.saved = save_ && save_->ready() ? 1 : 0;
             return vote;
@@ -224,9 +227,18 @@ bool Trainer::rewind() {
     finish_save();
     parts_.step.wait_for_all_gather();
     std::vector<std::string> skipped;
-    const auto found = newest_checkpoint(
-        parts_.files, options_.output_dir, skipped,
-        {agreement_.rank(), agreement_.ranks(), [this](const std::string& own) { return agreement_.gather(own); }});
+    std::optional<Communicator::Alone> alone;   // each rank hashes and reads its share in its own time
+    const auto works_alone = [&] {
+        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "reads a checkpoint");
+    };
+    const auto gather = [&](const std::string& own) {
+        alone.reset();
+        std::vector<std::string> by_rank = agreement_.gather(own);
+        works_alone();
+        return by_rank;
+    };
+    const auto found =
+        newest_checkpoint(parts_.files, options_.output_dir, skipped, {agreement_.rank(), agreement_.ranks(), gather});
     for (const std::string& reason : skipped) parts_.log.warning("checkpoint passed over: %s", reason.c_str());
     if (!found || found->step >= from) {
         parts_.log.warning("step %d: there is no checkpoint to go back to", from);
@@ -243,6 +255,7 @@ bool Trainer::rewind() {
     RunState state =
         load_training_state(parts_.files, found->path, tensors_of(parts_.step), parts_.step.stage().stream());
     const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
+    alone.reset();
     state.loader = loader_.state();
     restore(state);
     if (parts_.world) parts_.world->set_step(step_);
@@ -303,6 +316,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
                                      parts_.step.stage().storage().place().mesh.size());
     }
     record.step_ms = 1e3 * seconds;
+    record.waiting = slowest_rank_.step_ended(seconds);
     record.memory_bytes = parts_.arena.high_water();
     parts_.metrics.step(record);
 

@@ -31,6 +31,7 @@
 #include "llmc/train/options.h"
 #include "llmc/train/peak.h"
 #include "llmc/train/sampler.h"
+#include "llmc/train/slowest_rank.h"
 #include "llmc/train/step.h"
 #include "llmc/train/stop_signals.h"
 #include "llmc/train/training_state.h"
@@ -124,6 +125,7 @@ private:
     AfterStep next_ = AfterStep::validation;
     Loader loader_;
     Agreement agreement_;
+    SlowestRank slowest_rank_;
     Gatherer gatherer_;            // of checkpoints
     std::string matmul_choices_;   // of all ranks
     std::optional<HostTensors> host_tensors_;
