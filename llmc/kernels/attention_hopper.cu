@@ -46,8 +46,8 @@ void launch_attention_forward_hopper(const AttentionForward<bf16, O>& a, cudaStr
         const std::int64_t blocks = ceil_div(std::int64_t{shape.Tq}, Tile::queries) * shape.B * shape.NH;
         ENSURE(blocks <= std::numeric_limits<int>::max(), blocks, " blocks");
         launch(attention_forward_hopper<O, head_size()>,
-               forward_launch(a, dim3(static_cast<unsigned>(blocks)), Tile::threads, Tile::shared_bytes, stream), a, maps,
-               heads_together(shape));
+               forward_launch(a, dim3(static_cast<unsigned>(blocks)), Tile::threads, Tile::shared_bytes, stream), a,
+               maps, heads_together(shape));
     });
 }
 

@@ -16,27 +16,27 @@
 // Everything that orders one warp after another, or an asynchronous instruction after others. Tests plant kernels that
 // leave out one of them: each must show.
 enum class HopperStep : std::uint8_t {
-    barriers_fence,     // mbarriers are made before copies use them
-    barriers_made,      // and before other threads do
-    query_wait,         // q is here
-    key_wait,           // a tile of k is here
-    value_wait,         // a tile of v is here
-    key_room,           // the tile of k that lay here has been read
-    value_room,         // the tile of v that lay here has been read
-    key_read,           // says so to the producer
+    barriers_fence,   // mbarriers are made before copies use them
+    barriers_made,    // and before other threads do
+    query_wait,       // q is here
+    key_wait,         // a tile of k is here
+    value_wait,       // a tile of v is here
+    key_room,         // the tile of k that lay here has been read
+    value_room,       // the tile of v that lay here has been read
+    key_read,         // says so to the producer
     value_read,
-    score_fence,        // registers are ready for q k^T
+    score_fence,   // registers are ready for q k^T
     score_commit,
-    score_wait,         // q k^T is done
-    sum_fence,          // registers are ready for p v
+    score_wait,   // q k^T is done
+    sum_fence,    // registers are ready for p v
     sum_commit,
-    sum_wait,           // p v is done
-    turn_wait,          // it is this group's turn to multiply
-    turn_pass,          // now the other group's
-    staging_free,       // all warps of the group have read q
-    staging_fence,      // what was staged is seen by the copy to global memory
-    staging_full,       // and all of the group have staged theirs
-    store_wait,         // the copy has read it
+    sum_wait,        // p v is done
+    turn_wait,       // it is this group's turn to multiply
+    turn_pass,       // now the other group's
+    staging_free,    // all warps of the group have read q
+    staging_fence,   // what was staged is seen by the copy to global memory
+    staging_full,    // and all of the group have staged theirs
+    store_wait,      // the copy has read it
     count,
 };
 struct AllHopperSteps {
@@ -48,7 +48,7 @@ struct HopperForwardMaps {
     TensorMap q, k, v, out;   // out: where it is bf16
 };
 
-constexpr int HOPPER_PANEL = 64;                    // channels of a panel: 128 bytes a row
+constexpr int HOPPER_PANEL = 64;   // channels of a panel: 128 bytes a row
 constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
 
 // Which queries a block does. Blocks start in the order of their numbers: the longest causal rows first, so that short

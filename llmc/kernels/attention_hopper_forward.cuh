@@ -2,7 +2,8 @@
 //
 // A block of three groups of four warps does 128 queries of a head (Shah et al., "FlashAttention-3", 2024):
 //
-//     group 0     one thread copies q, then tiles of 128 keys of k and v, through a ring of `stages` each (TMA); it runs
+//     group 0     one thread copies q, then tiles of 128 keys of k and v, through a ring of `stages` each (TMA); it
+//     runs
 //                 ahead as far as the ring has room, and has given its registers to the others
 //     groups 1, 2 64 queries each:  scores = q k^T    softmax    sums += p v
 //
@@ -112,7 +113,8 @@ struct HopperRing {
     }
 };
 
-// One of the two groups that compute, `group` being 0 or 1: its 64 queries, from their scores to sums and row statistics.
+// One of the two groups that compute, `group` being 0 or 1: its 64 queries, from their scores to sums and row
+// statistics.
 template <int D, class Steps>
 struct HopperForwardGroup {
     using Tile = HopperForwardTile<D>;
@@ -132,7 +134,8 @@ struct HopperForwardGroup {
         if (Steps::keeps(HopperStep::turn_wait)) named_barrier_sync(turn_barrier + group, 2 * Tile::group_threads);
     }
     __device__ __forceinline__ void pass_turn() {
-        if (Steps::keeps(HopperStep::turn_pass)) named_barrier_arrive(turn_barrier + 1 - group, 2 * Tile::group_threads);
+        if (Steps::keeps(HopperStep::turn_pass))
+            named_barrier_arrive(turn_barrier + 1 - group, 2 * Tile::group_threads);
     }
     // One lane of each warp tells the producer, once the warp's products have been waited for.
     __device__ __forceinline__ void say_read(SharedAddress barrier) {
@@ -260,7 +263,8 @@ struct HopperForwardGroup {
         }
         if (Steps::keeps(HopperStep::staging_fence)) {
             for (int panel = 0; panel < Tile::panels; panel++)
-                fence_proxy_async(shared_address(q_tile) + panel * Tile::query_panel + warp_rows, 16 * HOPPER_ROW_BYTES);
+                fence_proxy_async(shared_address(q_tile) + panel * Tile::query_panel + warp_rows,
+                                  16 * HOPPER_ROW_BYTES);
         }
         if (Steps::keeps(HopperStep::staging_full)) named_barrier_sync(group_barrier + group, Tile::group_threads);
         if (thread != 0) return;

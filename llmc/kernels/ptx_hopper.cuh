@@ -1,13 +1,14 @@
 // Instructions of sm_90a alone, wrapped as those of ptx.cuh are: barriers in shared memory (mbarrier), copies of tiles
-// (TMA), products by groups of four warps (wgmma). All here is asynchronous, and the models are as late as a GPU may be:
+// (TMA), products by groups of four warps (wgmma). All here is asynchronous, and the models are as late as a GPU may
+// be:
 //   - a copy spoils its target when issued and is delivered when a thread waits for it in vain;
 //   - a product spoils its sums when issued and reads its operands only at the wait that ends it;
 //   - what ordinary stores wrote is not seen by copies and products without fence_proxy_async.
 // So a wait, fence or arrival that is missing gives NaN, a fault that says what is wrong, or a deadlock, which is one.
 // Other architectures compile these functions but must not instantiate them: see hopper_instructions.
 //
-// Operands of copies and products lie in dynamic shared memory (DYNAMIC_SHARED), in panels: rows of 64 bf16 (128 bytes),
-// 16-byte pieces swizzled as a TensorMap's boxes are, each panel at a multiple of 1,024 bytes.
+// Operands of copies and products lie in dynamic shared memory (DYNAMIC_SHARED), in panels: rows of 64 bf16 (128
+// bytes), 16-byte pieces swizzled as a TensorMap's boxes are, each panel at a multiple of 1,024 bytes.
 //
 // Not yet run on a GPU. Source: PTX ISA 9.0, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix
 // Instructions".
@@ -28,8 +29,8 @@ inline constexpr bool hopper_instructions = false;
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// mbarrier: 8 bytes of shared memory. A phase of it ends when as many have arrived as it was made for, and as many bytes
-// been copied as they said; the next begins at once. Phases are known by their parity: the first is 0.
+// mbarrier: 8 bytes of shared memory. A phase of it ends when as many have arrived as it was made for, and as many
+// bytes been copied as they said; the next begins at once. Phases are known by their parity: the first is 0.
 
 __device__ __forceinline__ void mbarrier_init(SharedAddress barrier, int arrivals) {
 #ifdef __CUDACC__
@@ -101,15 +102,17 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Copies of a box of a tensor. Coordinates are of its first element, the innermost dimension first, and may lie outside.
+// Copies of a box of a tensor. Coordinates are of its first element, the innermost dimension first, and may lie
+// outside.
 
 // Into shared memory; its bytes, those outside of the tensor included, count for `barrier`. One thread calls it.
 __device__ __forceinline__ void tma_load(SharedAddress target, const TensorMap& map, SharedAddress barrier, int c0,
                                          int c1, int c2, int c3) {
 #ifdef __CUDACC__
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        ::"r"(target), "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
         : "memory");
 #else
     ptx_model::tma_load(target, map, barrier, {c0, c1, c2, c3});
@@ -221,16 +224,17 @@ __device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int 
 }
 
 #ifdef __CUDACC__
-#define WGMMA_D8(d, i) \
+#define WGMMA_D8(d, i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define WGMMA_D32(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8), WGMMA_D8(d, i + 16), WGMMA_D8(d, i + 24)
-#define WGMMA_32                                                                                            \
+#define WGMMA_32                                                                                                \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_64                                                                                                 \
-    WGMMA_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-             "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_64                                                                                            \
+    WGMMA_32                                                                                                \
+        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+        "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #endif
 
 // Both operands in shared memory. Not `accumulate`: d is overwritten.
@@ -239,17 +243,17 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::
     static_assert(HALF_N == 32 || HALF_N == 64, "N is 64 or 128");
 #ifdef __CUDACC__
     if constexpr (HALF_N == 32) {
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
-                     "}, %32, %33, add, 1, 1, %35, %36;\n}"
-                     : WGMMA_D32(d, 0)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32 "}, %32, %33, add, 1, 1, %35, %36;\n}"
+            : WGMMA_D32(d, 0)
+            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     } else {
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64
-                     "}, %64, %65, add, 1, 1, %67, %68;\n}"
-                     : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64 "}, %64, %65, add, 1, 1, %67, %68;\n}"
+            : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
+            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     }
 #else
     ptx_model::wgmma({d, nullptr, a, b, 2 * HALF_N, accumulate, A_TRANSPOSED, B_TRANSPOSED});
@@ -263,19 +267,19 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&
     static_assert(HALF_N == 32 || HALF_N == 64, "N is 64 or 128");
 #ifdef __CUDACC__
     if constexpr (HALF_N == 32) {
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
-                     "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
-                     : WGMMA_D32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-                       "n"(B_TRANSPOSED));
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
+            "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
+            : WGMMA_D32(d, 0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_TRANSPOSED));
     } else {
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64
-                     "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n}"
-                     : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-                       "n"(B_TRANSPOSED));
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64
+            "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n}"
+            : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_TRANSPOSED));
     }
 #else
     ptx_model::wgmma({d, a, 0, b, 2 * HALF_N, accumulate, false, B_TRANSPOSED});

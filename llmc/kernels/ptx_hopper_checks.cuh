@@ -19,8 +19,8 @@ __host__ __device__ inline int in_panel(int row, int column) {
 inline float small_number(std::size_t i) { return static_cast<float>(static_cast<int>(i * 37 % 251) - 125); }
 inline std::uint16_t bf16_bits(float value) { return bits_of(static_cast<bf16>(value)); }
 
-// A tensor (2, 3, 20, 72), 72 channels a row, the first three dimensions with gaps between them. Element (b, h, t, c) is
-// small_number of where it lies.
+// A tensor (2, 3, 20, 72), 72 channels a row, the first three dimensions with gaps between them. Element (b, h, t, c)
+// is small_number of where it lies.
 struct CheckedTensor {
     static constexpr int channels = 72, tokens = 20, heads = 3, batches = 2;
     static constexpr int token = 240, head = 80, batch = 4880, count = batches * batch;
@@ -107,14 +107,15 @@ inline std::string tma_store(Arena& arena, cudaStream_t stream) {
             const int c = channel + i % 64, t = token + i / 64;
             if (CheckedTensor::inside(c, t)) expected[static_cast<std::size_t>(CheckedTensor::place(c, t, 1, 1))] = i;
         }
-        std::string difference =
-            first_difference(tensor.buffer.download(stream), [&](std::size_t i) { return expected[i]; }, exactly);
+        std::string difference = first_difference(
+            tensor.buffer.download(stream), [&](std::size_t i) { return expected[i]; }, exactly);
         if (!difference.empty()) return difference;
     }
     return "";
 }
 
-// Every column of a box summed, box after box of a head's tokens: one warp copies into two tiles in turn, the other adds.
+// Every column of a box summed, box after box of a head's tokens: one warp copies into two tiles in turn, the other
+// adds.
 inline constexpr int ring_boxes = 7, ring_rows = 8, ring_elements = ring_rows * 64;
 template <class T>
 __global__ void sum_boxes(float* sums, const __grid_constant__ TensorMap map) {
@@ -156,8 +157,8 @@ inline std::string mbarriers(Arena& arena, cudaStream_t stream) {
     for (std::size_t i = 0; i < bits.size(); i++) bits[i] = bf16_bits(small_number(i));
     tokens.upload(bits, stream);
     const auto sums = arena.allocate<float>("check/sums", ring_boxes * 64);
-    const TensorMap map = make_tensor_map(tokens.data(), {64, ring_boxes * ring_rows, 1, 1}, {128, 128, 128},
-                                          {ring_rows, 1, 1});
+    const TensorMap map =
+        make_tensor_map(tokens.data(), {64, ring_boxes * ring_rows, 1, 1}, {128, 128, 128}, {ring_rows, 1, 1});
     launch(sum_boxes<std::uint16_t>, Launch(1, 64, 4 * ring_elements + 1024, stream), sums.data(), map);
     return first_difference(
         sums.download(stream),
@@ -170,8 +171,8 @@ inline std::string mbarriers(Arena& arena, cudaStream_t stream) {
         exactly);
 }
 
-// result (64, N) = a (64, 32) b (32, N), row-major in memory, by two products; in shared memory the operands lie as they
-// are or transposed, and `a`, if not transposed, from column 16 of its panel on.
+// result (64, N) = a (64, 32) b (32, N), row-major in memory, by two products; in shared memory the operands lie as
+// they are or transposed, and `a`, if not transposed, from column 16 of its panel on.
 template <bool A_REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N, class T>
 __global__ void multiply_group(float* result, const T* matrices, int) {
     if constexpr (hopper_instructions) {
@@ -200,7 +201,8 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
         float d[N / 2];
         for (float& value : d) value = 1e9f;   // not added to
         wgmma_fence(d, left);
-        const SharedAddress b_first = shared_address(b_tile), a_first = shared_address(a_tile) + (A_TRANSPOSED ? 0 : 32);
+        const SharedAddress b_first = shared_address(b_tile),
+                            a_first = shared_address(a_tile) + (A_TRANSPOSED ? 0 : 32);
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             const std::uint64_t right = wgmma_operand(b_first + step * (B_TRANSPOSED ? 2048 : 32), 2 * b_panel);
@@ -244,9 +246,9 @@ std::string wgmma_of(Arena& arena, cudaStream_t stream) {
 }
 
 inline std::string wgmma_shared(Arena& arena, cudaStream_t stream) {
-    for (auto check : {wgmma_of<false, false, false, 64>, wgmma_of<false, false, true, 64>,
-                       wgmma_of<false, true, false, 64>, wgmma_of<false, true, true, 128>,
-                       wgmma_of<false, false, false, 128>, wgmma_of<false, false, true, 128>})
+    for (auto check :
+         {wgmma_of<false, false, false, 64>, wgmma_of<false, false, true, 64>, wgmma_of<false, true, false, 64>,
+          wgmma_of<false, true, true, 128>, wgmma_of<false, false, false, 128>, wgmma_of<false, false, true, 128>})
         if (std::string difference = check(arena, stream); !difference.empty()) return difference;
     return "";
 }

@@ -1,7 +1,7 @@
 // Models of the instructions in ptx_hopper.cuh, for builds without a GPU. Included by that file only.
 //
-// Copies and products run as late as a GPU may: when a thread waits for them, after all others that can run have come as
-// far as they can. Until then the target of a copy and the sums of a product are not-a-number, and what others write
+// Copies and products run as late as a GPU may: when a thread waits for them, after all others that can run have come
+// as far as they can. Until then the target of a copy and the sums of a product are not-a-number, and what others write
 // there meanwhile is a fault. Copies and products see shared memory through a memory of their own (the asynchronous
 // proxy's), which ordinary stores reach only by fence_proxy_async.
 #pragma once
@@ -32,7 +32,8 @@ namespace ptx_model {
 // In dynamic shared memory, where swizzles repeat every 1,024 bytes.
 inline std::uint32_t shared_offset(std::uintptr_t address) {
     const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(host::dynamic_shared_memory);
-    if (offset >= host::dynamic_shared_bytes) fault("an operand of an asynchronous instruction is not in dynamic shared memory");
+    if (offset >= host::dynamic_shared_bytes)
+        fault("an operand of an asynchronous instruction is not in dynamic shared memory");
     return static_cast<std::uint32_t>(offset);
 }
 inline unsigned char* shared_bytes_at(std::uint32_t offset) {
@@ -94,7 +95,8 @@ struct Operands {
 
 struct BlockState {
     std::uint64_t serial = 0;
-    std::vector<unsigned char> seen = std::vector<unsigned char>(host::most_shared_bytes);   // by the asynchronous proxy
+    std::vector<unsigned char> seen =
+        std::vector<unsigned char>(host::most_shared_bytes);   // by the asynchronous proxy
     std::vector<TensorLoad> loads;
     std::vector<ThreadState> threads = std::vector<ThreadState>(host::most_block_threads);
     std::vector<Operands> operands[host::most_block_threads / 128];   // of a group's products, from its first on
@@ -108,7 +110,8 @@ inline void require_nothing_under_way() {
     require_no_copies();
     BlockState& block = block_state();
     ThreadState& thread = block.threads[host::thread_in_block()];
-    if (!thread.products.empty()) fault("the thread ends while its products are under way (a wgmma_wait<0> is missing)");
+    if (!thread.products.empty())
+        fault("the thread ends while its products are under way (a wgmma_wait<0> is missing)");
     if (!thread.stores.empty()) fault("the thread ends while its stores are under way (a tma_store_wait is missing)");
     if (++block.ended == host::Block::current()->threads() && !block.loads.empty()) {
         fault("the block ends while a copy into its memory is under way (an mbarrier_wait is missing)");
@@ -320,10 +323,12 @@ inline float widened_bf16(const unsigned char* bytes) {
 }
 
 // Element (row, k) of an operand in shared memory, row counting its M or N.
-inline const unsigned char* operand_element(const BlockState& block, std::uint64_t operand, bool transposed, int row, int k) {
+inline const unsigned char* operand_element(const BlockState& block, std::uint64_t operand, bool transposed, int row,
+                                            int k) {
     const auto field = [&](int bit) { return static_cast<std::uint32_t>(operand >> bit & 0x3fff) << 4; };
     const std::uint32_t first = field(0), panel = field(16), eight_rows = field(32);
-    const auto i = static_cast<std::uint32_t>(transposed ? k : row), j = static_cast<std::uint32_t>(transposed ? row : k);
+    const auto i = static_cast<std::uint32_t>(transposed ? k : row),
+               j = static_cast<std::uint32_t>(transposed ? row : k);
     const std::uint32_t offset = swizzled(first + j / 64 * panel + i / 8 * eight_rows + i % 8 * 128 + j % 64 * 2);
     if (offset + 2 > host::dynamic_shared_bytes) fault("an operand of a product lies outside of shared memory");
     return &block.seen[offset];
@@ -334,8 +339,8 @@ inline void require_whole_rows(std::uint64_t operand) {
 }
 
 // One product of one warp: sums (16, n) of rows 16 `quarter` .. of the group, and a number that tells its operands.
-inline std::uint64_t multiply(const BlockState& block, const Wgmma& product, float (*sums)[128], const float (*left)[16],
-                              int quarter) {
+inline std::uint64_t multiply(const BlockState& block, const Wgmma& product, float (*sums)[128],
+                              const float (*left)[16], int quarter) {
     static thread_local float rows[64][16], right[16][128];
     std::uint64_t sum = 0;
     auto count_in = [&](const unsigned char* bytes) {
@@ -400,7 +405,8 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
             if (of.registers == part.d) values[lane] = &of.values;
         const int g = lane / 4, t = lane % 4 * 2;
         for (int i = 0; i < product.n / 2; i++)
-            sums[g + i / 2 % 2 * 8][i / 4 * 8 + t + i % 2] = product.accumulate ? (*values[lane])[static_cast<std::size_t>(i)] : 0.0f;
+            sums[g + i / 2 % 2 * 8][i / 4 * 8 + t + i % 2] =
+                product.accumulate ? (*values[lane])[static_cast<std::size_t>(i)] : 0.0f;
         if (product.a_registers == nullptr) continue;
         for (int e = 0; e < 4; e++) {
             left[g + e % 2 * 8][t + e / 2 * 8] = low_of(part.a_registers[e]);
@@ -416,13 +422,15 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
     Operands& found = known[number];
     if (found.warps == 0) found = {product.a, product.b, sum, 0};
     if (found.a != product.a || found.b != product.b) fault("the warps of a group disagree about a product's operands");
-    if (found.sum != sum) fault("operands of a product were overwritten while it was under way in another warp of the group");
+    if (found.sum != sum)
+        fault("operands of a product were overwritten while it was under way in another warp of the group");
     found.warps++;
     const bool wrong = damage == (product.a_registers == nullptr ? Damage::wgmma : Damage::wgmma_registers);
     for (int lane = 0; lane < 32; lane++) {
         const int g = lane / 4, t = lane % 4 * 2;
         for (int i = 0; i < product.n / 2; i++)
-            (*values[lane])[static_cast<std::size_t>(i)] = wrong ? 0.0f : sums[g + i / 2 % 2 * 8][i / 4 * 8 + t + i % 2];
+            (*values[lane])[static_cast<std::size_t>(i)] =
+                wrong ? 0.0f : sums[g + i / 2 % 2 * 8][i / 4 * 8 + t + i % 2];
         lanes[lane]->thread->performed++;
     }
 }
@@ -431,7 +439,8 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
 inline int slow_warp = -1;
 
 inline void wgmma_wait(int pending) {
-    for (int turns = static_cast<int>(host::thread_in_block() / 32) == slow_warp ? 16 : 1; turns > 0; turns--) let_others_run();
+    for (int turns = static_cast<int>(host::thread_in_block() / 32) == slow_warp ? 16 : 1; turns > 0; turns--)
+        let_others_run();
     ThreadState& thread = thread_state();
     const std::ptrdiff_t ended = static_cast<std::ptrdiff_t>(thread.batches.size()) - pending;
     const std::size_t count = ended <= 0 ? 0 : thread.batches[static_cast<std::size_t>(ended) - 1];

@@ -5,7 +5,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/kernels/ptx_hopper_checks.cuh"
 
-TEST_CASE("ptx_hopper: every instruction of sm_90a agrees with a plain computation") {
+TEST_CASE("sm90: every instruction agrees with a plain computation") {
     int device = 0, major = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

@@ -48,10 +48,10 @@ TensorMap make_tensor_map(const void* data, const std::array<std::uint64_t, 4>& 
     const cuuint64_t counts[4] = {sizes[0], sizes[1], sizes[2], sizes[3]};
     const cuuint64_t bytes[3] = {strides[0], strides[1], strides[2]};
     const cuuint32_t sides[4] = {tensor_box_width, box[0], box[1], box[2]}, steps[4] = {1, 1, 1, 1};
-    const CUresult status = encode_function()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), counts, bytes, sides, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status =
+        encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), counts, bytes, sides,
+                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     ENSURE(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a tensor: error ", static_cast<int>(status));
 #else
     map = {data,

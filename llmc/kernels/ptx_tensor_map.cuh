@@ -22,9 +22,9 @@ struct alignas(64) TensorMap {   // the stand-in's: what the driver packs into 1
 #endif
 
 // A tensor of bf16 in four dimensions, the innermost first, and the box that one copy moves. `strides` are bytes from
-// one index to the next of dimensions 1 to 3, multiples of 16; `data` is aligned to 16 bytes. A box is 64 elements wide,
-// a row of 128 bytes in shared memory, with 16-byte pieces swizzled (piece c of row r lies at c ^ r % 8). What lies
-// outside of the tensor is read as zeros and not written.
+// one index to the next of dimensions 1 to 3, multiples of 16; `data` is aligned to 16 bytes. A box is 64 elements
+// wide, a row of 128 bytes in shared memory, with 16-byte pieces swizzled (piece c of row r lies at c ^ r % 8). What
+// lies outside of the tensor is read as zeros and not written.
 //
 // Throws Error(no_device) where the driver has no such maps, Error(bug) where it refuses this one.
 inline constexpr int tensor_box_width = 64;
