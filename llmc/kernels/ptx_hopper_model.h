@@ -185,7 +185,7 @@ inline void mbarrier_wait(std::uintptr_t address, int parity) {
         if (barrier.phase != static_cast<unsigned>(parity)) return true;
         std::vector<TensorLoad> others;
         for (const TensorLoad& load : std::exchange(block.loads, {})) {
-            if (load.barrier == address) {
+            if (load.barrier == address && barrier.phase == static_cast<unsigned>(parity)) {
                 deliver(load);
             } else {
                 others.push_back(load);
@@ -256,22 +256,23 @@ inline void deliver(const TensorLoad& load) {
 inline void tma_store(const TensorMap& map, std::uintptr_t source, Coordinates to) {
     const std::uint32_t offset = panel_offset(source);
     const auto first = block_state().seen.begin() + offset;
+    if (std::memcmp(&*first, shared_bytes_at(offset), box_bytes(map)) != 0) {
+        fault("the source of a copy to global memory was stored without a fence_proxy_async");
+    }
     thread_state().stores.push_back({map, offset, to, {first, first + box_bytes(map)}});
 }
 inline void tma_store_commit() { thread_state().committed_stores = thread_state().stores.size(); }
 inline void tma_store_wait() {
-    BlockState& block = block_state();
     ThreadState& thread = thread_state();
     let_others_run();
     for (std::size_t i = 0; i < thread.committed_stores; i++) {
         const ThreadState::Store& store = thread.stores[i];
-        if (!std::equal(store.when_issued.begin(), store.when_issued.end(), block.seen.begin() + store.source) ||
-            std::memcmp(&block.seen[store.source], shared_bytes_at(store.source), store.when_issued.size()) != 0) {
+        if (std::memcmp(store.when_issued.data(), shared_bytes_at(store.source), store.when_issued.size()) != 0) {
             fault("the source of a copy to global memory was written while it was under way");
         }
         for_each_piece(store.map, store.to, [&](std::uint32_t offset, unsigned char* target) {
             const std::uint32_t at = damage == Damage::tma_store ? offset : swizzled(offset);
-            if (target != nullptr) std::memcpy(target, &block.seen[store.source + at], 16);
+            if (target != nullptr) std::memcpy(target, &store.when_issued[at], 16);
         });
     }
     thread.stores.erase(thread.stores.begin(),
