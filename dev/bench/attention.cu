@@ -32,6 +32,13 @@ std::string refusal_of(AttentionKind kind, const AttentionShape& shape) {
     if (kind == AttentionKind::own) return "";
     return std::is_same_v<floatX, bf16> ? sm90_attention_refusal() : "for bf16 only";
 }
+template <class T>
+void own_forward(AttentionKind kind, const AttentionForward<T>& args, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (kind == AttentionKind::own_sm90) return sm90_attention_forward(args, stream);
+    }
+    own_attention_forward(args, stream);
+}
 
 void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
     const AttentionShape shape = self_attention_shape(s.B, s.T, s.NH, s.HS);
@@ -60,10 +67,7 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
             const AttentionForward<floatX> args{heads(out[set]),   lse[set],          part(qkv[set], 0),
                                                 part(qkv[set], 1), part(qkv[set], 2), shape};
             if (library) return library_attention_forward(*library, args, bench.stream());
-            if constexpr (std::is_same_v<floatX, bf16>) {
-                if (kind == AttentionKind::own_sm90) return sm90_attention_forward(args, bench.stream());
-            }
-            own_attention_forward(args, bench.stream());
+            own_forward(kind, args, bench.stream());
         };
         if (!backward) {
             timing->measure(forward);
