@@ -22,12 +22,30 @@ Work work_of(const Sizes& s, bool backward) {
             .tokens = rows};
 }
 
-void measure(Bench& bench, const Sizes& s, bool own) {
+const char* name_of(AttentionKind kind) {
+    return kind == AttentionKind::library ? "library attention "
+           : kind == AttentionKind::own   ? "own attention "
+                                          : "own sm_90a attention ";
+}
+std::string refusal_of(AttentionKind kind, const AttentionShape& shape) {
+    if (kind == AttentionKind::library) return LibraryAttention::refusal<floatX>(shape);
+    if (kind == AttentionKind::own) return "";
+    return std::is_same_v<floatX, bf16> ? sm90_attention_refusal() : "for bf16 only";
+}
+template <class T>
+void own_forward(AttentionKind kind, const AttentionForward<T>& args, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (kind == AttentionKind::own_sm90) return sm90_attention_forward(args, stream);
+    }
+    own_attention_forward(args, stream);
+}
+
+void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
     const AttentionShape shape = self_attention_shape(s.B, s.T, s.NH, s.HS);
     const std::int64_t n = std::int64_t{s.B} * s.T * s.NH * s.HS, rows = std::int64_t{s.B} * s.T * s.NH;
     const std::string where = text("B=", s.B, " NH=", s.NH, " T=", s.T, " HS=", s.HS);
-    const std::string whose = own ? "own attention " : "library attention ";
-    if (const std::string refusal = own ? "" : LibraryAttention::refusal<floatX>(shape); !refusal.empty()) {
+    const std::string whose = name_of(kind);
+    if (const std::string refusal = refusal_of(kind, shape); !refusal.empty()) {
         const bool wanted = bench.begin({whose + "forward", where, {}}) != nullptr;
         if (wanted) std::printf("%s%s: %s\n", whose.c_str(), where.c_str(), refusal.c_str());
         return;
@@ -35,6 +53,7 @@ void measure(Bench& bench, const Sizes& s, bool own) {
     auto part = [&](floatX* qkv, int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
     auto heads = [&](floatX* tensor) { return contiguous_heads(tensor, s.T, s.NH, s.HS); };
     for (bool backward : {false, true}) {
+        if (backward && kind == AttentionKind::own_sm90) continue;   // the same as own
         auto timing = bench.begin({whose + (backward ? "backward" : "forward"), where, work_of(s, backward)});
         if (!timing) continue;
         Operand<floatX> out(*timing, n), qkv(*timing, 3 * n), dout(*timing, backward ? n : 1),
@@ -42,14 +61,13 @@ void measure(Bench& bench, const Sizes& s, bool own) {
         Operand<float> lse(*timing, rows), delta(*timing, rows);
         LibraryAttention* library = nullptr;
         std::unique_ptr<LibraryAttention> owner;
-        if (!own) library = (owner = std::make_unique<LibraryAttention>(timing->arena())).get();
+        if (kind == AttentionKind::library)
+            library = (owner = std::make_unique<LibraryAttention>(timing->arena())).get();
         auto forward = [&](int set) {
             const AttentionForward<floatX> args{heads(out[set]),   lse[set],          part(qkv[set], 0),
                                                 part(qkv[set], 1), part(qkv[set], 2), shape};
-            if (own)
-                own_attention_forward(args, bench.stream());
-            else
-                library_attention_forward(*library, args, bench.stream());
+            if (library) return library_attention_forward(*library, args, bench.stream());
+            own_forward(kind, args, bench.stream());
         };
         if (!backward) {
             timing->measure(forward);
@@ -68,10 +86,8 @@ void measure(Bench& bench, const Sizes& s, bool own) {
                                                  part(qkv[set], 1),
                                                  part(qkv[set], 2),
                                                  shape};
-            if (own)
-                own_attention_backward(args, bench.stream());
-            else
-                library_attention_backward(*library, args, bench.stream());
+            if (library) return library_attention_backward(*library, args, bench.stream());
+            own_attention_backward(args, bench.stream());
         });
     }
 }
@@ -86,9 +102,11 @@ void run(Bench& bench) {
         sizes = {{1, 4, T, 64}, {1, 4, T, 80}, {1, 4, T, 96}, {1, 4, T, 128}};
     }
     for (const Sizes& s : sizes) {
-        measure(bench, s, true);
-        measure(bench, s, false);
+        measure(bench, s, AttentionKind::own);
+        measure(bench, s, AttentionKind::library);
     }
+    if (!bench.on_gpu() || !bench.long_run()) return;   // a CPU would time a model of it
+    for (const Sizes& s : sizes) measure(bench, s, AttentionKind::own_sm90);
 }
 const Benchmark registered("attention", run);
 

@@ -111,8 +111,9 @@ build() {   # PARTS PRECISION NAME TARGETS...: for the first of PARTS that is as
     run "build $3" 530 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION="$2" WARNINGS= "${@:4}" ||
         unbuilt+=("${@:4}")
 }
-bench() {   # NAME SECONDS PATTERN
-    step speed "speed: $1" "$2" build/cuda-bf16/bench build/cuda-bf16/bench --filter "$3" --json "$out/bench-$1.json"
+bench() {   # NAME SECONDS PATTERN [OPTION]...
+    step speed "speed: $1" "$2" build/cuda-bf16/bench build/cuda-bf16/bench --filter "$3" \
+        --json "$out/bench-$1.json" "${@:4}"
 }
 no_sanitizer=
 sanitize() {   # TOOL SECONDS NAME PROGRAM ARGUMENTS...
@@ -138,7 +139,9 @@ bench step 90 'step*'
 build "build kernels sanitize ranks" bf16 "tests of kernels" build/cuda/unit_test
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
-step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test
+step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*'
+# never run on a GPU so far: alone, so that others say what they have to whatever it does
+step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test -tc='sm90*'
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt
 step model "whole model bf16" 60 build/cuda-bf16/test_gpt build/cuda-bf16/test_gpt
 step model "training bf16" 60 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh
@@ -146,6 +149,7 @@ step model "model tests bf16" 120 build/cuda-bf16/unit_test build/cuda-bf16/unit
 bench attention 60 '*attention*'
 bench matmul 60 'matmul*'
 bench everything 180 '*'
+bench sm90 60 'own sm_90a*' --long
 # the kernels that wait for copies and share memory between threads, on shapes longer than their pipelines
 look_for_sanitizer
 kernels='attention: a small case*,attention: queries that see no key*,ptx:*'

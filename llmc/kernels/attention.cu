@@ -67,6 +67,16 @@ void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream)
     launch_attention_forward_fma(a, stream);
 }
 
+template <class O>
+void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
+    check_shape(a.shape);
+    check_view(a.q, "q");
+    check_view(a.k, "k");
+    check_view(a.v, "v");
+    check_view(a.out, "out");
+    launch_attention_forward_hopper(a, stream);
+}
+
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     check_shape(a.shape);
@@ -88,6 +98,8 @@ void own_attention_backward(const AttentionBackward<T, G>& a, cudaStream_t strea
 template void own_attention_forward(const AttentionForward<float>&, cudaStream_t);
 template void own_attention_forward(const AttentionForward<bf16>&, cudaStream_t);
 template void own_attention_forward(const AttentionForward<bf16, float>&, cudaStream_t);
+template void sm90_attention_forward(const AttentionForward<bf16>&, cudaStream_t);
+template void sm90_attention_forward(const AttentionForward<bf16, float>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<float>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16, float>&, cudaStream_t);

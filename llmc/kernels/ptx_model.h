@@ -25,7 +25,9 @@
 namespace ptx_model {
 
 // For tests of what finds hardware that is wrong: from now on this instruction gives a wrong result.
-enum class Damage { none, ldmatrix, ldmatrix_transposed, mma, pack, copy_16, copy_4, exp2 };
+enum class Damage {
+    none, ldmatrix, ldmatrix_transposed, mma, pack, copy_16, copy_4, exp2, tma_load, tma_store, wgmma, wgmma_registers
+};
 inline Damage damage = Damage::none;
 
 inline std::uint32_t bits_of(float value) {

@@ -9,10 +9,12 @@
 #include <fstream>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stream.h"
 #include "llmc/kernels/attention_kernels.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/library_attention.h"
 #include "llmc/kernels/ptx_checks.cuh"
+#include "llmc/kernels/ptx_hopper_checks.cuh"
 
 namespace {
 
@@ -26,11 +28,11 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
     return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
 }
 
-// Attention of two sizes by both implementations: more tiles than their pipelines have stages, the last ones partly
-// filled.
+// Attention of one head by two implementations: more tiles than their pipelines have stages, the last ones partly filled.
 class AttentionCheck {
 public:
-    AttentionCheck(int HS, cudaStream_t stream) : shape_(self_attention_shape(1, tokens, heads, HS)), stream_(stream) {
+    AttentionCheck(int tokens, int HS, cudaStream_t stream)
+        : shape_(self_attention_shape(1, tokens, 1, HS)), stream_(stream) {
         for (DeviceBuffer<bf16>* buffer : {&q_, &k_, &v_, &dout_}) {
             *buffer = arena_.allocate<bf16>("check/attention", count());
             fill_normal(buffer->data(), static_cast<std::int64_t>(count()), 1.0f, ++key_, GlobalSpan{}, stream);
@@ -48,28 +50,39 @@ public:
         launch_attention_backward_fma(plain.backward(plain), stream_);
         launch_attention_backward_mma(found.backward(plain), stream_);
         std::vector<std::string> result;
-        auto compare = [&](const char* what, const auto& is, const auto& wanted) {
-            const double difference = relative_difference(floats(is), floats(wanted));
-            if (difference < tolerance) return;
-            result.push_back(text("tensor-core attention, head size ", shape_.HS, ", ", sizeof(O) * 8, "-bit ", what,
-                                  ": differs by ", difference, " of its norm from fp32 multiply-adds"));
-        };
-        compare("out", found.out, plain.out);
-        compare("lse", found.lse, plain.lse);
-        compare("dq", found.dq, plain.dq);
-        compare("dk", found.dk, plain.dk);
-        compare("dv", found.dv, plain.dv);
+        compare<O>(result, "tensor-core", "out", found.out, plain.out);
+        compare<O>(result, "tensor-core", "lse", found.lse, plain.lse);
+        compare<O>(result, "tensor-core", "dq", found.dq, plain.dq);
+        compare<O>(result, "tensor-core", "dk", found.dk, plain.dk);
+        compare<O>(result, "tensor-core", "dv", found.dv, plain.dv);
+        return result;
+    }
+    template <class O>
+    std::vector<std::string> disagreements_sm90() {
+        Results<O> plain(*this), found(*this);
+        launch_attention_forward_fma(plain.forward(), stream_);
+        launch_attention_forward_hopper(found.forward(), stream_);
+        std::vector<std::string> result;
+        compare<O>(result, "sm_90a", "out", found.out, plain.out);
+        compare<O>(result, "sm_90a", "lse", found.lse, plain.lse);
         return result;
     }
 
 private:
-    static constexpr int tokens = 150, heads = 1;
     static constexpr double tolerance = 2e-2;   // probabilities are rounded to bf16 on tensor cores
 
-    std::size_t count() const { return static_cast<std::size_t>(tokens) * heads * shape_.HS; }
+    template <class O, class Buffer>
+    void compare(std::vector<std::string>& result, const char* kernel, const char* what, const Buffer& is,
+                 const Buffer& wanted) const {
+        const double difference = relative_difference(floats(is), floats(wanted));
+        if (difference < tolerance) return;
+        result.push_back(text(kernel, " attention, head size ", shape_.HS, ", ", sizeof(O) * 8, "-bit ", what,
+                              ": differs by ", difference, " of its norm from fp32 multiply-adds"));
+    }
+    std::size_t count() const { return static_cast<std::size_t>(shape_.Tq) * shape_.HS; }
     template <class T>
     HeadsView<T> view(T* data) const {
-        return contiguous_heads(data, tokens, heads, shape_.HS);
+        return contiguous_heads(data, shape_.Tq, 1, shape_.HS);
     }
     template <class T>
     std::vector<float> floats(const DeviceBuffer<T>& buffer) const {
@@ -87,7 +100,7 @@ private:
             for (DeviceBuffer<O>* buffer : {&out, &dq, &dk, &dv})
                 *buffer = c.arena_.allocate<O>("check/out", c.count());
             for (DeviceBuffer<float>* buffer : {&lse, &delta})
-                *buffer = c.arena_.allocate<float>("check/rows", std::size_t{tokens} * heads);
+                *buffer = c.arena_.allocate<float>("check/rows", static_cast<std::size_t>(c.shape_.Tq));
         }
         AttentionForward<bf16, O> forward() const {
             return {check.view(out.data()),
@@ -162,11 +175,36 @@ std::vector<std::string> self_check(cudaStream_t stream) {
         if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
     }
     for (int HS : {32, 64, 80, 96, 128}) {
-        AttentionCheck check(HS, stream);
+        AttentionCheck check(150, HS, stream);
         for (const std::string& difference : check.disagreements<bf16>()) result.push_back(difference);
         for (const std::string& difference : check.disagreements<float>()) result.push_back(difference);
     }
     return result;
+}
+
+std::vector<std::string> self_check_sm90(cudaStream_t stream) {
+    std::vector<std::string> result;
+    Arena arena;
+    for (const InstructionCheck& check : hopper_instruction_checks) {
+        const std::string difference = check.run(arena, stream);
+        if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
+    }
+    for (int HS : {64, 128}) {
+        AttentionCheck check(450, HS, stream);
+        for (const std::string& difference : check.disagreements_sm90<bf16>()) result.push_back(difference);
+        for (const std::string& difference : check.disagreements_sm90<float>()) result.push_back(difference);
+    }
+    return result;
+}
+
+std::string sm90_attention_refusal() {
+    int device = 0, major = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (major != 9) return "it is for GPUs of sm_90 (H100, H200)";
+    const OwnedStream stream;
+    const std::vector<std::string> disagreements = self_check_sm90(stream.get());
+    return disagreements.empty() ? "" : "self-check: " + disagreements.front();
 }
 
 std::vector<std::string> self_check_once(const std::string& cache_file, cudaStream_t stream) {

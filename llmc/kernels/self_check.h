@@ -15,6 +15,10 @@
 // stream.
 std::vector<std::string> self_check(cudaStream_t stream);
 
+// The same for the instructions of sm_90a and attention made of them, on such a device. Not part of the above, though as
+// short: what has never run might not only be wrong but end the process, so only who asks for it runs it.
+std::vector<std::string> self_check_sm90(cudaStream_t stream);
+
 // The check where `cache_file` does not say that this program passed it on this type of device with this driver; then
 // the fallback where something disagrees. Only passing is noted, and a file that cannot be written is no error ("": no
 // file). Returns what disagrees.

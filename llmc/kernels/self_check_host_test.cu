@@ -81,6 +81,26 @@ TEST_CASE("self_check: tensor-core attention that is wrong is named by head size
             CHECK(naming(found, text("tensor-core attention, head size ", HS, ", ", what, ":")) == 1);
 }
 
+TEST_CASE(
+    "self_check: what is of sm_90a alone is checked where it is asked for, and refused by name where it is wrong") {
+    using ptx_model::Damage;
+    Stream device;
+    CHECK(sm90_attention_refusal() == "");
+    for (auto [damage, name] : {std::pair{Damage::tma_load, "tma_load:"},
+                                {Damage::tma_store, "tma_store:"},
+                                {Damage::wgmma, "wgmma, both operands in shared memory:"},
+                                {Damage::wgmma_registers, "wgmma, one operand in registers:"}}) {
+        CAPTURE(std::string(name));
+        const Damaged damaged(damage);
+        const std::vector<std::string> found = self_check_sm90(device.stream);
+        CHECK(naming(found, text("instruction ", name)) == 1);
+        CHECK(naming(found, text("sm_90a attention, head size 64, 16-bit out:")) == 1);
+    }
+    const Damaged damaged(Damage::tma_store);
+    CHECK(self_check(device.stream).empty());
+    CHECK(sm90_attention_refusal().starts_with("self-check: instruction tma_store: "));
+}
+
 TEST_CASE("self_check: where something is wrong own attention of bf16 leaves tensor cores and is right again") {
     Stream device;
     const Damaged damaged(ptx_model::Damage::mma);

@@ -4,6 +4,8 @@
 // not known before it is measured (attention_of_run.h). Asked for by name, a library that cannot serve is
 // Error(no_device) with its reason.
 //
+// The kernels for sm_90a are taken only by name (attention.h).
+//
 // Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding. The
 // choice is made for the results that are said: cuDNN serves no fp32 ones, so `auto_` is then our own.
 #pragma once
@@ -30,7 +32,7 @@ public:
         }
     }
 
-    AttentionKind chosen() const { return library_ ? AttentionKind::library : AttentionKind::own; }
+    AttentionKind chosen() const { return library_ ? AttentionKind::library : own_; }
 
     // Why the library cannot serve; empty if it can.
     std::string refusal(const AttentionShape& shape) const {
@@ -45,7 +47,11 @@ public:
         ENSURE(kind != AttentionKind::auto_, "a kind of attention is taken by name");
         open_ = false;
         if (kind == chosen()) return;
-        if (kind == AttentionKind::own) return library_.reset();
+        if (kind == AttentionKind::own_sm90) require_sm90();
+        if (kind != AttentionKind::library) {
+            own_ = kind;
+            return library_.reset();
+        }
         if (const std::string why = refusal(shape); !why.empty()) {
             throw Error(ErrorKind::no_device, text("no library attention: ", why),
                         "Use --attention own, or auto to take the library only where it can serve.");
@@ -64,11 +70,11 @@ public:
 
     template <class O>
     void forward(const AttentionForward<T, O>& arguments, cudaStream_t stream) const {
-        if (library_) {
-            library_attention_forward(*library_, arguments, stream);
-        } else {
-            own_attention_forward(arguments, stream);
+        if (library_) return library_attention_forward(*library_, arguments, stream);
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (own_ == AttentionKind::own_sm90) return sm90_attention_forward(arguments, stream);
         }
+        own_attention_forward(arguments, stream);
     }
     template <class G>
     void backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream) const {
@@ -80,8 +86,15 @@ public:
     }
 
 private:
+    static void require_sm90() {
+        const std::string why = std::is_same_v<T, bf16> ? sm90_attention_refusal() : "it is for bf16 (PRECISION=bf16)";
+        if (!why.empty())
+            throw Error(ErrorKind::no_device, text("no own-sm90 attention: ", why), "Use --attention own, or auto.");
+    }
+
     Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
+    AttentionKind own_ = AttentionKind::own;      // or own_sm90
     bool fp32_results_;
     bool open_ = false;
 };

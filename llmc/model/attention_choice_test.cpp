@@ -40,9 +40,11 @@ TEST_CASE("attention choice: outputs and gradients in fp32 are those in the mode
         }
         return all;
     };
-    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
+    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library, AttentionKind::own_sm90}) {
+        if (kind == AttentionKind::own_sm90 && (sizeof(floatX) == 4 || !sm90_attention_refusal().empty())) continue;
         if (kind == AttentionKind::library && !LibraryAttention::refusal<floatX, float>(shape).empty()) continue;
         const AttentionChoice<floatX> attention(kind, shape, arena);
+        CHECK(attention.chosen() == kind);
         const std::vector<float> narrow = run(attention, floatX{}), wide = run(attention, float{});
         std::size_t rounded = 0;
         for (std::size_t i = 0; i < wide.size(); i++) {
@@ -51,4 +53,20 @@ TEST_CASE("attention choice: outputs and gradients in fp32 are those in the mode
         }
         CHECK((sizeof(floatX) == 4 ? rounded == 0 : rounded > wide.size() / 2));
     }
+}
+
+TEST_CASE("attention choice: the kernels for sm_90a are taken by name only, and refused where they cannot run") {
+    const AttentionShape shape = self_attention_shape(1, 24, 2, 16);
+    Arena arena;
+    AttentionChoice<floatX> automatic(AttentionKind::auto_, shape, arena);
+    CHECK(automatic.chosen() != AttentionKind::own_sm90);
+    AttentionChoice<float> fp32(AttentionKind::own, shape, arena);
+    CHECK_THROWS_WITH_AS(fp32.take(AttentionKind::own_sm90, shape),
+                         doctest::Contains("no own-sm90 attention: it is for bf16"), Error);
+    CHECK(fp32.chosen() == AttentionKind::own);
+    if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
+    automatic.take(AttentionKind::own_sm90, shape);
+    CHECK(automatic.chosen() == AttentionKind::own_sm90);
+    automatic.take(AttentionKind::own, shape);
+    CHECK(automatic.chosen() == AttentionKind::own);
 }

@@ -94,7 +94,7 @@ public:
 
     // ---- which attention (stage_attention.cu)
 
-    AttentionKind attention() const { return attention_->chosen(); }   // own or library
+    AttentionKind attention() const { return attention_->chosen(); }   // never auto_
     bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known
     // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
     // stream. Error(no_device) where there is none or no room; then it is our own.

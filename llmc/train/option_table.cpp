@@ -13,8 +13,10 @@ const Names<ScheduleKind> kSchedules{{"cosine", ScheduleKind::cosine},
                                      {"linear", ScheduleKind::linear},
                                      {"constant", ScheduleKind::constant},
                                      {"wsd", ScheduleKind::wsd}};
-const Names<AttentionKind> kAttentions{
-    {"auto", AttentionKind::auto_}, {"own", AttentionKind::own}, {"library", AttentionKind::library}};
+const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
+                                       {"own", AttentionKind::own},
+                                       {"library", AttentionKind::library},
+                                       {"own-sm90", AttentionKind::own_sm90}};
 const Names<DType> kGradDtypes{{"fp32", DType::fp32}, {"bf16", DType::bf16}};
 const Names<Recompute> kRecomputes{
     {"none", Recompute::none},   {"gelu", Recompute::gelu}, {"gelu+norm", Recompute::gelu_norm},
@@ -164,7 +166,9 @@ void add_output_options(CLI::App& app, Options& o) {
 
 void add_numerics_options(CLI::App& app, Options& o) {
     OptionGroup numerics(app, "Numerics and memory");
-    numerics.choice("--attention", o.attention, kAttentions, "whose attention: own kernels or the library's");
+    numerics.choice("--attention", o.attention, kAttentions,
+                    "whose attention: own kernels or the library's; own-sm90: with the forward for H100 and H200, "
+                    "not yet run on one");
     numerics.choice("--grad-dtype", o.grad_dtype, kGradDtypes, "type in which gradients accumulate");
     numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32; bf16 builds ignore it");
     numerics.on_off("--master-weights,-w", o.master_weights,

@@ -140,7 +140,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
         {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},
         {{"-z", "4"}, "--zero 4: expected an integer from 0 to 3"},
-        {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library"},
+        {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library|own-sm90"},
         {{"--val-max-batches", "0"}, "--val-max-batches 0: expected -1 or at least 1"},
         {{"-d", "5000"}, "--total-batch 5000: expected a multiple of --micro-batch * --seq-len = 4 * 1024 = 4096"},
         {{"-d", "5000"}, "The nearest values that work are 4096 and 8192."},

@@ -76,7 +76,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
         const std::string attention = json.at("attention").as_text();
-        for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
+        for (AttentionKind kind : {AttentionKind::own, AttentionKind::library, AttentionKind::own_sm90}) {
             if (attention == name_of(kind)) s.attention = kind;
         }
         const std::string next = json.at("next").as_text();

@@ -29,7 +29,7 @@ struct RunState {
     LoaderState loader;
     std::uint64_t windows = 0;   // samples of an epoch: the same data and sequence length when it is resumed
     OutlierDetector::State loss_outliers, norm_outliers;
-    AttentionKind attention = AttentionKind::auto_;   // own or library, as the run used it
+    AttentionKind attention = AttentionKind::auto_;   // as the run used it
     AfterStep next = AfterStep::next_step;            // what comes first when it goes on
     int bad_steps = 0;                                // in a row until now: loss or norm not finite
     std::optional<double> best_val_loss;              // the lowest of the validations after a step

@@ -20,6 +20,7 @@
 namespace host {
 
 __thread char* dynamic_shared_memory = nullptr;
+__thread std::size_t dynamic_shared_bytes = 0;
 
 namespace {
 
@@ -53,6 +54,7 @@ public:
         bytes_ = bytes;
         slack_ = (16 - bytes % 16) % 16;
         dynamic_shared_memory = end_ - slack_ - bytes;
+        dynamic_shared_bytes = bytes;
         std::size_t used = guard_below ? (slack_ + bytes + page - 1) / page * page : shared_region_bytes;
         if (used == accessible_) return;
         accessible_ = used;

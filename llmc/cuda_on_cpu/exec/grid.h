@@ -50,6 +50,7 @@ std::string describe_launch(const Grid& grid);
 
 // Dynamic shared memory of the block that runs on this thread: 16-byte aligned, ends at an inaccessible page.
 extern __thread char* dynamic_shared_memory;
+extern __thread std::size_t dynamic_shared_bytes;   // as the launch asked for
 
 // "layernorm_forward<float>" for the address of that kernel, from the program's own symbols.
 std::string kernel_name(const void* kernel);

@@ -1,0 +1,32 @@
+// How a tile of a tensor in global memory is copied by one instruction (tma_load, tma_store in ptx_hopper.cuh): where
+// the tensor lies, and how large the tile is. The host makes it, a kernel takes it by value as a __grid_constant__.
+//
+// Source: CUDA driver API, cuTensorMapEncodeTiled.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#include <cuda.h>
+using TensorMap = CUtensorMap;
+#else
+struct alignas(64) TensorMap {   // the stand-in's: what the driver packs into 128 bytes
+    const void* data;
+    std::uint64_t sizes[4], strides[4];   // elements, bytes
+    std::uint32_t box[4];
+};
+#endif
+
+// A tensor of bf16 in four dimensions, the innermost first, and the box that one copy moves. `strides` are bytes from
+// one index to the next of dimensions 1 to 3, multiples of 16; `data` is aligned to 16 bytes. A box is 64 elements
+// wide, a row of 128 bytes in shared memory, with 16-byte pieces swizzled (piece c of row r lies at c ^ r % 8). What
+// lies outside of the tensor is read as zeros and not written.
+//
+// Throws Error(no_device) where the driver has no such maps, Error(bug) where it refuses this one.
+inline constexpr int tensor_box_width = 64;
+TensorMap make_tensor_map(const void* data, const std::array<std::uint64_t, 4>& sizes,
+                          const std::array<std::uint64_t, 3>& strides, const std::array<std::uint32_t, 3>& box);
