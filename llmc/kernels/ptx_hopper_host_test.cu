@@ -157,7 +157,8 @@ TEST_CASE("sm90: models: a mistake is a fault that says which") {
           {Mistake::no_store_commit, "ends while its stores are under way"},
           {Mistake::no_store_wait, "ends while its stores are under way"}}) {
         const std::string fault = outcome_of(mistake).fault;
-        CHECK_MESSAGE(host::contains(fault, said), std::string(said), ": ", fault);
+        const std::string expected = said;
+        CHECK_MESSAGE(host::contains(fault, expected), expected, ": ", fault);
         CHECK_MESSAGE(host::contains(fault, "small_product"), fault);
     }
 }
