@@ -85,6 +85,17 @@ expect 0 "checkpoint best/best/step_" "${best[@]}" -o best
 lowest=$(sed -nE 's/.*"step":([1-9][0-9]*),"val_loss":([0-9.]+).*/\2 \1/p' best/metrics.jsonl | sort -g | head -n 1 | cut -d' ' -f2)
 [ -n "$lowest" ] && [ "$lowest" -lt 8 ] && [ "$(cd best/best && echo step_*)" = "$(printf 'step_%08d' "$lowest")" ]
 verdict $? "best of step $lowest: $(ls best/best) $(grep val_loss best/metrics.jsonl | xargs)"
+# a step that is both is written once: the files have two names, but for the note of what is still to be done
+expect 0 "step    8/8" "${run[@]}" --keep-best --val-every 4 --checkpoint-every 4 -o both
+both=$(basename both/best/step_*)
+check "both verify" [ "$("$train_gpt" --resume -o both | grep -c 'passed over')" -eq 0 ]
+check "the best state is a checkpoint too" [ "$(stat -c %h both/best/"$both"/{model,optimizer}-* "both/$both"/{model,optimizer}-* | sort -u)" = 2 ]
+check "with its own run.json" [ "$(stat -c %h both/best/"$both"/run.json both/"$both"/run.json | sort -u)" = 1 ]
+check "what remains to be done after it" grep -qF '"next": "step"' "both/$both/run.json"
+expect 0 "checkpoint plain/step_00000008" "${run[@]}" --val-every 4 --checkpoint-every 4 -o plain
+check "the same checkpoint as without --keep-best" diff -r "plain/$both" "both/$both"
+expect 0 "step    8/8" "${launch[@]}" "${run[@]}" --keep-best --val-every 4 --checkpoint-every 4 -o both-ranks
+check "and so do two ranks" [ "$(stat -c %h both-ranks/"$both"/{model,optimizer}-* | sort -u)" = 2 ]
 expect 0 "stopped after step 5 of 8" "${best[@]}" -o best-cut --stop-after 5
 expect 0 "step    8/8" "$train_gpt" --resume -o best-cut
 check "the best of a resumed run" diff -r -x manifest.json best/best best-cut/best
