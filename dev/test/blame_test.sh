@@ -25,6 +25,17 @@ expect 64 "there is no model named 'gpt2'" "$train_gpt" --train-data 'data/train
 expect 64 "Known are gpt2:124M" "$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --model gpt2
 expect 64 "heads of 256 channels, which no attention serves" "${run[@]}" --heads 1 --channels 256
 expect 64 "heads of 256 channels, which no attention serves" "${run[@]}" --heads 1 --channels 256 --attention own
+expect 0 "checkpoint untied/step_00000001" "${run[@]}" --tie-embeddings 0 -o untied
+cp -r untied/step_00000001 tied && rm tied/manifest.json && sed -i '/tie_word_embeddings/d' tied/config.json
+expect 65 "tensor 'lm_head.weight' differs from 'wte.weight', but config.json ties them" \
+    "$train_gpt" evaluate --model tied --val-data 'data/val*.bin'
+expect 65 "write \"tie_word_embeddings\": false into config.json" "$train_gpt" export --model tied --output untied-model
+mkdir devices && ln -s /dev/zero devices/config.json
+expect 74 "devices/config.json: is a device, expected a file" "$train_gpt" generate --model devices --prompt x
+expect 74 "/dev/zero: is a device, expected a file" "$train_gpt" generate --model /dev/zero --prompt x
+expect 74 "/dev/zero: is a device, expected a file" "$tokenize" -q --tokenizer /dev/zero --output none text.txt
+[ ! -e none ] && [ ! -e untied-model ]
+verdict $? "nothing is made of what is refused"
 
 # ---- files that are written at the end are tried at the start
 ln -s /dev/null device   # not the device itself: a program that fails this test would replace it

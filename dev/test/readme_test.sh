@@ -14,6 +14,8 @@ verdict $? "docs/options.md is not what dev/tools/options_page.sh writes: $(head
 twice=$(awk '/^## `train_gpt/ { split("", seen) } /^\| `--/ && seen[$2]++ { print $2 }' docs/options.md)
 [ -z "$twice" ] && [ "$(grep -cE '^\| `--' docs/options.md)" -gt 60 ]
 verdict $? "options that are there twice: $twice; in all there are $(grep -cE '^\| `--' docs/options.md)"
+sed -E ':a; /\\$/ { N; s/\\\n *//; ba }' README.md | grep -- '--model gpt2:124M.*--lr 6e-4' | grep -q -- '--final-lr-frac 0 --weight-decay 0.1'
+verdict $? "the README's command for 124M falls to nothing, and decays"
 "$train_gpt" --help | awk 'length($0) > 120 { print; bad = 1 } END { exit bad }'
 verdict $? "lines of --help that are longer than 120"
 

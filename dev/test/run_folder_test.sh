@@ -85,11 +85,42 @@ expect 0 "checkpoint best/best/step_" "${best[@]}" -o best
 lowest=$(sed -nE 's/.*"step":([1-9][0-9]*),"val_loss":([0-9.]+).*/\2 \1/p' best/metrics.jsonl | sort -g | head -n 1 | cut -d' ' -f2)
 [ -n "$lowest" ] && [ "$lowest" -lt 8 ] && [ "$(cd best/best && echo step_*)" = "$(printf 'step_%08d' "$lowest")" ]
 verdict $? "best of step $lowest: $(ls best/best) $(grep val_loss best/metrics.jsonl | xargs)"
+# a step that is both is written once: the files have two names, but for the note of what is still to be done
+expect 0 "step    8/8" "${run[@]}" --keep-best --val-every 4 --checkpoint-every 4 -o both
+both=$(basename both/best/step_*)
+check "both verify" [ "$("$train_gpt" --resume -o both | grep -c 'passed over')" -eq 0 ]
+check "the best state is a checkpoint too" [ "$(stat -c %h both/best/"$both"/{model,optimizer}-* "both/$both"/{model,optimizer}-* | sort -u)" = 2 ]
+check "with its own run.json" [ "$(stat -c %h both/best/"$both"/run.json both/"$both"/run.json | sort -u)" = 1 ]
+check "what remains to be done after it" grep -qF '"next": "step"' "both/$both/run.json"
+expect 0 "checkpoint plain/step_00000008" "${run[@]}" --val-every 4 --checkpoint-every 4 -o plain
+check "the same checkpoint as without --keep-best" diff -r "plain/$both" "both/$both"
+expect 0 "step    8/8" "${launch[@]}" "${run[@]}" --keep-best --val-every 4 --checkpoint-every 4 -o both-ranks
+check "and so do two ranks" [ "$(stat -c %h both-ranks/"$both"/{model,optimizer}-* | sort -u)" = 2 ]
 expect 0 "stopped after step 5 of 8" "${best[@]}" -o best-cut --stop-after 5
 expect 0 "step    8/8" "$train_gpt" --resume -o best-cut
 check "the best of a resumed run" diff -r -x manifest.json best/best best-cut/best
 expect 0 "step    8/8" "$train_gpt" --model "best/best/$(ls best/best)" --train-data 'data/train*.bin' \
     --val-data 'data/val*.bin' "${shape[@]}" --layers 0 --heads 0 --channels 0 --max-steps 8
+# ---- a disk that gets full, then one that cannot be written to: named with the file, and what was saved goes on
+mkdir small
+if unshare --mount mount -t tmpfs none small 2>/dev/null; then
+    unshare --mount bash -c 'mount -t tmpfs -o size=600k none small || exit
+        "$@" --checkpoint-every 2 -o small/run >full.out 2>&1; echo $? >full.code
+        mount -o remount,size=20m small
+        "$1" --resume -o small/run >more.out 2>&1; echo $? >more.code
+        mount -o remount,ro small
+        "$1" --resume -o small/run --max-steps 10 >locked.out 2>&1; echo $? >locked.code' _ "${run[@]}"
+    [ "$(cat full.code)" -eq 74 ] && [ "$(grep -c '^warning: small/run/step_0000000[468] was not written: .* No space left' full.out)" -eq 3 ] &&
+        grep -q '^train_gpt: error: small/run/step_00000008.tmp/.*: write failed: No space left on device' full.out
+    verdict $? "a full disk: exit code $(cat full.code), $(tail -n 3 full.out)"
+    [ "$(cat more.code)" -eq 0 ] && grep -q 'resuming from small/run/step_00000002' more.out && grep -q '^checkpoint small/run/step_00000008' more.out
+    verdict $? "what was saved before goes on: exit code $(cat more.code), $(tail -n 3 more.out)"
+    [ "$(cat locked.code)" -eq 74 ] && grep -q 'small/run/.* failed: Read-only file system' locked.out
+    verdict $? "a disk that is read-only: exit code $(cat locked.code), $(tail -n 3 locked.out)"
+else
+    echo "SKIPPED a full disk: no file system can be mounted here"
+fi
+
 expect 64 "--keep-best together with --val-every 0" "${run[@]}" --keep-best --val-every 0 -o none
 expect 64 "--keep-best without --output-dir" "${run[@]}" --keep-best
 

@@ -93,6 +93,7 @@ public:
         Json tensors;   // null: not of tensors
     };
     std::map<std::string, Entry> entries;   // by name
+    std::map<std::string, Json> linked;     // what the manifest says of files that are not created
 
 private:
     class HashingFile : public File {
@@ -159,6 +160,15 @@ void CheckpointWriter::describe(const std::string& name, const std::vector<Tenso
     hashing_->entries.at(name).tensors = std::move(all);
 }
 
+void CheckpointWriter::link_files(const std::string& of_checkpoint, const std::vector<std::string>& but) {
+    const Json manifest = parse_json(read_whole(inner_, of_checkpoint + "/" + manifest_name));
+    for (const auto& [name, file] : manifest.at("files").members()) {
+        if (std::find(but.begin(), but.end(), name) != but.end()) continue;
+        inner_.link(of_checkpoint + "/" + name, path(name));
+        hashing_->linked[name] = file;
+    }
+}
+
 void CheckpointWriter::finish() {
     const std::vector<std::string> shares = ranks_.gather(share());
     if (ranks_.rank == 0) commit(shares);
@@ -168,6 +178,7 @@ void CheckpointWriter::finish() {
 std::string CheckpointWriter::share() const {
     if (failure_) return failed_share + words_of(failure_);
     Json own = Json::object();
+    for (const auto& [name, file] : hashing_->linked) own.add(name, file);
     for (const auto& [name, file] : hashing_->entries) {
         Json told = Json::object({{"bytes", file.bytes}, {"xxh3_128", file.hash.digest_128()}});
         if (!file.tensors.is_null()) told.add("tensors", file.tensors);

@@ -58,6 +58,9 @@ public:
     std::string path(const std::string& name) const { return temporary_ + "/" + name; }
     void write(const std::string& name, const std::string& content);                   // a small file at once
     void describe(const std::string& name, const std::vector<TensorEntry>& tensors);   // of one that has been created
+    // The files of a complete checkpoint of the same step, but those named `but`: they are linked, not written. For one
+    // rank alone.
+    void link_files(const std::string& of_checkpoint, const std::vector<std::string>& but);
 
     // work(), some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
     // conclude(), and later work is left out.

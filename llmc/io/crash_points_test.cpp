@@ -304,7 +304,61 @@ void check_crash_points(int seeds, std::uint64_t stride, int least) {
     CHECK(points >= least);
 }
 
+// By one writer; the files of units are those of the checkpoint `linked`, unless empty.
+void save_alone(FileSystem& files, const std::string& folder, int step, const std::string& linked) {
+    CheckpointWriter own(files, folder, step);
+    Script script;
+    if (linked.empty()) {
+        for (int unit = 0; unit < kUnits; unit++) add_unit(script, own, step, unit);
+        script.emplace_back(
+            [&] { own.attempt([&] { own.write("config.json", text("config.json ", small_content, step)); }); });
+    } else {
+        script.emplace_back([&] { own.attempt([&] { own.link_files(linked, {"run.json"}); }); });
+    }
+    script.emplace_back([&] { own.attempt([&] { own.write("run.json", text("run.json ", small_content, step)); }); });
+    for (const auto& piece : script) piece();
+    own.finish();
+}
+
 }   // namespace
+
+TEST_CASE("crash points: no operation can lose a run, nor the best state, where a checkpoint shares its files") {
+    SimulatedDisk origin;
+    origin.make_folders(kFolder + "/best");
+    origin.sync_folder("");
+    origin.sync_folder(kFolder);
+    save(origin, kOld, 1);
+    const FoundCheckpoint best{kNew, kFolder + "/best/" + checkpoint_name(kNew)};
+    save_alone(origin, kFolder + "/best", kNew, "");
+    std::uint64_t operations = UINT64_MAX;
+    for (std::uint64_t at = 0; at <= operations; at++) {
+        for (Fault fault : kFaults) {
+            CAPTURE(at);
+            CAPTURE(static_cast<int>(fault));
+            auto disk = origin.copy();
+            Saved saved;
+            disk->before = faults(saved.operations, at, fault);
+            try {
+                save_alone(*disk, kFolder, kNew, best.path);
+                saved.told = true;
+            } catch (const std::exception&) {
+                // what is left on the disk is looked at
+            }
+            disk->before = nullptr;
+            if (saved.told) operations = std::min(operations, saved.operations);
+            if (fault == Fault::power) disk = disk->after_power_loss(mix64(at));
+            CHECK(loss(*disk, saved) == "");
+            verify_checkpoint(*disk, best.path);
+            CHECK(judge(*disk, best) == "");
+        }
+    }
+    CHECK(operations > 10);
+    // and either may be removed without the other
+    save_alone(origin, kFolder, kNew, best.path);
+    remove_checkpoint(origin, kFolder + "/best", kNew);
+    CHECK(judge(origin, {kNew, kFolder + "/" + checkpoint_name(kNew)}) == "");
+    CHECK(origin.list(kFolder + "/best").empty());
+}
 
 TEST_CASE("crash points: no operation of a save by four writers can lose a run") { check_crash_points(5, 1, 1000); }
 TEST_CASE("crash points: the same in 40 interleavings" * doctest::skip()) { check_crash_points(40, 1, 10000); }

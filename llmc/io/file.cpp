@@ -129,6 +129,10 @@ public:
         if (::rename(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "rename", errno);
     }
 
+    void link(const std::string& from, const std::string& to) override {
+        if (::link(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "link", errno);
+    }
+
     void remove_all(const std::string& path) override {
         std::error_code code;
         std::filesystem::remove_all(path, code);
@@ -312,6 +316,10 @@ std::unique_ptr<File> FaultyFiles::append(const std::string& path) {
 void FaultyFiles::rename(const std::string& from, const std::string& to) {
     plan_->meet(text(from, " -> ", to), "rename");
     inner_.rename(from, to);
+}
+void FaultyFiles::link(const std::string& from, const std::string& to) {
+    plan_->meet(text(from, " -> ", to), "link");
+    inner_.link(from, to);
 }
 void FaultyFiles::remove_all(const std::string& path) {
     plan_->meet(path, "remove");

@@ -38,6 +38,7 @@ public:
     virtual std::unique_ptr<File> create(const std::string& path) = 0;   // to write, empty
     virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end, made if missing
     virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
+    virtual void link(const std::string& from, const std::string& to) = 0;     // a second name of the same file
     virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing
     virtual void make_folders(const std::string& path) = 0;   // with its parents; may exist
     virtual void sync_folder(const std::string& path) = 0;    // makes renames inside it lasting
@@ -77,6 +78,7 @@ public:
     std::unique_ptr<File> create(const std::string& path) override { return inner_.create(path); }
     std::unique_ptr<File> append(const std::string& path) override { return inner_.append(path); }
     void rename(const std::string& from, const std::string& to) override { inner_.rename(from, to); }
+    void link(const std::string& from, const std::string& to) override { inner_.link(from, to); }
     void remove_all(const std::string& path) override { inner_.remove_all(path); }
     void make_folders(const std::string& path) override { inner_.make_folders(path); }
     void sync_folder(const std::string& path) override { inner_.sync_folder(path); }
@@ -95,7 +97,7 @@ enum class FileFault {
 };
 
 // Operation number `at` (counted from 0) meets `fault`. Counted are the operations that change the disk: create,
-// append, write, sync, rename, remove, make and sync folders; with `count_reads` also open and read.
+// append, write, sync, rename, link, remove, make and sync folders; with `count_reads` also open and read.
 class FaultyFiles : public ForwardingFiles {
 public:
     explicit FaultyFiles(FileSystem& inner, std::uint64_t at = UINT64_MAX, FileFault fault = FileFault::fail,
@@ -108,6 +110,7 @@ public:
     std::unique_ptr<File> create(const std::string& path) override;
     std::unique_ptr<File> append(const std::string& path) override;
     void rename(const std::string& from, const std::string& to) override;
+    void link(const std::string& from, const std::string& to) override;
     void remove_all(const std::string& path) override;
     void make_folders(const std::string& path) override;
     void sync_folder(const std::string& path) override;

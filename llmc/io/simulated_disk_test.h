@@ -85,6 +85,14 @@ public:
         folder->names[new_name] = node;
         folder->changes.push_back({{name, nullptr}, {new_name, node}});
     }
+    void link(const std::string& from, const std::string& to) override {
+        meet("link", to);
+        const auto [folder, name] = place(to, "link");
+        const std::shared_ptr<Node> node = find(from);
+        if (!node || node->is_folder || folder->names.contains(name)) fail(to, "link");
+        folder->names[name] = node;
+        folder->changes.push_back({{name, node}});
+    }
     void remove_all(const std::string& path) override {
         const std::shared_ptr<Node> node = find(path);
         if (!node) return;

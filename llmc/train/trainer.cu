@@ -47,6 +47,7 @@ void Trainer::restore(const RunState& state) {
     loss_outliers_.restore(state.loss_outliers);
     norm_outliers_.restore(state.norm_outliers);
     step_ = saved_step_ = state.step;
+    best_step_ = 0;
     next_ = state.next;
     bad_steps_ = state.bad_steps;
     best_val_loss_ = state.best_val_loss;
@@ -386,15 +387,49 @@ bool Trainer::save_checkpoint() {
     if (options_.output_dir.empty()) return true;
     finish_save();
     if (saved_step_ == step_) return true;
-    start_save(options_.output_dir, next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step, [this] {
-        prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints,
-                          options_.major_checkpoint_every);
-    });
+    const AfterStep next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
+    if (best_step_ == step_ && link_checkpoint(next)) return true;
+    start_save(options_.output_dir, next, [this] { remove_older_checkpoints(); });
     return true;
 }
 
-void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
-    if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
+void Trainer::remove_older_checkpoints() {
+    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
+}
+
+// The first rank does it, which takes no time.
+bool Trainer::link_checkpoint(AfterStep next) {
+    agree_on_algorithms();
+    const std::string name = checkpoint_name(step_);
+    std::string failure;
+    if (agreement_.rank() == 0) {
+        std::optional<Communicator::Alone> alone;
+        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "writes a file");
+        try {
+            parts_.metrics.sync();
+            link_training_state(parts_.files, options_.output_dir, state_now(next),
+                                options_.output_dir + "/" + kBestFolder + "/" + name, {"", matmul_choices_});
+        } catch (const std::exception& error) {
+            failure = error.what();
+        }
+        try {
+            if (failure.empty()) remove_older_checkpoints();
+        } catch (const std::exception& error) {
+            parts_.log.warning("older checkpoints could not be removed: %s", error.what());
+        }
+    }
+    failure = agreement_.gather(failure)[0];
+    if (!failure.empty()) {
+        parts_.log.line("the best state is written again: %s", failure.c_str());
+        return false;
+    }
+    saved_step_ = step_;
+    save_failure_ = nullptr;
+    parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), name.c_str());
+    return true;
+}
+
+RunState Trainer::state_now(AfterStep next) const {
     RunState state;
     state.step = step_;
     state.seed = options_.seed;
@@ -406,13 +441,18 @@ void Trainer::start_save(const std::string& folder, AfterStep next, std::functio
     state.next = next;
     state.bad_steps = bad_steps_;
     state.best_val_loss = best_val_loss_;
+    return state;
+}
+
+void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
+    if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
     agree_on_algorithms();   // on those of problems that were met since
     if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
     const CheckpointRanks ranks{agreement_.rank(), agreement_.ranks(),
                                 [this](const std::string& own) { return agreement_.gather(own); }};
     const AroundSave around{[this] { parts_.metrics.sync(); }, std::move(remove_older)};
     save_folder_ = folder;
-    save_.emplace(parts_.files, folder, state, tensors_of(parts_.step), *host_tensors_,
+    save_.emplace(parts_.files, folder, state_now(next), tensors_of(parts_.step), *host_tensors_,
                   CheckpointExtras{parts_.tokenizer_file, matmul_choices_}, gatherer_, ranks, around);
 }
 
@@ -421,7 +461,7 @@ void Trainer::end_save() {
     save_failure_ = nullptr;
     try {
         save_->throw_if_failed();
-        if (save_folder_ == options_.output_dir) saved_step_ = save_->step();
+        (save_folder_ == options_.output_dir ? saved_step_ : best_step_) = save_->step();
         parts_.log.line("checkpoint %s", name.c_str());
         if (std::string why = save_->after_failure(); !why.empty()) {
             parts_.log.warning("older checkpoints could not be removed: %s", why.c_str());

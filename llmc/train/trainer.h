@@ -101,6 +101,9 @@ private:
     bool evaluate();
     bool write_sample();
     bool save_checkpoint();
+    RunState state_now(AfterStep next) const;
+    bool link_checkpoint(AfterStep next);   // to the best state, which this step's is; false: it cannot be
+    void remove_older_checkpoints();
     void save_best();
     // Saves beside the steps that follow, then calls `remove_older` on the first rank. Not while another is under way.
     void start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older);
@@ -120,6 +123,7 @@ private:
     int sequences_;        // of a step
     int step_ = 0;         // completed steps
     int saved_step_ = 0;   // the last one that is in a checkpoint
+    int best_step_ = 0;    // the last one whose state was saved as the best by this start of the run
     int bad_steps_ = 0;    // in a row: loss or gradient norm not finite
     std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;

@@ -198,6 +198,17 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
     save.throw_if_failed();
 }
 
+void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,
+                         const CheckpointExtras& extras) {
+    CheckpointWriter writer(files, folder, state.step);
+    writer.attempt([&] {
+        writer.link_files(saved, {"run.json", kMatmulChoicesFile});
+        writer.write("run.json", run_json(state));
+        writer.write(kMatmulChoicesFile, extras.matmul_choices);
+    });
+    writer.finish();
+}
+
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
                              cudaStream_t stream) {
     const RunState state = run_state_from(files, path + "/run.json");

@@ -98,6 +98,11 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
                          const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
                          const CheckpointRanks& ranks = {});
 
+// The same where `saved`, a complete checkpoint, holds the same tensors: they are linked, and the rest is written. By
+// one rank alone; throws what went wrong, as where files cannot have two names.
+void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,
+                         const CheckpointExtras& extras);
+
 // Restores what this rank keeps of the tensors, and returns the rest; restore_matmul_choices is the caller's to call.
 // Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
