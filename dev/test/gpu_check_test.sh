@@ -110,6 +110,21 @@ dev/test/limited.sh 1 dev/test/limited.sh 20 bash -c "setsid sleep 50 & echo \$!
 [ $? -eq 124 ] && is_gone left
 verdict $? "limited.sh: one in another"
 
+# what ptxas merely notes
+noted() { program ptxas "echo '$1' >&2"; dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1; }   # NOTE
+noted 'ptxas info : Used 168 registers
+    0 bytes stack frame, 0 bytes spill stores' && [ ! -s "$work/log" ]
+verdict $? "a compile without notes says nothing: $(cat "$work/log")"
+for note in '(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to' \
+    'setmaxnreg ignored' '128 bytes stack frame, 0 bytes spill stores'; do
+    ! noted "ptxas info : $note" && grep -q "$note" "$work/log"
+    verdict $? "ptxas_notes.sh: $note is an error"
+done
+program ptxas 'echo "error: a reason"; exit 2'
+dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1
+[ $? -eq 2 ] && grep -q 'a reason' "$work/log"
+verdict $? "ptxas_notes.sh: the compiler's code, and what it said"
+
 # a toolkit without cuBLASLt's header, pip's packages, headers of a distribution
 toolkit=$work/toolkit pip=$work/pip/nvidia
 program toolkit/bin/nvcc true
