@@ -64,7 +64,7 @@ LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base io $(patsubst llmc/%/,%,$(wildcard llmc/cuda_on_cpu/*/)) kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
-COMPILE_CU = $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
+COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
@@ -122,6 +122,7 @@ $(call common_object,llmc/kernels/attention_mma.cu): OPTIMIZE = -O2#   as fast a
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
+$(call common_object,llmc/kernels/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.

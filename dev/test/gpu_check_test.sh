@@ -44,7 +44,7 @@ assert set(report["machine"]) >= {"gpu", "driver", "nvcc", "gxx", "commit"}
 print(sum(step["result"] == sys.argv[2] for step in report["steps"]))' "$work/out/gpu_check.json" "$1"
 }
 
-run && tail -n 2 "$work/log" | grep -qE '^25 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 25 ] &&
+run && tail -n 2 "$work/log" | grep -qE '^26 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 26 ] &&
     step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
 verdict $? "all parts pass: $(tail -n 30 "$work/log")"
 grep -qvE 'WARNINGS= ' "$work/made" && verdict 1 "warnings do not stop a build: $(cat "$work/made")"
@@ -62,7 +62,7 @@ verdict $? "a part that there is not"
 program build/cuda-bf16/test_gpt 'echo "a reason"; exit 3'
 run
 [ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && step model FAILED 'whole model bf16  \(exit 3' &&
-    grep -qE '^23 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
+    grep -qE '^24 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
 verdict $? "a step that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
 program build/cuda-bf16/test_gpt 'echo "3 passed, 0 failed"'
 
@@ -109,6 +109,21 @@ verdict $? "limited.sh: what a command that ends well leaves behind"
 dev/test/limited.sh 1 dev/test/limited.sh 20 bash -c "setsid sleep 50 & echo \$! >$work/left; wait"
 [ $? -eq 124 ] && is_gone left
 verdict $? "limited.sh: one in another"
+
+# what ptxas merely notes
+noted() { program ptxas "echo '$1' >&2"; dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1; }   # NOTE
+noted 'ptxas info : Used 168 registers
+    0 bytes stack frame, 0 bytes spill stores' && [ ! -s "$work/log" ]
+verdict $? "a compile without notes says nothing: $(cat "$work/log")"
+for note in '(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to' \
+    'setmaxnreg ignored' '128 bytes stack frame, 0 bytes spill stores'; do
+    ! noted "ptxas info : $note" && grep -q "$note" "$work/log"
+    verdict $? "ptxas_notes.sh: $note is an error"
+done
+program ptxas 'echo "error: a reason"; exit 2'
+dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1
+[ $? -eq 2 ] && grep -q 'a reason' "$work/log"
+verdict $? "ptxas_notes.sh: the compiler's code, and what it said"
 
 # a toolkit without cuBLASLt's header, pip's packages, headers of a distribution
 toolkit=$work/toolkit pip=$work/pip/nvidia

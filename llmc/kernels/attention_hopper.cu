@@ -15,7 +15,8 @@ void with_padded_head_size(int HS, Run run) {
     run(std::integral_constant<int, 128>{});
 }
 
-// Boxes of `rows` tokens of one head.
+// Boxes of `rows` tokens of one head. A head's stride is smaller than a token's where heads are packed: the driver's
+// documentation shows growing strides only, so if a map is refused, look here first.
 template <class T>
 TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int rows) {
     auto size = [](int count) { return static_cast<std::uint64_t>(count); };

@@ -2,9 +2,8 @@
 //
 // A block of three groups of four warps does 128 queries of a head (Shah et al., "FlashAttention-3", 2024):
 //
-//     group 0     one thread copies q, then tiles of 128 keys of k and v, through a ring of `stages` each (TMA); it
-//     runs
-//                 ahead as far as the ring has room, and has given its registers to the others
+//     group 0     one thread copies q, then tiles of 128 keys of k and v, through a ring of `stages` each (TMA);
+//                 it runs ahead as far as the ring has room, and has given its registers to the others
 //     groups 1, 2 64 queries each:  scores = q k^T    softmax    sums += p v
 //
 // Products are asynchronous, so a group's softmax of tile j runs beside its own sums += p v of tile j - 1; and the two
@@ -30,9 +29,10 @@ struct HopperForwardTile {
     static constexpr int query_bytes = panels * query_panel, key_bytes = panels * key_panel;
     static constexpr int barrier_offset = query_bytes + 2 * stages * key_bytes;
     static constexpr int shared_bytes = barrier_offset + 1024;   // D = 64: 113 KiB, D = 128: 161 KiB
-    // 65,536 registers; 168 a thread at the launch
+    // what a block gets at its launch, of 65,536 registers and by eight a thread, is shared out anew
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 40, consumer_registers = 232;
-    static_assert(group_threads * (producer_registers + groups * consumer_registers) <= 65536);
+    static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
 };
 
 // mbarriers of a block, 8 bytes each.
@@ -176,7 +176,7 @@ struct HopperForwardGroup {
         k_ring.next();
     }
     __device__ __forceinline__ void end_sums() {
-        if (Steps::keeps(HopperStep::sum_wait)) wgmma_wait<0>(sums);
+        if (Steps::keeps(HopperStep::sum_wait)) wgmma_wait<0>(sums, weights);
         if (Steps::keeps(HopperStep::value_read)) say_read(barriers.value_free(v_ring.stage));
         v_ring.next();
     }
@@ -284,10 +284,11 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
     DYNAMIC_SHARED(unsigned char, shared);
     const SharedAddress base = shared_address(shared);
     const HopperForwardBarriers<D> barriers{base + Tile::barrier_offset};
+    // from one lane, so that the compiler knows that a warp agrees
+    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
     const HopperForwardWork work = hopper_forward_work<D>(a, together);
     if (threadIdx.x == 0) barriers.template make<Steps>();
     if (Steps::keeps(HopperStep::barriers_made)) __syncthreads();
-    const int group = static_cast<int>(threadIdx.x) / Tile::group_threads - 1;
     if (group < 0) {
         registers_fewer<Tile::producer_registers>();
         if (threadIdx.x == 0) hopper_forward_produce<D, Steps>(maps, work, base, barriers);

@@ -49,7 +49,7 @@ TEST_CASE("sm90: attention: every head size matches double precision") {
 }
 
 TEST_CASE("sm90: attention: every length matches, whole tiles or not, and more of them than rings hold") {
-    for (int tokens : {1, 2, 17, 63, 64, 65, 127, 128, 129, 200, 256, 640})
+    for (int tokens : {1, 2, 17, 63, 64, 65, 127, 128, 129, 200, 256, 640, 1024})
         check_forward<bf16>(shape_of(1, 1, tokens, tokens, 64, true), Layout::packed);
     for (int tokens : {1, 65, 128, 130, 400})
         check_forward<bf16>(shape_of(1, 1, tokens, tokens, 128, true), Layout::packed);

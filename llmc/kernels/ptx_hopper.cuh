@@ -66,17 +66,24 @@ __device__ __forceinline__ void mbarrier_arrive_expect(SharedAddress barrier, in
 #endif
 }
 
-// Waits for the end of the phase of this parity: returns at once if the current phase has the other one.
+// Waits for the end of the phase of this parity: returns at once if the current phase has the other one. After 20
+// million tries, each of which waits a while, it traps: a mistake is an error, not a hang. (All in one asm: as a loop in
+// C++ it makes attention's registers spill.)
 __device__ __forceinline__ void mbarrier_wait(SharedAddress barrier, int parity) {
 #ifdef __CUDACC__
     asm volatile(
         "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\n"
-        "bra again;\n"
-        "over:\n"
+        ".reg .pred p;\n"
+        ".reg .u32 tries;\n"
+        "mov.u32 tries, 0;\n"
+        "MBARRIER_AGAIN:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@p bra MBARRIER_OVER;\n"
+        "add.u32 tries, tries, 1;\n"
+        "setp.lt.u32 p, tries, 20000000;\n"
+        "@p bra MBARRIER_AGAIN;\n"
+        "trap;\n"
+        "MBARRIER_OVER:\n"
         "}" ::"r"(barrier),
         "r"(parity)
         : "memory");
@@ -198,15 +205,16 @@ __device__ __forceinline__ void wgmma_commit() {
     ptx_model::wgmma_commit();
 #endif
 }
-// Until at most PENDING of the committed batches, the latest ones, are under way; `sums` are those of the ended ones.
-template <int PENDING, class... Sums>
-__device__ __forceinline__ void wgmma_wait(Sums&... sums) {
+// Until at most PENDING of the committed batches, the latest ones, are under way. `registers`: the sums and operands in
+// registers of the ended ones.
+template <int PENDING, class... Registers>
+__device__ __forceinline__ void wgmma_wait(Registers&... registers) {
 #ifdef __CUDACC__
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #else
     ptx_model::wgmma_wait(PENDING);
 #endif
-    (pin_registers(sums), ...);
+    (pin_registers(registers), ...);
 }
 
 // An operand in shared memory, from its first element on. Rows of panels count its M or N, columns the 16 of its K; a
@@ -244,14 +252,14 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::
 #ifdef __CUDACC__
     if constexpr (HALF_N == 32) {
         asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32 "}, %32, %33, add, 1, 1, %35, %36;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32 "}, %32, %33, p, 1, 1, %35, %36;\n}"
             : WGMMA_D32(d, 0)
             : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     } else {
         asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64 "}, %64, %65, add, 1, 1, %67, %68;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
             : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
             : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     }
@@ -268,16 +276,16 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&
 #ifdef __CUDACC__
     if constexpr (HALF_N == 32) {
         asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32
-            "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
+            "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
             : WGMMA_D32(d, 0)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_TRANSPOSED));
     } else {
         asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64
-            "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n}"
+            "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
             : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_TRANSPOSED));
     }

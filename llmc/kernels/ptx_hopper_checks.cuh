@@ -193,13 +193,16 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
         __syncthreads();
         const int lane = thread % 32, g = thread / 32 * 16 + lane / 4, t = lane % 4 * 2;
         std::uint32_t left[2][4];
+#pragma unroll
         for (int step = 0; step < 2; step++)
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const T* from = a + (g + e % 2 * 8) * 32 + step * 16 + t + e / 2 * 8;
                 left[step][e] = std::uint32_t{from[0]} | std::uint32_t{from[1]} << 16;
             }
         float d[N / 2];
-        for (float& value : d) value = 1e9f;   // not added to
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) d[i] = 1e9f;   // not added to
         wgmma_fence(d, left);
         const SharedAddress b_first = shared_address(b_tile),
                             a_first = shared_address(a_tile) + (A_TRANSPOSED ? 0 : 32);
@@ -214,7 +217,8 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
             }
         }
         wgmma_commit();
-        wgmma_wait<0>(d);
+        wgmma_wait<0>(d, left);
+#pragma unroll
         for (int i = 0; i < N / 2; i++) result[(g + i / 2 % 2 * 8) * N + i / 4 * 8 + t + i % 2] = d[i];
     }
 }

@@ -24,8 +24,12 @@ Encode encode_function() {
     static const Encode encode = [] {
         void* found = nullptr;
         cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-        const cudaError_t status =
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+        const char* name = "cuTensorMapEncodeTiled";
+#if CUDART_VERSION >= 12050
+        const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+        const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
         if (status != cudaSuccess || result != cudaDriverEntryPointSuccess || found == nullptr) {
             cudaGetLastError();
             throw Error(ErrorKind::no_device, "the driver has no cuTensorMapEncodeTiled (CUDA 12)",

@@ -165,6 +165,16 @@ void note_line(const std::string& file, const std::string& line) {
     if (ignored) std::filesystem::remove(temporary, ignored);
 }
 
+// Whether the code that this device runs was generated for instructions of sm_90a.
+__global__ void look_for_sm90a(int* found) { *found = hopper_instructions; }
+
+bool built_for_sm90a(cudaStream_t stream) {
+    Arena arena;
+    const auto found = arena.allocate<int>("check/built", 1);
+    launch(look_for_sm90a, Launch(1, 1, 0, stream), found.data());
+    return found.download(stream).front() != 0;
+}
+
 }   // namespace
 
 std::vector<std::string> self_check(cudaStream_t stream) {
@@ -190,7 +200,7 @@ std::vector<std::string> self_check_sm90(cudaStream_t stream) {
         if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
     }
     for (int HS : {64, 128}) {
-        AttentionCheck check(450, HS, stream);
+        AttentionCheck check(HS == 64 ? 900 : 450, HS, stream);   // more tiles than twice what the rings hold
         for (const std::string& difference : check.disagreements_sm90<bf16>()) result.push_back(difference);
         for (const std::string& difference : check.disagreements_sm90<float>()) result.push_back(difference);
     }
@@ -203,6 +213,7 @@ std::string sm90_attention_refusal() {
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (major != 9) return "it is for GPUs of sm_90 (H100, H200)";
     const OwnedStream stream;
+    if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
     const std::vector<std::string> disagreements = self_check_sm90(stream.get());
     return disagreements.empty() ? "" : "self-check: " + disagreements.front();
 }

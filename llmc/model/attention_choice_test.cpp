@@ -7,8 +7,12 @@
 #include "llmc/base/stream.h"
 #include "llmc/model/precision.h"
 
-TEST_CASE("attention choice: outputs and gradients in fp32 are those in the model's precision before rounding") {
-    const AttentionShape shape = self_attention_shape(1, 24, 2, 16);
+namespace {
+
+const AttentionShape shape = self_attention_shape(1, 24, 2, 16);
+
+// Outputs and gradients of a kind in fp32 are those in the model's precision before rounding.
+void check_widths(AttentionKind kind) {
     const std::size_t count = 24 * 2 * 16;
     OwnedStream stream;
     Arena arena;
@@ -40,33 +44,48 @@ TEST_CASE("attention choice: outputs and gradients in fp32 are those in the mode
         }
         return all;
     };
-    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library, AttentionKind::own_sm90}) {
-        if (kind == AttentionKind::own_sm90 && (sizeof(floatX) == 4 || !sm90_attention_refusal().empty())) continue;
+    const AttentionChoice<floatX> attention(kind, shape, arena);
+    CHECK(attention.chosen() == kind);
+    const std::vector<float> narrow = run(attention, floatX{}), wide = run(attention, float{});
+    std::size_t rounded = 0;
+    for (std::size_t i = 0; i < wide.size(); i++) {
+        CHECK(static_cast<float>(static_cast<floatX>(wide[i])) == narrow[i]);
+        rounded += wide[i] != narrow[i];
+    }
+    CHECK((sizeof(floatX) == 4 ? rounded == 0 : rounded > wide.size() / 2));
+}
+
+}   // namespace
+
+TEST_CASE("attention choice: outputs and gradients in fp32 are those in the model's precision before rounding") {
+    for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
         if (kind == AttentionKind::library && !LibraryAttention::refusal<floatX, float>(shape).empty()) continue;
-        const AttentionChoice<floatX> attention(kind, shape, arena);
-        CHECK(attention.chosen() == kind);
-        const std::vector<float> narrow = run(attention, floatX{}), wide = run(attention, float{});
-        std::size_t rounded = 0;
-        for (std::size_t i = 0; i < wide.size(); i++) {
-            CHECK(static_cast<float>(static_cast<floatX>(wide[i])) == narrow[i]);
-            rounded += wide[i] != narrow[i];
-        }
-        CHECK((sizeof(floatX) == 4 ? rounded == 0 : rounded > wide.size() / 2));
+        check_widths(kind);
     }
 }
 
 TEST_CASE("attention choice: the kernels for sm_90a are taken by name only, and refused where they cannot run") {
-    const AttentionShape shape = self_attention_shape(1, 24, 2, 16);
     Arena arena;
-    AttentionChoice<floatX> automatic(AttentionKind::auto_, shape, arena);
+    const AttentionChoice<floatX> automatic(AttentionKind::auto_, shape, arena);
     CHECK(automatic.chosen() != AttentionKind::own_sm90);
     AttentionChoice<float> fp32(AttentionKind::own, shape, arena);
     CHECK_THROWS_WITH_AS(fp32.take(AttentionKind::own_sm90, shape),
                          doctest::Contains("no own-sm90 attention: it is for bf16"), Error);
     CHECK(fp32.chosen() == AttentionKind::own);
+}
+
+// They run the kernel: apart from the others, by name (dev/test/gpu_check.sh).
+TEST_CASE("sm90: attention choice: outputs in fp32 are those in bf16 before rounding") {
     if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
-    automatic.take(AttentionKind::own_sm90, shape);
-    CHECK(automatic.chosen() == AttentionKind::own_sm90);
-    automatic.take(AttentionKind::own, shape);
-    CHECK(automatic.chosen() == AttentionKind::own);
+    check_widths(AttentionKind::own_sm90);
+}
+
+TEST_CASE("sm90: attention choice: taken and left") {
+    if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
+    Arena arena;
+    AttentionChoice<floatX> attention(AttentionKind::own, shape, arena);
+    attention.take(AttentionKind::own_sm90, shape);
+    CHECK(attention.chosen() == AttentionKind::own_sm90);
+    attention.take(AttentionKind::own, shape);
+    CHECK(attention.chosen() == AttentionKind::own);
 }
