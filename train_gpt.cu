@@ -83,6 +83,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     // what lives on the device
     OwnedStream stream;
     check_hardware(stream.get());
+    if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;

@@ -115,8 +115,9 @@ void Bench::print(const Result& result) {
     double sum = 0;
     for (const Result::Share& share : result.breakdown) sum += share.seconds;
     for (const Result::Share& share : result.breakdown) {
-        std::printf("    %-46s %6d calls %12.4f ms %6.1f %%\n", share.name.c_str(), share.calls, 1e3 * share.seconds,
-                    100 * share.seconds / sum);
+        std::printf("    %-46s %6d calls %12.4f ms %6.1f %% %9s GB/s\n", share.name.c_str(), share.calls,
+                    1e3 * share.seconds, 100 * share.seconds / sum,
+                    number(1e-9 * share.bytes / share.seconds, "%.1f").c_str());
     }
     if (!result.breakdown.empty()) {
         std::printf("    %-46s %6s       %12.4f ms, of a step with an event after every operation\n", "sum", "",
@@ -153,7 +154,7 @@ void Timing::measure_with_breakdown(const std::function<void(int set)>& call) {
     OperationTimer timer(bench_.stream());
     call(next_set_);
     for (const OperationTimer::Total& total : timer.totals()) {
-        result.breakdown.push_back({total.name, total.seconds, total.calls});
+        result.breakdown.push_back({total.name, total.seconds, total.calls, total.bytes});
     }
     bench_.print(result);
     bench_.results_.push_back(std::move(result));
@@ -173,7 +174,10 @@ void write_json(const std::string& path, const Bench& bench) {
                                  {"samples", r.seconds.samples}});
         Json shares = Json::array();
         for (const Result::Share& share : r.breakdown) {
-            shares.append(Json::object({{"name", share.name}, {"seconds", share.seconds}, {"calls", share.calls}}));
+            shares.append(Json::object({{"name", share.name},
+                                        {"seconds", share.seconds},
+                                        {"calls", share.calls},
+                                        {"moved_bytes", share.bytes}}));
         }
         if (!r.breakdown.empty()) one.add("breakdown", std::move(shares));
         cases.append(std::move(one));

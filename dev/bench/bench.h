@@ -62,10 +62,11 @@ struct Sample {
 struct Result {
     Case what;
     Sample seconds;
-    struct Share {   // of a call, by operation: name, seconds, calls
+    struct Share {   // of a call, by operation
         std::string name;
         double seconds;
         int calls;
+        double bytes;   // by formula (operation_timer.h)
     };
     std::vector<Share> breakdown;   // empty: none was made
 };

@@ -1,6 +1,7 @@
 // The whole training step, and where its time goes.
+#include "dev/bench/training_step.h"
+
 #include "dev/bench/operand.cuh"
-#include "llmc/train/step.h"
 
 namespace {
 
@@ -16,6 +17,29 @@ std::vector<int> random_tokens(std::size_t count, int vocabulary, std::uint64_t 
     return tokens;
 }
 
+}   // namespace
+
+TrainingStep::TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream)
+    : stage_(model_config(model), options, arena, stream), step_((stage_.initialize(1), stage_), {}, arena) {
+    const std::size_t count = static_cast<std::size_t>(options.B) * static_cast<std::size_t>(options.T);
+    const int V = static_cast<int>(config().vocab_size);
+    tokens_ = random_tokens(count, V, 1);
+    targets_ = random_tokens(count, V, 2);
+}
+
+void TrainingStep::gradients(int micro_batches) {
+    auto read = [&](int, std::span<std::int32_t> own_tokens, std::span<std::int32_t> own_targets) {
+        std::copy(tokens_.begin(), tokens_.end(), own_tokens.begin());
+        std::copy(targets_.begin(), targets_.end(), own_targets.begin());
+    };
+    step_.gradients(one_stage_schedule(micro_batches), read,
+                    1.0f / static_cast<float>(static_cast<std::size_t>(micro_batches) * tokens_.size()));
+}
+
+void TrainingStep::update() { step_.update(++number_, 1e-4f); }
+
+namespace {
+
 // Forward, backward, norm and update of one micro-batch; flops as MFU counts them.
 void measure(Bench& bench, const StepSize& size) {
     const ModelConfig config = model_config(size.model);
@@ -27,21 +51,10 @@ void measure(Bench& bench, const StepSize& size) {
     StageOptions options;
     options.B = size.B;
     options.T = size.T;
-    Stage stage(config, options, timing->arena(), bench.stream());
-    stage.initialize(1);
-    Step step(stage, OptimizerOptions{}, timing->arena());
-    const std::size_t count = static_cast<std::size_t>(size.B) * static_cast<std::size_t>(size.T);
-    const int V = static_cast<int>(config.vocab_size);
-    const std::vector<int> tokens = random_tokens(count, V, 1), targets = random_tokens(count, V, 2);
-    auto read = [&](int, std::span<std::int32_t> own_tokens, std::span<std::int32_t> own_targets) {
-        std::copy(tokens.begin(), tokens.end(), own_tokens.begin());
-        std::copy(targets.begin(), targets.end(), own_targets.begin());
-    };
-    const PipelineSchedule schedule = one_stage_schedule(1);
-    int number = 0;
+    TrainingStep step(size.model, options, timing->arena(), bench.stream());
     timing->measure_with_breakdown([&](int) {
-        step.gradients(schedule, read, 1.0f / static_cast<float>(count));
-        step.update(++number, 1e-4f);
+        step.gradients();
+        step.update();
     });
     CUDA_CHECK(cudaStreamSynchronize(bench.stream()));   // before its memory is freed
 }

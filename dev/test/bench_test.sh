@@ -16,7 +16,7 @@ verdict() {   # STATUS NAME
 "$bench" --list >"$work/list"
 missing=0
 for name in adamw 'global norm' 'own attention forward' 'library attention backward' 'bias gradient' classifier \
-    'encoder backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' step; do
+    'encoder backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' step traffic; do
     grep -q "^$name" "$work/list" || { echo "not in --list: $name"; missing=1; }
 done
 verdict $missing "--list names every kind of operation"
@@ -31,6 +31,16 @@ grep -q "\"bytes\": $((3 * rows * 768 * 2)).0" "$work/residual.json" && [ "$(gre
 verdict $? "the JSON holds that operation alone, with its bytes by formula"
 awk '$1 == "residual" { ok = $5 > 0 && $NF == 4608 } END { exit !ok }' FS=' +' "$work/table" && grep -q '^copy [0-9]' "$work/table"
 verdict $? "the table holds a speed, bytes per token and the machine's copy speed"
+
+"$bench" --filter traffic >"$work/traffic"
+verdict $? "the traffic of a large step, recorded at small ones"
+limit() {   # LINE MOST: what the line says is a number, not more
+    sed -nE "s/^ *$1: ([0-9.]+).*/\1/p" "$work/traffic" | awk -v most="$2" '{ ok = $1 > 0 && $1 <= most } END { exit !ok }'
+}
+limit 'besides matmuls and attention, of a step of one micro-batch' 0.6
+verdict $? "GPT-2 124M at 64 x 1024: at most 0.6 MB per token besides matmuls and attention"
+limit 'launches of the first micro-step, norm included' 299 && limit 'launches of a later micro-step' 299
+verdict $? "and under 300 launches per micro-step"
 
 "$bench" --filter 'no such operation' >"$work/none" 2>&1
 [ $? -eq 64 ] && grep -q 'matches no benchmark' "$work/none"

@@ -102,6 +102,7 @@ if part reliability; then
     check "crash points of a save, 40 interleavings" build/cpu/unit_test --no-skip -tc='crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
     check "200 ranks killed at random moments" dev/test/killed.sh
+    check "1,000 strangers at every port" dev/test/strangers_test.sh 1000
 fi
 if part scripts; then
     builds_for_cpu
@@ -129,6 +130,9 @@ fi
 # the commands of the README where nothing was installed by hand
 if part bare-quickstart; then
     check "bare machine, make quickstart" dev/test/bare_machine.sh 'make quickstart'
+fi
+if part bare-user; then
+    check "bare machine, a new user" dev/test/bare_machine.sh 'make deps && NEW_USER_STEPS=300 bash dev/test/new_user_test.sh'
 fi
 if part bare-test; then
     check "bare machine, make deps && make test" dev/test/bare_machine.sh 'make deps && make test'

@@ -83,7 +83,7 @@ for _ in $(seq 1000); do grep -qs '^step    3/' "$work/lost.0" && break || sleep
 kill -KILL "${pids[2]}"
 for r in 0 1; do
     wait "${pids[r]}"
-    [ $? -eq 75 ] && grep -qE 'rank 2 on gpt-test-1 died, last heard at .* number [0-9]+ of group' "$work/lost.$r"
+    [ $? -eq 75 ] && grep -qE 'rank 2 on gpt-test-1 died or was cut off, last heard at .* number [0-9]+ of group' "$work/lost.$r"
     verdict $? "rank $r names the one lost on the other host: $(tail -n 3 "$work/lost.$r")"
 done
 

@@ -110,7 +110,7 @@ lose() {
     [ "$took" -le $((limit_s * 1000)) ] || bad="$bad the last one took $took ms;"
     # with group, operation and number, its own of the last heartbeat or what waits for it, unless it was lost before
     # there were any; and no other rank is
-    local lost='on [^ ]+ (died|has been silent for [0-9.]+ s|has not advanced)'
+    local lost='on [^ ]+ (died or was cut off|has been silent for [0-9.]+ s|has not advanced)'
     local where=', last heard at .*step [0-9]+, [a-z-]+ number [0-9]+ of group [a-z]+ '
     local at_start="rank $victim $lost, last heard at start-up|lost the connection to rank $victim at start-up"
     grep -qE "rank $victim $lost$where" "$run/log" || { [ -z "$place" ] && grep -qE "$at_start" "$run/log"; } ||

@@ -17,7 +17,7 @@ run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' "${s
 
 # ---- what a run leaves: its options, its data, the program, the machine; and its last state without being asked to
 expect 0 "checkpoint whole/step_00000008" "${run[@]}" --lr 0.002 --seed 7 -o whole
-for part in '"lr": "0.002"' '"seed": "7"' '"train-data": "data/train*.bin"' '"recompute": "gelu"' '"tokens": 10894' \
+for part in '"lr": "0.002"' '"seed": "7"' '"train-data": "data/train*.bin"' '"recompute": "auto"' '"tokens": 10894' \
     '"data/manifest.json": "' '"program": "' '"device": "' '"processes": 1' "\"$(hostname)\": 1" '"after_step": 0'; do
     check "options.json holds $part" grep -qF -- "$part" whole/options.json
 done
@@ -138,6 +138,31 @@ expect 65 "stopped after step 3 of 14" "${launch[@]}" "${bad[@]}" --max-bad-step
 # counted over a cut: 2 before, 1 after
 expect 0 "stopped after step 2 of 14" "${bad[@]}" -o bad-cut --max-bad-steps 3 --stop-after 2
 expect 65 "of 3 steps in a row is not finite: stopped after step 3 of 14" "$train_gpt" --resume -o bad-cut
+
+# One that only the forward pass makes, of finite parameters: fcw of layer 2 of 4 is full of 3.4e38 (bf16 7f7f, fp32
+# 7f7f7f7f). Every layout names it, with the rank that has it; the parameters stay what they are.
+deep=("$train_gpt" --train-data 'data/train*.bin' --val-every 0 "${shape[@]}" --total-batch 256)
+expect 0 "step    1/1" "${deep[@]}" --layers 4 --max-steps 1 --export-llmc overflow.bin
+before=$((384 * 32 + 32 * 32 + 4 * (32 + 32 + 3 * 32 * 32 + 3 * 32 + 32 * 32 + 32 + 32 + 32)))   # up to fcw
+all=$((before + 4 * (4 * 32 * 32 + 4 * 32 + 4 * 32 * 32 + 32) + 32 + 32)) fcw=$((4 * 32 * 32))
+bytes=$((($(stat -c %s overflow.bin) - 1024) / all))   # of an element
+[ $((1024 + bytes * all)) -eq "$(stat -c %s overflow.bin)" ]
+verdict $? "the model file has $all elements of $bytes bytes"
+head -c $((bytes * fcw)) /dev/zero | tr '\0' '\177' |
+    dd of=overflow.bin seek=$((1024 + bytes * (before + 2 * fcw))) oflag=seek_bytes conv=notrunc 2>/dev/null
+names_it() {   # RANKS RANK LAYOUT...
+    local on=${2:+, on rank $2} command=("${deep[@]}")
+    [ "$1" -eq 1 ] || command=("${launch[0]}" -n "$1" "${deep[@]}")
+    expect 0 "not finite, update skipped; first in activation fch of layer 2 (" "${command[@]}" --layers 0 --heads 0 \
+        --channels 0 --model overflow.bin --max-steps 2 --export-llmc after.bin -o "overflow$*" "${@:3}"
+    check "the rank is named (${*:3})" grep -qE "layer 2 \([0-9]+ values\)$on\$" out
+    check "the parameters are as they were (${*:3})" cmp overflow.bin after.bin
+}
+names_it 1 ""
+names_it 2 1 --pp 2
+names_it 4 0 --pp 2 --pp-schedule interleaved --pp-chunks 2 --zero 3 --dp 2 --recompute block
+names_it 2 0 --tp 2
+names_it 2 0 --cp 2
 
 # ---- the same for what tokenize writes
 contents data >before

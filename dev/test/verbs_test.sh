@@ -11,11 +11,13 @@ same() {   # NAME A B
     verdict $? "$1: '$2' and '$3'"
 }
 
-# documents of a line each, so that the model learns where a text ends
-for i in $(seq 1 1500); do echo "{\"text\": \"line $i: the quick brown fox jumps over the lazy dog, at the café\"}"; done >"$work/text.jsonl"
+# documents of a line each, so that the model learns where a text ends; no word comes twice, so that what is learnt does
+# not hang on the last bits of the arithmetic
+for i in $(seq 1 1500); do echo "{\"text\": \"line $i: the quick brown fox jumps over my lazy dog in his café\"}"; done >"$work/text.jsonl"
 "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/text.jsonl" || exit 70
 run --train-data "$work/data/*train*.bin" --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 8 --max-steps 200 \
-    --lr 3e-3 --val-data "$work/data/*val*.bin" --val-every 100 --val-max-batches -1 --sample-every 0 -n 100 -o "$work/run" \
+    --lr 3e-3 --warmup 20 --final-lr-frac 0 --val-data "$work/data/*val*.bin" --val-every 100 --val-max-batches -1 \
+    --sample-every 0 -n 100 -o "$work/run" \
     >"$work/log" || exit 70
 last=$work/run/step_00000200
 
@@ -42,8 +44,8 @@ done 2>/dev/null
 # ---- generate: the same text from every form of the model; streams, ends, seeds
 greedy=(generate --prompt "line 12: the quick" --tokens 100 --temperature 0)
 text=$(run "${greedy[@]}" --model "$last" 2>"$work/err")
-same "what the model has learnt, and where it ends" "$text" "line 12: the quick brown fox jumps over the lazy dog, at the café"
-grep -qE "^a prompt of 18 tokens read in [0-9.]+ s; 48 tokens written, [0-9.]+ tokens/s$" "$work/err"
+same "what the model has learnt, and where it ends" "$text" "line 12: the quick brown fox jumps over my lazy dog in his café"
+grep -qE "^a prompt of 18 tokens read in [0-9.]+ s; 46 tokens written, [0-9.]+ tokens/s$" "$work/err"
 verdict $? "the speed: $(cat "$work/err")"
 [[ "$(run "${greedy[@]}" --model "$last" --stop-at-end 0 2>"$work/err")" = "$text<|endoftext|>line "* ]] && grep -q " 100 tokens written" "$work/err"
 verdict $? "on behind the end of the text: $(cat "$work/err")"
@@ -138,7 +140,7 @@ done
 # ---- and by those others themselves, where they are installed: text and its end
 exact=build/$device-fp32$variant/train_gpt
 [ -x "$exact" ] || exact=$train_gpt
-said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" "the lazy dog, at" 2>&1)
+said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$last" --prompt "line 12: the quick" "line 700" "my lazy dog in" 2>&1)
 case $? in
 69) echo "$said (Hugging Face's generate is not compared)" ;;
 *)

@@ -8,32 +8,39 @@
 
 #include <cstdint>
 
-// One use of cuBLASLt: D = op(A) op(B) + beta C with C = D in memory. cuBLASLt reads matrices column by column, so our
-// row-major matrices are its transposed ones, and each product is asked for as (result)^T = (right)^T (left)^T:
-// A is the weight (or the input, for the weight gradient) and B holds the tokens. Bias and aux have D's type.
+// What may be added to a product, with beta = 1 (else it is 0): nothing, what D holds, or another matrix of D's layout.
+enum class MatmulAddend : std::uint8_t { none, output, another };
+
+// One use of cuBLASLt: D = op(A) op(B) + beta C, and the epilogue, before D is rounded. cuBLASLt reads matrices column
+// by column, so our row-major matrices are its transposed ones, and each product is asked for as (result)^T = (right)^T
+// (left)^T: A is the weight (or the input, for the weight gradient) and B holds the tokens. Bias and aux have D's type.
+// A bias gradient (BGRADB) is overwritten with the sums of op(B)'s columns, whatever beta is.
 struct MatmulRow {
     const char* use;
     cudaDataType_t input, output;
     cublasOperation_t transpose_a, transpose_b;
     cublasLtEpilogue_t epilogue;
-    bool may_accumulate;   // beta may be 1 besides 0; alpha is always 1
+    MatmulAddend addend;   // alpha is always 1
 };
 
 // clang-format off
 inline constexpr MatmulRow matmul_rows[] = {
-    {"forward",                CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       false},
-    {"forward + bias",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          false},
-    {"forward + bias + gelu",  CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, false},
-    {"input gradient",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       true},
-    {"input gradient x gelu'", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         false},
-    {"weight gradient",        CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
-    {"weight gradient",        CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
-    {"forward",                CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       false},
-    {"forward + bias",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          false},
-    {"forward + bias + gelu",  CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, false},
-    {"input gradient",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       true},
-    {"input gradient x gelu'", CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         false},
-    {"weight gradient",        CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       true},
+    {"forward",                CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::none},
+    {"forward + bias",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          MatmulAddend::another},
+    {"forward + bias + gelu",  CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, MatmulAddend::none},
+    {"input gradient",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
+    {"input gradient x gelu'", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         MatmulAddend::none},
+    {"weight gradient",        CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
+    {"weight gradient",        CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
+    {"weight + bias gradient", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB,        MatmulAddend::output},
+    {"weight + bias gradient", CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB,        MatmulAddend::output},
+    {"forward",                CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::none},
+    {"forward + bias",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          MatmulAddend::another},
+    {"forward + bias + gelu",  CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, MatmulAddend::none},
+    {"input gradient",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
+    {"input gradient x gelu'", CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         MatmulAddend::none},
+    {"weight gradient",        CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
+    {"weight + bias gradient", CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB,        MatmulAddend::output},
 };
 // clang-format on
 

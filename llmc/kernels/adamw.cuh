@@ -190,9 +190,13 @@ void adamw_update(const AdamTable<Real, Grad>& table, const AdamStep& step, cuda
     where.reads(table.device_ranges.data(), table.device_ranges.bytes());
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
     for (const AdamRange<Real, Grad>& range : table.ranges) {
+        const std::size_t floats = range.count * sizeof(float);
         where.reads(range.gradient, range.count * sizeof(Grad)).writes(range.parameter, range.count * sizeof(Real));
-        where.writes(range.m, range.count * sizeof(float)).writes(range.v, range.count * sizeof(float));
-        if (range.master) where.writes(range.master, range.count * sizeof(float));
+        where.reads(range.m, floats).writes(range.m, floats).reads(range.v, floats).writes(range.v, floats);
+        if (range.master)
+            where.reads(range.master, floats).writes(range.master, floats);
+        else
+            where.reads(range.parameter, range.count * sizeof(Real));
     }
     const double correction1 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta1), step.step));
     const double correction2 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta2), step.step));

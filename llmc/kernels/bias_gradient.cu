@@ -42,6 +42,11 @@ __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits,
     dbias[column] = static_cast<G>(sum);
 }
 
+__global__ void add_bias_sums_kernel(BiasSums sums) {
+    const int i = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (column < sums.channels[i]) sums.to[i][column] += sums.from[i][column];
+}
+
 }   // namespace
 
 BiasGradientSplits bias_gradient_splits(int M, int N, std::size_t scratch_bytes) {
@@ -78,3 +83,18 @@ void bias_gradient(G* dbias, float* scratch, std::size_t scratch_bytes, const T*
 template void bias_gradient(float*, float*, std::size_t, const float*, const BiasGradientShape&, bool, cudaStream_t);
 template void bias_gradient(float*, float*, std::size_t, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
 template void bias_gradient(bf16*, float*, std::size_t, const bf16*, const BiasGradientShape&, bool, cudaStream_t);
+
+void add_bias_sums(const BiasSums& sums, cudaStream_t stream) {
+    if (sums.count == 0) return;
+    for (int i = 1; i < sums.count; i++) {
+        float* const* const before = sums.to + i;
+        ENSURE(std::find(sums.to, before, *before) == before, "two sums of one bias in one launch, which would race");
+    }
+    const unsigned threads = 256, most = static_cast<unsigned>(*std::max_element(sums.channels, sums.channels + sums.count));
+    Launch where{dim3((most + threads - 1) / threads, static_cast<unsigned>(sums.count)), threads, 0, stream};
+    for (int i = 0; i < sums.count; i++) {
+        const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(sums.channels[i]);
+        where.reads(sums.from[i], bytes).reads(sums.to[i], bytes).writes(sums.to[i], bytes);
+    }
+    launch(add_bias_sums_kernel, where, sums);
+}

@@ -30,3 +30,16 @@ BiasGradientSplits bias_gradient_splits(int M, int N, std::size_t scratch_bytes)
 template <class T, class G>
 void bias_gradient(G* dbias, float* scratch, std::size_t scratch_bytes, const T* dout, const BiasGradientShape& shape,
                    bool accumulate, cudaStream_t stream);
+
+// Gradients of up to four biases of a later micro-batch, made apart, that are to be added to what is there already; no
+// bias twice.
+struct BiasSums {
+    static constexpr int most = 4;
+    float* to[most];
+    const float* from[most];
+    int channels[most];
+    int count = 0;
+};
+
+// to[i] += from[i], each (channels[i]), in one launch.
+void add_bias_sums(const BiasSums& sums, cudaStream_t stream);

@@ -45,19 +45,24 @@ inline void sum_losses(double* total, const float* losses, int n, float scale, b
 // block combines them. The parts are functions of their own so that a vocabulary cut over ranks can combine between
 // them.
 
-constexpr int kClassifierThreads = 512;
+// Where a row fits, the block keeps it in shared memory between the two passes, so that it is read from memory once; each
+// thread reads there what it wrote itself. (Two blocks then fill a multiprocessor.)
+
+constexpr int kClassifierThreads = 1024;
 
 struct SoftmaxPart {
     float max;   // of the logits seen; -FLT_MAX when none was
     float sum;   // of exp(logit - max)
 };
 
-// This thread's share of the first V columns of a row.
+// This thread's share of the first V columns of a row; they are copied to `kept`, unless that is null.
 template <class Real>
-__device__ __forceinline__ SoftmaxPart softmax_part(const Real* logits, int V, Extent extent) {
+__device__ __forceinline__ SoftmaxPart softmax_part(const Real* logits, int V, Extent extent, Real* kept = nullptr) {
     SoftmaxPart part = {-FLT_MAX, 0.0f};
     for (int c = static_cast<int>(threadIdx.x) * 8; c < V; c += static_cast<int>(blockDim.x) * 8) {
-        Vec8<float> x = to_floats(load8(logits, c, extent));
+        const Vec8<Real> piece = load8(logits, c, extent);
+        if (kept) store8(kept, c, extent, piece);
+        Vec8<float> x = to_floats(piece);
         if (c + 8 > V) {
             VECTOR_LOOP
             for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;
@@ -78,13 +83,14 @@ __device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
     return {max, block_sum(part.sum * exp_for<Real>(part.max - max))};
 }
 
-// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss.
+// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss. Columns that
+// count are read where softmax_part has kept them, if it has.
 template <class Real>
 __device__ __forceinline__ void write_logit_gradient(Real* logits, SoftmaxPart softmax, int target, float dloss, int V,
-                                                     Extent extent) {
+                                                     Extent extent, const Real* kept = nullptr) {
     const float scale = dloss / softmax.sum;
     for (int c = static_cast<int>(threadIdx.x) * 8; c < extent.count; c += static_cast<int>(blockDim.x) * 8) {
-        Vec8<float> x = to_floats(load8<Cache::stream>(logits, c, extent));
+        Vec8<float> x = to_floats(kept ? load8(kept, c, extent) : load8<Cache::stream>(logits, c, extent));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
             const float probability = exp_for<Real>(x[k] - softmax.max) * scale;
@@ -95,8 +101,10 @@ __device__ __forceinline__ void write_logit_gradient(Real* logits, SoftmaxPart s
     }
 }
 
-template <class Real>
+template <class Real, bool keeps_row>
 __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Classifier<Real> args, Extent extent) {
+    DYNAMIC_SHARED(Real, row_of_block);
+    Real* const kept = keeps_row ? row_of_block : nullptr;
     // the last rows first: the matmul wrote them last, they may still be in cache
     const std::int64_t row = gridDim.x - 1 - blockIdx.x;
     Real* logits = args.logits + row * args.Vp;
@@ -111,9 +119,9 @@ __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Cl
         return;
     }
     const float target_logit = static_cast<float>(logits[target]);   // the block reductions lie between this and the overwriting
-    const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, args.V, extent));
+    const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part(logits, args.V, extent, kept));
     if (threadIdx.x == 0) args.losses[row] = logf(softmax.sum) + (softmax.max - target_logit);
-    if (gradient) write_logit_gradient(logits, softmax, target, args.dloss, args.V, extent);
+    if (gradient) write_logit_gradient(logits, softmax, target, args.dloss, args.V, extent, kept);
 }
 
 // Enough threads for a row, in whole warps.
@@ -122,18 +130,33 @@ inline dim3 classifier_block(int Vp) {
     return loop_threads(static_cast<unsigned>(threads < kClassifierThreads ? threads : kClassifierThreads));
 }
 
+// Whether a block has so much shared memory, beside what its reductions take.
+inline bool fits_shared_memory(std::size_t bytes) {
+    int device = 0, most = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes + 1024 <= static_cast<std::size_t>(most);   // where dynamic memory begins, beside these
+}
+
 template <class Real>
 void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
     ENSURE(args.V >= 1 && args.Vp >= args.V, "classifier of V=", args.V, " padded to Vp=", args.Vp);
     if (args.rows == 0) return;
-    const std::size_t logit_bytes = sizeof(Real) * args.rows * args.Vp;
-    Launch where{dim3(static_cast<unsigned>(args.rows)), classifier_block(args.Vp), 0, stream};
+    const std::size_t row_bytes = sizeof(Real) * args.Vp, logit_bytes = args.rows * row_bytes;
+    const bool gradient = args.output == ClassifierOutput::loss_and_gradient;
+    const dim3 block = classifier_block(args.Vp);
+    const bool alone = block.x == 1;   // a thread finds what it has just read in its cache
+    const bool keeps_row = gradient && !alone && fits_shared_memory(row_bytes);
+    Launch where{dim3(static_cast<unsigned>(args.rows)), block, keeps_row ? row_bytes : 0, stream};
     where.reads(args.targets, args.rows * sizeof(int)).writes(args.losses, args.rows * sizeof(float));
-    if (args.output == ClassifierOutput::loss)
-        where.reads(args.logits, logit_bytes);
+    where.reads(args.logits, logit_bytes);
+    if (gradient) where.writes(args.logits, logit_bytes);
+    if (gradient && !keeps_row && !alone) where.reads(args.logits, logit_bytes);   // once more
+    const Extent extent = row_extent(args.Vp, args.logits);
+    if (keeps_row)
+        launch(fused_classifier_kernel<Real, true>, where, args, extent);
     else
-        where.writes(args.logits, logit_bytes);
-    launch(fused_classifier_kernel<Real>, where, args, row_extent(args.Vp, args.logits));
+        launch(fused_classifier_kernel<Real, false>, where, args, extent);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -86,11 +86,8 @@ Launch sharded_classifier_launch(const ShardedClassifier<Real>& args, dim3 grid,
     const std::size_t logit_bytes = sizeof(Real) * rows * static_cast<std::size_t>(args.shard.Vp);
     Launch where{grid, block, 0, stream};
     where.reads(args.shard.targets, rows * sizeof(int));
-    if (changes_logits) {
-        where.writes(args.shard.logits, logit_bytes);
-    } else {
-        where.reads(args.shard.logits, logit_bytes);
-    }
+    where.reads(args.shard.logits, logit_bytes);
+    if (changes_logits) where.writes(args.shard.logits, logit_bytes);
     return where;
 }
 

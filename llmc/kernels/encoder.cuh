@@ -184,7 +184,8 @@ void encoder_backward(const EncoderBackward<Real, Grad>& args, cudaStream_t stre
     if (args.groups.groups > 0) {
         Launch where{dim3(static_cast<unsigned>(args.groups.groups), blocks_for(args.C, kGroupColumns)),
                      dim3(32, kGroupWarps), 0, stream};
-        where.reads(args.dout, dout_bytes).writes(args.dwte, sizeof(Grad) * args.V * args.C);
+        const std::size_t dwte_bytes = sizeof(Grad) * args.V * args.C;
+        where.reads(args.dout, dout_bytes).reads(args.dwte, dwte_bytes).writes(args.dwte, dwte_bytes);
         where.reads(args.groups.order, args.groups.positions * sizeof(int));
         where.reads(args.groups.tokens, args.groups.groups * sizeof(int));
         where.reads(args.groups.starts, (args.groups.groups + 1) * sizeof(int));
@@ -195,7 +196,7 @@ void encoder_backward(const EncoderBackward<Real, Grad>& args, cudaStream_t stre
     if (!args.accumulate_wpe) CUDA_CHECK(cudaMemsetAsync(args.dwpe, 0, dwpe_bytes, stream));
     if (args.B == 0 || args.T == 0) return;
     Launch where = elementwise_launch(padded_elements(args.T, args.C), stream);
-    where.reads(args.dout, dout_bytes).writes(args.dwpe, dwpe_bytes);
+    where.reads(args.dout, dout_bytes).reads(args.dwpe, dwpe_bytes).writes(args.dwpe, dwpe_bytes);
     if (args.positions.list) where.reads(args.positions.list, args.T * sizeof(int));
     launch(encoder_backward_wpe_kernel<Real, Grad>, where, args, row_extent(args.C, args.dwpe, args.dout));
 }

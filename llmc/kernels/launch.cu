@@ -116,7 +116,7 @@ void check_launch(const Launch& how, const void* kernel) {
 
 void check_launched(cudaError_t status, const Launch& how, const void* kernel) {
     if (status == cudaSuccess) {
-        if (OperationTimer::watches(how.stream())) OperationTimer::note(how.stream(), name_of(kernel));
+        if (OperationTimer::watches(how.stream())) OperationTimer::note(how.stream(), name_of(kernel), how.bytes());
         return;
     }
     refuse(status, cudaGetErrorString(status), how, name_of(kernel));

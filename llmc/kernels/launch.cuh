@@ -5,8 +5,8 @@
 // throws an Error naming the kernel, the caller's file and line, and the limit. What a kernel does wrong while it runs
 // shows at a later synchronisation, as on a GPU.
 //
-// Launch can also declare what the kernel reads and writes, which the CPU build's checks use (races between streams),
-// and which costs nothing on a GPU:
+// Launch can also declare what the kernel reads and writes: the CPU build's checks use it (races between streams), and
+// its bytes are what the kernel moves by formula (operation_timer.h):
 //     launch(add<float>, Launch{blocks, 256, 0, stream}.writes(out, n * 4).reads(in, n * 4), out, in, n);
 #pragma once
 
@@ -58,6 +58,7 @@ public:
     const char* file() const { return file_; }
     int line() const { return line_; }
     dim3 cluster() const { return cluster_; }
+    std::size_t bytes() const { return bytes_; }   // declared, reads and writes together
     bool overlaps_previous() const { return overlap_previous_; }
 
 #ifdef LAUNCH_ON_HOST
@@ -65,7 +66,8 @@ public:
 #endif
 
 private:
-    Launch& declare([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] bool write) {
+    Launch& declare(const void* pointer, std::size_t bytes, [[maybe_unused]] bool write) {
+        if (pointer) bytes_ += bytes;
 #ifdef LAUNCH_ON_HOST
         if (pointer && bytes > 0) accesses_.push_back({pointer, bytes, write});
 #endif
@@ -79,6 +81,7 @@ private:
     int line_;
     dim3 cluster_{1, 1, 1};
     bool overlap_previous_ = false;
+    std::size_t bytes_ = 0;
 #ifdef LAUNCH_ON_HOST
     std::vector<host::Access> accesses_;
 #endif

@@ -327,6 +327,7 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
     main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
     main.reads(args.mean, args.rows * sizeof(float)).reads(args.rstd, args.rows * sizeof(float));
     main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
+    if (args.accumulate_input) main.reads(args.din, all_bytes);
     with_row_extent(
         args.C,
         [&](auto extent) { launch(layernorm_backward_kernel<Real, Grad, decltype(extent)>, main, args, extent); },

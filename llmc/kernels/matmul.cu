@@ -1,12 +1,18 @@
 #include "llmc/kernels/matmul.h"
 
 #include <algorithm>
-#include <compare>
+#include <array>
+#include <limits>
 #include <map>
+#include <type_traits>
+#include <utility>
 
 #include "llmc/kernels/bias_gradient.h"
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/least_time.h"
+#include "llmc/kernels/matmul_plan.h"
 #include "llmc/kernels/operation_timer.h"
+#include "llmc/kernels/residual.cuh"
 
 namespace {
 
@@ -15,93 +21,27 @@ constexpr cudaDataType_t cuda_type = CUDA_R_32F;
 template <>
 constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 
-void cublas_check(cublasStatus_t status, const std::string& what) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
-    bool no_device = status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ARCH_MISMATCH;
-    throw Error(no_device ? ErrorKind::no_device : ErrorKind::bug,
-                text("cuBLASLt: ", what, " failed: ", cublasLtGetStatusName(status)));
-}
+std::size_t rounded_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// The largest power of two that divides the address, at most what cuBLASLt asks about (256 bytes).
-std::uint32_t alignment_bytes(const void* pointer) {
-    auto address = reinterpret_cast<std::uintptr_t>(pointer);
-    return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
-}
-
-// A matrix as cuBLASLt sees it: `rows` adjacent elements, `cols` times, `ld` elements apart.
-struct Matrix {
-    std::int64_t rows, cols, ld;
-    std::uint32_t alignment;
-    auto operator<=>(const Matrix&) const = default;
-};
-
-Matrix matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
-    return {rows, cols, stride ? stride : rows, alignment_bytes(data)};
-}
-
-// All that a plan depends on.
-struct Problem {
-    std::ptrdiff_t row;   // index into matmul_rows
-    bool accumulate;
-    Matrix a, b, d;
-    std::uint32_t epilogue_alignment;   // of bias and aux
-    auto operator<=>(const Problem&) const = default;
-};
-
-std::string describe(const Problem& p, bool tf32) {
-    const MatmulRow& row = matmul_rows[p.row];
-    auto type = [](cudaDataType_t t) { return t == CUDA_R_32F ? "fp32" : "bf16"; };
-    auto one = [](const char* name, const Matrix& m) {
-        return text(" ", name, "=", m.rows, "x", m.cols, "/", m.ld, "@", m.alignment);
-    };
-    return text(row.use, " ", type(row.input), tf32 ? " as tf32" : "", " -> ", type(row.output),
-                p.accumulate ? " accumulated" : "", one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@",
-                p.epilogue_alignment);
-}
-
-// Owns the descriptors of one problem and the algorithm chosen for it.
-struct Plan {
-    std::string name;
-    std::string refusal;   // why there is no algorithm; empty where there is one
-    cublasLtMatmulDesc_t desc = nullptr;
-    cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
-    cublasLtMatmulAlgo_t algorithm{};
-    std::size_t workspace_bytes = 0;
-
-    Plan() = default;
-    Plan(const Plan&) = delete;
-    Plan& operator=(const Plan&) = delete;
-    ~Plan() {
-        if (d) cublasLtMatrixLayoutDestroy(d);
-        if (b) cublasLtMatrixLayoutDestroy(b);
-        if (a) cublasLtMatrixLayoutDestroy(a);
-        if (desc) cublasLtMatmulDescDestroy(desc);
-    }
-
-    template <class V>
-    void set(cublasLtMatmulDescAttributes_t attribute, const V& value) {
-        cublas_check(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof value), "descriptor of " + name);
-    }
-};
-
-void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const Matrix& m, const std::string& name) {
-    cublas_check(cublasLtMatrixLayoutCreate(layout, type, static_cast<std::uint64_t>(m.rows),
-                                            static_cast<std::uint64_t>(m.cols), m.ld),
-                 "layout of " + name);
-}
+// Behind the workspace: where gradients of biases wait to be added to what there is already.
+std::size_t waiting_begins(const MatmulOptions& options) { return rounded_up(options.workspace_bytes); }
+std::size_t waiting_bytes(const MatmulOptions& options) { return options.workspace_bytes / 32; }
 
 }   // namespace
 
 struct Matmul::Impl {
     MatmulOptions options;
     cublasLtHandle_t handle = nullptr;
-    DeviceBuffer<std::uint8_t> workspace;
-    std::map<Problem, Plan> plans;
+    DeviceBuffer<std::uint8_t> workspace;   // of cuBLASLt and bias_gradient, then what waits
+    BiasSums waiting;
+    std::size_t waiting_used = 0;
+    std::map<MatmulProblem, MatmulPlan> plans;
     std::map<std::string, MatmulAlgorithm> given;   // by name of the problem
     std::vector<std::string> refused;               // of those: why they could not be used
 
     Impl(Arena& arena, MatmulOptions o)
-        : options(o), workspace(arena.allocate<std::uint8_t>("workspace/matmul", o.workspace_bytes)) {
+        : options(o),
+          workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(o) + waiting_bytes(o))) {
         cublas_check(cublasLtCreate(&handle), "start");
     }
     ~Impl() {
@@ -109,11 +49,20 @@ struct Matmul::Impl {
         if (handle) cublasLtDestroy(handle);
     }
 
-    Plan& plan(const Problem& problem, const void* bias, const void* aux);
-    void choose_algorithm(Plan& plan, const Problem& problem);
-    bool take_given_algorithm(Plan& plan);
-    bool try_run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am, const void* b,
-                 const Matrix& bm, const void* bias, const void* aux, bool accumulate, cudaStream_t stream);
+    MatmulPlan& plan(const MatmulProblem& problem, const void* bias, const void* aux);
+    void choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem);
+    double timed(const std::function<void()>& work, cudaStream_t stream) const;
+    void take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
+    cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
+                            cudaStream_t stream) {
+        const float alpha = 1.0f, beta = c != nullptr ? 1.0f : 0.0f;
+        return cublasLtMatmul(handle, plan.desc, &alpha, a, plan.a, b, plan.b, &beta, c != nullptr ? c : d, plan.d, d,
+                              plan.d, &plan.algorithm, workspace.data(), plan.workspace_bytes, stream);
+    }
+    bool take_given_algorithm(MatmulPlan& plan, const MatmulRow& row);
+    bool try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a, const MatmulOperand& am,
+                 const void* b, const MatmulOperand& bm, const void* bias, const void* aux, const void* c,
+                 cudaStream_t stream);
     template <class... Arguments>
     void run(const MatmulRow* row, const Arguments&... arguments) {
         if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);
@@ -123,13 +72,14 @@ struct Matmul::Impl {
         return !std::is_same_v<T, float> || options.fuse_fp32_gelu;
     }
     std::string last_refusal;
+    MatmulPlan* just_timed = nullptr;   // by the last call
 };
 
 // The plan of a problem, made when it is first met. `bias` and `aux` matter only for their alignment, which the
 // heuristic reads off the pointers.
-Plan& Matmul::Impl::plan(const Problem& problem, const void* bias, const void* aux) {
+MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, const void* aux) {
     auto [place, is_new] = plans.try_emplace(problem);
-    Plan& plan = place->second;
+    MatmulPlan& plan = place->second;
     if (!is_new) return plan;
     try {
         const MatmulRow& row = matmul_rows[problem.row];
@@ -149,6 +99,8 @@ Plan& Matmul::Impl::plan(const Problem& problem, const void* bias, const void* a
         create_layout(&plan.a, row.input, problem.a, plan.name);
         create_layout(&plan.b, row.input, problem.b, plan.name);
         create_layout(&plan.d, row.output, problem.d, plan.name);
+        plan.result_bytes = static_cast<std::size_t>((problem.d.cols - 1) * problem.d.ld + problem.d.rows) *
+                            (row.output == CUDA_R_32F ? 4 : 2);
         choose_algorithm(plan, problem);
     } catch (...) {
         plans.erase(place);
@@ -158,25 +110,31 @@ Plan& Matmul::Impl::plan(const Problem& problem, const void* bias, const void* a
 }
 
 // True when there is one and it serves.
-bool Matmul::Impl::take_given_algorithm(Plan& plan) {
+bool Matmul::Impl::take_given_algorithm(MatmulPlan& plan, const MatmulRow& row) {
     auto found = given.find(plan.name);
     if (found == given.end()) return false;
+    if (row.epilogue == CUBLASLT_EPILOGUE_BGRADB && found->second == MatmulAlgorithm{plan.name, {}, 0}) {
+        plan.use = MatmulPlan::Use::apart;
+        return true;
+    }
     std::ranges::copy(found->second.words, plan.algorithm.data);
     cublasLtMatmulHeuristicResult_t result{};
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle, plan.desc, plan.a, plan.b, plan.d, plan.d, &plan.algorithm, &result);
     plan.workspace_bytes = std::max<std::size_t>(result.workspaceSize, found->second.workspace_bytes);
-    if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= workspace.bytes()) return true;
+    if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= options.workspace_bytes) return true;
     refused.push_back(status == CUBLAS_STATUS_SUCCESS ? text(plan.name, ": it needs ", plan.workspace_bytes,
-                                                             " bytes of workspace, there are ", workspace.bytes())
+                                                             " bytes of workspace, there are ", options.workspace_bytes)
                                                       : text(plan.name, ": ", cublasLtGetStatusName(status)));
     given.erase(found);
     return false;
 }
 
-// Takes the algorithm given for this problem, else the first of cuBLASLt's heuristic.
-void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
-    if (take_given_algorithm(plan)) return;
+// Takes the algorithm given for this problem, else the first of cuBLASLt's heuristic, and notes the others that are to
+// be tried. None adds partial sums where the result is: their order would not be fixed, or they would be rounded.
+void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem) {
+    const MatmulRow& row = matmul_rows[problem.row];
+    if (take_given_algorithm(plan, row)) return;
     cublasLtMatmulPreference_t preference = nullptr;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), "preference of " + plan.name);
     std::shared_ptr<void> owner(
@@ -185,45 +143,103 @@ void Matmul::Impl::choose_algorithm(Plan& plan, const Problem& problem) {
         cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
                      "preference of " + plan.name);
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace.bytes()});
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{options.workspace_bytes});
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, problem.a.alignment);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, problem.b.alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, problem.d.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, problem.c_alignment);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.d.alignment);
-    cublasLtMatmulHeuristicResult_t result{};
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    std::array<cublasLtMatmulHeuristicResult_t, 64> found{};   // (nvcc compiles no vector of this unnamed struct)
+    const int most = std::clamp(options.tries, 1, static_cast<int>(found.size()));
     int count = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.d, plan.d,
-                                                           preference, 1, &result, &count);
-    if (status == CUBLAS_STATUS_SUCCESS) status = count == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+                                                           preference, most, found.data(), &count);
+    if (status == CUBLAS_STATUS_SUCCESS) status = count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : found[0].state;
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+        plan.use = MatmulPlan::Use::refused;
         plan.refusal = text("cuBLASLt: heuristic for ", plan.name, " failed: ", cublasLtGetStatusName(status));
         return;
     }
     cublas_check(status, "heuristic for " + plan.name);
-    plan.algorithm = result.algo;
-    plan.workspace_bytes = result.workspaceSize;
+    plan.algorithm = found[0].algo;
+    plan.workspace_bytes = found[0].workspaceSize;
+    // one alone is timed where it may be slower than two operations
+    if (most == 1 || (count == 1 && row.epilogue != CUBLASLT_EPILOGUE_BGRADB)) return;
+    for (const cublasLtMatmulHeuristicResult_t& one : std::span(found).first(static_cast<std::size_t>(count))) {
+        if (one.state == CUBLAS_STATUS_SUCCESS) plan.candidates.push_back({one.algo, one.workspaceSize});
+    }
 }
 
-// False, with nothing done but `last_refusal` said, where cuBLASLt has no algorithm for the problem.
-bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const Matrix& dm, const void* a, const Matrix& am,
-                           const void* b, const Matrix& bm, const void* bias, const void* aux, bool accumulate,
-                           cudaStream_t stream) {
+double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t stream) const {
+    return options.timer ? options.timer(work, stream) : least_seconds(work, stream, 3);
+}
+
+// Multiplies with each of the candidates. What adds to its result adds to other memory meanwhile; where there is none,
+// the heuristic's first stays.
+void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
+                                cudaStream_t stream) {
+    const std::vector<MatmulCandidate> candidates = std::exchange(plan.candidates, {});
+    Arena arena;
+    DeviceBuffer<std::uint8_t> sum;
+    if (c == d) {
+        try {
+            sum = arena.allocate<std::uint8_t>("workspace/matmul tries", plan.result_bytes);
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::no_device) throw;
+            return;
+        }
+        sum.zero(stream);
+        c = d = sum.data();
+    }
+    auto take = [&](const MatmulCandidate& candidate) {
+        plan.algorithm = candidate.algorithm;
+        plan.workspace_bytes = candidate.workspace_bytes;
+    };
+    const MatmulCandidate* fastest = &candidates[0];
+    double least = std::numeric_limits<double>::infinity();
+    for (const MatmulCandidate& candidate : candidates) {
+        take(candidate);
+        cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+        const double seconds = timed(
+            [&] {
+                if (status == CUBLAS_STATUS_SUCCESS) status = multiply(plan, d, a, b, c, stream);
+            },
+            stream);
+        if (status == CUBLAS_STATUS_SUCCESS && seconds < least) least = seconds, fastest = &candidate;
+    }
+    take(*fastest);
+    plan.seconds = least;
+    just_timed = &plan;
+    CUDA_CHECK(cudaStreamSynchronize(stream));   // before `sum` is freed
+}
+
+// `c`, of D's layout, is added: D itself, another matrix or, null, none. False, with nothing done but `last_refusal`
+// said, where cuBLASLt has no algorithm for the problem.
+bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a,
+                           const MatmulOperand& am, const void* b, const MatmulOperand& bm, const void* bias,
+                           const void* aux, const void* c, cudaStream_t stream) {
     ENSURE(row != nullptr, "this matmul is not in matmul_rows");
-    ENSURE(!accumulate || row->may_accumulate, row->use, " cannot accumulate");
+    const bool accumulate = c != nullptr, another = row->addend == MatmulAddend::another;
+    ENSURE(!accumulate || another || (row->addend == MatmulAddend::output && c == d), row->use, " adds no such matrix");
     ENSURE(dm.rows > 0 && dm.cols > 0 && am.rows > 0 && am.cols > 0, row->use, " of an empty matrix");
-    Plan& p = plan({row - matmul_rows, accumulate, am, bm, dm, std::min(alignment_bytes(bias), alignment_bytes(aux))},
-                   bias, aux);
-    if (!p.refusal.empty()) {
+    const std::uint32_t c_alignment = accumulate ? alignment_bytes(c) : dm.alignment;
+    MatmulPlan& p = plan(
+        {row - matmul_rows, accumulate, am, bm, dm, c_alignment, std::min(alignment_bytes(bias), alignment_bytes(aux))},
+        bias, aux);
+    if (p.use != MatmulPlan::Use::algorithm) {
         last_refusal = p.refusal;
         return false;
     }
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
-    const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    cublas_check(cublasLtMatmul(handle, p.desc, &alpha, a, p.a, b, p.b, &beta, d, p.d, d, p.d, &p.algorithm,
-                                workspace.data(), p.workspace_bytes, stream),
-                 p.name);
-    if (OperationTimer::watches(stream)) OperationTimer::note(stream, text("matmul, ", row->use));
+    just_timed = nullptr;
+    if (!p.candidates.empty()) take_fastest(p, d, a, b, c, stream);
+    cublas_check(multiply(p, d, a, b, c, stream), p.name);
+    if (OperationTimer::watches(stream)) {
+        OperationTimer::note(stream, text("matmul, ", row->use, accumulate && another ? " + residual" : ""),
+                             bytes_of(*row, am, bm, dm, accumulate));
+    }
     return true;
 }
 
@@ -248,8 +264,24 @@ void Matmul::forward(T* out, const T* in, const T* weight, const T* bias, const 
     constexpr const MatmulRow* with_bias =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS);
     impl_->run(bias ? with_bias : plain, out, matrix(out, s.N, s.M, s.out_stride), weight,
-               matrix(weight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), bias, nullptr, false,
+               matrix(weight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), bias, nullptr, nullptr,
                stream);
+}
+
+template <class T>
+void Matmul::forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& s,
+                         cudaStream_t stream) {
+    constexpr const MatmulRow* row =
+        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS);
+    ENSURE(s.out_stride == 0 || s.out_stride == s.N, "a residual whose rows have gaps");
+    ENSURE(residual != out, "a residual that the sum would overwrite");
+    if (bias != nullptr &&
+        impl_->try_run(row, out, matrix(out, s.N, s.M, 0), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
+                       matrix(in, s.K, s.M, s.in_stride), bias, nullptr, residual, stream)) {
+        return;
+    }
+    forward(out, in, weight, bias, s, stream);
+    residual_forward(out, residual, out, std::int64_t{s.M} * s.N, stream);
 }
 
 template <class T>
@@ -259,7 +291,7 @@ void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, con
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
     if (impl_->fuses_gelu<T>() &&
         impl_->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
-                       in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, false, stream)) {
+                       in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)) {
         return;
     }
     forward(pre_gelu, in, weight, bias, s, stream);
@@ -274,7 +306,7 @@ void Matmul::input_gradient(T* dinp, const T* dout, const T* weight, const Matmu
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT);
     impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), dout,
-               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate, stream);
+               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dinp : nullptr, stream);
 }
 
 template <class T>
@@ -285,7 +317,7 @@ void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const 
     if (impl_->fuses_gelu<T>() &&
         impl_->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight,
                        matrix(weight, s.K, s.N, s.weight_stride), dout, matrix(dout, s.N, s.M, s.out_stride), nullptr,
-                       pre_gelu, false, stream)) {
+                       pre_gelu, nullptr, stream)) {
         return;
     }
     input_gradient(dinp, dout, weight, s, false, stream);
@@ -300,22 +332,86 @@ void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const Matmu
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT);
     impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), dout,
-               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate, stream);
+               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dweight : nullptr, stream);
+}
+
+template <class T, class G>
+void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& s,
+                                      bool accumulate, cudaStream_t stream) {
+    constexpr const MatmulRow* row =
+        find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB);
+    const std::size_t bytes = rounded_up(sizeof(G) * static_cast<std::size_t>(s.N));
+    const std::size_t room = waiting_bytes(impl_->options);
+    BiasSums& waiting = impl_->waiting;
+    // In one launch each sum is added by threads of its own: two of the same bias would race.
+    const auto all = std::span(waiting.to).first(static_cast<std::size_t>(waiting.count));
+    const bool waits_already = std::ranges::find(all, static_cast<void*>(dbias)) != all.end();
+    if (waits_already || (accumulate && (waiting.count == BiasSums::most || impl_->waiting_used + bytes > room))) {
+        add_bias_gradients(stream);
+    }
+    // A bf16 sum that waits would be rounded twice.
+    const bool may_wait = std::is_same_v<G, float> && bytes <= room;
+    G* const sums =
+        !accumulate
+            ? dbias
+            : reinterpret_cast<G*>(impl_->workspace.data() + waiting_begins(impl_->options) + impl_->waiting_used);
+    // Whether both are made faster apart than by the plan that was just timed: then so from the next call on.
+    auto try_apart = [&](MatmulPlan& together) {
+        Arena arena;
+        DeviceBuffer<G> weight_sums, bias_sums;
+        try {
+            weight_sums = arena.allocate<G>("workspace/matmul tries", together.result_bytes / sizeof(G));
+            bias_sums = arena.allocate<G>("workspace/matmul tries", static_cast<std::size_t>(s.N));
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::no_device) throw;
+            return;
+        }
+        weight_sums.zero(stream);
+        bias_sums.zero(stream);
+        auto apart = [&] {
+            weight_gradient(weight_sums.data(), dout, in, s, accumulate, stream);
+            bias_gradient(bias_sums.data(), dout, s, accumulate, stream);
+        };
+        if (impl_->timed(apart, stream) < together.seconds) together.use = MatmulPlan::Use::apart;
+        CUDA_CHECK(cudaStreamSynchronize(stream));   // before the sums are freed
+    };
+    if ((!accumulate || may_wait) &&
+        impl_->try_run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride),
+                       dout, matrix(dout, s.N, s.M, s.out_stride), sums, nullptr, accumulate ? dweight : nullptr,
+                       stream)) {
+        if (impl_->just_timed != nullptr) try_apart(*impl_->just_timed);
+        if (!accumulate) return;
+        if constexpr (std::is_same_v<G, float>) {
+            const auto last = static_cast<std::size_t>(waiting.count++);
+            waiting.to[last] = dbias, waiting.from[last] = sums, waiting.channels[last] = s.N;
+            impl_->waiting_used += bytes;
+        }
+        return;
+    }
+    bias_gradient(dbias, dout, s, accumulate, stream);
+    weight_gradient(dweight, dout, in, s, accumulate, stream);
+}
+
+void Matmul::add_bias_gradients(cudaStream_t stream) {
+    add_bias_sums(impl_->waiting, stream);
+    impl_->waiting.count = 0;
+    impl_->waiting_used = 0;
 }
 
 template <class T, class G>
 void Matmul::bias_gradient(G* dbias, const T* dout, const MatmulShape& s, bool accumulate, cudaStream_t stream) {
     auto* scratch = reinterpret_cast<float*>(impl_->workspace.data());
-    ::bias_gradient(dbias, scratch, impl_->workspace.bytes(), dout,
+    ::bias_gradient(dbias, scratch, impl_->options.workspace_bytes, dout,
                     BiasGradientShape{s.M, s.N, s.out_stride ? s.out_stride : s.N}, accumulate, stream);
 }
 
 std::vector<MatmulAlgorithm> Matmul::algorithms() const {
     std::map<std::string, MatmulAlgorithm> by_name = impl_->given;
     for (const auto& [problem, plan] : impl_->plans) {
-        if (!plan.refusal.empty()) continue;
-        MatmulAlgorithm algorithm{plan.name, {}, plan.workspace_bytes};
-        std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
+        if (plan.use == MatmulPlan::Use::refused) continue;
+        const bool apart = plan.use == MatmulPlan::Use::apart;
+        MatmulAlgorithm algorithm{plan.name, {}, apart ? 0 : plan.workspace_bytes};
+        if (!apart) std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
         by_name[plan.name] = algorithm;
     }
     std::vector<MatmulAlgorithm> result;
@@ -333,19 +429,24 @@ const std::vector<std::string>& Matmul::refused_algorithms() const { return impl
 std::vector<std::string> Matmul::unfused() const {
     std::vector<std::string> result;
     for (const auto& [problem, plan] : impl_->plans) {
-        if (!plan.refusal.empty()) result.push_back(plan.refusal);
+        if (plan.use == MatmulPlan::Use::refused) result.push_back(plan.refusal);
     }
     return result;
 }
 
-#define INSTANTIATE(T)                                                                                             \
-    template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);             \
-    template void Matmul::forward_gelu(T*, T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);    \
-    template void Matmul::input_gradient(T*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);          \
-    template void Matmul::input_gradient_gelu(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t); \
-    template void Matmul::weight_gradient(float*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);     \
+#define INSTANTIATE(T)                                                                                               \
+    template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);               \
+    template void Matmul::forward_add(T*, const T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t); \
+    template void Matmul::forward_gelu(T*, T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);      \
+    template void Matmul::input_gradient(T*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);            \
+    template void Matmul::input_gradient_gelu(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);   \
+    template void Matmul::weight_gradient(float*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);       \
+    template void Matmul::weight_and_bias_gradient(float*, float*, const T*, const T*, const MatmulShape&, bool,     \
+                                                   cudaStream_t);                                                    \
     template void Matmul::bias_gradient(float*, const T*, const MatmulShape&, bool, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)
 template void Matmul::weight_gradient(bf16*, const bf16*, const bf16*, const MatmulShape&, bool, cudaStream_t);
+template void Matmul::weight_and_bias_gradient(bf16*, bf16*, const bf16*, const bf16*, const MatmulShape&, bool,
+                                               cudaStream_t);
 template void Matmul::bias_gradient(bf16*, const bf16*, const MatmulShape&, bool, cudaStream_t);

@@ -22,6 +22,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,6 +46,11 @@ struct MatmulOptions {
     std::size_t workspace_bytes = std::size_t{32} << 20;   // what cuBLAS recommends for Hopper
     // GELU inside fp32 matmuls. Off: cuBLASLt does not say how exact its tanh is, and fp32 promises 1e-5.
     bool fuse_fp32_gelu = false;
+    // Algorithms that are timed when a problem is first met, of which the fastest is taken; 1: the first that
+    // cuBLASLt's heuristic names, untimed. Which one is the fastest may differ from run to run, and with it last bits.
+    int tries = 1;
+    // Seconds of work on a stream; null: the least of three times between events. Tests plant another.
+    std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
 };
 
 // An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
@@ -70,6 +76,13 @@ public:
     template <class T>
     void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
 
+    // out = residual(M,N) + in weight^T + bias; rows have no gaps, and `out` is not `residual`. Rounded once, but twice
+    // where the residual is added by a kernel of its own: cuBLASLt has no algorithm with it (`unfused` says so), or
+    // `bias` is null.
+    template <class T>
+    void forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
+                     cudaStream_t stream);
+
     // pre_gelu(M,N) = in weight^T + bias, out = gelu(pre_gelu). GELU is a kernel of its own where cuBLASLt has no
     // algorithm with it (`unfused` says so; rows not a multiple of 8 elements apart are such), and in fp32 unless
     // asked.
@@ -93,20 +106,30 @@ public:
     void weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& shape, bool accumulate,
                          cudaStream_t stream);
 
+    // The same, and dbias = sum of dout's rows; with `accumulate`, both +=, but dbias perhaps only in
+    // add_bias_gradients. One pass over dout where cuBLASLt has an algorithm for both (`unfused` says where it has
+    // none); two with `accumulate` in bf16, whose sum would be rounded twice.
+    template <class T, class G>
+    void weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& shape,
+                                  bool accumulate, cudaStream_t stream);
+
+    // Adds what gradients of biases wait for, several in one launch: before anybody reads them.
+    void add_bias_gradients(cudaStream_t stream);
+
     // dbias = sum of dout's rows; with `accumulate`, +=. Of the shape only M, N and out_stride matter.
     template <class T, class G>
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
 
     // The algorithms of all problems met so far, ordered by name; and the same given back, for example from another
-    // rank or a checkpoint: problems named there use the given algorithm, all others ask cuBLASLt's heuristic. So does one whose
+    // rank or a checkpoint: problems named there use the given algorithm, all others choose one. So does one whose
     // given algorithm cuBLASLt refuses here, or that needs more workspace than there is: `refused_algorithms` says
     // which and why, one sentence each, as they are met.
     std::vector<MatmulAlgorithm> algorithms() const;
     void use_algorithms(std::span<const MatmulAlgorithm> algorithms);
     const std::vector<std::string>& refused_algorithms() const;
 
-    // Why matmuls met so far have their GELU in a kernel of its own though it was to be fused: one sentence for each
-    // problem that cuBLASLt has no algorithm for.
+    // Why matmuls met so far have GELU, residual or bias gradient in a kernel of its own though it was to be fused: one
+    // sentence for each problem that cuBLASLt has no algorithm for.
     std::vector<std::string> unfused() const;
 
 private:

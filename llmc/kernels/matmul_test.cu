@@ -95,7 +95,7 @@ constexpr Sizes odd_sizes[] = {{3, 7, 11, 1}, {17, 31, 29, 5}};
 
 MatmulShape shape_of(const Sizes& s) { return {s.M, s.N, s.K, s.N + s.gap, s.K + s.gap, s.K + s.gap}; }
 
-constexpr MatmulOptions fused_gelu{.fuse_fp32_gelu = true};
+const MatmulOptions fused_gelu{.fuse_fp32_gelu = true};
 
 template <class T>
 void check_forward(const Sizes& s, MatmulOptions options = {}) {
@@ -110,6 +110,14 @@ void check_forward(const Sizes& s, MatmulOptions options = {}) {
     for (int i = 0; i < s.M * s.N; i++) expected[static_cast<std::size_t>(i)] += bias.at(0, i % s.N);
     matmul.forward<T>(out.data(), in.data(), weight.data(), bias.data(), shape_of(s), device.stream);
     CHECK(out.error(expected) < tolerance<T>(s.K));
+    if (s.gap == 0) {
+        TestMatrix<T> residual(device, s.M, s.N, 0, 6);
+        std::vector<double> sum = expected;
+        for (int i = 0; i < s.M * s.N; i++) sum[static_cast<std::size_t>(i)] += residual.at(i / s.N, i % s.N);
+        matmul.forward_add<T>(out.data(), residual.data(), in.data(), weight.data(), bias.data(), shape_of(s),
+                              device.stream);
+        CHECK(out.error(sum) < tolerance<T>(s.K));
+    }
     TestMatrix<T> pre_gelu(device, s.M, s.N, s.gap, 5);
     matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(), shape_of(s),
                            device.stream);
@@ -163,6 +171,21 @@ void check_parameter_gradients(const Sizes& s) {
     CHECK(dbias.error(expected) < tolerance<G>(s.M));
     matmul.bias_gradient<T, G>(dbias.data(), dout.data(), shape_of(s), false, device.stream);
     CHECK(dbias.error(sums) < tolerance<G>(s.M));
+
+    auto check_both = [&](bool accumulate, double times) {
+        matmul.weight_and_bias_gradient<T, G>(dweight.data(), dbias.data(), dout.data(), in.data(), shape_of(s),
+                                              accumulate, device.stream);
+        matmul.add_bias_gradients(device.stream);
+        auto scaled = [&](std::vector<double> values) {
+            for (double& value : values) value *= times;
+            return values;
+        };
+        CHECK(dweight.error(scaled(gradient)) < times * tolerance<G>(s.M));
+        CHECK(dbias.error(scaled(sums)) < times * tolerance<G>(s.M));
+    };
+    check_both(false, 1);
+    check_both(true, 2);
+    check_both(true, 3);
 }
 
 template <class Check>
@@ -254,6 +277,33 @@ TEST_CASE("matmul: a bias gradient whose partials fill the workspace") {
         float expected = 0;
         for (int i = 0; i < M; i++) expected += static_cast<float>((i + j) % 7);
         CHECK(sums[static_cast<std::size_t>(j)] == expected);
+    }
+}
+
+TEST_CASE("matmul: gradients of many biases that wait to be added are added once each") {
+    Device device;
+    Matmul matmul(device.arena, MatmulOptions{.workspace_bytes = 1 << 15});   // 1 KiB for those that wait
+    const int M = 8, K = 8, sizes[] = {64, 8, 72, 128, 8, 8, 8, 8, 8, 300};   // the last has no room
+    std::vector<DeviceBuffer<float>> sums;
+    TestMatrix<float> in(device, M, K, 0, 1), dout(device, M, 300, 0, 2), dweight(device, 300, K, 0, 3);
+    for (int step = 0; step < 3; step++) {
+        for (std::size_t i = 0; i < std::size(sizes); i++) {
+            if (step == 0) sums.push_back(device.arena.allocate<float>("test/dbias", 300));
+            matmul.weight_and_bias_gradient<float, float>(dweight.data(), sums[i].data(), dout.data(), in.data(),
+                                                          MatmulShape{M, sizes[i], K, 300}, step > 0, device.stream);
+        }
+        matmul.add_bias_gradients(device.stream);
+    }
+    matmul.add_bias_gradients(device.stream);   // none is left
+    for (std::size_t i = 0; i < std::size(sizes); i++) {
+        const std::vector<float> found = sums[i].download(device.stream);
+        double worst = 0;
+        for (int j = 0; j < sizes[i]; j++) {
+            double sum = 0;
+            for (int m = 0; m < M; m++) sum += 3 * dout.at(m, j);
+            worst = std::max(worst, std::abs(static_cast<double>(found[static_cast<std::size_t>(j)]) - sum));
+        }
+        CHECK(worst < 1e-4);
     }
 }
 

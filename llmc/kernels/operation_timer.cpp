@@ -31,10 +31,10 @@ OperationTimer::~OperationTimer() {
     for (const Mark& m : marks_) cudaEventDestroy(m.event);
 }
 
-void OperationTimer::mark(std::string name) {
+void OperationTimer::mark(std::string name, std::size_t bytes) {
     cudaEvent_t event = nullptr;
     CUDA_CHECK(cudaEventCreate(&event));
-    marks_.push_back({std::move(name), event});
+    marks_.push_back({std::move(name), event, bytes});
     CUDA_CHECK(cudaEventRecord(event, stream_));
 }
 
@@ -42,8 +42,8 @@ bool OperationTimer::watches(cudaStream_t stream) {
     return timer_of_thread != nullptr && timer_of_thread->stream_ == stream;
 }
 
-void OperationTimer::note(cudaStream_t stream, const std::string& name) {
-    if (watches(stream)) timer_of_thread->mark(plain_name(name));
+void OperationTimer::note(cudaStream_t stream, const std::string& name, std::size_t bytes) {
+    if (watches(stream)) timer_of_thread->mark(plain_name(name), bytes);
 }
 
 std::vector<OperationTimer::Total> OperationTimer::totals() {
@@ -52,9 +52,10 @@ std::vector<OperationTimer::Total> OperationTimer::totals() {
     for (std::size_t i = 1; i < marks_.size(); i++) {
         float milliseconds = 0;
         CUDA_CHECK(cudaEventElapsedTime(&milliseconds, marks_[i - 1].event, marks_[i].event));
-        Total& total = by_name.try_emplace(marks_[i].name, Total{marks_[i].name, 0, 0}).first->second;
+        Total& total = by_name.try_emplace(marks_[i].name, Total{marks_[i].name, 0, 0, 0}).first->second;
         total.seconds += 1e-3 * static_cast<double>(milliseconds);
         total.calls++;
+        total.bytes += static_cast<double>(marks_[i].bytes);
     }
     std::vector<Total> totals;
     for (auto& [name, total] : by_name) totals.push_back(std::move(total));

@@ -1,4 +1,5 @@
-// Where a stream's time goes: the time of every operation that the program asks for, on a GPU and on a CPU alike.
+// Where a stream's time goes: the time of every operation that the program asks for, on a GPU and on a CPU alike, and the
+// bytes it moves by formula.
 //
 // While an OperationTimer lives, launch(), Matmul and the library's attention record an event after each operation on
 // its stream. An operation's time is the time between its event and the one before: the times add up to the time from
@@ -20,6 +21,7 @@ public:
         std::string name;   // a kernel without its template arguments, or what the library was asked for
         double seconds;
         int calls;
+        double bytes;   // by formula: every operand moved once; of a library's attention unknown, 0
     };
 
     explicit OperationTimer(cudaStream_t stream);
@@ -33,14 +35,15 @@ public:
     // For launch() and the wrappers of libraries: whether a timer of this thread watches the stream, and to tell it of
     // an operation that was just asked for.
     static bool watches(cudaStream_t stream);
-    static void note(cudaStream_t stream, const std::string& name);
+    static void note(cudaStream_t stream, const std::string& name, std::size_t bytes = 0);
 
 private:
     struct Mark {
         std::string name;
         cudaEvent_t event;
+        std::size_t bytes;
     };
-    void mark(std::string name);
+    void mark(std::string name, std::size_t bytes = 0);
 
     cudaStream_t stream_;
     OperationTimer* outer_;   // the timer of this thread before this one

@@ -35,6 +35,8 @@ TEST_CASE("operation timer: every operation by name, and their times add up to t
     REQUIRE(products != nullptr);
     CHECK(fills->calls == 3);
     CHECK(products->calls == 1);
+    CHECK(fills->bytes == 3.0 * 4 * n);
+    CHECK(products->bytes == 3.0 * 4 * 64 * 64);   // two are read, one is written
     CHECK(fills->seconds > 0);
     CHECK(products->seconds > 0);
     CHECK(fills->seconds + products->seconds <= whole.count());

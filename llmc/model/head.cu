@@ -12,6 +12,14 @@ void CutPoints::gather_logits(floatX*, const floatX*, int, cudaStream_t) {
     ENSURE(false, "one device has all logits: there is nothing to gather");
 }
 
+int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size) {
+    const std::int64_t bytes = std::int64_t{9} << 28;   // 64 x 1024 tokens of GPT-2 are three chunks in bf16
+    const int multiple = 128;
+    const auto fit = static_cast<int>(bytes / (padded_vocab_size * static_cast<std::int64_t>(sizeof(floatX))));
+    const int most = std::max(fit / multiple * multiple, multiple), chunks = ceil_div(rows, most);
+    return std::min(rows, ceil_div(ceil_div(rows, chunks), multiple) * multiple);
+}
+
 Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows)
     : tools_(tools),
       parameters_(parameters),

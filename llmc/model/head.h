@@ -5,6 +5,10 @@
 #include "llmc/model/batch.h"
 #include "llmc/model/cut_points.h"
 
+// Rows of logits that exist at once when the user does not say: `rows` in as few even chunks as keep them within 2.25
+// GiB (each after the first reads and writes the classifier's whole gradient again), a multiple of 128.
+int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size);
+
 class Head {
 public:
     // `chunk_rows`: rows of logits that exist at once.

@@ -84,6 +84,10 @@ public:
     void forward(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
+    // The same, and `residual` (rows, out) added: not of a layer cut by columns, whose parts of a sum are added first.
+    void forward_add(floatX* out, const floatX* residual, const floatX* in, int rows, cudaStream_t stream) const {
+        matmul_.forward_add<floatX>(out, residual, in, weight_, bias_, shape(rows), stream);
+    }
     void forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), stream);
     }
@@ -99,12 +103,14 @@ public:
     template <class G>
     void backward_weight(Gradients<G>& gradients, const floatX* dout, const floatX* in, int rows,
                          cudaStream_t stream) const {
-        if (bias_kind_) {
-            const auto dbias = gradients.next(*bias_kind_, layer_);
-            matmul_.bias_gradient<floatX, G>(dbias.data, dout, shape(rows), dbias.accumulate, stream);
-        }
         const auto dweight = gradients.next(weight_kind_, layer_);
-        matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate, stream);
+        if (!bias_kind_) {
+            return matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate, stream);
+        }
+        const auto dbias = gradients.next(*bias_kind_, layer_);
+        ENSURE(dbias.accumulate == dweight.accumulate, "a bias whose gradient is made more often than its weight's");
+        matmul_.weight_and_bias_gradient<floatX, G>(dweight.data, dbias.data, dout, in, shape(rows), dweight.accumulate,
+                                                    stream);
     }
 
 private:

@@ -7,13 +7,6 @@
 
 namespace {
 
-// Rows of logits that exist at once when the user does not say: a multiple of 128 that keeps them within half a GiB.
-int default_classifier_rows(std::int64_t padded_vocab_size) {
-    const std::int64_t bytes = std::int64_t{512} << 20, multiple = 128;
-    const std::int64_t rows = bytes / (padded_vocab_size * static_cast<std::int64_t>(sizeof(floatX)));
-    return static_cast<int>(std::max(rows / multiple * multiple, multiple));
-}
-
 void check_options(const ModelConfig& config, const StageOptions& options) {
     if (options.B < 1) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " sequences"),
@@ -70,8 +63,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 
     sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T, options.ulysses);
     max_rows_ = sizes_.rows();
-    int classifier_rows = options.classifier_rows > 0 ? options.classifier_rows : default_classifier_rows(sizes_.Vp);
-    classifier_rows = std::min(classifier_rows, max_rows_);
+    const int classifier_rows =
+        options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_) : classifier_chunk_rows(max_rows_, sizes_.Vp);
     max_layers_ = 0;
     bool head = false;
     for (const Chunk& chunk : options_.chunks) {
@@ -239,14 +232,19 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const std::size_t blocks = blocks_of(chunk_index);
     if (place.what.embedding) use([&] { embedding_->forward(a.residual[0], batch); });
+    if (show_ && place.what.embedding) show_(table().embedding_unit(), "encoded", a.residual[0], border_elements());
     for (std::size_t i = 0; i < blocks; i++) {
         use([&] { blocks_[place.first_block + i].forward(a.residual[i + 1], a.residual[i], a.blocks[i]); });
+        if (show_)
+            show_block(static_cast<int>(place.what.layers.begin + static_cast<std::int64_t>(i)), a.blocks[i],
+                       a.residual[i + 1]);
     }
     if (!place.what.head || purpose == Purpose::training) return;
     use([&] {
         if (purpose == Purpose::loss) head_->loss(a.residual[blocks], batch);
         if (purpose == Purpose::logits) head_->final_layernorm(a.residual[blocks]);
     });
+    if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), border_elements());
 }
 
 // A flight ends where nobody needs its activations, nor the gradient that it hands on.

@@ -14,6 +14,7 @@
 // asynchronous on one stream, and deterministic.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,7 +43,7 @@ struct StageOptions {
     AttentionKind attention = AttentionKind::auto_;
     Recompute recompute = Recompute::none;
     int gelu_fusion = 2;       // as in StageTools
-    int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most half a GiB
+    int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
     MatmulOptions matmul = {};
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else
@@ -96,6 +97,8 @@ public:
 
     AttentionKind attention() const { return attention_->chosen(); }   // never auto_
     bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known
+    // Why the library cannot serve micro-batches of the present shape; empty where it can.
+    std::string library_attention_refusal() const { return attention_->refusal(sizes_.attention()); }
     // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
     // stream. Error(no_device) where there is none or no room; then it is our own.
     void use_attention(AttentionKind kind);
@@ -168,6 +171,13 @@ public:
     Border& input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
+    // ---- looking at activations (stage_show.cu)
+
+    // Of the forward passes from now on, who is shown each activation when all that makes it is queued: on the device,
+    // as many values, of a unit of the table. It may wait for the stream. Empty: nobody.
+    using Show = std::function<void(int unit, const char* name, const floatX* values, std::int64_t count)>;
+    void show_activations(Show show) { show_ = std::move(show); }
+
     // Lines for people: sets of activations, borders and what delayed gradients need, as the schedule asks for them.
     std::string memory_by_schedule() const;
 
@@ -206,6 +216,7 @@ private:
     void take_input(int chunk_index, int micro_batch, Purpose purpose);
     void take_output_gradient(int chunk_index, int micro_batch);
     void land(int chunk_index, int micro_batch, bool activations_are_done);
+    void show_block(int layer, const BlockActivations& a, const floatX* out) const;
     template <class G>
     void backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss);
     // Work that reads the parameters of the next entry of the pass.
@@ -219,7 +230,8 @@ private:
         if (hooks_) hooks_->gradients_begin(slot);
     }
     template <class G>
-    void gradients_ready(Gradients<G>& gradients, int slot) const {
+    void gradients_ready(Gradients<G>& gradients, int slot) {
+        matmul_.add_bias_gradients(stream_);
         gradients.unit_ready(slot);
         if (hooks_) hooks_->gradients_ready(slot);
     }
@@ -233,6 +245,7 @@ private:
     ModelState<floatX> parameters_, unsharded_;
     std::optional<AnyGradients> gradients_;
     UnitHooks* hooks_ = nullptr;
+    Show show_;
     RankSizes sizes_;
     int max_rows_;     // B x T that there is room for
     int max_layers_;   // of a chunk

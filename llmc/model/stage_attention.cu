@@ -1,37 +1,7 @@
 // Own attention or the library's: taking one, and finding the faster one.
-#include <algorithm>
-
 #include "llmc/kernels/init.cuh"
+#include "llmc/kernels/least_time.h"
 #include "llmc/model/stage.h"
-
-namespace {
-
-class Event {
-public:
-    Event() { CUDA_CHECK(cudaEventCreate(&event)); }
-    ~Event() { cudaEventDestroy(event); }
-    Event(const Event&) = delete;
-    cudaEvent_t event = nullptr;
-};
-
-// Milliseconds of the fastest of a few calls, after one that warms up (library plans are made then).
-template <class Call>
-float fastest_ms(Call call, cudaStream_t stream, int calls = 5) {
-    const Event begin, end;
-    float fastest = 0;
-    for (int i = 0; i <= calls; i++) {
-        CUDA_CHECK(cudaEventRecord(begin.event, stream));
-        call();
-        CUDA_CHECK(cudaEventRecord(end.event, stream));
-        CUDA_CHECK(cudaEventSynchronize(end.event));
-        float milliseconds = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
-        fastest = i <= 1 ? milliseconds : std::min(fastest, milliseconds);
-    }
-    return fastest;
-}
-
-}   // namespace
 
 void Stage::use_attention(AttentionKind kind) {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -56,16 +26,16 @@ Stage::FasterAttention Stage::faster_attention() {
     auto measure = [&](AttentionKind kind) {
         Arena scratch;
         const AttentionChoice<floatX> attention(kind, shape, scratch);
-        return fastest_ms(
+        return least_seconds(
             [&] {
                 attention.forward(blocks_[0].attention_forward(a), stream_);
                 attention.backward(blocks_[0].attention_backward(workspace_->rows_3c.data(), a), stream_);
             },
-            stream_);
+            stream_, 5);
     };
-    const float own_ms = measure(AttentionKind::own);
+    const double own_s = measure(AttentionKind::own);
     try {
-        return {own_ms < measure(AttentionKind::library) ? AttentionKind::own : AttentionKind::library, ""};
+        return {own_s < measure(AttentionKind::library) ? AttentionKind::own : AttentionKind::library, ""};
     } catch (const Error& error) {   // own attention serves without what the library wants
         if (error.kind() != ErrorKind::no_device) throw;
         CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -82,7 +52,7 @@ std::optional<RingTimes> Stage::time_ring() {
     if (!step) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     constexpr int calls = 2;
-    const float block_ms = fastest_ms(step->block, stream_, calls),
-                hop_ms = fastest_ms(step->hop, step->traffic, calls);
-    return RingTimes{1e-3 * static_cast<double>(hop_ms), 1e-3 * static_cast<double>(block_ms)};
+    const double block_s = least_seconds(step->block, stream_, calls),
+                 hop_s = least_seconds(step->hop, step->traffic, calls);
+    return RingTimes{hop_s, block_s};
 }

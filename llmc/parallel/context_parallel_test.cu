@@ -216,7 +216,7 @@ TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept 
         Case c{cp, u, 48};
         c.NH = 8;
         const Inputs inputs(c);
-        on_ranks(MeshShape{1, 1, cp, 1}, [&](TestRank& me) {
+        on_ranks(MeshShape{1, 1, cp, 1}, [&, cp = cp, u = u](TestRank& me) {
             RankOfCase rank(c, me.world, me.arena, me.stream);
             rank.run(inputs);
             auto sent = [](const Communicator* group) { return group ? group->traffic().total() : 0.0; };

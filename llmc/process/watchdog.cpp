@@ -191,7 +191,7 @@ struct Watchdog::Impl {
         bool timed_out = false;
         std::optional<std::string> message = peer.socket.receive(options.silence_seconds, &timed_out);
         if (!message || message->empty()) {
-            declare_lost(rank, timed_out ? silent() : "died");
+            declare_lost(rank, timed_out ? silent() : "died or was cut off");
             return;
         }
         peer.heard = clock;

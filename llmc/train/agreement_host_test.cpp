@@ -210,3 +210,53 @@ TEST_CASE("trainer: a signal after any record of three ranks, and the resumed ru
     }
     CHECK(in_the_midst >= 4);
 }
+
+TEST_CASE("trainer: --check-replicas K ends the run within K steps of a bit that flips, with rank and tensor named") {
+    TemporaryFolder folder;
+    std::vector<std::uint32_t> ids;
+    for (std::uint32_t i = 0; i < 3000; i++) ids.push_back(i * i % vocab);
+    write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
+    for (int ranks : {2, 3}) {
+        for (int every : {0, 3}) {
+            const std::string output = folder / text(ranks, " ranks, every ", every);
+            real_files().make_folders(output);
+            on_ranks(ranks, [&](TestRank& me) {
+                Options options;
+                options.layers = 2, options.heads = 2, options.channels = 32, options.seq_len = T;
+                options.micro_batch = 3, options.total_batch = 18 * T, options.max_steps = 7;
+                options.val_every = options.sample_every = 0, options.output_dir = output;
+                options.check_replicas = every;
+                fit_to_ranks(options, ranks);
+                Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, 0), me.arena, me.stream);
+                model.initialize(options.seed);
+                Step step(model, {}, me.arena, groups_of(me));
+                // in the exponent of a moment, from 0 to 2: parameters would get their masters' values
+                if (me.rank() == 1) {
+                    const float flipped = 2;
+                    CUDA_CHECK(cudaMemcpyAsync(tensors_of(step).m.tensor(Param::ln1w, 1), &flipped, sizeof flipped,
+                                               cudaMemcpyHostToDevice, me.stream));
+                    wait_for(me.stream);
+                }
+                const TokenSet tokens(real_files(), "--train-data", folder / "tokens.bin", T, vocab);
+                const StopSignals signals;
+                const Log log(false);
+                Metrics metrics(real_files(), me.rank() == 0 ? output : "");
+                Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
+                                 nullptr, "", options.max_steps, 0.0, groups_of(me), &me.world});
+                std::string said = "nothing";
+                try {
+                    trainer.run();
+                } catch (const Error& error) {
+                    me.require(error.kind() == ErrorKind::resumable, "exit code: ", error.what());
+                    said = error.what();
+                }
+                const std::string expected = every == 0 ? "nothing"
+                                             : ranks == 2
+                                                 ? "after step 3 ranks 0, 1 should have the same m h.1.ln_1.weight"
+                                                 : "after step 3 rank 1 has another m h.1.ln_1.weight than ranks 0, 2";
+                me.require(said.find(expected) != std::string::npos, "said: ", said);
+            });
+            CHECK(list_checkpoints(real_files(), output).size() == (every == 0 ? 1 : 0));   // none with the bit in it
+        }
+    }
+}

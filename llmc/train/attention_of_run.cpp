@@ -49,7 +49,9 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
         const std::string why_not = take_on_all(model, earlier, world);
         return why_not.empty() ? "" : "another attention than before: " + why_not;
     }
-    return model.attention_is_open() ? take_faster_attention(model, world) : "";
+    if (model.attention_is_open()) return take_faster_attention(model, world);
+    if (model.attention() == AttentionKind::library) return "";
+    return "own attention is used, because the library cannot serve: " + model.library_attention_refusal();
 }
 
 std::string doubt_about_ring(Stage& model, World& world) {

@@ -13,7 +13,8 @@
 
 // `earlier`: what the run to be resumed used; auto_ where there is none. Collective.
 // Returns an empty string, or a warning: that the earlier one is not used (the library is missing here), so that
-// results will differ in the last bits, or that the library fails here, so that nothing was compared.
+// results will differ in the last bits, that the library cannot serve, and why, or that it fails here, so that nothing was
+// compared.
 std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);
 
 // A warning where hops of a ring take longer than the attention that they are to hide behind, as this rank measures it

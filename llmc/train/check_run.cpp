@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -19,9 +18,9 @@
 #include "llmc/kernels/self_check.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/link_speed.h"
-#include "llmc/process/sockets.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/memory_plan.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
 #include "llmc/train/step_trace.h"
@@ -188,6 +187,7 @@ std::string RunCheck::find_model_and_checkpoint() {
         if (!checkpoint_.empty()) after_step_ = std::stoi(checkpoint_.substr(checkpoint_.rfind('_') + 1));
     }
     model_ = find_model(options_, checkpoint_, world_, log_);
+    if (!options_.recompute) options_.recompute = recompute_that_fits(options_, model_.config, world_);
     return describe(model_.config);
 }
 
@@ -257,12 +257,8 @@ bool RunCheck::check_memory() {
     std::size_t own = 0, free_bytes = 0, all_bytes = 0;
     std::string device, table;
     try {
-        int devices = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-        CUDA_CHECK(cudaGetDeviceCount(&devices));
-        const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");   // may be another one for each rank
-        device =
-            text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world_.place().local_rank % devices);
+        device = own_device(world_);
         Arena counted = Arena::counting();
         Model model(*this, counted, AttentionKind::auto_);
         model.step.emplace(model.stage, options_, counted, model.groups);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
@@ -27,14 +28,33 @@ void download_pieces(const ModelState<T>& state, const TensorPlace& place, cudaS
 }
 
 template <class T>
-std::size_t not_finite(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream) {
+std::size_t not_finite(const std::vector<T>& values) {
+    return static_cast<std::size_t>(
+        std::count_if(values.begin(), values.end(), [](T value) { return !std::isfinite(static_cast<float>(value)); }));
+}
+
+template <class T>
+std::size_t not_finite(const T* values, std::int64_t count, cudaStream_t stream) {
     std::size_t found = 0;
-    download_pieces(state, place, stream, [&](const std::vector<T>& values, std::size_t) {
-        found += static_cast<std::size_t>(std::count_if(
-            values.begin(), values.end(), [](T value) { return !std::isfinite(static_cast<float>(value)); }));
-    });
+    std::vector<T> piece;
+    for (auto left = static_cast<std::size_t>(count); left > 0; left -= piece.size(), values += piece.size()) {
+        piece.resize(std::min(piece_elements, left));
+        CUDA_CHECK(cudaMemcpyAsync(piece.data(), values, piece.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        wait_for(stream);
+        found += not_finite(piece);
+    }
     return found;
 }
+
+template <class T>
+std::size_t not_finite(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream) {
+    std::size_t found = 0;
+    download_pieces(state, place, stream,
+                    [&](const std::vector<T>& values, std::size_t) { found += not_finite(values); });
+    return found;
+}
+
+std::string of_layer(int layer) { return layer < 0 ? "" : text(" of layer ", layer); }
 
 template <class T>
 std::string first_of(const ModelState<T>& state, const char* what, bool backwards, cudaStream_t stream) {
@@ -49,8 +69,7 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
         const std::size_t found = not_finite(state, place, stream);
         if (found == 0) continue;
         const ParamInfo& info = table[place.param];
-        const std::string layer = info.layer < 0 ? "" : text(" of layer ", info.layer);
-        return text(order(place), " ", what, " ", info.name, layer, " (", found, " values)");
+        return text(order(place), " ", what, " ", info.name, of_layer(info.layer), " (", found, " values)");
     }
     return "";
 }
@@ -99,15 +118,46 @@ std::string list(const std::vector<std::size_t>& ranks) {
 
 }   // namespace
 
-std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream) {
+std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream,
+                             const std::string& activation) {
     const std::string parameter = first_of(tensors.parameters, "parameter", false, stream);
     if (!parameter.empty()) return parameter;
+    if (!activation.empty()) return activation;
     return std::visit([&](auto& held) { return first_of(held.kept(), "the gradient of", true, stream); }, gradients);
+}
+
+std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, int micro_batches) {
+    Stage& stage = step.stage();
+    const ParamTable& table = stage.table();
+    const int behind_parameters = table.units() * table.size();
+    int last_unit = -1, place = 0, first = INT_MAX;   // the place of an activation in its unit
+    std::string result;
+    auto look = [&](int unit, const char* name, const auto* values, std::int64_t count) {
+        place = unit == std::exchange(last_unit, unit) ? place + 1 : 0;
+        const int order = behind_parameters + 16 * unit + place;
+        if (order >= first) return;
+        const std::size_t found = not_finite(values, count, stage.stream());
+        if (found == 0) return;
+        first = order;
+        const int layer = table.is_layer(unit) ? unit - table.layer_unit(0) : -1;
+        result = text(order, " activation ", name, of_layer(layer), " (", found, " values)");
+    };
+    const struct Showing {
+        Stage& stage;
+        ~Showing() { stage.show_activations({}); }
+    } showing{stage};
+    stage.show_activations(look);
+    for (int i = 0; i < micro_batches; i++) {
+        last_unit = -1;
+        step.forward([&](int, auto tokens, auto targets) { read(i, tokens, targets); }, Purpose::loss);
+        if (stage.has_head()) look(table.head_unit(), "losses", stage.losses(), stage.tokens());
+    }
+    return result;
 }
 
 std::string earliest(const std::vector<std::string>& by_rank) {
     long first = LONG_MAX;
-    std::string result = "no parameter and no gradient has such a value";
+    std::string result = "no parameter, activation or gradient has such a value";
     for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
         char* end = nullptr;
         const long order = std::strtol(by_rank[rank].c_str(), &end, 10);

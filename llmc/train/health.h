@@ -5,13 +5,18 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/stage.h"
 #include "llmc/train/state_tensors.h"
+#include "llmc/train/step.h"
 
 // Which tensor of this rank first has a value that is not finite, after a step whose loss or norm is not: parameters in
-// the order of the forward pass, then gradients in that of the backward pass, so that what spread from it comes later.
-// "<order> <words>", for earliest(); empty: none.
-std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream);
+// the order of the forward pass, then `activation`, then gradients in the order of the backward pass, so that what
+// spread from it comes later. "<order> <words>", for earliest(); empty: none.
+std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream,
+                             const std::string& activation = "");
+
+// The same of activations: makes the forward passes of a step's micro-batches again, and looks at what each layer
+// makes, the losses last. Of several micro-batches the first layer counts. Collective: every rank makes its own.
+std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, int micro_batches);
 
 // The words of what comes first, of everyone's first_not_finite() by rank, and which rank it is; or that all are
 // finite.

@@ -176,7 +176,7 @@ private:
         result.T = o.seq_len;
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
-        result.recompute = o.recompute;
+        result.recompute = o.recompute.value_or(Recompute::gelu);
         add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
         result.cut_points = cut_points;

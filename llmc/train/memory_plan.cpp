@@ -1,13 +1,21 @@
 #include "llmc/train/memory_plan.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
+#include "llmc/process/sockets.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/part_options.h"
 
 namespace {
+
+constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
 
 ModelConfig model_of(const Options& o) {
     if (o.layers == 0 && !is_descriptor(o.model)) {
@@ -23,9 +31,10 @@ ModelConfig model_of(const Options& o) {
     return config;
 }
 
-Arena counted(const Options& options, const ModelConfig& config, const MeshShape& mesh, int pipeline_stage,
-              cudaStream_t stream) {
-    StageOptions of_stage = stage_options(options, mesh, {pipeline_stage, 0, 0, 0});
+Arena counted(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
+              Recompute recompute, cudaStream_t stream) {
+    options.recompute = recompute;
+    StageOptions of_stage = stage_options(options, mesh, at);
     of_stage.attention = AttentionKind::auto_;   // what a library takes is known only where it runs
     add_pipeline(of_stage, options, config);
     Arena arena = Arena::counting();
@@ -45,15 +54,65 @@ std::string memory_plan(const Options& asked) {
     const ModelConfig config = model_of(options);
     check_model_fits(options, config);
     OwnedStream stream;
-    Arena most;
-    int at = 0;
-    for (int stage = 0; stage < mesh.pp; stage++) {
-        const Arena arena = counted(options, config, mesh, stage, stream.get());
-        if (arena.bytes() <= most.bytes()) continue;
-        most = arena;
-        at = stage;
-    }
+    auto of_fullest_stage = [&](Recompute recompute) {
+        std::pair<Arena, int> most;
+        for (int stage = 0; stage < mesh.pp; stage++) {
+            Arena arena = counted(options, config, mesh, {stage, 0, 0, 0}, recompute, stream.get());
+            if (stage == 0 || arena.bytes() > most.first.bytes()) most = {std::move(arena), stage};
+        }
+        return most;
+    };
+    const auto [arena, at] = of_fullest_stage(options.recompute.value_or(Recompute::none));
     const std::string whose = mesh.pp > 1 ? text(", of pipeline stage ", at, ", which takes most") : std::string();
-    return text("memory of one of ", mesh.size(), " ranks", whose, ":\n", most.table(),
+    std::string levels;
+    if (!options.recompute) {
+        levels = "  this is with --recompute none;";
+        for (const Recompute level : kLevels) {
+            if (level == Recompute::none) continue;
+            levels += formatted("%s %s: %.2f MiB", level == Recompute::gelu ? "" : ",", name_of(level),
+                                static_cast<double>(of_fullest_stage(level).first.bytes()) / (1 << 20));
+        }
+        levels += "\n";
+    }
+    return text("memory of one of ", mesh.size(), " ranks", whose, ":\n", arena.table(), levels,
                 "  not counted: what ranks exchange through, a library's attention, samples, checkpoints\n");
+}
+
+std::string own_device(const World& world) {
+    int devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");   // may be another one for each rank
+    return text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world.place().local_rank % devices);
+}
+
+Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world) {
+    std::size_t free_bytes = 0, all_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    OwnedStream stream;
+    std::string own = text(all_bytes);
+    for (const Recompute level : kLevels) {
+        own += text(" ", counted(options, config, world.mesh(), world.at(), level, stream.get()).bytes());
+    }
+    struct Device {
+        double bytes = 0, taken[std::size(kLevels)] = {};
+    };
+    std::map<std::string, Device> devices;
+    for (const std::string& rank : world.gather_text(own + " " + own_device(world))) {
+        std::istringstream words(rank);
+        double bytes = 0, taken[std::size(kLevels)] = {};
+        std::string name;
+        words >> bytes;
+        for (double& level : taken) words >> level;
+        std::getline(words, name);
+        Device& device = devices[name];
+        device.bytes = bytes;
+        for (std::size_t i = 0; i < std::size(kLevels); i++) device.taken[i] += taken[i];
+    }
+    for (std::size_t i = 0; i < std::size(kLevels); i++) {
+        const bool fits = std::all_of(devices.begin(), devices.end(), [&](const auto& device) {
+            return device.second.taken[i] <= 0.9 * device.second.bytes;
+        });
+        if (fits) return kLevels[i];
+    }
+    return Recompute::block;
 }

@@ -18,10 +18,15 @@ const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
                                        {"library", AttentionKind::library},
                                        {"own-sm90", AttentionKind::own_sm90}};
 const Names<DType> kGradDtypes{{"fp32", DType::fp32}, {"bf16", DType::bf16}};
-const Names<Recompute> kRecomputes{
-    {"none", Recompute::none},   {"gelu", Recompute::gelu}, {"gelu+norm", Recompute::gelu_norm},
-    {"block", Recompute::block}, {"0", Recompute::none},    {"1", Recompute::gelu},
-    {"2", Recompute::gelu_norm}, {"3", Recompute::block}};
+const Names<std::optional<Recompute>> kRecomputes{{"auto", std::nullopt},
+                                                  {"none", Recompute::none},
+                                                  {"gelu", Recompute::gelu},
+                                                  {"gelu+norm", Recompute::gelu_norm},
+                                                  {"block", Recompute::block},
+                                                  {"0", Recompute::none},
+                                                  {"1", Recompute::gelu},
+                                                  {"2", Recompute::gelu_norm},
+                                                  {"3", Recompute::block}};
 const Names<InitMethod> kInits{
     {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
 const Names<PipelineKind> kPipelines{{"1f1b", PipelineKind::one_f_one_b},
@@ -175,8 +180,13 @@ void add_numerics_options(CLI::App& app, Options& o) {
                     "keep fp32 copies of bf16 weights; 0: stochastic rounding; fp32 builds have neither");
     numerics.number("--gelu-fusion", o.gelu_fusion, 0, 2,
                     "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too");
-    numerics.choice("--recompute,-r", o.recompute, kRecomputes, "what backward computes again instead of storing it")
-        ->type_name("none|gelu|gelu+norm|block");
+    numerics.number("--matmul-tries", o.matmul_tries, 1, 64,
+                    "cuBLASLt algorithms timed for each matmul, the fastest kept; 1: its first, untimed, as always with --tp");
+    numerics
+        .choice("--recompute,-r", o.recompute, kRecomputes,
+                "what backward computes again instead of storing it; auto: the least with which nine tenths of every "
+                "device's memory suffice")
+        ->type_name("auto|none|gelu|gelu+norm|block");
     numerics
         .on_off("--print-memory", o.print_memory,
                 "print what one of --processes ranks, or of --dp replicas, will take of its device, and exit; no device "
@@ -265,7 +275,7 @@ void add_export_options(CLI::App& app, ExportOptions& e) {
 
 const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
 const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
-const char* name_of(Recompute recompute) { return name_in(kRecomputes, recompute); }
+const char* name_of(std::optional<Recompute> recompute) { return name_in(kRecomputes, recompute); }
 const char* name_of(InitMethod method) { return name_in(kInits, method); }
 const char* name_of(ContextMode mode) { return name_in(kContextModes, mode); }
 

@@ -97,8 +97,9 @@ struct Options : OptimizerOptions {
     DType grad_dtype = DType::fp32;
     bool tf32 = false;
     bool print_memory = false;   // llmc/train/memory_plan.h
-    Recompute recompute = Recompute::gelu;
+    std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/train/memory_plan.h) has chosen
     int gelu_fusion = 2;          // 0: none, 1: in forward, 2: in backward too
+    int matmul_tries = 1;         // MatmulOptions::tries, where tp == 1
     int zero = 0;                 // ZeRO stage
     int pp = 1, cp = 1, tp = 1;   // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
@@ -149,6 +150,6 @@ std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments
 
 const char* name_of(ScheduleKind kind);
 const char* name_of(AttentionKind kind);
-const char* name_of(Recompute recompute);
+const char* name_of(std::optional<Recompute> recompute);
 const char* name_of(ContextMode mode);
 const char* name_of(InitMethod method);

@@ -8,6 +8,7 @@
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder.h"
 #include "llmc/train/layout_options.h"
+#include "llmc/train/part_options.h"
 
 namespace {
 
@@ -39,7 +40,7 @@ TEST_CASE("options: defaults are llm.c's where nothing else is said") {
     CHECK(o.val_max_batches == 80);
     CHECK(o.sample_tokens == 64);
     CHECK(o.master_weights);
-    CHECK(o.recompute == Recompute::gelu);
+    CHECK(!o.recompute.has_value());   // auto
     CHECK(!o.tf32);
     CHECK(o.output_dir.empty());
 }
@@ -136,7 +137,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
         {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
         {{"-ge", "3"}, "--gelu-fusion 3: expected an integer from 0 to 2"},
-        {{"-r", "4"}, "--recompute 4: expected one of none|gelu|gelu+norm|block"},
+        {{"-r", "4"}, "--recompute 4: expected one of auto|none|gelu|gelu+norm|block"},
         {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
         {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},
         {{"-z", "4"}, "--zero 4: expected an integer from 0 to 3"},
@@ -380,4 +381,24 @@ TEST_CASE("options: a verb takes its own options and shows no others") {
     CHECK(of_generate.find("--lr") == std::string::npos);
     CHECK(of_generate.find("--config") == std::string::npos);
     CHECK(parse_command_line({"--print-config"}).print_and_exit.find("prompt") == std::string::npos);
+}
+
+TEST_CASE("options: matmul algorithms are timed only where asked, and never where ranks of tp must sum alike") {
+    const Options plain = parse({}), asked = parse({"--matmul-tries", "16"});
+    auto tries = [](Options o, int tp) {
+        o.recompute = Recompute::none;
+        return stage_options(o, MeshShape{1, 1, 1, tp}, {}).matmul.tries;
+    };
+    CHECK(tries(plain, 1) == 1);
+    CHECK(tries(asked, 1) == 16);
+    CHECK(tries(asked, 2) == 1);
+    auto is_said = [](Options o, int tp) {
+        o.tp = tp;
+        return std::ranges::any_of(layout_doubts(o, 8),
+                                   [](const std::string& doubt) { return doubt.starts_with("--matmul-tries 16: "); });
+    };
+    CHECK(is_said(asked, 2));
+    CHECK(!is_said(asked, 1));
+    CHECK(!is_said(plain, 2));
+    CHECK(complaint({"--matmul-tries", "0"}).find("--matmul-tries 0") != std::string::npos);
 }

@@ -27,9 +27,11 @@ StageOptions stage_options(const Options& options, const MeshShape& mesh, const 
     result.T = options.seq_len;
     result.ulysses = options.ulysses();
     result.attention = options.attention;
-    result.recompute = options.recompute;
+    result.recompute = options.recompute.value();
     result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
+    // Ranks of tp must sum the biases that all of them hold alike, also before they have agreed on algorithms.
+    result.matmul.tries = mesh.tp > 1 ? 1 : options.matmul_tries;
     result.grad_dtype = options.grad_dtype;
     return result;
 }

@@ -72,8 +72,11 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
         if (!stage_.adds_losses()) return;
         sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
     });
-    const StopVotes own_vote = vote();
+    StopVotes& own_vote = vote_.values()[0];
+    CUDA_CHECK(cudaEventSynchronize(vote_sent_.get()));   // that of the step before
+    own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
+    vote_sent_.record(stream);
     const ProfileRange reductions("reductions and norm");
     if (zero_) zero_->finish_gradients();
     if (partial_) partial_->reduce();

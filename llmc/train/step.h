@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "llmc/base/pinned.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/comm.h"
 #include "llmc/train/optimizer.h"
@@ -73,6 +74,8 @@ private:
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
+    PinnedBuffer<StopVotes> vote_{1};   // on its way to `numbers_`, until `vote_sent_`
+    OwnedEvent vote_sent_;
     std::unique_ptr<Zero> zero_;                  // null: one rank
     std::unique_ptr<PartialGradients> partial_;   // null: no gradient is a part of a sum over tp ranks
     Pipeline pipeline_;

@@ -199,7 +199,6 @@ void Trainer::train_step() {
             vote.saved = save_ && save_->ready() ? 1 : 0;
             return vote;
         });
-    loader_.advance(static_cast<std::uint64_t>(sequences_));
     step_++;
     next_ = AfterStep::validation;
     if (parts_.world) parts_.world->set_step(step_);
@@ -217,6 +216,7 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
+    loader_.advance(static_cast<std::uint64_t>(sequences_));
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
 }
@@ -290,14 +290,21 @@ bool Trainer::is_outlier(const StepResult& result) {
     return outlier;
 }
 
+// Of the step at hand, whose loss or gradient norm is not finite. Collective: every rank has seen that.
+std::string Trainer::first_bad_tensor() {
+    Step& step = parts_.step;
+    const std::string activation = first_not_finite_activation(
+        step, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
+        micro_batches_of(schedule_));
+    return earliest(agreement_.gather(
+        first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
+}
+
 void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const bool is_bad = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
     if (is_bad) {
         std::string where = "as before";   // of steps in a row one is looked into
-        if (bad_steps_ == 0) {
-            where = earliest(agreement_.gather(first_not_finite(
-                tensors_of(parts_.step), parts_.step.stage().gradients(), parts_.step.stage().stream())));
-        }
+        if (bad_steps_ == 0) where = first_bad_tensor();
         parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
                            static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
     }

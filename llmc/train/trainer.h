@@ -95,6 +95,7 @@ private:
     void agree_on_algorithms();
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
     bool is_outlier(const StepResult& result);
+    std::string first_bad_tensor();
     void report_step(const StepResult& result, float lr, double seconds);
     bool line_is_due(int last);   // of progress, after the step at hand
     bool validate();

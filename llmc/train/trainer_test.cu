@@ -59,7 +59,7 @@ StageOptions shape_of(const Options& o) {
     result.B = o.micro_batch;
     result.T = o.seq_len;
     result.attention = o.attention;
-    result.recompute = o.recompute;
+    result.recompute = o.recompute.value_or(Recompute::gelu);
     return result;
 }
 
@@ -282,7 +282,7 @@ TEST_CASE("trainer: of values that are not finite the first tensor is named, whi
         std::fill(targets.begin(), targets.end(), 7);
     };
     run.step->gradients(one_stage_schedule(1), tokens, 1.0f / static_cast<float>(count));
-    CHECK(look() == "no parameter and no gradient has such a value");
+    CHECK(look() == "no parameter, activation or gradient has such a value");
     auto plant = [&](auto* at, auto value) {   // the second element, until the end
         std::decay_t<decltype(*at)> old{};
         CUDA_CHECK(cudaMemcpyAsync(&old, at + 1, sizeof old, cudaMemcpyDeviceToHost, stream));
@@ -317,6 +317,52 @@ TEST_CASE("trainer: of values that are not finite the first tensor is named, whi
     CHECK(run.weights() == before);
     CHECK(read_whole(real_files(), said).find("update skipped; first in parameter h.1.mlp.c_fc.weight of layer 1") !=
           std::string::npos);
+}
+
+TEST_CASE("trainer: a value that is first not finite in the forward pass is named, and nothing is updated") {
+    struct Planted {
+        Param param;
+        int layer;
+        float value;            // finite, of all elements
+        const char* expected;   // what it makes overflow
+    };
+    const float most = 3.3e38f;
+    for (const auto& [param, layer, value, expected] : {
+             Planted{Param::wpe, -1, most, "encoded ("},
+             {Param::ln1w, 1, most, "ln1 of layer 1 ("},
+             {Param::qkvw, 1, most, "qkv of layer 1 ("},
+             {Param::qkvb, 1, 1e30f, "atty of layer 1 ("},   // scores
+             {Param::attprojw, 0, most, "residual2 of layer 0 ("},
+             {Param::ln2w, 1, most, "ln2 of layer 1 ("},
+             {Param::fcw, 1, most, "fch of layer 1 ("},
+             {Param::fcprojw, 1, most, "residual3 of layer 1 ("},
+             {Param::lnfw, -1, most, "lnf ("},
+         }) {
+        TestRun run;
+        auto fill = [&](Param kind, int of_layer, float with) {
+            const int index = run.model.table().index(kind, of_layer);
+            const std::vector<floatX> values(download_tensor(run.model.parameters(), index, run.stream.get()).size(),
+                                             static_cast<floatX>(with));
+            CUDA_CHECK(cudaMemcpyAsync(run.model.parameters().tensor(index), values.data(),
+                                       values.size() * sizeof(floatX), cudaMemcpyHostToDevice, run.stream.get()));
+            wait_for(run.stream.get());
+        };
+        fill(param, layer, value);
+        if (param == Param::wpe) fill(Param::wte, -1, value);
+        INFO(expected);
+        const auto before = run.weights();
+        const std::string said = run.output / "said";
+        std::FILE* out = std::fopen(said.c_str(), "w");
+        run.log_to(out);
+        run.options.val_every = 0, run.options.max_steps = 2;
+        CHECK(run.train(real_files()) == RunEnd::finished);
+        std::fclose(out);
+        CHECK(run.weights() == before);
+        const std::string words = read_whole(real_files(), said);
+        INFO(words);
+        CHECK(words.find(text("update skipped; first in activation ", expected)) != std::string::npos);
+        CHECK(words.find("not finite, update skipped; as before") != std::string::npos);
+    }
 }
 
 TEST_CASE("trainer: a checkpoint that cannot be written is told, the next one is written, the last one ends the run") {

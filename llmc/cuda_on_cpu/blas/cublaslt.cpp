@@ -39,6 +39,7 @@ struct cublasLtMatmulDescOpaque_t {
 struct cublasLtMatmulPreferenceOpaque_t {
     std::uint64_t max_workspace_bytes = 0;
     std::uint32_t alignment_bytes[4] = {256, 256, 256, 256};   // of A, B, C, D
+    std::uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 
 namespace {
@@ -72,8 +73,12 @@ using Desc = cublasLtMatmulDescOpaque_t;
 std::uint64_t op_rows(const Layout& m, std::int32_t op) { return op == CUBLAS_OP_N ? m.rows : m.cols; }
 std::uint64_t op_cols(const Layout& m, std::int32_t op) { return op == CUBLAS_OP_N ? m.cols : m.rows; }
 
-bool has_bias(const MatmulRow& row) { return (row.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+bool makes_bias(const MatmulRow& row) { return row.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+bool has_bias(const MatmulRow& row) { return (row.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0 || makes_bias(row); }
 bool has_aux(const MatmulRow& row) { return (row.epilogue & 128) != 0; }
+
+int refused_epilogue = 0;
+bool refuses_unaligned_addend = false;
 
 // The row that serves this problem; null where the table has none.
 const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
@@ -85,7 +90,7 @@ const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, co
                                            static_cast<cublasOperation_t>(desc.transpose_a),
                                            static_cast<cublasOperation_t>(desc.transpose_b),
                                            static_cast<cublasLtEpilogue_t>(desc.epilogue));
-    if (row == nullptr) return nullptr;
+    if (row == nullptr || row->epilogue == refused_epilogue) return nullptr;
     bool tf32 = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && row->input == CUDA_R_32F;
     if (desc.compute != CUBLAS_COMPUTE_32F && !tf32) return nullptr;
     if (desc.scale != CUDA_R_32F || desc.pointer_mode != CUBLASLT_POINTER_MODE_HOST) return nullptr;
@@ -131,13 +136,14 @@ host::GemmEpilogue epilogue_of(const MatmulRow& row) {
         case CUBLASLT_EPILOGUE_BIAS: return host::GemmEpilogue::bias;
         case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: return host::GemmEpilogue::bias_gelu;
         case CUBLASLT_EPILOGUE_DGELU: return host::GemmEpilogue::dgelu;
+        case CUBLASLT_EPILOGUE_BGRADB: return host::GemmEpilogue::row_sums;
         default: return host::GemmEpilogue::none;
     }
 }
 
 // The same product as row-major matrices: transposed, hence with the operands exchanged.
 host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, const Layout& al, const void* b,
-                     const Layout& bl, void* d, const Layout& dl, bool accumulate) {
+                     const Layout& bl, const void* added, void* d, const Layout& dl) {
     host::Gemm g{};
     g.M = static_cast<std::int64_t>(dl.cols);
     g.N = static_cast<std::int64_t>(dl.rows);
@@ -147,15 +153,17 @@ host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, cons
     g.d = d, g.d_stride = dl.ld;
     g.input_bf16 = row.input == CUDA_R_16BF;
     g.output_bf16 = row.output == CUDA_R_16BF;
-    g.accumulate = accumulate;
+    g.added = added;
     g.epilogue = epilogue_of(row);
-    g.bias = desc.bias;
+    g.bias = const_cast<void*>(desc.bias);   // which some epilogues write
     g.aux = desc.aux, g.aux_stride = desc.aux_ld;
     return g;
 }
 
 // An algorithm of the stand-in says 1 + the row's index, so that one chosen for another row is refused; and its own
-// number among those offered. All compute the same: there are several so that which was chosen can be told.
+// number among those there are. All compute the same: there are several so that which was chosen can be told. Only the
+// first is offered, unless a test asks for more: there is nothing to try.
+int offered_algorithms = 1;
 constexpr std::uint64_t algorithms_per_row = 4;
 std::uint64_t algorithm_of(const MatmulRow& row) { return static_cast<std::uint64_t>(&row - matmul_rows) + 1; }
 bool serves(const cublasLtMatmulAlgo_t& algorithm, const MatmulRow& row) {
@@ -163,6 +171,10 @@ bool serves(const cublasLtMatmulAlgo_t& algorithm, const MatmulRow& row) {
 }
 
 }   // namespace
+
+void host::refuse_epilogue(int epilogue) { refused_epilogue = epilogue; }
+void host::refuse_unaligned_addend(bool refuse) { refuses_unaligned_addend = refuse; }
+void host::offer_algorithms(int count) { offered_algorithms = std::clamp<int>(count, 1, algorithms_per_row); }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle); }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
@@ -252,6 +264,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     if (preference == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
         case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set_field(preference->max_workspace_bytes, value, bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set_field(preference->reduction_schemes, value, bytes);
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return set_field(preference->alignment_bytes[0], value, bytes);
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return set_field(preference->alignment_bytes[1], value, bytes);
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return set_field(preference->alignment_bytes[2], value, bytes);
@@ -272,7 +285,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     const MatmulRow* row = find_row(*desc, *a, *b, *c, *d);
     if (row == nullptr || !is_consistent(*desc, *row, *a, *b, *c, *d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    *returned = std::min<int>(requested, algorithms_per_row);
+    if (refuses_unaligned_addend && preference->alignment_bytes[2] < preference->alignment_bytes[3]) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    *returned = std::min(requested, offered_algorithms);
     for (int i = 0; i < *returned; i++) {
         results[i] = {};
         results[i].algo.data[0] = algorithm_of(*row);
@@ -315,23 +331,29 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     float alpha_value = *static_cast<const float*>(alpha), beta_value = *static_cast<const float*>(beta);
     bool accumulate = beta_value == 1.0f;
     if (alpha_value != 1.0f || (beta_value != 0.0f && !accumulate)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (accumulate && (!row->may_accumulate || c != d)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const MatmulAddend addend = row->addend;
+    if (accumulate && (addend == MatmulAddend::none || (addend == MatmulAddend::output) != (c == d))) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     bool aligned = is_aligned(a, element_bytes(al->type)) && is_aligned(b, element_bytes(bl->type)) &&
-                   is_aligned(d, element_bytes(dl->type)) && is_aligned(desc->bias, element_bytes(dl->type)) &&
-                   is_aligned(desc->aux, element_bytes(dl->type));
+                   is_aligned(c, element_bytes(dl->type)) && is_aligned(d, element_bytes(dl->type)) &&
+                   is_aligned(desc->bias, element_bytes(dl->type)) && is_aligned(desc->aux, element_bytes(dl->type));
     if (!aligned) return CUBLAS_STATUS_INVALID_VALUE;
 
     host::Operation operation;
     operation.name = text("cublasLtMatmul (", row->use, ", ", dl->rows, "x", dl->cols, ")");
     operation.accesses = {access(a, *al, false), access(b, *bl, false), access(d, *dl, true)};
-    if (accumulate) operation.accesses.push_back(access(d, *dl, false));
-    if (has_bias(*row)) operation.accesses.push_back(access(desc->bias, dl->rows, 1, 1, dl->type, false));
+    if (accumulate) operation.accesses.push_back(access(c, *cl, false));
+    if (has_bias(*row)) {
+        const bool writes = makes_bias(*row);
+        operation.accesses.push_back(access(desc->bias, writes ? dl->cols : dl->rows, 1, 1, dl->type, writes));
+    }
     if (has_aux(*row)) {
         bool writes = row->epilogue != CUBLASLT_EPILOGUE_DGELU;
         operation.accesses.push_back(access(desc->aux, dl->rows, dl->cols, desc->aux_ld, dl->type, writes));
     }
     if (workspace_bytes > 0) operation.accesses.push_back({workspace, workspace_bytes, true});
-    const host::Gemm gemm = row_major(*desc, *row, a, *al, b, *bl, d, *dl, accumulate);
+    const host::Gemm gemm = row_major(*desc, *row, a, *al, b, *bl, accumulate ? c : nullptr, d, *dl);
     operation.work.flops =
         2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K);
     operation.step = [g = gemm] {

@@ -23,6 +23,7 @@ struct Call {
     float alpha = 1, beta = 0;
     bool with_bias_pointer = true, with_aux_pointer = true;
     std::uint64_t algorithm = 0;   // 0: the heuristic's
+    bool adds_another = false;
 
     explicit Call(const MatmulRow& row)
         : a_type(row.input),
@@ -92,7 +93,8 @@ Answer ask(const Call& call) {
     CHECK((count == 1) == (answer.heuristic == CUBLAS_STATUS_SUCCESS));
     if (call.algorithm) result.algo.data[0] = call.algorithm;
     bool use_algorithm = count == 1 || call.algorithm;
-    answer.matmul = cublasLtMatmul(handle, desc, &call.alpha, operand(0), a, operand(1), b, &call.beta, operand(3), c,
+    answer.matmul = cublasLtMatmul(handle, desc, &call.alpha, operand(0), a, operand(1), b, &call.beta,
+                                   operand(call.adds_another ? 2 : 3), c,
                                    operand(3), d, use_algorithm ? &result.algo : nullptr, nullptr, 0, stream);
     for (cublasLtMatrixLayout_t m : {a, b, c, d}) cublasLtMatrixLayoutDestroy(m);
     cublasLtMatmulPreferenceDestroy(preference);
@@ -118,7 +120,10 @@ TEST_CASE("cublaslt: every row of the table is accepted") {
         CAPTURE(row.use);
         CHECK(ask(Call(row)) == accepted);
         Answer accumulated = ask(row, [](Call& c) { c.beta = 1; });
-        CHECK(accumulated.matmul == (row.may_accumulate ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED));
+        auto when = [](bool accepts) { return accepts ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED; };
+        CHECK(accumulated.matmul == when(row.addend == MatmulAddend::output));
+        Answer with_another = ask(row, [](Call& c) { c.beta = 1, c.adds_another = true; });
+        CHECK(with_another.matmul == when(row.addend == MatmulAddend::another));
         Answer tf32 = ask(row, [](Call& c) { c.compute = CUBLAS_COMPUTE_32F_FAST_TF32; });
         CHECK(tf32 == (row.input == CUDA_R_32F ? accepted : not_supported));
     }
@@ -132,7 +137,10 @@ TEST_CASE("cublaslt: types, transposes, epilogues, orders, batches and scales ou
         CHECK(ask(row, [](Call& c) { c.c_type = CUDA_R_16F; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.transpose_a = c.transpose_b = CUBLAS_OP_T; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_RELU; }) == not_supported);
-        CHECK(ask(row, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADB; }) == not_supported);
+        CHECK(ask(row, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADA; }) == not_supported);
+        if (row.transpose_b != CUBLAS_OP_T) {
+            CHECK(ask(row, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADB; }) == not_supported);
+        }
         CHECK(ask(row, [](Call& c) { c.order = CUBLASLT_ORDER_ROW; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.batch_count = 2; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.compute = CUBLAS_COMPUTE_32F_PEDANTIC; }) == not_supported);
@@ -153,7 +161,7 @@ TEST_CASE("cublaslt: sizes, pointers and algorithms that contradict one another 
         CHECK(ask(row, [](Call& c) { c.d_rows = 24, c.d_ld = 24, c.aux_ld = 24; }) == contradictory);
         CHECK(ask(row, [](Call& c) { c.d_ld = 15; }) == contradictory);
         CHECK(ask(row, [](Call& c) { c.algorithm = 99; }).matmul == CUBLAS_STATUS_INVALID_VALUE);
-        if (row.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+        if (row.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB)) {
             CHECK(ask(row, [](Call& c) { c.with_bias_pointer = false; }) == contradictory);
             CHECK(ask(row, [](Call& c) { c.bias_type = CUDA_R_16F; }) == not_supported);
         }

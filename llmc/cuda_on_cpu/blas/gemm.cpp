@@ -191,6 +191,7 @@ template <class T>
 struct Finish {
     const float* __restrict sums;
     T* __restrict d;
+    const T* __restrict added;   // where it is not d
     const T* __restrict bias;
     T* __restrict aux;
 };
@@ -199,7 +200,7 @@ template <GemmEpilogue epilogue, bool accumulate, class T>
 void finish_row(const Finish<T>& row, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float x = row.sums[i];
-        if constexpr (accumulate) x += widen(row.d[i]);
+        if constexpr (accumulate) x += widen(epilogue == GemmEpilogue::bias ? row.added[i] : row.d[i]);
         if constexpr (epilogue == GemmEpilogue::bias) x += widen(row.bias[i]);
         if constexpr (epilogue == GemmEpilogue::bias_gelu) {
             x += widen(row.bias[i]);
@@ -216,6 +217,7 @@ void finish_tile(const Gemm& g, Range m, Range n, const float* sums) {
     for (int64_t r = 0; r < m.size; r++) {
         int64_t row = m.begin + r;
         Finish<T> pointers{sums + r * n.size, static_cast<T*>(g.d) + row * g.d_stride + n.begin,
+                           static_cast<const T*>(g.added) + row * g.d_stride + n.begin,
                            static_cast<const T*>(g.bias) + n.begin,
                            static_cast<T*>(g.aux) + row * g.aux_stride + n.begin};
         finish_row<epilogue, accumulate, T>(pointers, n.size);
@@ -226,12 +228,47 @@ template <class T>
 void finish_tile(const Gemm& g, Range m, Range n, const float* sums) {
     switch (g.epilogue) {
         case GemmEpilogue::none:
-            if (g.accumulate) return finish_tile<GemmEpilogue::none, true, T>(g, m, n, sums);
+        case GemmEpilogue::row_sums:
+            if (g.added) return finish_tile<GemmEpilogue::none, true, T>(g, m, n, sums);
             return finish_tile<GemmEpilogue::none, false, T>(g, m, n, sums);
-        case GemmEpilogue::bias: return finish_tile<GemmEpilogue::bias, false, T>(g, m, n, sums);
+        case GemmEpilogue::bias:
+            if (g.added) return finish_tile<GemmEpilogue::bias, true, T>(g, m, n, sums);
+            return finish_tile<GemmEpilogue::bias, false, T>(g, m, n, sums);
         case GemmEpilogue::bias_gelu: return finish_tile<GemmEpilogue::bias_gelu, false, T>(g, m, n, sums);
         case GemmEpilogue::dgelu: return finish_tile<GemmEpilogue::dgelu, false, T>(g, m, n, sums);
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums of op(A)'s rows, which are columns in memory
+
+// Rows of memory are added in blocks: short chains of sums.
+constexpr int64_t columns_at_once = 128, rows_at_once = 64;
+
+template <class T, class Sum>
+void sum_rows(const Gemm& g, int64_t first, Sum* sums) {
+    const int64_t count = std::min(columns_at_once, g.M - first);
+    float total[columns_at_once] = {};
+    for (int64_t begin = 0; begin < g.K; begin += rows_at_once) {
+        float block[columns_at_once] = {};
+        for (int64_t k = begin; k < std::min(g.K, begin + rows_at_once); k++) {
+            const T* __restrict row = element<T>(g.a, g.a_stride, true, first, k);
+            for (int64_t i = 0; i < count; i++) block[i] += widen(row[i]);
+        }
+        for (int64_t i = 0; i < count; i++) total[i] += block[i];
+    }
+    for (int64_t i = 0; i < count; i++) narrow(total[i], sums + first + i);
+}
+
+void sum_rows(const Gemm& g) {
+    ENSURE(g.a_transposed, "sums of the rows of an A that is not transposed");
+    auto sum = [&](int64_t piece) {
+        const int64_t first = piece * columns_at_once;
+        if (!g.input_bf16) return sum_rows<float>(g, first, static_cast<float*>(g.bias));
+        if (g.output_bf16) return sum_rows<Bf16Bits>(g, first, static_cast<Bf16Bits*>(g.bias));
+        sum_rows<Bf16Bits>(g, first, static_cast<float*>(g.bias));
+    };
+    parallel_for((g.M + columns_at_once - 1) / columns_at_once, sum, 1);
 }
 
 void multiply(const Gemm& g, bool native_bf16, Range m, Range n, float* c, int64_t c_stride, bool accumulate) {
@@ -244,9 +281,11 @@ void multiply(const Gemm& g, bool native_bf16, Range m, Range n, float* c, int64
 
 void gemm(const Gemm& g) {
     ENSURE(g.M > 0 && g.N > 0 && g.K > 0, "a matmul of nothing: M=", g.M, " N=", g.N, " K=", g.K);
-    ENSURE(!g.accumulate || g.epilogue == GemmEpilogue::none, "accumulation together with an epilogue");
+    const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // as D goes
+    ENSURE(!g.added || (plain ? g.added == g.d : g.epilogue == GemmEpilogue::bias && g.added != g.d),
+           "an epilogue that adds no such matrix");
     bool native_bf16 = g.bf16 == Bf16Gemm::automatic ? multiplies_bf16() : g.bf16 == Bf16Gemm::native;
-    bool direct = !g.output_bf16 && g.epilogue == GemmEpilogue::none;   // D is fp32 itself
+    bool direct = !g.output_bf16 && plain;   // D is fp32 itself
     Tiling tiling = choose_tiling(g.M, g.N, g.input_bf16 && native_bf16 ? most_rows_bf16 : most_rows, thread_count());
     auto compute_tile = [&](int64_t tile) {
         // neighbouring tiles share columns of B, which is the bigger operand as a rule (the weights)
@@ -255,7 +294,7 @@ void gemm(const Gemm& g) {
         if (m.size == 0 || n.size == 0) return;
         if (direct) {
             float* c = static_cast<float*>(g.d) + m.begin * g.d_stride + n.begin;
-            return multiply(g, native_bf16, m, n, c, g.d_stride, g.accumulate);
+            return multiply(g, native_bf16, m, n, c, g.d_stride, g.added != nullptr);
         }
         float* sums = scratch(2, static_cast<std::size_t>(m.size * n.size));
         multiply(g, native_bf16, m, n, sums, n.size, false);
@@ -265,6 +304,7 @@ void gemm(const Gemm& g) {
             finish_tile<float>(g, m, n, sums);
     };
     parallel_for(tiling.row_parts * tiling.column_parts, compute_tile, 1);
+    if (g.epilogue == GemmEpilogue::row_sums) sum_rows(g);
 }
 
 void sgemm_on_this_thread(bool a_transposed, bool b_transposed, int64_t M, int64_t N, int64_t K, float alpha,

@@ -18,11 +18,13 @@ enum class GemmEpilogue : std::uint8_t {
     bias,        // D = AB + bias
     bias_gelu,   // aux = AB + bias, D = gelu(aux)
     dgelu,       // D = AB * gelu'(aux)
+    row_sums,    // bias(M) = sums of op(A)'s rows, of a transposed A
 };
 
 enum class Bf16Gemm : std::uint8_t { automatic, widened, native };
 
-// D(M,N) = op(A)(M,K) op(B)(K,N), or D += with `accumulate` (not together with an epilogue); all row-major.
+// D(M,N) = op(A)(M,K) op(B)(K,N) + `added`, of D's type and stride: null, D itself (with no epilogue or row_sums), or
+// another matrix (with bias); all row-major.
 // op(A) is A(M,K), or the transposed of A(K,M); op(B) is B(K,N), or the transposed of B(N,K).
 // Strides are elements between rows. Bias and aux have D's type. Sums are fp32.
 struct Gemm {
@@ -37,15 +39,22 @@ struct Gemm {
     void* d;
     std::int64_t d_stride;
     bool output_bf16;
-    bool accumulate = false;
+    const void* added = nullptr;
     GemmEpilogue epilogue = GemmEpilogue::none;
-    const void* bias = nullptr;
+    void* bias = nullptr;   // (N), or (M) of row_sums
     void* aux = nullptr;
     std::int64_t aux_stride = 0;
     Bf16Gemm bf16 = Bf16Gemm::automatic;
 };
 
 void gemm(const Gemm& g);
+
+// For tests: from now on cuBLASLt's stand-in has no algorithm with this epilogue (a cublasLtEpilogue_t); 0: it has all.
+void refuse_epilogue(int epilogue);
+// For tests: its heuristic names so many algorithms (at most 4), not one.
+void offer_algorithms(int count);
+// For tests: it has none where C may be less aligned than D.
+void refuse_unaligned_addend(bool refuse);
 
 // One fp32 multiplication by oneDNN on the calling thread alone: C = alpha op(A) op(B) + beta C, row-major as above.
 void sgemm_on_this_thread(bool a_transposed, bool b_transposed, std::int64_t M, std::int64_t N, std::int64_t K,

@@ -59,20 +59,25 @@ double error_of(const Case& c) {
     TestMatrix a(c.a_transposed ? c.K : c.M, c.a_transposed ? c.M : c.K, c.gap, c.input_bf16, 1);
     TestMatrix b(c.b_transposed ? c.N : c.K, c.b_transposed ? c.K : c.N, c.gap, c.input_bf16, 2);
     TestMatrix d(c.M, c.N, c.gap, c.output_bf16, 3), bias(1, c.N, 0, c.output_bf16, 4),
-        aux(c.M, c.N, 8, c.output_bf16, 5);
+        aux(c.M, c.N, 8, c.output_bf16, 5), another(c.M, c.N, c.gap, c.output_bf16, 6), sums(1, c.M, 0, c.output_bf16, 7);
     const TestMatrix d_before = d, aux_before = aux;
+    const bool makes_sums = c.epilogue == host::GemmEpilogue::row_sums;
+    TestMatrix& added = c.epilogue == host::GemmEpilogue::bias ? another : d;
     host::Gemm g{c.M,           c.N,          c.K,
                  a.data(),      a.stride,     c.a_transposed,
                  b.data(),      b.stride,     c.b_transposed,
                  c.input_bf16,  d.data(),     d.stride,
-                 c.output_bf16, c.accumulate, c.epilogue,
-                 bias.data(),   aux.data(),   aux.stride,
+                 c.output_bf16, c.accumulate ? added.data() : nullptr, c.epilogue,
+                 makes_sums ? sums.data() : bias.data(), aux.data(), aux.stride,
                  c.bf16};
     host::gemm(g);
     double worst = 0, scale = std::sqrt(static_cast<double>(c.K));
     for (int64_t m = 0; m < c.M; m++) {
+        double sum = 0;
+        for (int64_t k = 0; makes_sums && k < c.K; k++) sum += a.at(k, m);
+        if (makes_sums) worst = std::max(worst, std::abs(sums.at(0, m) - sum) / scale);
         for (int64_t n = 0; n < c.N; n++) {
-            double expected = c.accumulate ? d_before.at(m, n) : 0;
+            double expected = !c.accumulate ? 0 : &added == &d ? d_before.at(m, n) : another.at(m, n);
             for (int64_t k = 0; k < c.K; k++) {
                 expected += (c.a_transposed ? a.at(k, m) : a.at(m, k)) * (c.b_transposed ? b.at(n, k) : b.at(k, n));
             }
@@ -97,14 +102,16 @@ void check_all(Case c) {
         c.a_transposed = form & 1;
         c.b_transposed = form & 2;
         for (host::GemmEpilogue epilogue : {host::GemmEpilogue::none, host::GemmEpilogue::bias,
-                                            host::GemmEpilogue::bias_gelu, host::GemmEpilogue::dgelu}) {
+                                            host::GemmEpilogue::bias_gelu, host::GemmEpilogue::dgelu,
+                                            host::GemmEpilogue::row_sums}) {
+            if (epilogue == host::GemmEpilogue::row_sums && !c.a_transposed) continue;
             c.epilogue = epilogue;
             c.accumulate = false;
             CAPTURE(form);
             CAPTURE(static_cast<int>(epilogue));
             double tolerance = c.output_bf16 ? 4e-2 : 2e-5;   // bf16 rounds results of up to about 4 sqrt(K) by 2^-9
             CHECK(error_of(c) < tolerance);
-            if (epilogue != host::GemmEpilogue::none) continue;
+            if (epilogue == host::GemmEpilogue::bias_gelu || epilogue == host::GemmEpilogue::dgelu) continue;
             c.accumulate = true;
             CHECK(error_of(c) < tolerance);
         }
@@ -132,7 +139,11 @@ TEST_CASE("gemm: several tiles and several slices of K") {
         Case c{
             300, 530, 1100, 5, false, true, is_bf16, is_bf16, false, host::GemmEpilogue::bias, host::Bf16Gemm::widened};
         CHECK(error_of(c) < (is_bf16 ? 4e-2 : 2e-5));
+        c.accumulate = true;
+        CHECK(error_of(c) < (is_bf16 ? 4e-2 : 2e-5));
         c = {600, 40, 520, 0, true, false, is_bf16, false, true, host::GemmEpilogue::none, host::Bf16Gemm::widened};
+        CHECK(error_of(c) < 2e-5);
+        c.epilogue = host::GemmEpilogue::row_sums;
         CHECK(error_of(c) < 2e-5);
     }
 }

@@ -78,7 +78,7 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);   // of the calling thread; `comm` is not looked at
+const char* ncclGetLastError(ncclComm_t comm);   // of the calling thread, or the loss of a peer of `comm`
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank);

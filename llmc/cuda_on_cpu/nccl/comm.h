@@ -27,6 +27,7 @@ struct ncclComm {
     std::uint64_t collectives = 0, splits = 0;
     std::vector<std::uint64_t> sent, received;   // sends to and receives from each rank, counted when asked for
     std::atomic<ncclResult_t> async_error = ncclSuccess;   // asked for from any thread
+    std::string lost;                                      // its words, where it is ncclRemoteError: written before
     bool aborted = false;
 
     int size() const { return static_cast<int>(members.size()); }

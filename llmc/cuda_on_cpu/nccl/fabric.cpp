@@ -35,20 +35,25 @@ Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double time
     Listener listener;
     const double deadline = now_seconds() + timeout_seconds;
     std::vector<FabricAddress> table = meet(rendezvous, listener.address, rank, ranks, timeout_seconds);
+    struct Greeting {
+        std::uint64_t key;   // of who is greeted
+        std::int64_t rank;
+    };
     // Connect to every lower rank, be connected to by every higher one. Listening queues hold connections that are not
     // accepted yet, so nobody waits in a circle.
     for (std::int32_t lower = 0; lower < rank; lower++) {
-        Descriptor connection = connect_to(table[static_cast<std::size_t>(lower)], deadline);
-        std::int32_t own = rank;
+        const FabricAddress& address = table[static_cast<std::size_t>(lower)];
+        Descriptor connection = connect_to(address, deadline);
+        const Greeting own{address.key, rank};
         write_all(connection.get(), &own, sizeof own);
         peers_[static_cast<std::size_t>(lower)].socket = connection.release();
     }
+    Comers comers(listener, sizeof(Greeting));
     for (int missing = ranks - 1 - rank; missing > 0; missing--) {
-        Descriptor connection = listener.accept(deadline);
-        std::int32_t other = -1;
-        if (connection.get() >= 0) read_all(connection.get(), &other, sizeof other, deadline);
-        if (other <= rank || other >= ranks) throw std::runtime_error("a higher rank did not connect in time");
-        peers_[static_cast<std::size_t>(other)].socket = connection.release();
+        Greeting other{0, -1};
+        Descriptor connection = comers.next(&other, deadline);
+        if (other.rank <= rank || other.rank >= ranks) throw std::runtime_error("a higher rank did not connect in time");
+        peers_[static_cast<std::size_t>(other.rank)].socket = connection.release();
     }
     for (Peer& peer : peers_) {
         if (peer.socket >= 0) fcntl(peer.socket, F_SETFL, fcntl(peer.socket, F_GETFL) | O_NONBLOCK);

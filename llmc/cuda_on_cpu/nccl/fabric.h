@@ -20,6 +20,7 @@ namespace host {
 
 // How to reach a process: by unix socket when `host` is one's own, else by TCP.
 struct FabricAddress {
+    std::uint64_t key = 0;         // said first by whoever connects: strangers do not know it
     std::uint64_t host = 0;        // machine and network namespace
     std::uint32_t ip = 0;          // IPv4, network order
     std::uint16_t port = 0;        // network order

@@ -123,7 +123,7 @@ private:
             for (std::size_t i = 0; i < task.open.size(); i++) {
                 if (!task.open[i]->mismatch.empty()) return mismatch(phase.parts[i], task.open[i]->mismatch);
                 if (task.open[i]->done) continue;
-                if (comm_->fabric->lost(task.open[i]->peer)) comm_->async_error = ncclRemoteError;
+                if (comm_->fabric->lost(task.open[i]->peer)) lose(phase.parts[i].peer);
                 return false;
             }
             if (phase.then) phase.then();
@@ -131,6 +131,13 @@ private:
             if (task.phase < task.phases.size()) post(task);
         }
         return true;
+    }
+
+    void lose(int peer) {
+        if (comm_->async_error != ncclSuccess) return;
+        comm_->lost = "the connection of rank " + std::to_string(comm_->fabric->rank()) + " to rank " +
+                      std::to_string(comm_->member(peer)) + " is lost";
+        comm_->async_error = ncclRemoteError;
     }
 
     bool mismatch(const CollectivePhase::Part& part, const std::string& theirs) {
@@ -300,7 +307,9 @@ const char* ncclGetErrorString(ncclResult_t result) {
     }
 }
 
-const char* ncclGetLastError(ncclComm_t) { return host::last_error.c_str(); }
+const char* ncclGetLastError(ncclComm_t comm) {
+    return (comm != nullptr && comm->async_error == ncclRemoteError ? comm->lost : host::last_error).c_str();
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     try {

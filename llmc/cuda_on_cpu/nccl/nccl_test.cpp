@@ -361,6 +361,7 @@ TEST_CASE("nccl: a rank that leaves is an asynchronous error, and abort frees wh
             std::this_thread::sleep_for(std::chrono::microseconds(500));
         }
         me.require(state == ncclRemoteError, "asynchronous error");
+        me.require(std::string(ncclGetLastError(me.world)).find(" is lost") != std::string::npos, "its reason");
         ncclCommAbort(std::exchange(me.world, nullptr));
         me.require(cudaStreamSynchronize(me.stream) == cudaSuccess, "the stream is free again");
     });

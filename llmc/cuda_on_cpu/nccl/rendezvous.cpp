@@ -16,6 +16,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -63,8 +64,9 @@ socklen_t unix_address(const char* name, sockaddr_un* out) {
 }
 
 struct Introduction {
-    std::uint32_t magic = 0x6d656574;
+    std::uint64_t key = 0;   // the rendezvous's
     std::int32_t rank = 0, ranks = 0;
+    double timeout_seconds = 0;
     FabricAddress address;
 };
 
@@ -96,16 +98,18 @@ Listener::Listener() {
     const auto ticks = static_cast<unsigned long long>(now_seconds() * 1e6);
     std::snprintf(address.unix_name, sizeof address.unix_name, "nccl%x.%x.%llx", static_cast<unsigned>(getpid()) & 0xffffffu,
                   counter++ & 0xfffu, ticks & 0xffffffffffull);
+    std::random_device random;
+    address.key = (std::uint64_t{random()} << 32) ^ random();
     address.host = host_id();
     address.ip = own_ip();
 
-    by_unix = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    by_unix = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_un local;
     socklen_t length = unix_address(address.unix_name, &local);
     if (bind(by_unix.get(), reinterpret_cast<sockaddr*>(&local), length) != 0 || listen(by_unix.get(), 1024) != 0) {
         fail_with_errno("cannot listen on a unix socket");
     }
-    by_tcp = Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    by_tcp = Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_in remote{};
     remote.sin_family = AF_INET;
     remote.sin_addr.s_addr = address.ip;
@@ -117,16 +121,44 @@ Listener::Listener() {
     address.port = remote.sin_port;
 }
 
-Descriptor Listener::accept(double deadline) const {
-    pollfd waiting[2] = {{by_unix.get(), POLLIN, 0}, {by_tcp.get(), POLLIN, 0}};
+bool Comers::hear(Comer& comer) const {
+    char piece[256];
     for (;;) {
-        double left = deadline - now_seconds();
+        const std::size_t wanted = std::min(sizeof piece, bytes_ - comer.said.size());
+        if (wanted == 0) return true;
+        const ssize_t n = ::recv(comer.connection.get(), piece, wanted, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+        if (n <= 0) return false;
+        comer.said.insert(comer.said.end(), piece, piece + n);
+        const std::size_t key_bytes = std::min(comer.said.size(), sizeof listener_.address.key);
+        if (std::memcmp(comer.said.data(), &listener_.address.key, key_bytes) != 0) return false;
+    }
+}
+
+Descriptor Comers::next(void* greeting, double deadline) {
+    for (;;) {
+        for (auto comer = comers_.begin(); comer != comers_.end();) {
+            const bool stays = hear(*comer);
+            if (stays && comer->said.size() < bytes_) {
+                ++comer;
+                continue;
+            }
+            Descriptor connection = std::move(comer->connection);
+            if (stays) std::memcpy(greeting, comer->said.data(), bytes_);
+            comer = comers_.erase(comer);
+            if (stays) return connection;
+        }
+        const double left = deadline - now_seconds();
         if (left <= 0) return Descriptor();
-        if (poll(waiting, 2, static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
-        for (const pollfd& p : waiting) {
-            if (!(p.revents & POLLIN)) continue;
-            Descriptor connection(accept4(p.fd, nullptr, nullptr, SOCK_CLOEXEC));
-            if (connection.get() >= 0) return connection;
+        std::vector<pollfd> waiting{{listener_.by_unix.get(), POLLIN, 0}, {listener_.by_tcp.get(), POLLIN, 0}};
+        for (const Comer& comer : comers_) waiting.push_back({comer.connection.get(), POLLIN, 0});
+        if (poll(waiting.data(), waiting.size(), static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
+        for (int listening : {waiting[0].fd, waiting[1].fd}) {
+            const int accepted = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);   // never waits
+            if (accepted < 0) continue;
+            comers_.push_back({Descriptor(accepted)});
+            if (comers_.size() > most) comers_.pop_front();
         }
     }
 }
@@ -181,9 +213,8 @@ std::vector<FabricAddress> meet(const FabricAddress& rendezvous, const FabricAdd
                                 double timeout_seconds) {
     const double deadline = now_seconds() + timeout_seconds;
     Descriptor connection = connect_to(rendezvous, deadline);
-    Introduction hello{.rank = rank, .ranks = ranks, .address = own};
+    const Introduction hello{rendezvous.key, rank, ranks, timeout_seconds, own};
     write_all(connection.get(), &hello, sizeof hello);
-    write_all(connection.get(), &timeout_seconds, sizeof timeout_seconds);
     Answer answer;
     read_all(connection.get(), &answer, sizeof answer, deadline + 5);   // the rendezvous's own time limit comes first
     if (answer.missing > 0) {
@@ -203,28 +234,22 @@ void serve_rendezvous_on(Listener listener) {
     std::vector<Descriptor> connections;
     std::size_t present = 0;
     double deadline = now_seconds() + 24 * 3600;   // until the first rank comes and says how long it waits
+    Comers comers(listener, sizeof(Introduction));
     while (table.empty() || present < table.size()) {
-        Descriptor connection = listener.accept(deadline);
+        Introduction hello;
+        Descriptor connection = comers.next(&hello, deadline);
         if (connection.get() < 0) break;
-        try {
-            Introduction hello;
-            double timeout = 0;
-            read_all(connection.get(), &hello, sizeof hello, now_seconds() + 5);
-            read_all(connection.get(), &timeout, sizeof timeout, now_seconds() + 5);
-            if (hello.magic != Introduction{}.magic || hello.ranks <= 0 || hello.rank < 0 || hello.rank >= hello.ranks) continue;
-            if (table.empty()) {
-                table.resize(static_cast<std::size_t>(hello.ranks));
-                connections.resize(table.size());
-                deadline = now_seconds() + timeout;
-            }
-            const auto rank = static_cast<std::size_t>(hello.rank);
-            if (rank >= table.size()) continue;
-            if (connections[rank].get() < 0) present++;
-            table[rank] = hello.address;
-            connections[rank] = std::move(connection);
-        } catch (const std::runtime_error&) {
-            // a stranger, or a rank that died while it introduced itself: it counts as missing
+        if (hello.ranks <= 0 || hello.rank < 0 || hello.rank >= hello.ranks) continue;
+        if (table.empty()) {
+            table.resize(static_cast<std::size_t>(hello.ranks));
+            connections.resize(table.size());
+            deadline = now_seconds() + hello.timeout_seconds;
         }
+        const auto rank = static_cast<std::size_t>(hello.rank);
+        if (rank >= table.size()) continue;
+        if (connections[rank].get() < 0) present++;
+        table[rank] = hello.address;
+        connections[rank] = std::move(connection);
     }
     std::vector<std::int32_t> missing;
     for (std::size_t i = 0; i < table.size(); i++) {

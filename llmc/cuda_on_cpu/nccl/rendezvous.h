@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,29 @@ struct Listener {
     FabricAddress address;
     Descriptor by_unix, by_tcp;
 
-    // The next connection, or -1 when `deadline` (now_seconds) passes.
-    Descriptor accept(double deadline) const;
+};
+
+// What comes to a listener that is open to all: of each connection a greeting of so many bytes, whose first eight are the
+// listener's key. Strangers cost nothing: all are listened to at once, who says something else is dropped, and of many
+// that say too little the oldest are.
+class Comers {
+public:
+    Comers(const Listener& listener, std::size_t greeting_bytes) : listener_(listener), bytes_(greeting_bytes) {}
+
+    // The next connection that has greeted, with its greeting; -1 when `deadline` (now_seconds) passes.
+    Descriptor next(void* greeting, double deadline);
+
+private:
+    struct Comer {
+        Descriptor connection;
+        std::vector<char> said = {};
+    };
+    bool hear(Comer& comer) const;   // false: it is of no use
+    static constexpr std::size_t most = 128;   // that have not greeted yet
+
+    const Listener& listener_;
+    std::size_t bytes_;
+    std::deque<Comer> comers_;
 };
 
 // Connects, retrying until the deadline. Throws std::runtime_error.
