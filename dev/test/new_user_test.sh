@@ -49,13 +49,13 @@ types 0 1 "$(readme './tokenize --train 4096 --output data/mine/vocabulary')"
 types 0 1 "$(readme './tokenize --tokenizer data/mine/vocabulary')"
 check "training and validation tokens" [ -s data/mine/manifest.json ]
 
-# Ctrl-C when a third of the steps are done
+# Ctrl-C when a tenth of the steps are done: a busy machine may see it late
 train=$(readme './train_gpt --data mine' | sed -E "s/--max-steps [0-9]+/--max-steps $steps/; s/--warmup [0-9]+/--warmup $((steps / 10 + 1))/")
 mkfifo keys && exec 5<>keys
 start=$(now_ms)
 timeout 1800 script -qec "$train" "$work/said" >/dev/null 2>&1 <keys & terminal=$!
 for _ in $(seq 150000); do
-    [ "$(grep -sc '"loss"' runs/mine/metrics.jsonl)" -ge $((steps / 3)) ] 2>/dev/null && break
+    [ "$(grep -sc '"loss"' runs/mine/metrics.jsonl)" -ge $((steps / 10)) ] 2>/dev/null && break
     kill -0 $terminal 2>/dev/null || break
     sleep 0.01
 done
@@ -63,7 +63,7 @@ printf '\003' >&5
 wait $terminal
 code=$?
 exec 5>&-
-told $(($(now_ms) - start)) "$train   # Ctrl-C after step $((steps / 3))"
+told $(($(now_ms) - start)) "$train   # Ctrl-C after step $((steps / 10))"
 seen 2 "$work/said"
 [ "$code" -eq 75 ] && compgen -G 'runs/mine/step_*/manifest.json' >/dev/null
 verdict $? "$train: stopped with $code: $(tail -n 5 "$work/said")"
@@ -78,7 +78,7 @@ check "the loss has fallen: $(xargs <<<"$losses")" awk -v first="$(head -n 1 <<<
 types 0 1 "$(own './loss_curve runs/first')"
 check "a picture" grep -q '<svg' runs/mine/loss.svg
 types 0 12 "$(own './train_gpt generate')"
-check "a text" [ "$(tr -d '\r' <"$work/said" | grep -av '^Script ' | wc -c)" -gt 200 ]
+check "a text" grep -aqE '[1-9][0-9]* tokens written' "$work/said"   # how long it is, end-of-text decides
 types 0 2 "$(own './train_gpt evaluate')"
 types 0 2 "$(own './train_gpt export')"
 for file in config.json tokenizer.json; do check "exported $file" [ -s "exported/$file" ]; done

@@ -71,7 +71,19 @@ for name in "${parts[@]}"; do
     exit 64
 done
 
+# Of a log, what failed: the scripts' lines, and doctest's errors under the names of their cases.
+what_failed() {
+    sed 's/\x1b\[[0-9;]*m//g' "$1" | tr -d '\0' | awk '
+        /^TEST CASE:/ { name = $0; next }
+        /^FAILED|ERROR:|: \*\*\* / { if (name != "") print name; name = ""; print; values = 2; next }
+        values > 0 && /^ +(values|logged):/ { print; values-- }' | cut -c1-240 | head -n 8
+}
+
+# the last lines say all that is needed, for that may be all that is kept
 echo
-if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
+for name in "${failures[@]}"; do
+    echo "failed: $name"
+    what_failed "$logs/${name//[^a-zA-Z0-9]/-}.log" | sed 's/^/    | /'
+done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
