@@ -108,6 +108,11 @@ for model in "$work/model.bin" "$work/wide.bin"; do
     same "the text of $model" "$text" "$(run "${greedy[@]}" --model "$model" --tokenizer "$work/data" 2>/dev/null)"
     same "the loss of $model" "$expected" "$(loss "$model" -b 4)"
 done
+for file in model wide; do   # llm.c to Hugging Face to llm.c, in both types
+    expect 0 "$work/$file-hf: 2 layers" export --model "$work/$file.bin" --output "$work/$file-hf" --tokenizer "$work/data"
+    expect 0 "from Hugging Face model" export --model "$work/$file-hf" --to llmc --output "$work/$file-again.bin"
+    check "$file.bin is the same bytes after Hugging Face's form" cmp "$work/$file.bin" "$work/$file-again.bin"
+done
 [ "$(cd "$work/hf" && echo *)" = "config.json generation_config.json model.safetensors tokenizer.bin tokenizer.json tokenizer_config.json" ]
 verdict $? "the files of an export: $(ls "$work/hf")"
 expect 0 "there is no tokenizer beside" export --model "$work/model.bin" --output "$work/bare"
