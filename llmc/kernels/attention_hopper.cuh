@@ -62,6 +62,15 @@ __host__ __device__ inline HopperPlace hopper_place(int block, int tiles, int he
     return {tiles - 1 - within / here, first + within % here};
 }
 
+// A place in the ring: tiles pass through the stages in turn.
+template <int STAGES>
+struct HopperRing {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
 // Sets scores of a group's 64 queries to -infinity where the query does not see the key. `row` and `pair` are the
 // lane's first row of the group and first column of eight.
 template <int HALF_N>
@@ -105,4 +114,29 @@ template <int HALF_N>
 __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8][4], const float (&scores)[HALF_N]) {
 #pragma unroll
     for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
+}
+
+__device__ __forceinline__ void store_pair(float* target, float left, float right) {
+    *reinterpret_cast<float2*>(target) = make_float2(left, right);
+}
+__device__ __forceinline__ void store_pair(bf16* target, float left, float right) {
+    *reinterpret_cast<std::uint32_t*>(target) = pack_bf16(left, right);
+}
+
+// Each lane writes what it holds of 64 rows of sums, times `factor`. `row` and `channel` are its first ones; rows past
+// the end and channels past HS are not written.
+template <class O, int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<O> rows, const float (&sums)[HALF_N], float factor, int row,
+                                               int row_count, int channel, int HS) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int here = row + 8 * half;
+        if (here >= row_count) continue;
+        O* target = rows.data + here * rows.token + channel;
+#pragma unroll
+        for (int c = 0; c < HALF_N / 4; c++) {
+            if (8 * c + channel >= HS) break;
+            store_pair(target + 8 * c, sums[4 * c + 2 * half] * factor, sums[4 * c + 2 * half + 1] * factor);
+        }
+    }
 }
