@@ -11,8 +11,8 @@
 //                 and dk. ds is also written to shared memory; from there each group makes dq of all 128 keys for half
 //                 of the channels.
 //
-// dq is a sum over blocks, in memory, in a fixed order: a tile of queries takes its keys from the last tile of keys that
-// it sees down to the first. A block waits until those before it have added (a count for each tile of queries and
+// dq is a sum over blocks, in memory, in a fixed order: a tile of queries takes its keys from the last tile of keys
+// that it sees down to the first. A block waits until those before it have added (a count for each tile of queries and
 // group), adds, and says so. Blocks draw numbers as they start, the last keys first: whom a block waits for has started
 // before it, so all of them end. In this order a causal block is the first to add to the tile it begins with. The block
 // of the first keys is the last to add: it writes dq.
@@ -82,21 +82,9 @@ struct HopperBackwardTile {
     static constexpr int statistic_bytes = 2 * queries * 4;   // lse, delta
     static constexpr int barrier_offset = statistic_offset + stages * statistic_bytes;
     static constexpr int shared_bytes = barrier_offset + 1024;
-    static constexpr int producer_registers = 24, consumer_registers = 240;
-    static_assert(group_threads * (producer_registers + groups * consumer_registers) <= 65536);
-};
-
-// Of both kernels' sums, how many numbers HopperBackwardShared has room for.
-template <int D>
-struct HopperBackwardRoom {
-    std::int64_t numbers, sums;   // ints, float4
-    explicit HopperBackwardRoom(const AttentionShape& shape) {
-        using Tile = HopperBackwardTile<D>;
-        const std::int64_t parts =
-            ceil_div(std::int64_t{shape.Tq}, Tile::queries) * shape.B * shape.NH * Tile::groups;
-        numbers = 1 + parts;
-        sums = parts * (D / 16) * Tile::group_threads;
-    }
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;   // see HopperForwardTile
+    static constexpr int producer_registers = 40, consumer_registers = 232;
+    static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
 };
 
 // mbarriers of a block, 8 bytes each, and its number.
@@ -169,8 +157,8 @@ __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps
     }
 }
 
-// Group 0's second warp: lse, in units of log 2, and delta of the ring's tiles. Zeros past the end, where q and dout are
-// zeros too: those queries add nothing.
+// Group 0's second warp: lse, in units of log 2, and delta of the ring's tiles. Zeros past the end, where q and dout
+// are zeros too: those queries add nothing.
 template <int D, class Steps>
 __device__ __forceinline__ void hopper_backward_statistics(const float* lse, const float* delta, int Tq,
                                                            const HopperBackwardWork& work, unsigned char* shared,
@@ -180,10 +168,8 @@ __device__ __forceinline__ void hopper_backward_statistics(const float* lse, con
     const int lane = static_cast<int>(threadIdx.x) % 32;
     HopperRing<Tile::stages> ring;
     for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
-        float* target =
-            reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
-        if (Steps::keeps(HopperBackwardStep::statistic_room))
-            mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+        float* target = reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
+        if (Steps::keeps(HopperBackwardStep::statistic_room)) mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
         for (int i = lane; i < Tile::queries; i += 32) {
             const int query = tile * Tile::queries + i;
             target[i] = query < Tq ? finite_lse_log2(lse[row + query]) : 0.0f;
@@ -294,8 +280,7 @@ struct HopperBackwardGroup {
         const int warp_rows = group * Tile::group_keys + thread / 32 * 16;
         if (Steps::keeps(Step::staging_fence))
             fence_proxy_async(base + staging_offset + warp_rows * HOPPER_ROW_BYTES, 16 * HOPPER_ROW_BYTES);
-        if (Steps::keeps(Step::staging_full))
-            named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
+        if (Steps::keeps(Step::staging_full)) named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
     }
 
     // The number of this group's part of a tile of queries.
