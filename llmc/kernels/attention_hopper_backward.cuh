@@ -31,25 +31,27 @@ enum class HopperBackwardStep : std::uint8_t {
     query_room,       // the tile that lay here has been read
     statistic_room,   // the same, for lse and delta
     query_read,       // says so
-    score_fence,      // registers are ready for k q^T and v dout^T
+    score_fence,      // registers are ready for k q^T
     score_commit,
+    score_wait,     // it is done
+    dscore_fence,   // the same for v dout^T
     dscore_commit,
-    score_wait,    // k q^T is done
-    dscore_wait,   // v dout^T is done
-    value_fence,   // registers are ready for p dout
+    dscore_wait,
+    value_fence,   // for p dout
     value_commit,
+    query_sum_fence,   // for ds^T k: the wait is for p dout, too
+    query_sum_commit,
+    query_sum_wait,
+    key_sum_fence,   // for ds q
+    key_sum_commit,
+    key_sum_wait,
     staging_fence,   // what was written of ds is seen by products
     staging_full,    // and all of both groups have written theirs
-    query_fence,     // registers are ready for ds^T k and ds q
-    query_commit,
-    key_commit,
-    query_sum_wait,   // ds^T k is done
-    key_sum_wait,     // ds q is done
-    turn_wait,        // the blocks before have added to dq
-    turn_taken,       // and all of the group know
-    turn_fence,       // what the group has added is seen by other blocks
-    turn_over,        // and all of the group have added
-    turn_pass,        // says so
+    turn_wait,       // the blocks before have added to dq
+    turn_taken,      // and all of the group know
+    turn_fence,      // what the group has added is seen by other blocks
+    turn_over,       // and all of the group have added
+    turn_pass,       // says so
     count,
 };
 struct AllHopperBackwardSteps {
@@ -204,9 +206,10 @@ struct HopperBackwardGroup {
     __device__ __forceinline__ void start_scores(float (&scores)[HALF_N], float (&dscores)[HALF_N],
                                                  SharedAddress queries) {
         const SharedAddress keys = base + group * Tile::group_keys * HOPPER_ROW_BYTES;
-        if (Steps::keeps(Step::score_fence)) wgmma_fence(scores, dscores);
+        if (Steps::keeps(Step::score_fence)) wgmma_fence(scores);
         multiply(scores, keys, queries);
         if (Steps::keeps(Step::score_commit)) wgmma_commit();
+        if (Steps::keeps(Step::dscore_fence)) wgmma_fence(dscores);
         multiply(dscores, keys + Tile::key_bytes, queries + Tile::query_bytes);
         if (Steps::keeps(Step::dscore_commit)) wgmma_commit();
     }
@@ -347,11 +350,12 @@ struct HopperBackwardGroup {
         pack_weights(ds, dscores);
         stage(ds, staging_offset);
         float dq[QUERY_HALF_N];
-        if (Steps::keeps(Step::query_fence)) wgmma_fence(dq, dk, ds);
+        if (Steps::keeps(Step::query_sum_fence)) wgmma_fence(dq);
         multiply_queries(dq, base + staging_offset);
-        if (Steps::keeps(Step::query_commit)) wgmma_commit();
+        if (Steps::keeps(Step::query_sum_commit)) wgmma_commit();
+        if (Steps::keeps(Step::key_sum_fence)) wgmma_fence(dk, ds);
         accumulate(dk, ds, queries);
-        if (Steps::keeps(Step::key_commit)) wgmma_commit();
+        if (Steps::keeps(Step::key_sum_commit)) wgmma_commit();
         if (Steps::keeps(Step::query_sum_wait)) wgmma_wait<1>(dq, dv, p);
         add(dq, tile);
         if (Steps::keeps(Step::key_sum_wait)) wgmma_wait<0>(dk, ds);
