@@ -37,8 +37,7 @@ enum class HopperBackwardStep : std::uint8_t {
     dscore_fence,   // the same for v dout^T
     dscore_commit,
     dscore_wait,
-    value_fence,   // for p dout
-    value_commit,
+    value_fence,       // for p dout
     query_sum_fence,   // for ds^T k: the wait is for p dout, too
     query_sum_commit,
     query_sum_wait,
@@ -296,7 +295,7 @@ struct HopperBackwardGroup {
         const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
         float4* sums = in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
         if (before > 0) {
-            if (Steps::keeps(Step::turn_wait) && thread == 0) {
+            if (thread == 0 && Steps::keeps(Step::turn_wait)) {
                 while (__ldcv(in_memory.numbers + 1 + part(tile)) != before) {
                 }
                 __threadfence();
@@ -321,7 +320,7 @@ struct HopperBackwardGroup {
         if (work.key_tile == 0) return;
         if (Steps::keeps(Step::turn_fence)) __threadfence();
         if (Steps::keeps(Step::turn_over)) meet();
-        if (Steps::keeps(Step::turn_pass) && thread == 0) atomicAdd(in_memory.numbers + 1 + part(tile), 1);
+        if (thread == 0 && Steps::keeps(Step::turn_pass)) atomicAdd(in_memory.numbers + 1 + part(tile), 1);
     }
     __device__ __forceinline__ void write(const float (&dq)[QUERY_HALF_N], int tile) {
         store_fragment(head_rows(a.dq, work.batch, work.head), dq, a.shape.scale, tile * Tile::queries + row(),
@@ -345,7 +344,7 @@ struct HopperBackwardGroup {
         if (Steps::keeps(Step::dscore_wait)) wgmma_wait<0>(dscores);
         if (Steps::keeps(Step::value_fence)) wgmma_fence(dv, p);
         accumulate(dv, p, queries + Tile::query_bytes);
-        if (Steps::keeps(Step::value_commit)) wgmma_commit();
+        wgmma_commit();   // nothing waits for it alone: it may end with the next ones
         score_gradients(dscores, scores, lse + Tile::queries);
         pack_weights(ds, dscores);
         stage(ds, staging_offset);

@@ -68,6 +68,14 @@ struct HopperBackwardPlaces {
     }
 };
 
+template <int D, class G>
+HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
+    using Tile = HopperBackwardTile<D>;
+    const AttentionShape& shape = a.shape;
+    return {map_of_heads(a.q, shape, shape.Tq, Tile::queries), map_of_heads(a.k, shape, shape.Tk, Tile::keys),
+            map_of_heads(a.v, shape, shape.Tk, Tile::keys), map_of_heads(a.dout, shape, shape.Tq, Tile::queries)};
+}
+
 template <int D, class Steps = AllHopperBackwardSteps, class G>
 void launch_hopper_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
     using Tile = HopperBackwardTile<D>;
@@ -77,9 +85,6 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, std::span<float
            " are needed");
     const HopperBackwardShared in_memory = places.in(workspace.data());
     CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
-    const HopperBackwardMaps maps{
-        map_of_heads(a.q, shape, shape.Tq, Tile::queries), map_of_heads(a.k, shape, shape.Tk, Tile::keys),
-        map_of_heads(a.v, shape, shape.Tk, Tile::keys), map_of_heads(a.dout, shape, shape.Tq, Tile::queries)};
     const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
     launch(attention_backward_hopper<G, D, Steps>,
            backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
@@ -87,5 +92,5 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, std::span<float
                .writes(a.dk.data, view_bytes(a.dk, shape, shape.Tk))
                .writes(a.dv.data, view_bytes(a.dv, shape, shape.Tk))
                .writes(workspace.data(), places.all() * sizeof(float)),
-           a, maps, in_memory, heads_together(shape, queries_and_sums));
+           a, hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
 }
