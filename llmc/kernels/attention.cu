@@ -94,8 +94,10 @@ void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t str
 template <class G>
 void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
     check_arguments(a);
+    const std::size_t needed = sm90_attention_workspace(a.shape);
+    ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);
-    launch_attention_backward_hopper(a, workspace, stream);
+    launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 
 template <class T, class G>

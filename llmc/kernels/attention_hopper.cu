@@ -24,13 +24,12 @@ std::size_t sm90_attention_workspace(const AttentionShape& shape) {
 }
 
 template <class G>
-void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& a, std::span<float> workspace,
-                                      cudaStream_t stream) {
+void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
     with_padded_head_size(a.shape.HS,
                           [&](auto head_size) { launch_hopper_backward<head_size()>(a, workspace, stream); });
 }
 
 template void launch_attention_forward_hopper(const AttentionForward<bf16, bf16>&, cudaStream_t);
 template void launch_attention_forward_hopper(const AttentionForward<bf16, float>&, cudaStream_t);
-template void launch_attention_backward_hopper(const AttentionBackward<bf16, bf16>&, std::span<float>, cudaStream_t);
-template void launch_attention_backward_hopper(const AttentionBackward<bf16, float>&, std::span<float>, cudaStream_t);
+template void launch_attention_backward_hopper(const AttentionBackward<bf16, bf16>&, float*, cudaStream_t);
+template void launch_attention_backward_hopper(const AttentionBackward<bf16, float>&, float*, cudaStream_t);

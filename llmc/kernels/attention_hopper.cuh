@@ -1,5 +1,5 @@
 // Building blocks of attention for sm_90a: the steps that order its warps, tiles in shared memory, one tile of softmax,
-// and which block does which queries. The kernels are in attention_hopper_forward.cuh.
+// and which block does which tile. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
 //
 // Not yet run on a GPU.
 #pragma once
@@ -13,8 +13,8 @@
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/ptx_hopper.cuh"
 
-// Everything that orders one warp after another, or an asynchronous instruction after others. Tests plant kernels that
-// leave out one of them: each must show.
+// Of forward: everything that orders one warp after another, or an asynchronous instruction after others. Tests plant
+// kernels that leave out one of them: each must show.
 enum class HopperStep : std::uint8_t {
     barriers_fence,   // mbarriers are made before copies use them
     barriers_made,    // and before other threads do
@@ -51,8 +51,9 @@ struct HopperForwardMaps {
 constexpr int HOPPER_PANEL = 64;   // channels of a panel: 128 bytes a row
 constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
 
-// Which queries a block does. Blocks start in the order of their numbers: the longest causal rows first, so that short
-// ones fill the end; and `together` heads before the next ones, as many as the second-level cache holds k and v of.
+// Which tile a block does, of queries (forward) or of keys (backward). Blocks start in the order of their numbers: the
+// last tile first; and `together` heads before the next ones, as many as the second-level cache holds. In forward the
+// last causal rows are the longest, so that short ones fill the end.
 struct HopperPlace {
     int tile, head;   // head counts (B, NH)
 };

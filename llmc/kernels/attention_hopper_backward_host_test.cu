@@ -43,7 +43,7 @@ void backward_in_steps(const AttentionBackward<bf16, float>& a, cudaStream_t str
     Arena arena;
     const auto workspace = arena.allocate<float>("test/workspace", sm90_attention_workspace(a.shape));
     launch_attention_delta(a, stream);
-    launch_hopper_backward<64, StepsBut>(a, {workspace.data(), workspace.size()}, stream);
+    launch_hopper_backward<64, StepsBut>(a, workspace.data(), stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 

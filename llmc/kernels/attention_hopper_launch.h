@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <type_traits>
 
 #include "llmc/base/check.h"
@@ -77,13 +76,11 @@ HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
 }
 
 template <int D, class Steps = AllHopperBackwardSteps, class G>
-void launch_hopper_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
+void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
     using Tile = HopperBackwardTile<D>;
     const AttentionShape& shape = a.shape;
     const HopperBackwardPlaces<D> places(shape);
-    ENSURE(places.all() <= workspace.size(), "a workspace of ", workspace.size(), " numbers, ", places.all(),
-           " are needed");
-    const HopperBackwardShared in_memory = places.in(workspace.data());
+    const HopperBackwardShared in_memory = places.in(workspace);
     CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
     const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
     launch(attention_backward_hopper<G, D, Steps>,
@@ -91,6 +88,6 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, std::span<float
                .writes(a.dq.data, view_bytes(a.dq, shape, shape.Tq))
                .writes(a.dk.data, view_bytes(a.dk, shape, shape.Tk))
                .writes(a.dv.data, view_bytes(a.dv, shape, shape.Tk))
-               .writes(workspace.data(), places.all() * sizeof(float)),
+               .writes(workspace, places.all() * sizeof(float)),
            a, hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
 }

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
-#include <span>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
@@ -32,7 +31,7 @@ void launch_attention_backward_mma(const AttentionBackward<bf16, G>& arguments, 
 template <class O>
 void launch_attention_forward_hopper(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>
-void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, std::span<float> workspace,
+void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, float* workspace,
                                       cudaStream_t stream);
 
 // From the first to past the last byte a view touches, for the check that unordered operations do not share memory.

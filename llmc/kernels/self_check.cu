@@ -66,7 +66,7 @@ public:
         launch_attention_delta(plain.backward(plain), stream_);
         launch_attention_backward_fma(plain.backward(plain), stream_);
         const auto workspace = arena_.allocate<float>("check/workspace", sm90_attention_workspace(shape_));
-        launch_attention_backward_hopper(found.backward(plain), {workspace.data(), workspace.size()}, stream_);
+        launch_attention_backward_hopper(found.backward(plain), workspace.data(), stream_);
         std::vector<std::string> result;
         compare<O>(result, "sm_90a", "out", found.out, plain.out);
         compare<O>(result, "sm_90a", "lse", found.lse, plain.lse);
