@@ -41,6 +41,16 @@ void own_forward(AttentionKind kind, const AttentionForward<T>& args, cudaStream
     own_attention_forward(args, stream);
 }
 
+template <class T>
+void own_backward(AttentionKind kind, const AttentionBackward<T>& args, const DeviceBuffer<float>& workspace,
+                  cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (kind == AttentionKind::own_sm90)
+            return sm90_attention_backward(args, {workspace.data(), workspace.size()}, stream);
+    }
+    own_attention_backward(args, stream);
+}
+
 void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
     const AttentionShape shape = self_attention_shape(s.B, s.T, s.NH, s.HS);
     const std::int64_t n = std::int64_t{s.B} * s.T * s.NH * s.HS, rows = std::int64_t{s.B} * s.T * s.NH;
@@ -49,7 +59,6 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
     auto part = [&](floatX* qkv, int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS); };
     auto heads = [&](floatX* tensor) { return contiguous_heads(tensor, s.T, s.NH, s.HS); };
     for (bool backward : {false, true}) {
-        if (backward && kind == AttentionKind::own_sm90) continue;   // the same as own
         auto timing = bench.begin({whose + (backward ? "backward" : "forward"), where, work_of(s, backward)});
         if (!timing) continue;
         if (const std::string refusal = refusal_of(kind, shape); !refusal.empty()) {
@@ -73,6 +82,9 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
             timing->measure(forward);
             continue;
         }
+        DeviceBuffer<float> workspace;
+        if (kind == AttentionKind::own_sm90)
+            workspace = timing->arena().allocate<float>("bench/workspace", sm90_attention_workspace(shape));
         for (int set = 0; set < timing->sets(); set++) forward(set);   // makes `out` and `lse` what backward expects
         timing->measure([&](int set) {
             const AttentionBackward<floatX> args{part(dqkv[set], 0),
@@ -87,7 +99,7 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
                                                  part(qkv[set], 2),
                                                  shape};
             if (library) return library_attention_backward(*library, args, bench.stream());
-            own_attention_backward(args, bench.stream());
+            own_backward(kind, args, workspace, bench.stream());
         });
     }
 }

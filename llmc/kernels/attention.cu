@@ -32,6 +32,28 @@ void check_view(const HeadsView<T>& view, const char* name) {
     ENSURE(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0, name, " is not aligned to 16 bytes");
 }
 
+// Of forward or backward: what both have.
+template <class Arguments>
+void check_inputs(const Arguments& a) {
+    check_shape(a.shape);
+    check_view(a.q, "q");
+    check_view(a.k, "k");
+    check_view(a.v, "v");
+    check_view(a.out, "out");
+}
+template <class T, class O>
+void check_arguments(const AttentionForward<T, O>& a) {
+    check_inputs(a);
+}
+template <class T, class G>
+void check_arguments(const AttentionBackward<T, G>& a) {
+    check_inputs(a);
+    check_view(a.dout, "dout");
+    check_view(a.dq, "dq");
+    check_view(a.dk, "dk");
+    check_view(a.dv, "dv");
+}
+
 std::atomic<bool>& tensor_cores() {
     static std::atomic<bool> used = true;
     return used;
@@ -56,11 +78,7 @@ void launch_attention_delta(const AttentionBackward<T, G>& a, cudaStream_t strea
 
 template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
-    check_shape(a.shape);
-    check_view(a.q, "q");
-    check_view(a.k, "k");
-    check_view(a.v, "v");
-    check_view(a.out, "out");
+    check_arguments(a);
     if constexpr (std::is_same_v<T, bf16>) {
         if (uses_tensor_cores()) return launch_attention_forward_mma(a, stream);
     }
@@ -69,25 +87,22 @@ void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream)
 
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
-    check_shape(a.shape);
-    check_view(a.q, "q");
-    check_view(a.k, "k");
-    check_view(a.v, "v");
-    check_view(a.out, "out");
+    check_arguments(a);
     launch_attention_forward_hopper(a, stream);
+}
+
+template <class G>
+void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
+    check_arguments(a);
+    const std::size_t needed = sm90_attention_workspace(a.shape);
+    ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
+    launch_attention_delta(a, stream);
+    launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& a, cudaStream_t stream) {
-    check_shape(a.shape);
-    check_view(a.q, "q");
-    check_view(a.k, "k");
-    check_view(a.v, "v");
-    check_view(a.out, "out");
-    check_view(a.dout, "dout");
-    check_view(a.dq, "dq");
-    check_view(a.dk, "dk");
-    check_view(a.dv, "dv");
+    check_arguments(a);
     launch_attention_delta(a, stream);
     if constexpr (std::is_same_v<T, bf16>) {
         if (uses_tensor_cores()) return launch_attention_backward_mma(a, stream);
@@ -100,6 +115,8 @@ template void own_attention_forward(const AttentionForward<bf16>&, cudaStream_t)
 template void own_attention_forward(const AttentionForward<bf16, float>&, cudaStream_t);
 template void sm90_attention_forward(const AttentionForward<bf16>&, cudaStream_t);
 template void sm90_attention_forward(const AttentionForward<bf16, float>&, cudaStream_t);
+template void sm90_attention_backward(const AttentionBackward<bf16>&, std::span<float>, cudaStream_t);
+template void sm90_attention_backward(const AttentionBackward<bf16, float>&, std::span<float>, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<float>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16>&, cudaStream_t);
 template void own_attention_backward(const AttentionBackward<bf16, float>&, cudaStream_t);

@@ -16,15 +16,17 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <type_traits>
 
 #include "llmc/base/dtype.h"
 
 // Which implementation computes attention (--attention). `auto_`: the library on a CPU, the faster one on a GPU.
-// `own_sm90`: our own with the forward kernel for sm_90a, of bf16. It has not run on a GPU yet: until it has been measured
-// there, only who asks for it by name gets it.
+// `own_sm90`: our own with the kernels for sm_90a, of bf16. They have not run on a GPU yet: until they have been
+// measured there, only who asks for them by name gets them.
 enum class AttentionKind : std::uint8_t { auto_, own, library, own_sm90 };
 
 // A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].
@@ -101,12 +103,18 @@ void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
-// The forward for sm_90a (attention_hopper_forward.cuh), O being bf16 or float. Backward is own_attention_backward.
+// Those for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh), O and G being bf16 or float.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
+template <class G>
+void sm90_attention_backward(const AttentionBackward<bf16, G>& arguments, std::span<float> workspace,
+                             cudaStream_t stream);
 
-// Why the current device cannot run it: it is another one, or disagrees with plain kernels, which are tried at every call
-// (self_check_sm90). Empty if it can.
+// How many numbers the workspace of backward has, on the device: nothing is kept there. Enough for fewer tokens, too.
+std::size_t sm90_attention_workspace(const AttentionShape& shape);
+
+// Why the current device cannot run it: it is another one, or disagrees with plain kernels, which are tried at every
+// call (self_check_sm90). Empty if it can.
 std::string sm90_attention_refusal();
 
 // Whether own attention of bf16 runs on tensor cores, as it does unless told otherwise, or on fp32 multiply-adds: where

@@ -1,5 +1,5 @@
 // Building blocks of attention for sm_90a: the steps that order its warps, tiles in shared memory, one tile of softmax,
-// and which block does which queries. The kernels are in attention_hopper_forward.cuh.
+// and which block does which tile. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
 //
 // Not yet run on a GPU.
 #pragma once
@@ -13,8 +13,8 @@
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/ptx_hopper.cuh"
 
-// Everything that orders one warp after another, or an asynchronous instruction after others. Tests plant kernels that
-// leave out one of them: each must show.
+// Of forward: everything that orders one warp after another, or an asynchronous instruction after others. Tests plant
+// kernels that leave out one of them: each must show.
 enum class HopperStep : std::uint8_t {
     barriers_fence,   // mbarriers are made before copies use them
     barriers_made,    // and before other threads do
@@ -51,8 +51,9 @@ struct HopperForwardMaps {
 constexpr int HOPPER_PANEL = 64;   // channels of a panel: 128 bytes a row
 constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
 
-// Which queries a block does. Blocks start in the order of their numbers: the longest causal rows first, so that short
-// ones fill the end; and `together` heads before the next ones, as many as the second-level cache holds k and v of.
+// Which tile a block does, of queries (forward) or of keys (backward). Blocks start in the order of their numbers: the
+// last tile first; and `together` heads before the next ones, as many as the second-level cache holds. In forward the
+// last causal rows are the longest, so that short ones fill the end.
 struct HopperPlace {
     int tile, head;   // head counts (B, NH)
 };
@@ -61,6 +62,15 @@ __host__ __device__ inline HopperPlace hopper_place(int block, int tiles, int he
     const int within = block - first * tiles;
     return {tiles - 1 - within / here, first + within % here};
 }
+
+// A place in the ring: tiles pass through the stages in turn.
+template <int STAGES>
+struct HopperRing {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
 
 // Sets scores of a group's 64 queries to -infinity where the query does not see the key. `row` and `pair` are the
 // lane's first row of the group and first column of eight.
@@ -105,4 +115,29 @@ template <int HALF_N>
 __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8][4], const float (&scores)[HALF_N]) {
 #pragma unroll
     for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
+}
+
+__device__ __forceinline__ void store_pair(float* target, float left, float right) {
+    *reinterpret_cast<float2*>(target) = make_float2(left, right);
+}
+__device__ __forceinline__ void store_pair(bf16* target, float left, float right) {
+    *reinterpret_cast<std::uint32_t*>(target) = pack_bf16(left, right);
+}
+
+// Each lane writes what it holds of 64 rows of sums, times `factor`. `row` and `channel` are its first ones; rows past
+// the end and channels past HS are not written.
+template <class O, int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<O> rows, const float (&sums)[HALF_N], float factor, int row,
+                                               int row_count, int channel, int HS) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int here = row + 8 * half;
+        if (here >= row_count) continue;
+        O* target = rows.data + here * rows.token + channel;
+#pragma unroll
+        for (int c = 0; c < HALF_N / 4; c++) {
+            if (8 * c + channel >= HS) break;
+            store_pair(target + 8 * c, sums[4 * c + 2 * half] * factor, sums[4 * c + 2 * half + 1] * factor);
+        }
+    }
 }

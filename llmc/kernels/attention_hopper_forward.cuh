@@ -104,15 +104,6 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
     }
 }
 
-// A place in the ring: tiles pass through the stages in turn.
-template <int STAGES>
-struct HopperRing {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // One of the two groups that compute, `group` being 0 or 1: its 64 queries, from their scores to sums and row
 // statistics.
 template <int D, class Steps>
@@ -234,19 +225,7 @@ struct HopperForwardGroup {
     }
     // fp32: each lane writes what it holds.
     __device__ __forceinline__ void store(const HeadsView<float>& out, const AttentionShape& shape) {
-        const HeadRows<float> rows = head_rows(out, work.batch, work.head);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = query + 8 * half;
-            if (row >= shape.Tq) continue;
-            float* target = rows.data + row * rows.token + pair;
-#pragma unroll
-            for (int c = 0; c < D / 8; c++) {
-                if (8 * c >= shape.HS) break;
-                *reinterpret_cast<float2*>(target + 8 * c) =
-                    make_float2(sums[4 * c + 2 * half], sums[4 * c + 2 * half + 1]);
-            }
-        }
+        store_fragment(head_rows(out, work.batch, work.head), sums, 1.0f, query, shape.Tq, pair, shape.HS);
     }
     // bf16: the group's 64 rows go into the place of its queries, and from there by one copy for each panel.
     __device__ __forceinline__ void store(unsigned char* q_tile, const TensorMap& out) {

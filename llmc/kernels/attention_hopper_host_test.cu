@@ -4,9 +4,8 @@
 #include <vector>
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
-#include "llmc/kernels/attention_hopper_forward.cuh"
+#include "llmc/kernels/attention_hopper_launch.h"
 #include "llmc/kernels/attention_test.h"
-#include "llmc/kernels/launch.cuh"
 
 namespace {
 
@@ -27,22 +26,8 @@ struct LeavingOut {
     }
 };
 
-TensorMap map_of(const HeadsView<const bf16>& view, const AttentionShape& shape, int tokens, unsigned rows) {
-    auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(2 * elements); };
-    auto size = [](int count) { return static_cast<std::uint64_t>(count); };
-    return make_tensor_map(view.data, {size(shape.HS), size(tokens), size(shape.NH), size(shape.B)},
-                           {bytes(view.token), bytes(view.head), bytes(view.batch)}, {rows, 1, 1});
-}
-
 void forward_in_steps(const AttentionForward<bf16>& a, cudaStream_t stream) {
-    using Tile = HopperForwardTile<64>;
-    const AttentionShape& shape = a.shape;
-    const HopperForwardMaps maps{map_of(a.q, shape, shape.Tq, Tile::queries), map_of(a.k, shape, shape.Tk, Tile::keys),
-                                 map_of(a.v, shape, shape.Tk, Tile::keys),
-                                 map_of(a.out, shape, shape.Tq, Tile::group_queries)};
-    const unsigned blocks = static_cast<unsigned>(ceil_div(shape.Tq, Tile::queries) * shape.NH * shape.B);
-    launch(attention_forward_hopper<bf16, 64, StepsBut>, Launch(blocks, Tile::threads, Tile::shared_bytes, stream), a,
-           maps, shape.NH * shape.B);
+    launch_hopper_forward<64, StepsBut>(a, stream);
 }
 
 // 640 keys are five tiles of 128: more than the rings hold.

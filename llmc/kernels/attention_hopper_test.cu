@@ -39,26 +39,62 @@ void check_forward(const AttentionShape& shape, Layout layout) {
     CHECK(lse_error(found.lse, expected.lse) < attention_tolerance<bf16>().lse);
 }
 
+template <class G>
+void backward_in_own_workspace(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
+    Arena arena;
+    const auto workspace = arena.allocate<float>("test/workspace", sm90_attention_workspace(a.shape));
+    sm90_attention_backward(a, {workspace.data(), workspace.size()}, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class G>
+void check_backward(const AttentionShape& shape, Layout layout) {
+    if (!on_sm90()) return;
+    CAPTURE(shape.B);
+    CAPTURE(shape.NH);
+    CAPTURE(shape.Tq);
+    CAPTURE(shape.Tk);
+    CAPTURE(shape.HS);
+    CAPTURE(shape.causal);
+    CAPTURE(shape.q0);
+    CAPTURE(shape.k0);
+    CAPTURE(static_cast<int>(layout));
+    const AttentionInputs inputs = random_inputs<bf16>(shape);
+    const AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v, inputs.dout);
+    const AttentionReference found =
+        run_backward<bf16, G>(backward_in_own_workspace<G>, shape, layout, inputs, expected);
+    const double tolerance = attention_tolerance<bf16>().gradient;
+    CHECK(relative_error(found.dq, expected.dq) < tolerance);
+    CHECK(relative_error(found.dk, expected.dk) < tolerance);
+    CHECK(relative_error(found.dv, expected.dv) < tolerance);
+}
+
+template <class O>
+void check_both(const AttentionShape& shape, Layout layout) {
+    check_forward<O>(shape, layout);
+    check_backward<O>(shape, layout);
+}
+
 }   // namespace
 
 TEST_CASE("sm90: attention: every head size matches double precision") {
     for (int HS : {8, 16, 24, 32, 48, 64, 80, 96, 128}) {
-        check_forward<bf16>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
-        check_forward<float>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
+        check_both<bf16>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
+        check_both<float>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
     }
 }
 
 TEST_CASE("sm90: attention: every length matches, whole tiles or not, and more of them than rings hold") {
     for (int tokens : {1, 2, 17, 63, 64, 65, 127, 128, 129, 200, 256, 640, 1024})
-        check_forward<bf16>(shape_of(1, 1, tokens, tokens, 64, true), Layout::packed);
+        check_both<bf16>(shape_of(1, 1, tokens, tokens, 64, true), Layout::packed);
     for (int tokens : {1, 65, 128, 130, 400})
-        check_forward<bf16>(shape_of(1, 1, tokens, tokens, 128, true), Layout::packed);
+        check_both<bf16>(shape_of(1, 1, tokens, tokens, 128, true), Layout::packed);
 }
 
 TEST_CASE("sm90: attention: full attention, keys and queries of different counts") {
     for (auto [Tq, Tk] : {std::pair{5, 100}, {100, 5}, {64, 96}, {70, 70}, {130, 700}}) {
-        check_forward<bf16>(shape_of(1, 2, Tq, Tk, 64, false), Layout::head_major);
-        check_forward<float>(shape_of(1, 1, Tq, Tk, 128, false), Layout::head_major);
+        check_both<bf16>(shape_of(1, 2, Tq, Tk, 64, false), Layout::head_major);
+        check_both<float>(shape_of(1, 1, Tq, Tk, 128, false), Layout::head_major);
     }
 }
 
@@ -71,16 +107,16 @@ TEST_CASE("sm90: attention: causal with offsets, including rows that see nothing
                           {0, 1000},
                           {far, far},
                           {far + 30, far + 40}}) {
-        check_forward<bf16>(shape_of(1, 2, 140, 300, 32, true, q0, k0), Layout::spaced);
-        check_forward<float>(shape_of(1, 1, 200, 70, 96, true, q0, k0), Layout::spaced);
+        check_both<bf16>(shape_of(1, 2, 140, 300, 32, true, q0, k0), Layout::spaced);
+        check_both<float>(shape_of(1, 1, 200, 70, 96, true, q0, k0), Layout::spaced);
     }
 }
 
 TEST_CASE("sm90: attention: every layout and several batches and heads") {
     for (Layout layout : {Layout::packed, Layout::head_major, Layout::spaced}) {
-        check_forward<bf16>(shape_of(3, 3, 17, 17, 16, true), layout);
-        check_forward<bf16>(shape_of(2, 3, 150, 150, 80, true), layout);
-        check_forward<float>(shape_of(2, 3, 40, 40, 80, true), layout);
+        check_both<bf16>(shape_of(3, 3, 17, 17, 16, true), layout);
+        check_both<bf16>(shape_of(2, 3, 150, 150, 80, true), layout);
+        check_both<float>(shape_of(2, 3, 40, 40, 80, true), layout);
     }
 }
 
@@ -94,6 +130,14 @@ TEST_CASE("sm90: attention: two runs are bit-identical") {
     const AttentionReference once = run(), twice = run();
     CHECK(once.out == twice.out);
     CHECK(once.lse == twice.lse);
+    const AttentionReference forward = reference_attention(shape, inputs.q, inputs.k, inputs.v);
+    auto run_back = [&] {
+        return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, inputs, forward);
+    };
+    const AttentionReference first = run_back(), second = run_back();
+    CHECK(first.dq == second.dq);
+    CHECK(first.dk == second.dk);
+    CHECK(first.dv == second.dv);
 }
 
 TEST_CASE("sm90: attention: blocks cover every tile of every head once, the longest first, some heads at a time") {

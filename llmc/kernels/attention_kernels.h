@@ -27,9 +27,12 @@ void launch_attention_forward_mma(const AttentionForward<bf16, O>& arguments, cu
 template <class G>
 void launch_attention_backward_mma(const AttentionBackward<bf16, G>& arguments, cudaStream_t stream);
 
-// sm_90a (attention_hopper.cu), for O = bf16 and float.
+// sm_90a (attention_hopper.cu), for O, G = bf16 and float. `workspace`: see sm90_attention_backward.
 template <class O>
 void launch_attention_forward_hopper(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
+template <class G>
+void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, float* workspace,
+                                      cudaStream_t stream);
 
 // From the first to past the last byte a view touches, for the check that unordered operations do not share memory.
 template <class T>

@@ -235,7 +235,9 @@ __device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int 
 #define WGMMA_D8(d, i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
-#define WGMMA_D32(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8), WGMMA_D8(d, i + 16), WGMMA_D8(d, i + 24)
+#define WGMMA_D16(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8)
+#define WGMMA_D32(d, i) WGMMA_D16(d, i), WGMMA_D16(d, i + 16)
+#define WGMMA_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_32                                                                                                \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -248,9 +250,15 @@ __device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int 
 // Both operands in shared memory. Not `accumulate`: d is overwritten.
 template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::uint64_t b, bool accumulate) {
-    static_assert(HALF_N == 32 || HALF_N == 64, "N is 64 or 128");
+    static_assert(HALF_N == 16 || HALF_N == 32 || HALF_N == 64, "N is 32, 64 or 128");
 #ifdef __CUDACC__
-    if constexpr (HALF_N == 32) {
+    if constexpr (HALF_N == 16) {
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_16 "}, %16, %17, p, 1, 1, %19, %20;\n}"
+            : WGMMA_D16(d, 0)
+            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
+    } else if constexpr (HALF_N == 32) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32 "}, %32, %33, p, 1, 1, %35, %36;\n}"

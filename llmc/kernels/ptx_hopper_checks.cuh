@@ -178,7 +178,9 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
     if constexpr (hopper_instructions) {
         DYNAMIC_SHARED(T, shared);
         const T *a = matrices, *b = matrices + 64 * 32;
-        constexpr int panel = 64 * 64, b_panel = B_TRANSPOSED ? 32 * 64 : N * 64, b_panels = B_TRANSPOSED ? N / 64 : 1;
+        constexpr int panel = 64 * 64, b_panel = B_TRANSPOSED ? 32 * 64 : N * 64,
+                      b_panels = B_TRANSPOSED ? (N + 63) / 64 : 1;
+        constexpr int b_column = B_TRANSPOSED && N == 32 ? 32 : 0;   // the second half of a panel
         T *a_tile = shared, *b_tile = shared + panel;
         const int thread = threadIdx.x;
         for (int i = thread; i < 64 * 32; i += 128) {
@@ -187,7 +189,7 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
         }
         for (int i = thread; i < 32 * N; i += 128) {
             const int k = i / N, n = i % N;
-            b_tile[B_TRANSPOSED ? n / 64 * b_panel + in_panel(k, n % 64) : in_panel(n, k)] = b[i];
+            b_tile[B_TRANSPOSED ? n / 64 * b_panel + in_panel(k, b_column + n % 64) : in_panel(n, k)] = b[i];
         }
         fence_proxy_async(shared_address(shared), 2 * (panel + b_panels * b_panel));
         __syncthreads();
@@ -204,7 +206,7 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
 #pragma unroll
         for (int i = 0; i < N / 2; i++) d[i] = 1e9f;   // not added to
         wgmma_fence(d, left);
-        const SharedAddress b_first = shared_address(b_tile),
+        const SharedAddress b_first = shared_address(b_tile) + 2 * b_column,
                             a_first = shared_address(a_tile) + (A_TRANSPOSED ? 0 : 32);
 #pragma unroll
         for (int step = 0; step < 2; step++) {
@@ -235,7 +237,7 @@ std::string wgmma_of(Arena& arena, cudaStream_t stream) {
     const auto matrices = arena.allocate<std::uint16_t>("check/matrices", bits.size());
     const auto result = arena.allocate<float>("check/product", 64 * N);
     matrices.upload(bits, stream);
-    constexpr int shared_bytes = 2 * (64 * 64 + N * 64);
+    constexpr int shared_bytes = 2 * (64 * 64 + std::max(N, 32) * 64);
     launch(multiply_group<A_REGISTERS, A_TRANSPOSED, B_TRANSPOSED, N, std::uint16_t>,
            Launch(1, 128, shared_bytes, stream), result.data(), matrices.data(), 0);
     auto sum = [&](std::size_t i, auto of) {
@@ -252,7 +254,8 @@ std::string wgmma_of(Arena& arena, cudaStream_t stream) {
 inline std::string wgmma_shared(Arena& arena, cudaStream_t stream) {
     for (auto check :
          {wgmma_of<false, false, false, 64>, wgmma_of<false, false, true, 64>, wgmma_of<false, true, false, 64>,
-          wgmma_of<false, true, true, 128>, wgmma_of<false, false, false, 128>, wgmma_of<false, false, true, 128>})
+          wgmma_of<false, true, true, 128>, wgmma_of<false, false, false, 32>, wgmma_of<false, true, true, 32>,
+          wgmma_of<false, false, false, 128>, wgmma_of<false, false, true, 128>})
         if (std::string difference = check(arena, stream); !difference.empty()) return difference;
     return "";
 }

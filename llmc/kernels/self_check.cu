@@ -28,7 +28,8 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
     return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
 }
 
-// Attention of one head by two implementations: more tiles than their pipelines have stages, the last ones partly filled.
+// Attention of one head by two implementations: more tiles than their pipelines have stages, the last ones partly
+// filled.
 class AttentionCheck {
 public:
     AttentionCheck(int tokens, int HS, cudaStream_t stream)
@@ -62,9 +63,16 @@ public:
         Results<O> plain(*this), found(*this);
         launch_attention_forward_fma(plain.forward(), stream_);
         launch_attention_forward_hopper(found.forward(), stream_);
+        launch_attention_delta(plain.backward(plain), stream_);
+        launch_attention_backward_fma(plain.backward(plain), stream_);
+        const auto workspace = arena_.allocate<float>("check/workspace", sm90_attention_workspace(shape_));
+        launch_attention_backward_hopper(found.backward(plain), workspace.data(), stream_);
         std::vector<std::string> result;
         compare<O>(result, "sm_90a", "out", found.out, plain.out);
         compare<O>(result, "sm_90a", "lse", found.lse, plain.lse);
+        compare<O>(result, "sm_90a", "dq", found.dq, plain.dq);
+        compare<O>(result, "sm_90a", "dk", found.dk, plain.dk);
+        compare<O>(result, "sm_90a", "dv", found.dv, plain.dv);
         return result;
     }
 

@@ -47,7 +47,11 @@ public:
         ENSURE(kind != AttentionKind::auto_, "a kind of attention is taken by name");
         open_ = false;
         if (kind == chosen()) return;
-        if (kind == AttentionKind::own_sm90) require_sm90();
+        workspace_ = {};
+        if (kind == AttentionKind::own_sm90) {
+            require_sm90();
+            workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape));
+        }
         if (kind != AttentionKind::library) {
             own_ = kind;
             return library_.reset();
@@ -78,11 +82,12 @@ public:
     }
     template <class G>
     void backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream) const {
-        if (library_) {
-            library_attention_backward(*library_, arguments, stream);
-        } else {
-            own_attention_backward(arguments, stream);
+        if (library_) return library_attention_backward(*library_, arguments, stream);
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (own_ == AttentionKind::own_sm90)
+                return sm90_attention_backward(arguments, {workspace_.data(), workspace_.size()}, stream);
         }
+        own_attention_backward(arguments, stream);
     }
 
 private:
@@ -95,6 +100,7 @@ private:
     Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
     AttentionKind own_ = AttentionKind::own;      // or own_sm90
+    DeviceBuffer<float> workspace_;               // own_sm90's
     bool fp32_results_;
     bool open_ = false;
 };

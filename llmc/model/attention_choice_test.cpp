@@ -86,6 +86,12 @@ TEST_CASE("sm90: attention choice: taken and left") {
     AttentionChoice<floatX> attention(AttentionKind::own, shape, arena);
     attention.take(AttentionKind::own_sm90, shape);
     CHECK(attention.chosen() == AttentionKind::own_sm90);
+    // its backward it is that is called: that one looks at the workspace, which is for `shape`
+    AttentionShape longer = shape;
+    longer.Tq = 1000;
+    const HeadsView<floatX> none = contiguous_heads<floatX>(nullptr, 1000, longer.NH, longer.HS);
+    const AttentionBackward<floatX> backward{none, none, none, nullptr, none, none, nullptr, none, none, none, longer};
+    CHECK_THROWS_WITH_AS(attention.backward(backward, nullptr), doctest::Contains("a workspace of "), Error);
     attention.take(AttentionKind::own, shape);
     CHECK(attention.chosen() == AttentionKind::own);
 }

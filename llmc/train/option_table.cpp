@@ -172,8 +172,8 @@ void add_output_options(CLI::App& app, Options& o) {
 void add_numerics_options(CLI::App& app, Options& o) {
     OptionGroup numerics(app, "Numerics and memory");
     numerics.choice("--attention", o.attention, kAttentions,
-                    "whose attention: own kernels or the library's; own-sm90: with the forward for H100 and H200, "
-                    "not yet run on one");
+                    "whose attention: own kernels or the library's; own-sm90: kernels for H100 and H200, not yet "
+                    "run on one");
     numerics.choice("--grad-dtype", o.grad_dtype, kGradDtypes, "type in which gradients accumulate");
     numerics.on_off("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32; bf16 builds ignore it");
     numerics.on_off("--master-weights,-w", o.master_weights,
