@@ -53,7 +53,8 @@ check "training and validation tokens" [ -s data/mine/manifest.json ]
 train=$(readme './train_gpt --data mine' | sed -E "s/--max-steps [0-9]+/--max-steps $steps/; s/--warmup [0-9]+/--warmup $((steps / 10 + 1))/")
 mkfifo keys && exec 5<>keys
 start=$(now_ms)
-timeout 1800 script -qec "$train" "$work/said" >/dev/null 2>&1 <keys & terminal=$!
+# exec: a shell that waits would end by the signal itself, with 130
+timeout 1800 script -qec "exec $train" "$work/said" >/dev/null 2>&1 <keys & terminal=$!
 for _ in $(seq 150000); do
     [ "$(grep -sc '"loss"' runs/mine/metrics.jsonl)" -ge $((steps / 10)) ] 2>/dev/null && break
     kill -0 $terminal 2>/dev/null || break
