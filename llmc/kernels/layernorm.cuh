@@ -65,7 +65,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
     PieceSum<AnyExtent> sum;
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) sum.add(to_floats(in.piece(row, j)));
-    const float m = row_sum<AnyExtent>(sum.total()) / row.C();
+    const float m = row.sum(sum.total()) / row.C();
 
     // the centred sum of squares, not the difference of two large numbers
     PieceSum<AnyExtent> squares;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
         }
         squares.add(x);
     }
-    const float s = 1.0f / sqrtf(row_sum<AnyExtent>(squares.total()) / row.C() + kLayerNormEpsilon);
+    const float s = 1.0f / sqrtf(row.sum(squares.total()) / row.C() + kLayerNormEpsilon);
 
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
@@ -136,37 +136,6 @@ inline std::size_t layernorm_backward_scratch(int rows, int C) {
     return static_cast<std::size_t>(layernorm_backward_blocks(rows, C)) * 2 * C;
 }
 
-// The sums of one thread's columns over the rows it has seen: in registers. `partials` (2, C) is where the block's sums
-// go; a block of one thread keeps them there from the start.
-template <class AnyExtent>
-struct ParameterSums {
-    Vec8<float> weights[kRowParts] = {}, biases[kRowParts] = {};
-
-    __device__ __forceinline__ ParameterSums(float*, AnyExtent) {}
-    __device__ __forceinline__ Vec8<float> weight(int part) const { return weights[part]; }
-    __device__ __forceinline__ Vec8<float> bias(int part) const { return biases[part]; }
-    __device__ __forceinline__ void set(int part, const Vec8<float>& weight, const Vec8<float>& bias) {
-        weights[part] = weight, biases[part] = bias;
-    }
-};
-template <class Base>
-struct ParameterSums<LoopExtent<Base>> {
-    float* partials;
-    Base extent;
-
-    __device__ __forceinline__ ParameterSums(float* of_block, LoopExtent<Base> row) : partials(of_block), extent(row) {
-        for (std::int64_t i = 0; i < 2 * extent.count; i++) partials[i] = 0;
-    }
-    __device__ __forceinline__ Vec8<float> weight(int part) const { return load8(partials, part * 8, extent); }
-    __device__ __forceinline__ Vec8<float> bias(int part) const {
-        return load8(partials + extent.count, part * 8, extent);
-    }
-    __device__ __forceinline__ void set(int part, const Vec8<float>& weight, const Vec8<float>& bias) {
-        store8(partials, part * 8, extent, weight);
-        store8(partials + extent.count, part * 8, extent, bias);
-    }
-};
-
 // Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are
 // smaller, and such rows can be no longer than this many threads hold.
 template <class AnyExtent>
@@ -182,8 +151,7 @@ constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent
 //   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
 template <class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<Real, Grad>& args,
-                                                       const RowOfThread<AnyExtent>& row,
-                                                       ParameterSums<AnyExtent>& sums) {
+                                                       const RowOfThread<AnyExtent>& row, ColumnSums<AnyExtent>& sums) {
     const float mean = row.inside ? args.mean[row.row] : 0.0f, rstd = row.inside ? args.rstd[row.row] : 0.0f;
     KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
 #pragma unroll
@@ -197,7 +165,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
         if (!row.has(j)) continue;
         const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
         const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
-        Vec8<float> g, gn, weight_sum = sums.weight(j), bias_sum = sums.bias(j);
+        Vec8<float> g, gn, weight_sum = sums.x(j), bias_sum = sums.y(j);
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) {
             const float n = (x[k] - mean) * rstd;
@@ -210,7 +178,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
         sum_g.add(g);
         sum_gn.add(gn);
     }
-    const RowSums total = row_sums<AnyExtent>({sum_g.total(), sum_gn.total()});
+    const RowSums total = row.sums({sum_g.total(), sum_gn.total()});
     const float mean_g = total.a / row.C(), mean_gn = total.b / row.C();
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
@@ -233,28 +201,16 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     }
 }
 
-// Writes the block's sums to partials (2, C), adding the rows side by side (threadIdx.y) in order. shared: (2, C).
-template <class AnyExtent>
-__device__ __forceinline__ void store_parameter_sums(float* partials, float* shared, const RowOfThread<AnyExtent>& row,
-                                                     const ParameterSums<AnyExtent>& sums) {
-    const int C = row.C();
-    for (unsigned y = 0; y < blockDim.y; y++) {
-        if (y == threadIdx.y) {
+// Asks for the rows of a block's next turn while this turn waits for its sums.
+template <class Real, class Grad, class AnyExtent>
+__device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Grad>& args,
+                                                const RowOfThread<AnyExtent>& row) {
 #pragma unroll
-            for (int j = 0; j < kRowParts; j++) {
-                VECTOR_LOOP
-                for (int k = 0; k < 8; k++) {
-                    int c = row.column(j) + k;
-                    if (c >= C) continue;
-                    shared[c] = y == 0 ? sums.weights[j][k] : shared[c] + sums.weights[j][k];
-                    shared[C + c] = y == 0 ? sums.biases[j][k] : shared[C + c] + sums.biases[j][k];
-                }
-            }
-        }
-        __syncthreads();
+    for (int j = 0; j < row.parts(); j++) {
+        row.fetch_ahead(args.dout, j);
+        row.fetch_ahead(args.in, j);
+        if (args.accumulate_input) row.fetch_ahead(args.din, j);
     }
-    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-    for (int i = thread; i < 2 * C; i += static_cast<int>(blockDim.x * blockDim.y)) partials[i] = shared[i];
 }
 
 template <class Real, class Grad, class AnyExtent>
@@ -262,22 +218,18 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
     // where the block's sums go; not kept in a register meanwhile
     auto partials = [&] { return args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count; };
-    ParameterSums<AnyExtent> sums(partials(), extent);
-    int first = static_cast<int>(blockIdx.x * blockDim.y), end = args.rows,
-        step = static_cast<int>(gridDim.x * blockDim.y);
-    if constexpr (kLoops<AnyExtent>) {   // neighbouring rows, which a CPU fetches ahead
-        const int share = ceil_div(args.rows, static_cast<int>(gridDim.x));
-        first = static_cast<int>(blockIdx.x) * share, end = min(first + share, args.rows), step = 1;
-    }
+    auto row_at = [&](int base) {
+        return RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y));
+    };
+    DYNAMIC_SHARED(float, shared);
+    ColumnSums<AnyExtent> sums(partials(), extent);
+    const RowTurns<AnyExtent> turns(args.rows);
     // every thread of a block makes the same number of turns, inside the rows or not
-    for (int base = first; base < end; base += step) {
-        layernorm_backward_row(args, RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y)),
-                               sums);
+    for (int base = turns.first; base < turns.end; base += turns.step) {
+        fetch_row_ahead(args, row_at(base + turns.step));
+        layernorm_backward_row(args, row_at(base), sums);
     }
-    if constexpr (!kLoops<AnyExtent>) {
-        DYNAMIC_SHARED(float, shared);
-        store_parameter_sums(partials(), shared, RowOfThread<AnyExtent>(args.rows, extent, 0), sums);
-    }
+    sums.store(partials(), shared, row_at(0));
 }
 
 constexpr int kFinishThreads = 8;   // threads that share a column, beside 32 columns

@@ -133,6 +133,13 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
+// Asks for the 128-byte line of `address` in the second-level cache: a hint, which changes no value.
+__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* address) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
