@@ -73,10 +73,9 @@ public:
     void read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
               std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
     void advance(std::uint64_t samples);
+    LoaderState after(std::uint64_t samples) const;   // where `advance` would lead
 
 private:
-    LoaderState after(std::uint64_t samples) const;
-
     const TokenSet* tokens_;
     std::uint64_t seed_;
     LoaderState state_;

@@ -74,22 +74,38 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
     bool reads = false;   // only the first and the last stage of a pipeline
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
     const InFlight& most = stage.options().in_flight;
-    for (int i = 0; reads && i < (most.batches > 0 ? most.batches : most.activations); i++) {
+    const int in_flight = most.batches > 0 ? most.batches : most.activations;
+    const int read_ahead = stage.options().backward ? 1 : 0;
+    for (int i = 0; reads && i < in_flight + read_ahead; i++) {
         const RankSizes& sizes = stage.sizes();
         buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token));
     }
 }
 
+BatchBuffer* Pipeline::filled_buffer(const Read& read, int micro_batch, Purpose purpose) {
+    const auto count = static_cast<std::size_t>(stage_.tokens());
+    const auto tokens = std::span(tokens_).first(count), targets = std::span(targets_).first(count);
+    read(micro_batch, tokens, targets);
+    BatchBuffer* const buffer = buffers_.take();
+    buffer->upload(tokens, purpose == Purpose::logits ? std::span<std::int32_t>() : targets, stage_.stream());
+    return buffer;
+}
+
 const Batch& Pipeline::read_batch(const Read& read, int micro_batch, Purpose purpose) {
     BatchBuffer*& buffer = batches_[micro_batch];
-    if (buffer == nullptr) {
-        buffer = buffers_.take();
-        const auto count = static_cast<std::size_t>(stage_.tokens());
-        const auto tokens = std::span(tokens_).first(count), targets = std::span(targets_).first(count);
-        read(micro_batch, tokens, targets);
-        buffer->upload(tokens, purpose == Purpose::logits ? std::span<std::int32_t>() : targets, stage_.stream());
-    }
+    if (buffer == nullptr) buffer = filled_buffer(read, micro_batch, purpose);
     return buffer->batch();
+}
+
+void Pipeline::read_ahead(const Read& read, int number) {
+    forget_read_ahead();
+    bool reads = false;
+    for (int chunk = 0; chunk < stage_.chunks(); chunk++) reads = reads || stage_.backward_reads_batch(chunk);
+    if (reads) ahead_ = filled_buffer(read, number, Purpose::training);
+}
+
+void Pipeline::forget_read_ahead() {
+    if (ahead_ != nullptr) buffers_.give_back(std::exchange(ahead_, nullptr));
 }
 
 bool Pipeline::reads_batch(const Action& action, Purpose purpose) const {

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "llmc/model/stage.h"
@@ -35,8 +36,13 @@ public:
     // stage.losses(), once what is queued has run.
     void train(const PipelineSchedule& schedule, const Read& read, float dloss,
                const std::function<void()>& losses_made) {
+        if (ahead_ != nullptr) batches_[0] = std::exchange(ahead_, nullptr);
         run(schedule, read, Purpose::training, dloss, losses_made);
     }
+    // Reads micro-batch `number` now, and queues its way to the device, as the first of the next call of train.
+    void read_ahead(const Read& read, int number);
+    void forget_read_ahead();
+
     // A schedule without backward (forward_schedules).
     void forward(
         const PipelineSchedule& schedule, const Read& read, Purpose purpose,
@@ -62,6 +68,7 @@ private:
     void run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,
              const std::function<void()>& losses_made);
     bool reads_batch(const Action& action, Purpose purpose) const;
+    BatchBuffer* filled_buffer(const Read& read, int micro_batch, Purpose purpose);
     const Batch& read_batch(const Read& read, int micro_batch, Purpose purpose);
     void carry_out(const Action& action, const Batch& batch, Purpose purpose, float dloss,
                    const std::function<void()>& losses_made);
@@ -73,5 +80,6 @@ private:
     std::vector<std::int32_t> tokens_, targets_;   // on the host
     Pool<BatchBuffer> buffers_{"micro-batches"};
     std::map<int, BatchBuffer*> batches_;   // of micro-batches that are read again
+    BatchBuffer* ahead_ = nullptr;          // what read_ahead has filled
     Stage::Uses uses_;                      // of the pass at hand
 };

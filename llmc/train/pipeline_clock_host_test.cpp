@@ -225,7 +225,7 @@ TEST_CASE("pipeline: what ZeRO-3 gathers and reduces shows once a step where bot
             return (seconds(gather) - seconds(0)) / (gather * layer);
         };
         const double few = shown(4, 0.15), many = shown(12, 0.15), few_slow = shown(4, 1.5), many_slow = shown(12, 1.5);
-        MESSAGE(name_of(kind), ": 4 and 12 micro-batches show ", few, " and ", many, " gathers; of slow ones ",
+        MESSAGE(std::string(name_of(kind)), ": 4 and 12 micro-batches show ", few, " and ", many, " gathers; of slow ones ",
                 few_slow, " and ", many_slow);
         CHECK(many <= few + 1e-6);
         CHECK(many_slow > few_slow + 8);

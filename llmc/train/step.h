@@ -44,6 +44,11 @@ public:
         const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
         const std::function<StopVotes()>& vote = [] { return StopVotes{}; });
 
+    // Of the next step: its first micro-batch, which `read` knows by `number`, is read while the device is still at
+    // work on this one. Forgotten, `gradients` reads it itself.
+    void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
+    void forget_read_ahead() { pipeline_.forget_read_ahead(); }
+
     // AdamW. Steps count from 1. Does nothing where the norm or the loss is not finite.
     void update(int step, float learning_rate);
 

@@ -59,7 +59,7 @@ RunEnd Trainer::run() {
 }
 
 RunEnd Trainer::run_steps() {
-    const int end = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    const int end = end_of_run();
     const int first = step_ + 1;
     if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
         host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
@@ -167,6 +167,10 @@ void Trainer::agree_on_algorithms() {
     if (matmul_choices_ != own) use_matmul_choices(matmul_choices_, "the table of all ranks", matmul);
 }
 
+int Trainer::end_of_run() const {
+    return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
@@ -186,19 +190,33 @@ void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, s
     }
 }
 
+Pipeline::Read Trainer::reader() {
+    return [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); };
+}
+
+// The first micro-batch of the next step, while the device is at work on this one.
+void Trainer::read_ahead() {
+    if (step_ == end_of_run() || options_.overfit_single_batch) return;
+    const std::optional<LoaderState> next = loader_.after(static_cast<std::uint64_t>(sequences_));
+    try {
+        parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
+        ahead_ = next;
+    } catch (const Error&) {   // the next step's own: it will read the same again
+        ahead_.reset();
+    }
+}
+
 void Trainer::train_step() {
     const double start = seconds_now();
+    if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
     slowest_rank_.step_begins();
-    parts_.step.gradients(
-        schedule_, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
-        token_share,
-        [this] {
-            slowest_rank_.passes_end();
-            StopVotes vote = agreement_.own_vote();
-            vote.saved = save_ && save_->ready() ? 1 : 0;
-            return vote;
-        });
+    parts_.step.gradients(schedule_, reader(), token_share, [this] {
+        slowest_rank_.passes_end();
+        StopVotes vote = agreement_.own_vote();
+        vote.saved = save_ && save_->ready() ? 1 : 0;
+        return vote;
+    });
     step_++;
     next_ = AfterStep::validation;
     if (parts_.world) parts_.world->set_step(step_);
@@ -207,6 +225,7 @@ void Trainer::train_step() {
     const float lr = learning_rate(learning_rates_, step_);
     const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
     if (!host_decides) parts_.step.update(step_, lr);
+    read_ahead();
     const StepResult result = parts_.step.result();   // the host waits
     const bool outlier = is_outlier(result);
     if (host_decides && !outlier) {
@@ -293,9 +312,7 @@ bool Trainer::is_outlier(const StepResult& result) {
 // Of the step at hand, whose loss or gradient norm is not finite. Collective: every rank has seen that.
 std::string Trainer::first_bad_tensor() {
     Step& step = parts_.step;
-    const std::string activation = first_not_finite_activation(
-        step, [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); },
-        micro_batches_of(schedule_));
+    const std::string activation = first_not_finite_activation(step, reader(), micro_batches_of(schedule_));
     return earliest(agreement_.gather(
         first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
 }
@@ -329,7 +346,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     parts_.metrics.step(record);
 
     const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
-    const int last = options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    const int last = end_of_run();
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(

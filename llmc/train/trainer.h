@@ -93,7 +93,11 @@ private:
     bool rewind();   // false: too often from this checkpoint
     void train_step();
     void agree_on_algorithms();
+    // Those of the next step follow on those of this one.
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
+    Pipeline::Read reader();
+    void read_ahead();
+    int end_of_run() const;   // the last step
     bool is_outlier(const StepResult& result);
     std::string first_bad_tensor();
     void report_step(const StepResult& result, float lr, double seconds);
@@ -129,6 +133,7 @@ private:
     std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;
     Loader loader_;
+    std::optional<LoaderState> ahead_;   // where the loader was when the next step was read ahead
     Agreement agreement_;
     SlowestRank slowest_rank_;
     Gatherer gatherer_;            // of checkpoints

@@ -180,6 +180,33 @@ private:
     std::function<void(const std::string& path)> disturb_;
 };
 
+// Files to read of which every read is told first, and may be made to fail.
+class ReadingFiles : public ForwardingFiles {
+public:
+    ReadingFiles(FileSystem& inner, std::function<void()> before_read)
+        : ForwardingFiles(inner), before_read_(std::move(before_read)) {}
+    std::unique_ptr<File> open(const std::string& path) const override {
+        return std::make_unique<ReadFile>(inner_.open(path), before_read_);
+    }
+
+private:
+    struct ReadFile : File {
+        ReadFile(std::unique_ptr<File> its_inner, std::function<void()> its_before)
+            : inner(std::move(its_inner)), before_read(std::move(its_before)) {}
+        const std::string& path() const override { return inner->path(); }
+        std::uint64_t size() const override { return inner->size(); }
+        void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+            before_read();
+            inner->read_at(offset, into);
+        }
+        void write(std::span<const std::byte> bytes) override { inner->write(bytes); }
+        void sync() override { inner->sync(); }
+        std::unique_ptr<File> inner;
+        std::function<void()> before_read;
+    };
+    std::function<void()> before_read_;
+};
+
 // What the device says is taken, by whomever.
 double device_bytes_taken() {
     std::size_t free_bytes = 0, total_bytes = 0;
@@ -214,6 +241,28 @@ TEST_CASE("trainer: a loss that is not finite stops the update on the device, ev
         const bool unchanged = run.weights() == before;
         CHECK(unchanged == (planted != 1.0));
     }
+}
+
+TEST_CASE(
+    "trainer: the next step's first samples are read before this step's end; a fault of theirs is the next step's") {
+    TestRun run;   // a step: two micro-batches of two samples
+    run.options.max_steps = 3, run.options.val_every = 0;
+    std::string events;   // r: a sample is read; |: a step's record is written, which waits for its end
+    int good_reads = 1000;
+    ReadingFiles data(real_files(), [&] {
+        if (good_reads-- <= 0) throw Error(ErrorKind::io, "a read that fails", "");
+        events += 'r';
+    });
+    run.tokens = TokenSet(data, "--train-data", run.data / "tokens.bin", run.options.seq_len, kVocab, 0);
+    TellingFiles files(real_files(), [&] { events += '|'; });
+    events.clear();
+    CHECK(run.train(files) == RunEnd::finished);
+    CHECK(events == "rrrrrr|rrrr|rr|");   // the last step reads nothing that no step needs
+
+    events.clear();
+    good_reads = 5;   // the second sample of step 2 cannot be read
+    CHECK_THROWS_WITH_AS(run.train(files), "a read that fails", Error);
+    CHECK(events == "rrrrr|");
 }
 
 TEST_CASE("trainer: records are on the disk before the checkpoint of their steps gets its name") {
