@@ -25,9 +25,9 @@ template <int D>
 struct FmaTile {
     static_assert(D % 16 == 0 && D <= 128, "each thread owns D / 16 channels of a row");
     static constexpr int threads = 128;
-    static constexpr int rows = 64;                     // kept
-    static constexpr int columns = D <= 64 ? 64 : 32;   // streamed: shared memory of backward stays below 112 KiB
-    static constexpr int row_slots = rows / 8;          // owned by one thread
+    static constexpr int rows = 64;                                    // kept
+    static constexpr int columns = D <= 64 ? 64 : D <= 96 ? 32 : 16;   // streamed
+    static constexpr int row_slots = rows / 8;                         // owned by one thread
     static constexpr int column_slots = columns / 16;
     static constexpr int channel_slots = D / 16;
     static constexpr int pitch = D + 4;               // of a row of D channels
@@ -35,6 +35,7 @@ struct FmaTile {
 
     static constexpr int forward_bytes = 4 * ((rows + columns) * pitch + rows * score_pitch);
     static constexpr int backward_bytes = 4 * (2 * (rows + columns) * pitch + rows * score_pitch);
+    static_assert(backward_bytes <= 99 * 1024, "what sm_86, sm_89 and sm_120 give a block, the least since sm_80");
 };
 
 // Fills a (COUNT, D) tile with rows first .. first + COUNT; rows from `end` on and channels from HS on become zero.

@@ -127,7 +127,7 @@ void layernorm_forward(const LayerNormForward<Real>& args, cudaStream_t stream) 
 // Blocks of the backward kernel, and so rows of partial sums: a function of the shape alone, never of the machine, so
 // that the order of the sums is too. 264 is two blocks for each of an H200's 132 multiprocessors.
 inline int layernorm_backward_blocks(int rows, int C) {
-    int rows_per_block = 4 * static_cast<int>(row_block(C).y);
+    int rows_per_block = 2 * static_cast<int>(row_block(C).y);
     int blocks = (rows + rows_per_block - 1) / rows_per_block;
     return blocks < 264 ? blocks : 264;
 }
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     sums.store(partials(), shared, row_at(0));
 }
 
-constexpr int kFinishThreads = 8;   // threads that share a column, beside 32 columns
+constexpr int kFinishThreads = 32;   // threads that share a column, beside 32 columns
 
 // dweight and dbias from partials (blocks, 2, C): a block handles 32 of the 2C columns, all at once or in turns.
 template <class Grad>

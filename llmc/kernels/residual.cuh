@@ -57,10 +57,15 @@ template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
-    KeptRow<Real, AnyExtent> sum(args.residual);
+    KeptRow<Real, AnyExtent> a(args.a), b(args.b), sum(args.residual);
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {   // all of it before the first store, which no load can pass
+        a.keep(j, row.load(args.a, j));
+        b.keep(j, row.load(args.b, j));
+    }
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
-        const Vec8<Real> piece = add8(row.load(args.a, j), row.load(args.b, j));
+        const Vec8<Real> piece = add8(a.piece(row, j), b.piece(row, j));
         row.store(args.residual, j, piece);
         sum.keep(j, piece);
     }

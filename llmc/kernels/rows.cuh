@@ -163,13 +163,13 @@ struct ColumnSums {
             if (turn == threadIdx.y) {
 #pragma unroll
                 for (int j = 0; j < kRowParts; j++) {
-                    VECTOR_LOOP
-                    for (int k = 0; k < 8; k++) {
-                        int c = row.column(j) + k;
-                        if (c >= C) continue;
-                        shared[c] = turn == 0 ? xs[j][k] : shared[c] + xs[j][k];
-                        shared[C + c] = turn == 0 ? ys[j][k] : shared[C + c] + ys[j][k];
-                    }
+                    const int c = row.column(j);
+                    if (c >= C) continue;
+                    Vec8<float> x = xs[j], y = ys[j];
+                    if (turn > 0) x = add8(load8(shared, c, row.extent), x);
+                    if (turn > 0) y = add8(load8(shared + C, c, row.extent), y);
+                    store8(shared, c, row.extent, x);
+                    store8(shared + C, c, row.extent, y);
                 }
             }
             __syncthreads();
