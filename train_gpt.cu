@@ -18,7 +18,6 @@
 #include "llmc/base/exit_code.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/sockets.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/check_run.h"
@@ -31,6 +30,7 @@
 #include "llmc/train/model_export.h"
 #include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
+#include "llmc/train/run_parts.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/stop_signals.h"
 #include "llmc/train/trainer.h"
@@ -87,14 +87,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    StageOptions of_stage = stage_options(options, world);
-    add_pipeline(of_stage, options, inputs.config);
-    const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
-    of_stage.cut_points = cut_points.get();
-    Stage stage(inputs.config, of_stage, arena, stream.get());
+    RunParts parts(run_stage_options(options, inputs.config, world), inputs.config, world, arena, stream.get());
+    Stage& stage = parts.stage;
     start_weights(stage, inputs.weights.get(), options.seed);
     signals.leave_if_received();
-    Step step(stage, options, arena, groups);
+    Step& step = parts.step.emplace(stage, options, arena, groups);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
     const auto evaluation = make_evaluation(options, step);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());

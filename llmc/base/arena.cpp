@@ -31,7 +31,7 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
         throw Error(ErrorKind::no_device,
                     text("no room for ", bytes, " bytes of ", name, ": the device has ", free_bytes, " of ",
                          total_bytes, " bytes free; held so far:\n", table()),
-                    "Lower --micro-batch or --seq-len, raise --recompute, or shard over more devices with --zero.");
+                    kHowToSaveMemory);
     }
     CUDA_CHECK(status);
     if (name_device_memory) name_device_memory(address, name.c_str());

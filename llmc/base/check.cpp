@@ -11,7 +11,7 @@ void cuda_failed(cudaError_t status, const char* call, const char* file, int lin
     }
     if (status == cudaErrorMemoryAllocation) {
         throw Error(ErrorKind::no_device, message,
-                    "The device has too little free memory: lower --micro-batch or --seq-len, or use --recompute.");
+                    std::string("The device has too little free memory. ") + kHowToSaveMemory);
     }
     throw Error(ErrorKind::bug, message);
 }

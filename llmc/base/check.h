@@ -8,6 +8,11 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
+// What to do where a device has too little memory. (--recompute auto goes by a device's whole memory, not by what others
+// have left of it.)
+inline constexpr const char* kHowToSaveMemory =
+    "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
+
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 
 inline void cuda_check(cudaError_t status, const char* call, const char* file, int line) {

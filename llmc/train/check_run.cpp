@@ -16,13 +16,12 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/library_attention.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/link_speed.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/memory_plan.h"
-#include "llmc/train/part_options.h"
 #include "llmc/train/run_inputs.h"
+#include "llmc/train/run_parts.h"
 #include "llmc/train/step_trace.h"
 #include "llmc/train/trainer.h"
 
@@ -89,24 +88,6 @@ private:
 
 // What is looked at, and what is known so far.
 class RunCheck {
-    // The model of the run, in an arena that counts or allocates. Collective.
-    struct Model {
-        TrainingGroups groups;
-        StageOptions of_stage;
-        std::unique_ptr<CutPoints> cut_points;
-        Stage stage;
-        std::optional<Step> step;
-        Model(RunCheck& check, Arena& arena, AttentionKind attention)
-            : groups(check.world_.training_groups(check.options_.pp_chunks > 1, check.model_.config.tied)),
-              of_stage(check.stage_options_with(attention)),
-              cut_points(make_cut_points(check.world_, of_stage, arena, check.stream_.get())),
-              stage(check.model_.config, with(of_stage, cut_points.get()), arena, check.stream_.get()) {}
-        static StageOptions with(StageOptions options, CutPoints* cut_points) {
-            options.cut_points = cut_points;
-            return options;
-        }
-    };
-
 public:
     RunCheck(const CommandLine& asked, World& world, const StopSignals& signals, const Log& log)
         : asked_(asked),
@@ -150,12 +131,6 @@ private:
     void check_kernels();
     std::string check_links();
     std::string time_steps();
-    StageOptions stage_options_with(AttentionKind attention) const {
-        StageOptions result = stage_options(options_, world_);
-        add_pipeline(result, options_, model_.config);
-        result.attention = attention;
-        return result;
-    }
     double time_validation(Step& step, const TokenSet& tokens);
     int last_step() const { return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_; }
     bool has_masters() const { return options_.master_weights && sizeof(floatX) < sizeof(float); }
@@ -259,9 +234,7 @@ bool RunCheck::check_memory() {
     try {
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
         device = own_device(world_);
-        Arena counted = Arena::counting();
-        Model model(*this, counted, AttentionKind::auto_);
-        model.step.emplace(model.stage, options_, counted, model.groups);
+        const Arena counted = counted_run(options_, model_.config, world_, stream_.get());
         own = counted.high_water();
         table = counted.table();
     } catch (...) {
@@ -283,8 +256,7 @@ bool RunCheck::check_memory() {
         }
         words += text(", of ", gibibytes(static_cast<double>(free_bytes)), " free");
         if (together <= free_bytes) return words;
-        throw Error(ErrorKind::no_device, text(words, ":\n", table),
-                    "Lower --micro-batch or --seq-len, raise --recompute, or shard over more devices with --zero.");
+        throw Error(ErrorKind::no_device, text(words, ":\n", table), kHowToSaveMemory);
     });
 }
 
@@ -313,9 +285,11 @@ std::string RunCheck::time_steps() {
     quiet.trace.clear();
     quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
     Arena arena;
-    Model model(*this, arena, options_.attention);
+    const TrainingGroups groups = world_.training_groups(options_.pp_chunks > 1, model_.config.tied);
+    const StageOptions of_stage = run_stage_options(options_, model_.config, world_);
+    RunParts model(of_stage, model_.config, world_, arena, stream_.get());
     start_weights(model.stage, model_.weights.get(), options_.seed);
-    Step& step = model.step.emplace(model.stage, options_, arena, model.groups);
+    Step& step = model.step.emplace(model.stage, options_, arena, groups);
     const RunInputs inputs{"",
                            {},
                            nullptr,
@@ -333,7 +307,7 @@ std::string RunCheck::time_steps() {
     const Log silent(false);
     Metrics metrics(real_files(), "");
     Trainer trainer({quiet, silent, arena, step, inputs.train_tokens, nullptr, real_files(), metrics, signals_, nullptr,
-                     nullptr, "", max_steps_, 0, model.groups, &world_});
+                     nullptr, "", max_steps_, 0, groups, &world_});
     if (state) trainer.restore(*state);
     const int steps_left = last_step() - after_step_;
     if (steps_left <= 0) return text("none is left after step ", after_step_);

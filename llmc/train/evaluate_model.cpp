@@ -6,11 +6,11 @@
 #include "llmc/base/stream.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/train/attention_of_run.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/model_file.h"
 #include "llmc/train/part_options.h"
+#include "llmc/train/run_parts.h"
 #include "llmc/train/validation.h"
 
 namespace {
@@ -67,18 +67,16 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     check_hardware(stream.get());
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
     Arena arena;
-    StageOptions of_stage = stage_options(options, world);
+    StageOptions of_stage = run_stage_options(options, config, world);
     of_stage.backward = false;
-    add_pipeline(of_stage, options, config);
-    const auto cut_points = make_cut_points(world, of_stage, arena, stream.get());
-    of_stage.cut_points = cut_points.get();
-    Stage stage(config, of_stage, arena, stream.get());
+    RunParts parts(of_stage, config, world, arena, stream.get());
+    Stage& stage = parts.stage;
     if (weights) {
         load_parameters(stage.parameters(), *weights, stream.get());
     } else {
         stage.initialize(options.seed);
     }
-    Step step(stage, options, arena, groups);
+    Step& step = parts.step.emplace(stage, options, arena, groups);
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     Agreement agreement(arena, groups.all, &world, signals, stream.get());

@@ -12,6 +12,7 @@
 #include "llmc/train/layout_options.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/part_options.h"
+#include "llmc/train/run_parts.h"
 
 namespace {
 
@@ -31,11 +32,18 @@ ModelConfig model_of(const Options& o) {
     return config;
 }
 
-Arena counted(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
-              Recompute recompute, cudaStream_t stream) {
+// What a library takes is known only where it runs.
+AttentionKind counted_attention(const Options& options) {
+    const bool own = options.attention == AttentionKind::own_sm90 && sm90_attention_refusal().empty();
+    return own ? AttentionKind::own_sm90 : AttentionKind::auto_;
+}
+
+// Of any rank, without the world that it would be in: what ranks exchange through is missing.
+Arena counted_alone(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
+                    Recompute recompute, cudaStream_t stream) {
     options.recompute = recompute;
     StageOptions of_stage = stage_options(options, mesh, at);
-    of_stage.attention = AttentionKind::auto_;   // what a library takes is known only where it runs
+    of_stage.attention = counted_attention(options);
     add_pipeline(of_stage, options, config);
     Arena arena = Arena::counting();
     Stage stage(config, of_stage, arena, stream);
@@ -57,7 +65,7 @@ std::string memory_plan(const Options& asked) {
     auto of_fullest_stage = [&](Recompute recompute) {
         std::pair<Arena, int> most;
         for (int stage = 0; stage < mesh.pp; stage++) {
-            Arena arena = counted(options, config, mesh, {stage, 0, 0, 0}, recompute, stream.get());
+            Arena arena = counted_alone(options, config, mesh, {stage, 0, 0, 0}, recompute, stream.get());
             if (stage == 0 || arena.bytes() > most.first.bytes()) most = {std::move(arena), stage};
         }
         return most;
@@ -85,13 +93,24 @@ std::string own_device(const World& world) {
     return text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world.place().local_rank % devices);
 }
 
+Arena counted_run(const Options& options, const ModelConfig& config, World& world, cudaStream_t stream) {
+    StageOptions of_stage = run_stage_options(options, config, world);
+    of_stage.attention = counted_attention(options);
+    Arena arena = Arena::counting();
+    RunParts parts(of_stage, config, world, arena, stream);
+    parts.step.emplace(parts.stage, options, arena, world.training_groups(options.pp_chunks > 1, config.tied));
+    return arena;
+}
+
 Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world) {
     std::size_t free_bytes = 0, all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     OwnedStream stream;
     std::string own = text(all_bytes);
     for (const Recompute level : kLevels) {
-        own += text(" ", counted(options, config, world.mesh(), world.at(), level, stream.get()).bytes());
+        Options with_level = options;
+        with_level.recompute = level;
+        own += text(" ", counted_run(with_level, config, world, stream.get()).high_water());
     }
     struct Device {
         double bytes = 0, taken[std::size(kLevels)] = {};

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "llmc/base/arena.h"
 #include "llmc/process/world.h"
 #include "llmc/train/options.h"
 
@@ -13,7 +14,11 @@
 // say what the other levels leave of it. Error(usage) for options that cannot be, and for a --model that is a file.
 std::string memory_plan(const Options& options);
 
-// --recompute auto: the lowest level with which all ranks' memory, counted the same way, takes at most nine tenths of
+// What this rank of a run allocates, in an arena that only counts: everything but a library's attention and what
+// samples, checkpoints, CUDA and NCCL take. Collective.
+Arena counted_run(const Options& options, const ModelConfig& config, World& world, cudaStream_t stream);
+
+// --recompute auto: the lowest level with which all ranks' memory, as counted_run has it, takes at most nine tenths of
 // every device; `block` where none does. It depends on the whole memory of devices, not on what is free at the time,
 // so a run that is started again on the same machines computes the same bits. The same on all ranks. Collective.
 Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world);

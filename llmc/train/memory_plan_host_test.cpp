@@ -2,18 +2,18 @@
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/process/on_ranks.h"
 #include "llmc/train/memory_plan.h"
-#include "llmc/train/optimizer.h"
-#include "llmc/train/part_options.h"
+#include "llmc/train/run_parts.h"
 
 namespace {
 
-// Bytes of this rank with that level, by what would allocate them.
+// Bytes that a run of this rank has allocated with that level.
 double taken(Options options, const ModelConfig& config, Recompute level, TestRank& rank) {
     options.recompute = level;
-    Arena arena = Arena::counting();
-    Stage stage(config, stage_options(options, rank.world), arena, rank.stream);
-    Optimizer::make(stage, options, arena);
-    return static_cast<double>(arena.bytes());
+    Arena arena;
+    RunParts parts(run_stage_options(options, config, rank.world), config, rank.world, arena, rank.stream);
+    parts.stage.initialize(1);
+    parts.step.emplace(parts.stage, options, arena, rank.world.training_groups());
+    return static_cast<double>(arena.high_water());
 }
 
 }   // namespace
@@ -23,7 +23,7 @@ TEST_CASE("recompute auto: the least with which nine tenths of the device suffic
         on_ranks(ranks, [&](TestRank& rank) {
             const ModelConfig config = custom_model_config(3, 2, 32, 32, 97);
             Options options;
-            options.micro_batch = 8, options.seq_len = 32, options.dp = ranks;
+            options.micro_batch = 8, options.seq_len = 32, options.dp = ranks, options.zero = ranks == 1 ? 0 : 3;
             host::Memory& memory = host::device().memory;
             const std::size_t total = memory.bytes_total();
             Recompute below = Recompute::block;   // what is taken where a level just does not fit

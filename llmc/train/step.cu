@@ -73,7 +73,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
         sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
     });
     StopVotes& own_vote = vote_.values()[0];
-    CUDA_CHECK(cudaEventSynchronize(vote_sent_.get()));   // that of the step before
+    wait_for(vote_sent_.get());   // that of the step before
     own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
     vote_sent_.record(stream);

@@ -201,7 +201,8 @@ void Trainer::read_ahead() {
     try {
         parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
         ahead_ = next;
-    } catch (const Error&) {   // the next step's own: it will read the same again
+    } catch (const Error& error) {   // of data, the next step's own: it will read the same again
+        if (error.kind() != ErrorKind::bad_data && error.kind() != ErrorKind::io) throw;
         ahead_.reset();
     }
 }
@@ -235,7 +236,7 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, seconds_now() - start);
-    loader_.advance(static_cast<std::uint64_t>(sequences_));
+    loader_.advance(static_cast<std::uint64_t>(sequences_));   // not before: report_step may read this step's again
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
 }
