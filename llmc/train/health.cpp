@@ -56,6 +56,11 @@ std::size_t not_finite(const ModelState<T>& state, const TensorPlace& place, cud
 
 std::string of_layer(int layer) { return layer < 0 ? "" : text(" of layer ", layer); }
 
+// What is found is told with its place in the order of a step, so that the earliest of all ranks can be named:
+// parameters come first, by unit, then activations, of which a unit shows fewer than this, then gradients, from the
+// last unit back.
+constexpr int kActivationsOfUnit = 16;
+
 template <class T>
 std::string first_of(const ModelState<T>& state, const char* what, bool backwards, cudaStream_t stream) {
     const ParamTable& table = state.storage().table();
@@ -134,7 +139,8 @@ std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, 
     std::string result;
     auto look = [&](int unit, const char* name, const auto* values, std::int64_t count) {
         place = unit == std::exchange(last_unit, unit) ? place + 1 : 0;
-        const int order = behind_parameters + 16 * unit + place;
+        ENSURE(place < kActivationsOfUnit, "activation ", place, " of unit ", unit);
+        const int order = behind_parameters + kActivationsOfUnit * unit + place;
         if (order >= first) return;
         const std::size_t found = not_finite(values, count, stage.stream());
         if (found == 0) return;
