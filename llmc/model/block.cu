@@ -44,7 +44,8 @@ void Block::forward_to_gelu(const floatX* in, const BlockActivations& a) const {
     cut.attend(tools_.attention, attention_forward(a), a.qkv, a.atty, stream);
     const floatX* const ln2w = parameters_.tensor(Param::ln2w, layer_);
     const floatX* const ln2b = parameters_.tensor(Param::ln2b, layer_);
-    if (add_projection(a.residual2, in, attproj_, a.atty)) {
+    if (cut.leaves_whole_sums()) {
+        add_projection(a.residual2, in, attproj_, a.atty);
         layernorm_forward(
             LayerNormForward<floatX>{a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, ln2w, ln2b, residual_rows, sizes.C},
             stream);
@@ -77,22 +78,19 @@ const floatX* Block::project(const Linear& linear, const floatX* in) const {
     return tools_.cut_points.leave_rows(out, nullptr, tools_.sizes.rows(), work, tools_.stream);
 }
 
-// The same, and `residual` added by the matmul itself: true where this rank makes whole sums. Else parts of them have
-// to be added up first, and nothing is done.
-bool Block::add_projection(floatX* out, const floatX* residual, const Linear& linear, const floatX* in) const {
-    if (parameters_.storage().place().mesh.tp > 1) return false;
+// The same, and `residual` added by the matmul itself: for whole sums.
+void Block::add_projection(floatX* out, const floatX* residual, const Linear& linear, const floatX* in) const {
     auto work = [&](Rows part) {
         linear.forward_add(at_row(out, part, tools_.sizes.C), at_row(residual, part, tools_.sizes.C),
                            at_row(in, part, linear.in_channels()), part.count, tools_.stream);
     };
     tools_.cut_points.leave_rows(out, out, tools_.sizes.rows(), work, tools_.stream);
-    return true;
 }
 
 void Block::forward(floatX* out, const floatX* in, const BlockActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     forward_to_gelu(in, a);
-    if (add_projection(out, a.residual2, fcproj_, a.fch_gelu)) return;
+    if (tools_.cut_points.leaves_whole_sums()) return add_projection(out, a.residual2, fcproj_, a.fch_gelu);
     residual_forward<floatX>(out, a.residual2, project(fcproj_, a.fch_gelu),
                              std::int64_t{sizes.residual_rows()} * sizes.C, tools_.stream);
 }

@@ -29,7 +29,7 @@ public:
 private:
     void forward_to_gelu(const floatX* in, const BlockActivations& a) const;
     const floatX* project(const Linear& linear, const floatX* in) const;
-    bool add_projection(floatX* out, const floatX* residual, const Linear& linear, const floatX* in) const;
+    void add_projection(floatX* out, const floatX* residual, const Linear& linear, const floatX* in) const;
     template <class G>
     void norm_backward(floatX* dresidual, const floatX* dout, const floatX* in, const float* mean, const float* rstd,
                        Param weight, Param bias, G* aside, Gradients<G>& gradients, WeightGradientQueue& queue) const;

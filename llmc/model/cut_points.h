@@ -77,6 +77,8 @@ public:
         work({0, rows});
         return out;
     }
+    // Whether `work` makes whole sums, to which more may be added in it, such as the residual stream.
+    virtual bool leaves_whole_sums() const { return true; }
     virtual const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t) { return dout; }
 
     // Which positions of a sequence this rank's tokens are.

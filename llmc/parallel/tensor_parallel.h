@@ -55,6 +55,7 @@ public:
     void will_enter_columns(const floatX* in, cudaStream_t stream) override;
     floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override;
     floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override;
+    bool leaves_whole_sums() const override { return false; }
     const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
     void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) override;
     void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t stream) override;
