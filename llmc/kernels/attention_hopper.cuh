@@ -117,27 +117,62 @@ __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8
     for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
 }
 
-__device__ __forceinline__ void store_pair(float* target, float left, float right) {
-    *reinterpret_cast<float2*>(target) = make_float2(left, right);
-}
-__device__ __forceinline__ void store_pair(bf16* target, float left, float right) {
-    *reinterpret_cast<std::uint32_t*>(target) = pack_bf16(left, right);
+// Lane l of four gives its pieces[i] to lane i, as its pieces[l].
+__device__ __forceinline__ void transpose_in_quad(std::uint32_t (&pieces)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool high = (static_cast<int>(threadIdx.x) & bit) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            const std::uint32_t other = __shfl_xor_sync(~0u, high ? pieces[i] : pieces[i | bit], bit);
+            pieces[i] = high ? other : pieces[i];
+            pieces[i | bit] = high ? pieces[i | bit] : other;
+        }
+    }
 }
 
-// Each lane writes what it holds of 64 rows of sums, times `factor`. `row` and `channel` are its first ones; rows past
-// the end and channels past HS are not written.
-template <class O, int HALF_N>
-__device__ __forceinline__ void store_fragment(HeadRows<O> rows, const float (&sums)[HALF_N], float factor, int row,
+// Warps write what they hold of sums, times `factor`. `row` is the lane's first one, `channel` the warp's; rows past
+// the end and channels past HS are not written. fp32: each lane writes its pairs, four lanes a whole sector of 32
+// bytes.
+template <int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<float> rows, const float (&sums)[HALF_N], float factor, int row,
                                                int row_count, int channel, int HS) {
+    const int first = channel + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int here = row + 8 * half;
         if (here >= row_count) continue;
-        O* target = rows.data + here * rows.token + channel;
+        float* target = rows.data + here * rows.token + first;
 #pragma unroll
         for (int c = 0; c < HALF_N / 4; c++) {
-            if (8 * c + channel >= HS) break;
-            store_pair(target + 8 * c, sums[4 * c + 2 * half] * factor, sums[4 * c + 2 * half + 1] * factor);
+            if (8 * c + first >= HS) break;
+            *reinterpret_cast<float2*>(target + 8 * c) =
+                make_float2(sums[4 * c + 2 * half] * factor, sums[4 * c + 2 * half + 1] * factor);
+        }
+    }
+}
+// bf16: four lanes exchange theirs, so that each writes 16 bytes, and all four 64 adjacent ones.
+template <int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<bf16> rows, const float (&sums)[HALF_N], float factor, int row,
+                                               int row_count, int channel, int HS) {
+    static_assert(HALF_N % 16 == 0);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int here = row + 8 * half;
+#pragma unroll
+        for (int i = 0; i < HALF_N; i += 16) {   // 32 channels
+            std::uint32_t pieces[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int pair = i + 4 * c + 2 * half;
+                pieces[c] = pack_bf16(sums[pair] * factor, sums[pair + 1] * factor);
+            }
+            transpose_in_quad(pieces);
+            const int first = channel + 2 * i + static_cast<int>(threadIdx.x) % 4 * 8;
+            if (here < row_count && first < HS)
+                *reinterpret_cast<uint4*>(rows.data + here * rows.token + first) =
+                    make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
         }
     }
 }

@@ -48,9 +48,8 @@ enum class HopperBackwardStep : std::uint8_t {
     staging_full,    // and all of both groups have written theirs
     turn_wait,       // the blocks before have added to dq
     turn_taken,      // and all of the group know
-    turn_fence,      // what the group has added is seen by other blocks
-    turn_over,       // and all of the group have added
-    turn_pass,       // says so
+    turn_over,       // all of the group have added
+    turn_pass,       // says so, to other blocks
     count,
 };
 struct AllHopperBackwardSteps {
@@ -296,9 +295,8 @@ struct HopperBackwardGroup {
         float4* sums = in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
         if (before > 0) {
             if (thread == 0 && Steps::keeps(Step::turn_wait)) {
-                while (__ldcv(in_memory.numbers + 1 + part(tile)) != before) {
+                while (load_acquire(in_memory.numbers + 1 + part(tile)) != before) {
                 }
-                __threadfence();
             }
             if (Steps::keeps(Step::turn_taken)) meet();
 #pragma unroll
@@ -318,13 +316,12 @@ struct HopperBackwardGroup {
     // Says that the block has added. Some time after it has, so that nothing waits for the memory.
     __device__ __forceinline__ void pass_turn(int tile) {
         if (work.key_tile == 0) return;
-        if (Steps::keeps(Step::turn_fence)) __threadfence();
         if (Steps::keeps(Step::turn_over)) meet();
-        if (thread == 0 && Steps::keeps(Step::turn_pass)) atomicAdd(in_memory.numbers + 1 + part(tile), 1);
+        if (thread == 0 && Steps::keeps(Step::turn_pass)) add_release(in_memory.numbers + 1 + part(tile), 1);
     }
     __device__ __forceinline__ void write(const float (&dq)[QUERY_HALF_N], int tile) {
         store_fragment(head_rows(a.dq, work.batch, work.head), dq, a.shape.scale, tile * Tile::queries + row(),
-                       a.shape.Tq, group * D / 2 + pair(), a.shape.HS);
+                       a.shape.Tq, group * D / 2, a.shape.HS);
     }
 
     // One tile of queries.
@@ -367,9 +364,8 @@ struct HopperBackwardGroup {
         for (int tile = work.begin; tile < work.end; tile++, ring.next()) compute(tile, ring);
         if (work.begin < work.end) pass_turn(work.end - 1);
         const int first_row = work.first_key + group * Tile::group_keys + row();
-        store_fragment(head_rows(a.dk, work.batch, work.head), dk, a.shape.scale, first_row, a.shape.Tk, pair(),
-                       a.shape.HS);
-        store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, pair(), a.shape.HS);
+        store_fragment(head_rows(a.dk, work.batch, work.head), dk, a.shape.scale, first_row, a.shape.Tk, 0, a.shape.HS);
+        store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
         if (work.key_tile > 0) return;
         const float none[QUERY_HALF_N] = {};
         for (int tile = 0; tile < work.begin; tile++) write(none, tile);   // they see no key

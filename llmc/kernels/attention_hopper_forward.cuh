@@ -225,7 +225,7 @@ struct HopperForwardGroup {
     }
     // fp32: each lane writes what it holds.
     __device__ __forceinline__ void store(const HeadsView<float>& out, const AttentionShape& shape) {
-        store_fragment(head_rows(out, work.batch, work.head), sums, 1.0f, query, shape.Tq, pair, shape.HS);
+        store_fragment(head_rows(out, work.batch, work.head), sums, 1.0f, query, shape.Tq, 0, shape.HS);
     }
     // bf16: the group's 64 rows go into the place of its queries, and from there by one copy for each panel.
     __device__ __forceinline__ void store(unsigned char* q_tile, const TensorMap& out) {

@@ -7,7 +7,8 @@
 //   - an asynchronous copy spoils its destination when issued and delivers as late as its wait allows, reading the
 //     source only then: a missing wait, or a barrier missing before a buffer is filled again, gives NaN.
 //
-// Source: PTX ISA 9.0, sections "Warp-level matrix instructions" (fragment layouts) and "cp.async".
+// Source: PTX ISA 9.0, sections "Warp-level matrix instructions" (fragment layouts), "cp.async", "Memory Consistency
+// Model".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -137,6 +138,39 @@ __device__ __forceinline__ void cp_async_wait() {
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* address) {
 #ifdef __CUDACC__
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Counts in global memory, by which blocks tell each other what they have written:
+//
+//     threads of one block             threads of another
+//     all write                        one waits until load_acquire gives what it waits for
+//     barrier                          barrier
+//     one calls add_release            all read what was written
+//
+// Neither side needs a fence. PTX orders two threads by what synchronizes (a barrier with itself, a release with an
+// acquire that reads its count or one that later additions made of it) and by the program of each thread, and this
+// order ("base causality order") is transitive: a release publishes what its thread knows through a barrier, too.
+// Source: PTX ISA 9.0, "Release and Acquire Patterns", "Memory synchronization", "Causality Order"; CUTLASS's
+// semaphore.h does the same with a store.
+//
+// Blocks start in any order: who waits for another must know that it has started. Let them draw numbers.
+
+__device__ __forceinline__ void add_release(int* count, int value) {
+#ifdef __CUDACC__
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(count), "r"(value) : "memory");
+#else
+    ptx_model::add_release(count, value);
+#endif
+}
+__device__ __forceinline__ int load_acquire(const int* count) {
+#ifdef __CUDACC__
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
+    return value;
+#else
+    return ptx_model::load_acquire(count);
 #endif
 }
 

@@ -186,6 +186,48 @@ std::string copies(Arena& arena, cudaStream_t stream) {
         exactly);
 }
 
+// Blocks one after the other, by numbers drawn as they start: each waits for the count of those before it and writes it
+// down, then adds 1 to what another thread of the one before has written.
+inline constexpr int turn_blocks = 8, turn_threads = 64;
+struct Turns {   // beginning at zero
+    int drawn, count, seen[turn_blocks], numbers[turn_blocks][turn_threads];
+};
+template <class T>
+__global__ void take_turns(T* turns) {
+    __shared__ int number;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+        number = atomicAdd(&turns->drawn, 1);
+        int seen = 0;
+        do {
+            seen = load_acquire(&turns->count);
+        } while (seen < number);
+        turns->seen[number] = seen;
+    }
+    __syncthreads();
+    turns->numbers[number][thread] = number == 0 ? thread : turns->numbers[number - 1][turn_threads - 1 - thread] + 1;
+    __syncthreads();
+    if (thread == 0) add_release(&turns->count, 1);
+}
+
+inline std::string turns(Arena& arena, cudaStream_t stream) {
+    const auto found = arena.allocate<Turns>("check/turns", 1);
+    found.zero(stream);
+    launch(take_turns<Turns>, Launch(turn_blocks, turn_threads, 0, stream), found.data());
+    const Turns is = found.download(stream).front();
+    if (is.count != turn_blocks) return text("the count is ", is.count, ", expected ", turn_blocks);
+    for (int block = 0; block < turn_blocks; block++) {
+        if (is.seen[block] != block) return text("block ", block, " has seen a count of ", is.seen[block]);
+        for (int thread = 0; thread < turn_threads; thread++) {
+            const int expected = block + (block % 2 == 0 ? thread : turn_threads - 1 - thread),
+                      number = is.numbers[block][thread];
+            if (number != expected)
+                return text("number ", thread, " of block ", block, " is ", number, ", expected ", expected);
+        }
+    }
+    return "";
+}
+
 template <class T>
 __global__ void powers_of_two(T* result, const T* exponents, int count) {
     for (int i = threadIdx.x; i < count; i += 32) result[i] = exp2_approximate(exponents[i]);
@@ -217,5 +259,6 @@ inline constexpr InstructionCheck instruction_checks[] = {
     {"cp_async_16", ptx_checks::copies<16>},
     {"cp_async_4", ptx_checks::copies<4>},
     {"cp_async_wait", ptx_checks::waits},
+    {"add_release, load_acquire", ptx_checks::turns},
     {"exp2_approximate", ptx_checks::exp2},
 };

@@ -26,7 +26,8 @@ namespace ptx_model {
 
 // For tests of what finds hardware that is wrong: from now on this instruction gives a wrong result.
 enum class Damage {
-    none, ldmatrix, ldmatrix_transposed, mma, pack, copy_16, copy_4, exp2, tma_load, tma_store, wgmma, wgmma_registers
+    none, ldmatrix, ldmatrix_transposed, mma, pack, copy_16, copy_4, add_release, load_acquire, exp2, tma_load,
+    tma_store, wgmma, wgmma_registers
 };
 inline Damage damage = Damage::none;
 
@@ -187,6 +188,16 @@ inline void wait_copies(int pending) {
     mine.copies.erase(mine.copies.begin(), mine.copies.begin() + static_cast<std::ptrdiff_t>(count));
     mine.groups.erase(mine.groups.begin(), mine.groups.begin() + finished);
     for (std::size_t& end : mine.groups) end -= count;
+}
+
+// Both let other threads of the block run now and then.
+inline void add_release(int* count, int value) {
+    host::Block::current()->polled();
+    __atomic_fetch_add(count, damage == Damage::add_release ? 2 * value : value, __ATOMIC_RELEASE);
+}
+inline int load_acquire(const int* count) {
+    host::Block::current()->polled();
+    return __atomic_load_n(count, __ATOMIC_ACQUIRE) + (damage == Damage::load_acquire ? 1 : 0);
 }
 
 inline float exp2_flushed(float x) {

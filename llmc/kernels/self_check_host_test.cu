@@ -61,6 +61,8 @@ TEST_CASE("self_check: an instruction that is wrong is named, alone among the in
                                 {Damage::mma, "mma_m16n8k16:"},
                                 {Damage::pack, "pack_bf16:"},
                                 {Damage::copy_4, "cp_async_4:"},
+                                {Damage::add_release, "add_release, load_acquire:"},
+                                {Damage::load_acquire, "add_release, load_acquire:"},
                                 {Damage::exp2, "exp2_approximate:"}}) {
         CAPTURE(std::string(name));
         const Damaged damaged(damage);

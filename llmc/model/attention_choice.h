@@ -18,12 +18,17 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/library_attention.h"
 
+// What will be asked of it.
+struct AttentionUse {
+    bool fp32_results = false;   // outputs and gradients
+    bool backward = true;        // false: no memory for it
+};
+
 template <class T>
 class AttentionChoice {
 public:
-    // `fp32_results`: outputs and gradients will be fp32.
-    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena, bool fp32_results = false)
-        : arena_(arena), fp32_results_(fp32_results) {
+    AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena, AttentionUse use = {})
+        : arena_(arena), use_(use) {
         if (kind != AttentionKind::auto_) {
             take(kind, shape);
         } else if (refusal(shape).empty()) {
@@ -36,7 +41,7 @@ public:
 
     // Why the library cannot serve; empty if it can.
     std::string refusal(const AttentionShape& shape) const {
-        return fp32_results_ ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
+        return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
     }
 
     // Whether both can serve and nothing but their speed decides.
@@ -50,7 +55,8 @@ public:
         workspace_ = {};
         if (kind == AttentionKind::own_sm90) {
             require_sm90();
-            workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape));
+            if (use_.backward)
+                workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape));
         }
         if (kind != AttentionKind::library) {
             own_ = kind;
@@ -100,7 +106,7 @@ private:
     Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
     AttentionKind own_ = AttentionKind::own;      // or own_sm90
-    DeviceBuffer<float> workspace_;               // own_sm90's
-    bool fp32_results_;
+    DeviceBuffer<float> workspace_;               // of own_sm90's backward
+    AttentionUse use_;
     bool open_ = false;
 };

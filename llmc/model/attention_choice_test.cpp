@@ -80,6 +80,15 @@ TEST_CASE("sm90: attention choice: outputs in fp32 are those in bf16 before roun
     check_widths(AttentionKind::own_sm90);
 }
 
+TEST_CASE("sm90: attention choice: memory for backward only where it will be asked for") {
+    if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
+    Arena with, without;
+    const AttentionChoice<floatX> both(AttentionKind::own_sm90, shape, with);
+    const AttentionChoice<floatX> forward(AttentionKind::own_sm90, shape, without, {.backward = false});
+    CHECK(with.bytes() >= sm90_attention_workspace(shape) * sizeof(float));
+    CHECK(without.bytes() == 0);
+}
+
 TEST_CASE("sm90: attention choice: taken and left") {
     if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
     Arena arena;

@@ -78,7 +78,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
     const std::int64_t norm_bytes = !shards_gradients ? 0 : options.grad_dtype == DType::fp32 ? 4 : 2;
     pool_.emplace(arena, sizes_, max_layers_, options.recompute, options_.in_flight, norm_bytes);
-    attention_.emplace(options.attention, sizes_.attention(), arena, context().ring_size() > 1);
+    attention_.emplace(options.attention, sizes_.attention(), arena,
+                       AttentionUse{context().ring_size() > 1, options.backward});
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
                               *workspace_, options.gelu_fusion, stream});

@@ -25,7 +25,7 @@ std::vector<host::Recording> record_ring(bool backward, const Beside& beside) {
         const AttentionShape s = self_attention_shape(1, T, NH, HS);
         Ring ring(group, me.arena, me.stream);
         ring.reserve(s);
-        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, true);
+        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, {.fp32_results = true});
         const auto qkv = me.arena.allocate<floatX>("test/qkv", 3 * T * NH * HS),
                    dqkv = me.arena.allocate<floatX>("test/dqkv", 3 * T * NH * HS),
                    out = me.arena.allocate<floatX>("test/out", T * NH * HS);
@@ -110,7 +110,7 @@ RingTimes on_the_clock(int tokens, double per_token) {
         const std::size_t elements = static_cast<std::size_t>(tokens) * NH * HS;
         Ring ring(*me.world.group("cp ring", ContextCut{N, 1, me.rank()}.ring_members()), me.arena, me.stream);
         ring.reserve(s);
-        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, true);
+        const AttentionChoice<floatX> attention(AttentionKind::library, s, me.arena, {.fp32_results = true});
         const auto qkv = me.arena.allocate<floatX>("test/qkv", 3 * elements),
                    out = me.arena.allocate<floatX>("test/out", elements);
         const auto lse = me.arena.allocate<float>("test/lse", static_cast<std::size_t>(tokens) * NH);

@@ -51,7 +51,7 @@ public:
         sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.HS, 0, 0, 0, 0, 1, c.ulysses};
         if (c.cp > 1) context_.emplace(world, c.ulysses, arena, stream);
         if (context_) context_->set_sizes(sizes_);
-        attention_.emplace(c.attention, sizes_.attention(), arena, c.ulysses < c.cp);
+        attention_.emplace(c.attention, sizes_.attention(), arena, AttentionUse{c.ulysses < c.cp});
     }
 
     struct Found {

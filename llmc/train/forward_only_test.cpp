@@ -2,6 +2,7 @@
 // with.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "llmc/base/stream.h"
@@ -69,4 +70,20 @@ TEST_CASE("evaluate: a stage without backward has parameters and one micro-batch
     for (const auto& [group, bytes] : without.bytes) CHECK_MESSAGE(with.bytes[group] >= bytes, group);
     const std::size_t small = without.bytes["step"] + without.bytes["batch"];
     CHECK(small < 4096);
+}
+
+TEST_CASE("sm90: evaluate: a stage without backward has no workspace for that of attention") {
+    if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
+    const OwnedStream stream;
+    for (bool backward : {true, false}) {
+        StageOptions options;
+        options.B = 2, options.T = 16;
+        options.attention = AttentionKind::own_sm90;
+        options.backward = backward;
+        Arena arena;
+        const Stage stage(custom_model_config(1, 2, 64, 16, 61), options, arena, stream.get());
+        CHECK(stage.attention() == AttentionKind::own_sm90);
+        const auto of_attention = [](const Allocation& one) { return one.name == "workspace/attention"; };
+        CHECK(std::ranges::count_if(arena.allocations(), of_attention) == (backward ? 1 : 0));
+    }
 }
