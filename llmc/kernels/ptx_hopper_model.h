@@ -163,7 +163,9 @@ inline void mbarrier_init(std::uintptr_t address, int arrivals) {
     *reinterpret_cast<Barrier*>(address) = Barrier{count, count, 0, 0, 0, Barrier::is_made};
 }
 inline void mbarrier_init_fence() {
-    for (std::uintptr_t address : std::exchange(thread_state().unfenced_barriers, {})) barrier_at(address).fenced = 1;
+    std::vector<std::uintptr_t>& unfenced = thread_state().unfenced_barriers;
+    for (const std::uintptr_t address : unfenced) barrier_at(address).fenced = 1;
+    unfenced.clear();
 }
 inline void mbarrier_arrive(std::uintptr_t address, int bytes) {
     block_state();
@@ -183,15 +185,16 @@ inline void mbarrier_wait(std::uintptr_t address, int parity) {
     auto ended = [&] {
         Barrier& barrier = barrier_at(address);
         if (barrier.phase != static_cast<unsigned>(parity)) return true;
-        std::vector<TensorLoad> others;
-        for (const TensorLoad& load : std::exchange(block.loads, {})) {
-            if (load.barrier == address && barrier.phase == static_cast<unsigned>(parity)) {
-                deliver(load);
-            } else {
-                others.push_back(load);
+        // Taken out one by one: a fault in `deliver` leaves this thread's stack behind, with all that lies there.
+        for (std::size_t i = 0; i < block.loads.size() && barrier.phase == static_cast<unsigned>(parity);) {
+            const TensorLoad load = block.loads[i];
+            if (load.barrier != address) {
+                i++;
+                continue;
             }
+            block.loads.erase(block.loads.begin() + static_cast<std::ptrdiff_t>(i));
+            deliver(load);
         }
-        block.loads = std::move(others);
         return barrier.phase != static_cast<unsigned>(parity);
     };
     host::wait_until(ended, "an mbarrier");
