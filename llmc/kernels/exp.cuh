@@ -9,6 +9,10 @@
 
 #include <type_traits>
 
+#include "llmc/kernels/ptx.cuh"
+
+constexpr float kLog2E = 1.44269504f;
+
 // x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r; coefficients of Cephes' expf (Moshier). Counts e^x as 0 below -87
 // (denormal numbers) and as infinite above 88; NaN gives NaN.
 __device__ __forceinline__ float exp_fp32(float x) {
@@ -32,12 +36,31 @@ __device__ __forceinline__ float exp_fp32(float x) {
 template <class Real>
 __device__ __forceinline__ float exp_for(float x) {
     if constexpr (std::is_same_v<Real, float>) return exp_fp32(x);
+    else if constexpr (exp2_is_an_instruction) return exp2_approximate(x * kLog2E);
     else return __expf(x);
 }
+
+// e^(x - reference), likewise, for many x and one reference: in bf16 builds one multiplication and addition before the
+// hardware's 2^x. That errs by 2^-24 |reference| besides, the same for every x. Where the reference is so large that its
+// product with log2(e) is infinite, it gives 0.
+template <class Real>
+class ExpRelativeTo {
+public:
+    __device__ __forceinline__ explicit ExpRelativeTo(float reference)
+        : reference_(scales_before ? reference * kLog2E : reference) {}
+    __device__ __forceinline__ float operator()(float x) const {
+        if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
+        else return exp_for<Real>(x - reference_);
+    }
+
+private:
+    static constexpr bool scales_before = exp2_is_an_instruction && !std::is_same_v<Real, float>;
+    float reference_;
+};
 
 // 1 / (1 + e^-x), likewise.
 template <class Real>
 __device__ __forceinline__ float sigmoid_for(float x) {
     if constexpr (std::is_same_v<Real, float>) return 1.0f / (1.0f + exp_fp32(-x));
-    else return __fdividef(1.0f, 1.0f + __expf(-x));
+    else return __fdividef(1.0f, 1.0f + exp_for<Real>(-x));
 }
