@@ -49,7 +49,7 @@ inline void sum_losses(double* total, const float* losses, int n, float scale, b
 // Otherwise it is read again, mostly from the second-level cache.
 
 constexpr int kClassifierThreads = 1024;
-constexpr int kPiecesAhead = 4;   // copies of a thread that are under way
+constexpr int kPiecesAhead = 4;   // whose copies are under way while a thread waits for one
 
 // The columns of a thread are pieces of eight: first_column(), then every column_step().
 __device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) * 8; }
@@ -59,6 +59,7 @@ __device__ __forceinline__ int column_step() { return static_cast<int>(blockDim.
 template <class Real, class AnyExtent>
 class RowInMemory {
 public:
+    using RowExtent = AnyExtent;
     __device__ __forceinline__ RowInMemory(const Real* logits, int, AnyExtent extent)
         : logits_(logits), extent_(extent) {}
     __device__ __forceinline__ Vec8<Real> first(int c) const { return load8(logits_, c, extent_); }
@@ -71,9 +72,10 @@ private:
 
 // A row that the block keeps in shared memory. Each thread copies there what it will read, kPiecesAhead pieces ahead:
 // no barrier is needed, and many bytes are in flight.
-template <class Real, class AnyExtent>
+template <class Real>
 class RowInSharedMemory {
 public:
+    using RowExtent = PacketExtent;
     __device__ __forceinline__ RowInSharedMemory(const Real* logits, int V, PacketExtent) : logits_(logits), V_(V) {
         DYNAMIC_SHARED(Real, row_of_block);
         kept_ = row_of_block;
@@ -157,8 +159,7 @@ struct TargetLogit {
     float logit;
 };
 
-// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss. What `row`
-// reads is what softmax_part has read of it.
+// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss.
 template <class Real, class Row, class AnyExtent>
 __device__ __forceinline__ void write_logit_gradient(Real* logits, const Row& row, SoftmaxPart softmax,
                                                      TargetLogit target, float dloss, int V, AnyExtent extent) {
@@ -192,8 +193,9 @@ __device__ __forceinline__ void write_no_gradient(Real* logits, AnyExtent extent
     }
 }
 
-template <class Real, template <class, class> class Row, class AnyExtent>
-__global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Classifier<Real> args, AnyExtent extent) {
+template <class Real, class Row>
+__global__ void __launch_bounds__(kClassifierThreads)
+    fused_classifier_kernel(Classifier<Real> args, typename Row::RowExtent extent) {
     // the last rows first: the matmul wrote them last, they may still be in cache
     const std::int64_t index = gridDim.x - 1 - blockIdx.x;
     Real* logits = args.logits + index * args.Vp;
@@ -204,9 +206,9 @@ __global__ void __launch_bounds__(kClassifierThreads) fused_classifier_kernel(Cl
         if (gradient) write_no_gradient(logits, extent);
         return;
     }
-    const Row<Real, AnyExtent> row(logits, args.V, extent);
-    const float target_logit =
-        static_cast<float>(logits[target]);   // the block reductions lie between this and the overwriting
+    const Row row(logits, args.V, extent);
+    // the block reductions lie between this and the overwriting
+    const float target_logit = static_cast<float>(logits[target]);
     const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part<Real>(row, args.V));
     if (threadIdx.x == 0) args.losses[index] = cross_entropy_loss<Real>(softmax, target_logit);
     if (gradient) write_logit_gradient(logits, row, softmax, {target, target_logit}, args.dloss, args.V, extent);
@@ -241,10 +243,12 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
     where.reads(args.logits, logit_bytes);
     if (gradient) where.writes(args.logits, logit_bytes);
     if (gradient && !keeps_row && !alone) where.reads(args.logits, logit_bytes);   // once more
-    if (keeps_row)
-        return launch(fused_classifier_kernel<Real, RowInSharedMemory, PacketExtent>, where, args, {args.Vp});
+    if (keeps_row) {
+        launch(fused_classifier_kernel<Real, RowInSharedMemory<Real>>, where, args, PacketExtent{args.Vp});
+        return;
+    }
     with_known_extent(extent, [&](auto known) {
-        launch(fused_classifier_kernel<Real, RowInMemory, decltype(known)>, where, args, known);
+        launch(fused_classifier_kernel<Real, RowInMemory<Real, decltype(known)>>, where, args, known);
     });
 }
 

@@ -28,8 +28,9 @@ __device__ __forceinline__ float exp_fp32(float x) {
     p = fmaf(p, r, 5.0000001201e-1f);
     p = fmaf(p, r * r, r) + 1.0f;
     const float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
-    const float y = p * power;
-    return x < -87.0f ? 0.0f : x > 88.0f ? __uint_as_float(0x7f800000u) : y;
+    float y = p * power;
+    y = x > 88.0f ? __uint_as_float(0x7f800000u) : y;
+    return x < -87.0f ? 0.0f : y;
 }
 
 // e^x as precisely as values stored in Real deserve.
