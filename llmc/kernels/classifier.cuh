@@ -110,14 +110,15 @@ private:
 
 struct SoftmaxPart {
     float max;   // of the logits seen; kBelowLogits when none was larger
-    float sum;   // of exp(logit - max)
+    float sum;   // of ExpRelativeTo(max)(logit)
 };
 constexpr float kBelowLogits = -1e38f;
 
 template <class Real>
 __device__ __forceinline__ SoftmaxPart with_piece(SoftmaxPart part, Vec8<float> x) {
     const float max = max8(x);
-    if (max > part.max) part = {max, part.sum * ExpRelativeTo<Real>(max)(part.max)};   // seldom, after the first few
+    if (max > part.max)
+        part = {max, part.sum * ExpRelativeTo<Real>(max).from(part.max)};   // seldom, after the first few
     const ExpRelativeTo<Real> exp(part.max);
     VECTOR_LOOP
     for (int k = 0; k < 8; k++) x[k] = exp(x[k]);
@@ -144,7 +145,7 @@ __device__ __forceinline__ SoftmaxPart softmax_part(const Row& row, int V) {
 template <class Real>
 __device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
     const float max = block_max(part.max);
-    return {max, block_sum(part.sum * ExpRelativeTo<Real>(max)(part.max))};
+    return {max, block_sum(part.sum * ExpRelativeTo<Real>(max).from(part.max))};
 }
 
 // -log softmax[target]. The sum is divided by what stands in it for the largest logit: one, or nearly.

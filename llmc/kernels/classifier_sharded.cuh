@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) sharded_classifier_relate
     const int column = args.shard.targets[row] - args.first_token;   // of the target, where it is this rank's
     const bool here = args.shard.targets[row] >= 0 && column >= 0 && column < args.shard.V;
     const Real* logits = args.shard.logits + static_cast<std::int64_t>(row) * args.shard.Vp;
-    args.sums[row] *= ExpRelativeTo<Real>(args.maxima[row])(own_max);
+    args.sums[row] *= ExpRelativeTo<Real>(args.maxima[row]).from(own_max);
     args.sums[args.shard.rows + row] = here ? static_cast<float>(logits[column]) : 0.0f;
 }
 

@@ -42,16 +42,23 @@ __device__ __forceinline__ float exp_for(float x) {
 }
 
 // e^(x - reference), likewise, for many x and one reference: in bf16 builds one multiplication and addition before the
-// hardware's 2^x. That errs by 2^-24 |reference| besides, the same for every x. Where the reference is so large that its
-// product with log2(e) is infinite, it gives 0.
+// hardware's 2^x. There it errs by 2^-24 |reference| besides, by the same factor for every x, and gives 0 where the
+// reference is so large that its product with log2(e) is infinite.
 template <class Real>
 class ExpRelativeTo {
 public:
+    // not contracted with what follows: one rounded product for all
     __device__ __forceinline__ explicit ExpRelativeTo(float reference)
-        : reference_(scales_before ? reference * kLog2E : reference) {}
+        : reference_(scales_before ? __fmul_rn(reference, kLog2E) : reference) {}
     __device__ __forceinline__ float operator()(float x) const {
         if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
         else return exp_for<Real>(x - reference_);
+    }
+    // What makes a sum of these of one that is relative to `other`; one, exactly, where that is the same reference.
+    __device__ __forceinline__ float from(float other) const {
+        const float difference = ExpRelativeTo(other).reference_ - reference_;
+        if constexpr (scales_before) return exp2_approximate(difference);
+        else return exp_for<Real>(difference);
     }
 
 private:
