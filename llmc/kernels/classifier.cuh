@@ -117,8 +117,8 @@ constexpr float kBelowLogits = -1e38f;
 template <class Real>
 __device__ __forceinline__ SoftmaxPart with_piece(SoftmaxPart part, Vec8<float> x) {
     const float max = max8(x);
-    if (max > part.max)
-        part = {max, part.sum * ExpRelativeTo<Real>(max).from(part.max)};   // seldom, after the first few
+    // seldom, after the first few
+    if (max > part.max) part = {max, part.sum * ExpRelativeTo<Real>(max).from(part.max)};
     const ExpRelativeTo<Real> exp(part.max);
     VECTOR_LOOP
     for (int k = 0; k < 8; k++) x[k] = exp(x[k]);

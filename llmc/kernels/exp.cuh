@@ -13,6 +13,9 @@
 
 constexpr float kLog2E = 1.44269504f;
 
+// Rounded: never contracted with an addition that follows.
+__device__ __forceinline__ float times_log2_e(float x) { return __fmul_rn(x, kLog2E); }
+
 // x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r; coefficients of Cephes' expf (Moshier). Counts e^x as 0 below -87
 // (denormal numbers) and as infinite above 88; NaN gives NaN.
 __device__ __forceinline__ float exp_fp32(float x) {
@@ -37,7 +40,7 @@ __device__ __forceinline__ float exp_fp32(float x) {
 template <class Real>
 __device__ __forceinline__ float exp_for(float x) {
     if constexpr (std::is_same_v<Real, float>) return exp_fp32(x);
-    else if constexpr (exp2_is_an_instruction) return exp2_approximate(x * kLog2E);
+    else if constexpr (exp2_is_an_instruction) return exp2_approximate(times_log2_e(x));
     else return __expf(x);
 }
 
@@ -47,9 +50,8 @@ __device__ __forceinline__ float exp_for(float x) {
 template <class Real>
 class ExpRelativeTo {
 public:
-    // not contracted with what follows: one rounded product for all
     __device__ __forceinline__ explicit ExpRelativeTo(float reference)
-        : reference_(scales_before ? __fmul_rn(reference, kLog2E) : reference) {}
+        : reference_(scales_before ? times_log2_e(reference) : reference) {}
     __device__ __forceinline__ float operator()(float x) const {
         if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
         else return exp_for<Real>(x - reference_);
