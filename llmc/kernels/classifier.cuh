@@ -46,7 +46,7 @@ inline void sum_losses(double* total, const float* losses, int n, float scale, b
 // them.
 //
 // Where two blocks of a multiprocessor can both keep their rows in shared memory, a row is read from memory once.
-// Otherwise it is read again, mostly from the second-level cache.
+// Otherwise it is read again, mostly from the second-level cache. Not yet run on a GPU.
 
 constexpr int kClassifierThreads = 1024;
 constexpr int kPiecesAhead = 4;   // whose copies are under way while a thread waits for one
@@ -148,7 +148,7 @@ __device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
     return {max, block_sum(part.sum * ExpRelativeTo<Real>(max).from(part.max))};
 }
 
-// -log softmax[target]. The sum is divided by what stands in it for the largest logit: one, or nearly.
+// -log softmax[target]. The sum is divided by what stands in it for the largest logit, which is one but for rounding.
 template <class Real>
 __device__ __forceinline__ float cross_entropy_loss(SoftmaxPart softmax, float target_logit) {
     return logf(softmax.sum / ExpRelativeTo<Real>(softmax.max)(softmax.max)) + (softmax.max - target_logit);

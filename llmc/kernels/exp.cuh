@@ -56,7 +56,7 @@ public:
         if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
         else return exp_for<Real>(x - reference_);
     }
-    // What makes a sum of these of one that is relative to `other`; one, exactly, where that is the same reference.
+    // The factor that makes a sum that is relative to `other` relative to this reference: exactly one where both are equal.
     __device__ __forceinline__ float from(float other) const {
         const float difference = ExpRelativeTo(other).reference_ - reference_;
         if constexpr (scales_before) return exp2_approximate(difference);
