@@ -56,7 +56,7 @@ public:
         if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
         else return exp_for<Real>(x - reference_);
     }
-    // The factor that makes a sum that is relative to `other` relative to this reference: exactly one where both are equal.
+    // The factor that makes a sum relative to this reference that was relative to `other`: one where both are equal.
     __device__ __forceinline__ float from(float other) const {
         const float difference = ExpRelativeTo(other).reference_ - reference_;
         if constexpr (scales_before) return exp2_approximate(difference);
