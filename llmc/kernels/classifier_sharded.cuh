@@ -31,14 +31,14 @@ void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t
 // ---------------------------------------------------------------------------------------------------------------------
 
 // The second half of `sums` keeps this rank's own maximum until `relate` replaces it.
-template <class Real>
+template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kClassifierThreads)
-    sharded_classifier_begin_kernel(ShardedClassifier<Real> args, Extent extent) {
+    sharded_classifier_begin_kernel(ShardedClassifier<Real> args, AnyExtent extent) {
     const std::int64_t row = gridDim.x - 1 - blockIdx.x;   // the last rows first, as in fused_classifier_kernel
     SoftmaxPart softmax = {0.0f, 0.0f};
     if (args.shard.targets[row] >= 0) {
-        const Real* logits = args.shard.logits + row * args.shard.Vp;
-        softmax = combine_softmax_parts<Real>(softmax_part(logits, args.shard.V, extent));
+        const RowInMemory<Real, AnyExtent> logits(args.shard.logits + row * args.shard.Vp, args.shard.V, extent);
+        softmax = combine_softmax_parts<Real>(softmax_part<Real>(logits, args.shard.V));
     }
     if (threadIdx.x != 0) return;
     args.maxima[row] = softmax.max;
@@ -54,29 +54,25 @@ __global__ void __launch_bounds__(kElementwiseThreads) sharded_classifier_relate
     const int column = args.shard.targets[row] - args.first_token;   // of the target, where it is this rank's
     const bool here = args.shard.targets[row] >= 0 && column >= 0 && column < args.shard.V;
     const Real* logits = args.shard.logits + static_cast<std::int64_t>(row) * args.shard.Vp;
-    args.sums[row] *= exp_for<Real>(own_max - args.maxima[row]);
+    args.sums[row] *= ExpRelativeTo<Real>(args.maxima[row]).from(own_max);
     args.sums[args.shard.rows + row] = here ? static_cast<float>(logits[column]) : 0.0f;
 }
 
-template <class Real>
+template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kClassifierThreads)
-    sharded_classifier_finish_kernel(ShardedClassifier<Real> args, Extent extent) {
+    sharded_classifier_finish_kernel(ShardedClassifier<Real> args, AnyExtent extent) {
     const std::int64_t row = blockIdx.x;
     const int target = args.shard.targets[row];
+    const float target_logit = args.sums[args.shard.rows + row];
     const SoftmaxPart softmax = {args.maxima[row], args.sums[row]};
     if (threadIdx.x == 0) {
-        const float target_logit = args.sums[args.shard.rows + row];
-        args.shard.losses[row] = target < 0 ? 0.0f : logf(softmax.sum) + (softmax.max - target_logit);
+        args.shard.losses[row] = target < 0 ? 0.0f : cross_entropy_loss<Real>(softmax, target_logit);
     }
     if (args.shard.output == ClassifierOutput::loss) return;
     Real* logits = args.shard.logits + row * args.shard.Vp;
-    if (target >= 0) {
-        write_logit_gradient(logits, softmax, target - args.first_token, args.shard.dloss, args.shard.V, extent);
-        return;
-    }
-    for (int c = static_cast<int>(threadIdx.x) * 8; c < args.shard.Vp; c += static_cast<int>(blockDim.x) * 8) {
-        store8(logits, c, extent, round_to<Real>(Vec8<float>{}));
-    }
+    if (target < 0) return write_no_gradient(logits, extent);
+    write_logit_gradient(logits, RowInMemory<Real, AnyExtent>(logits, args.shard.V, extent), softmax,
+                         {target - args.first_token, target_logit}, args.shard.dloss, args.shard.V, extent);
 }
 
 template <class Real>
@@ -97,7 +93,9 @@ void sharded_classifier_begin(const ShardedClassifier<Real>& args, cudaStream_t 
     if (rows == 0) return;
     Launch where = sharded_classifier_launch(args, dim3(rows), classifier_block(args.shard.Vp), false, stream);
     where.writes(args.maxima, rows * sizeof(float)).writes(args.sums, 2 * rows * sizeof(float));
-    launch(sharded_classifier_begin_kernel<Real>, where, args, row_extent(args.shard.Vp, args.shard.logits));
+    with_known_extent(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
+        launch(sharded_classifier_begin_kernel<Real, decltype(known)>, where, args, known);
+    });
 }
 
 template <class Real>
@@ -118,5 +116,7 @@ void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t
     Launch where = sharded_classifier_launch(args, dim3(rows), classifier_block(args.shard.Vp), gradient, stream);
     where.reads(args.maxima, rows * sizeof(float)).reads(args.sums, 2 * rows * sizeof(float));
     where.writes(args.shard.losses, rows * sizeof(float));
-    launch(sharded_classifier_finish_kernel<Real>, where, args, row_extent(args.shard.Vp, args.shard.logits));
+    with_known_extent(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
+        launch(sharded_classifier_finish_kernel<Real, decltype(known)>, where, args, known);
+    });
 }

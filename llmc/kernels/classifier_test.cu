@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/operation_timer.h"
 
 namespace {
 
@@ -61,7 +62,8 @@ void check_classifier(int rows, int V, int Vp, double scale, std::size_t shift) 
     }
     std::string what = text("rows=", rows, " V=", V, " Vp=", Vp, " scale=", scale);
 
-    Classifier<Real> args{device.data(), losses_only.data(), device_targets.data(), rows, V, Vp, dloss, ClassifierOutput::loss};
+    Classifier<Real> args{device.data(), losses_only.data(),    device_targets.data(), rows, V, Vp,
+                          dloss,         ClassifierOutput::loss};
     fused_classifier(args, test.stream);
     CHECK(device.values() == logits);   // untouched
 
@@ -71,7 +73,8 @@ void check_classifier(int rows, int V, int Vp, double scale, std::size_t shift) 
     CHECK(same_bits(losses.raw(), losses_only.raw()));
     check_close(losses.values(), loss, rounding_error<float>(loss, loss_size, 8), what + " loss");
     Doubles result = device.values();
-    check_close(result, gradient, rounding_error<Real>(gradient, gradient_size, exp_operations(spread)), what + " gradient");
+    check_close(result, gradient, rounding_error<Real>(gradient, gradient_size, exp_operations(spread)),
+                what + " gradient");
 
     for (int i = 0; i < rows; i++) {
         const double* row = result.data() + static_cast<std::size_t>(i) * Vp;
@@ -98,21 +101,70 @@ TEST_CASE("classifier: losses and gradients match double loops") {
     check_classifier<float>(3, 50257, 50304, 3.0, 0);
     check_classifier<bf16>(3, 50257, 50304, 3.0, 1);
     check_classifier<bf16>(3, 119000, 120000, 3.0, 0);   // too long to be kept in shared memory
+    // more or fewer pieces than a thread copies ahead; an end inside a piece; padding of whole pieces of every thread
+    check_classifier<bf16>(4, 50299, 50304, 3.0, 0);
+    check_classifier<bf16>(4, 8192, 8192, 3.0, 0);
+    check_classifier<bf16>(4, 8195, 24576, 3.0, 0);
+    check_classifier<float>(4, 20001, 20008, 3.0, 0);
+}
+
+TEST_CASE("classifier: every column can be the target") {
+    KernelTest test;
+    const int V = 509, Vp = 512;
+    const auto run = [&]<class Real>(Real, std::size_t shift) {
+        auto device = test.tensor<Real>(random_values<Real>(std::size_t{V} * Vp, 1.0, 7), shift);
+        auto losses = test.output<float>(V);
+        std::vector<int> targets(V);
+        std::iota(targets.begin(), targets.end(), 0);
+        const DeviceBuffer<int> device_targets = test.ints(targets);
+        fused_classifier<Real>(
+            {device.data(), losses.data(), device_targets.data(), V, V, Vp, 1.0f, ClassifierOutput::loss_and_gradient},
+            test.stream);
+        const Doubles gradient = device.values();
+        for (int row = 0; row < V; row++) {
+            for (int c = 0; c < Vp; c++) {   // the target's is negative, no other
+                const double value = gradient[static_cast<std::size_t>(row) * Vp + static_cast<std::size_t>(c)];
+                REQUIRE((c == row ? value < 0 : c < V ? value > 0 : value == 0));
+            }
+        }
+    };
+    for (std::size_t shift : {0u, 1u}) run(bf16(), shift), run(float(), shift);
+}
+
+TEST_CASE("classifier: a row is read once where two blocks of a multiprocessor can keep theirs") {
+    KernelTest test;
+    const auto bytes_per_row = [&]<class Real>(Real, int Vp, std::size_t shift) {
+        auto device = test.tensor<Real>(Doubles(2 * static_cast<std::size_t>(Vp)), shift);
+        auto losses = test.output<float>(2);
+        const DeviceBuffer<int> targets = test.ints({0, 1});
+        OperationTimer timer(test.stream);
+        fused_classifier<Real>(
+            {device.data(), losses.data(), targets.data(), 2, Vp, Vp, 1.0f, ClassifierOutput::loss_and_gradient},
+            test.stream);
+        return timer.totals().at(0).bytes / 2 - 8;
+    };
+    const int most = (114 * 1024 - 2048) / 2;   // of 228 KiB
+    CHECK(bytes_per_row(bf16(), 50304, 0) == 2 * 2 * 50304);
+    CHECK(bytes_per_row(bf16(), most, 0) == 2 * 2 * most);
+    CHECK(bytes_per_row(bf16(), most + 8, 0) == 3 * 2 * (most + 8));
+    CHECK(bytes_per_row(bf16(), 50304, 1) == 3 * 2 * 50304);   // not in packets
+    CHECK(bytes_per_row(float(), 50304, 0) == 3 * 4 * 50304);
 }
 
 TEST_CASE_TEMPLATE("classifier: huge logits stay finite, and not-a-number shows in the loss", Real, float, bf16) {
     KernelTest test;
     const int V = 16;
     Doubles logits(3 * V, 0.0);
-    logits[3] = 30000;               // row 0: certain and right
-    logits[V + 5] = 30000;           // row 1: certain and wrong
-    logits[2 * V + 1] = NAN;         // row 2
+    logits[3] = 30000;         // row 0: certain and right
+    logits[V + 5] = 30000;     // row 1: certain and wrong
+    logits[2 * V + 1] = NAN;   // row 2
     for (int i = 0; i < 3 * V; i++) logits[i] = rounded<Real>(logits[i]);
     DeviceBuffer<int> targets = test.ints({3, 3, 3});
     auto device = test.tensor<Real>(logits);
     auto losses = test.output<float>(3);
-    fused_classifier<Real>({device.data(), losses.data(), targets.data(), 3, V, V, 1.0f, ClassifierOutput::loss_and_gradient},
-                           test.stream);
+    fused_classifier<Real>(
+        {device.data(), losses.data(), targets.data(), 3, V, V, 1.0f, ClassifierOutput::loss_and_gradient},
+        test.stream);
     Doubles loss = losses.values(), gradient = device.values();
     CHECK(loss[0] == 0.0);
     CHECK(loss[1] == logits[V + 5]);
@@ -128,8 +180,9 @@ TEST_CASE("classifier: a minus-infinite logit is impossible, not an error") {
     auto device = test.tensor<float>(logits);
     auto losses = test.output<float>(1);
     DeviceBuffer<int> targets = test.ints({12});
-    fused_classifier<float>({device.data(), losses.data(), targets.data(), 1, 16, 16, 1.0f, ClassifierOutput::loss_and_gradient},
-                            test.stream);
+    fused_classifier<float>(
+        {device.data(), losses.data(), targets.data(), 1, 16, 16, 1.0f, ClassifierOutput::loss_and_gradient},
+        test.stream);
     CHECK(losses.values()[0] == doctest::Approx(std::log(7.0)).epsilon(1e-6));
     CHECK(device.values()[0] == 0.0);
 }

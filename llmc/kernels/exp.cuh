@@ -9,6 +9,13 @@
 
 #include <type_traits>
 
+#include "llmc/kernels/ptx.cuh"
+
+constexpr float kLog2E = 1.44269504f;
+
+// Rounded: never contracted with an addition that follows.
+__device__ __forceinline__ float times_log2_e(float x) { return __fmul_rn(x, kLog2E); }
+
 // x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r; coefficients of Cephes' expf (Moshier). Counts e^x as 0 below -87
 // (denormal numbers) and as infinite above 88; NaN gives NaN.
 __device__ __forceinline__ float exp_fp32(float x) {
@@ -24,20 +31,46 @@ __device__ __forceinline__ float exp_fp32(float x) {
     p = fmaf(p, r, 5.0000001201e-1f);
     p = fmaf(p, r * r, r) + 1.0f;
     const float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
-    const float y = p * power;
-    return x < -87.0f ? 0.0f : x > 88.0f ? __uint_as_float(0x7f800000u) : y;
+    float y = p * power;
+    y = x > 88.0f ? __uint_as_float(0x7f800000u) : y;
+    return x < -87.0f ? 0.0f : y;
 }
 
 // e^x as precisely as values stored in Real deserve.
 template <class Real>
 __device__ __forceinline__ float exp_for(float x) {
     if constexpr (std::is_same_v<Real, float>) return exp_fp32(x);
+    else if constexpr (exp2_is_an_instruction) return exp2_approximate(times_log2_e(x));
     else return __expf(x);
 }
+
+// e^(x - reference), likewise, for many x and one reference: in bf16 builds one multiplication and addition before the
+// hardware's 2^x. There it errs by 2^-24 |reference| besides, by the same factor for every x, and gives 0 where the
+// reference is so large that its product with log2(e) is infinite.
+template <class Real>
+class ExpRelativeTo {
+public:
+    __device__ __forceinline__ explicit ExpRelativeTo(float reference)
+        : reference_(scales_before ? times_log2_e(reference) : reference) {}
+    __device__ __forceinline__ float operator()(float x) const {
+        if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
+        else return exp_for<Real>(x - reference_);
+    }
+    // The factor that makes a sum relative to this reference that was relative to `other`: one where both are equal.
+    __device__ __forceinline__ float from(float other) const {
+        const float difference = ExpRelativeTo(other).reference_ - reference_;
+        if constexpr (scales_before) return exp2_approximate(difference);
+        else return exp_for<Real>(difference);
+    }
+
+private:
+    static constexpr bool scales_before = exp2_is_an_instruction && !std::is_same_v<Real, float>;
+    float reference_;
+};
 
 // 1 / (1 + e^-x), likewise.
 template <class Real>
 __device__ __forceinline__ float sigmoid_for(float x) {
     if constexpr (std::is_same_v<Real, float>) return 1.0f / (1.0f + exp_fp32(-x));
-    else return __fdividef(1.0f, 1.0f + __expf(-x));
+    else return __fdividef(1.0f, 1.0f + exp_for<Real>(-x));
 }

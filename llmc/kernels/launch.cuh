@@ -172,6 +172,9 @@ __forceinline__ Halves narrowed8(const Floats& from) {
     return to;
 }
 
+// The larger of two, in one instruction; either where one is not a number.
+__forceinline__ float larger(float a, float b) { return a > b ? a : b; }
+
 namespace host {
 
 // What every lane of a warp ends with when v_i = op(v_i, v_{i xor d}) for d = 16, 8, 4, 2, 1, op being commutative.
@@ -299,5 +302,6 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
 
 constexpr bool block_butterfly_exists = false;
 constexpr bool vector_conversions_exist = false;
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
 #endif

@@ -177,6 +177,13 @@ __device__ __forceinline__ int load_acquire(const int* count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
+// Whether 2^x is one instruction; if not, loops do better with a polynomial that compilers vectorise (exp.cuh).
+#ifdef __CUDACC__
+constexpr bool exp2_is_an_instruction = true;
+#else
+constexpr bool exp2_is_an_instruction = false;
+#endif
+
 // 2^x within 2 units in the last place; results below 2^-126 are zero. The model rounds as the C library does.
 __device__ __forceinline__ float exp2_approximate(float x) {
 #ifdef __CUDACC__

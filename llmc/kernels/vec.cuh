@@ -154,13 +154,12 @@ __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
     return round_to<T>(sum);
 }
 
-// The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. Comparisons
-// leave out not-a-number; sums do not.
+// The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. The largest may
+// leave out not-a-number; the sum does not.
 template <class Real>
 __device__ __forceinline__ Real sum8(const Vec8<Real>& v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
-__device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float max8(const Vec8<float>& v) {
     return larger(larger(larger(v[0], v[4]), larger(v[2], v[6])), larger(larger(v[1], v[5]), larger(v[3], v[7])));
 }
@@ -175,4 +174,13 @@ bool packets_fit(const T*... pointers) {
 template <class... T>
 Extent row_extent(std::int64_t C, const T*... pointers) {
     return {C, C % 8 == 0 && packets_fit(pointers...)};
+}
+
+// Calls launch_with(extent), with a PacketExtent where packets are all there is.
+template <class LaunchWith>
+void with_known_extent(Extent extent, LaunchWith launch_with) {
+    if (extent.packets)
+        launch_with(PacketExtent{extent.count});
+    else
+        launch_with(extent);
 }

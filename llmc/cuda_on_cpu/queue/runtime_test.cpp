@@ -43,6 +43,8 @@ TEST_CASE("runtime: one device with the limits of a GPU") {
 
     CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0) == cudaSuccess);
     CHECK(value == 227 * 1024);
+    CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0) == cudaSuccess);
+    CHECK(value == 228 * 1024);
     CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxGridDimY, 0) == cudaSuccess);
     CHECK(value == 65535);
     CHECK(cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(120), 0) == cudaErrorInvalidValue);
