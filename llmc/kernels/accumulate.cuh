@@ -20,7 +20,8 @@ template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) accumulate_kernel(Real* sum, const Real* x, Extent extent) {
     const std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    store8(sum, i, extent, add8(load8(sum, i, extent), load8(x, i, extent)));
+    with_known_extent(i, extent,
+                      [&](auto known) { store8(sum, i, known, add8(load8(sum, i, known), load8(x, i, known))); });
 }
 
 template <class Real>

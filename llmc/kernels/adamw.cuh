@@ -136,9 +136,11 @@ __device__ __forceinline__ Vec8<float> load_weights(const AdamRange<Real, Grad>&
 template <class Real, class Grad>
 __device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent, float grad_scale,
                                            const AdamFactors& f) {
-    const Vec8<float> gradient = to_floats(load8(range.gradient, i, extent));
+    // The gradient last: where it is bf16, a GPU waits there for all that was loaded before (see with_known_extent,
+    // which would cost so many registers here that fewer threads had loads under way).
     Vec8<float> m = load8(range.m, i, extent), v = load8(range.v, i, extent);
     Vec8<float> w = load_weights(range, i, extent);
+    const Vec8<float> gradient = to_floats(load8(range.gradient, i, extent));
     VECTOR_LOOP
     for (int k = 0; k < 8; k++) {
         adam_element(w[k], m[k], v[k], grad_scale * gradient[k], range.weight_decay, f);

@@ -67,7 +67,9 @@ bool uses_tensor_cores() { return tensor_cores(); }
 template <class T, class G>
 void launch_attention_delta(const AttentionBackward<T, G>& a, cudaStream_t stream) {
     const AttentionShape& shape = a.shape;
-    std::int64_t blocks = ceil_div(std::int64_t{shape.B} * shape.NH * shape.Tq, DELTA_ROWS);
+    const std::int64_t rows = std::int64_t{shape.B} * shape.NH * shape.Tq;
+    ENSURE(rows < std::int64_t{1} << 31, rows, " rows of all heads are more than one launch can cover");
+    const std::int64_t blocks = ceil_div(rows, DELTA_ROWS);
     launch(attention_delta<T, G>,
            Launch(static_cast<unsigned>(blocks), DELTA_THREADS, 0, stream)
                .reads(a.dout.data, view_bytes(a.dout, shape, shape.Tq))

@@ -7,6 +7,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/vec.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
@@ -58,26 +59,23 @@ constexpr int DELTA_ROWS = DELTA_THREADS / 8;   // rows of a block
 template <class T, class G>
 __global__ void __launch_bounds__(DELTA_THREADS) attention_delta(AttentionBackward<T, G> a) {
     const AttentionShape& shape = a.shape;
-    std::int64_t row = std::int64_t{blockIdx.x} * DELTA_ROWS + threadIdx.x / 8;
-    std::int64_t rows = std::int64_t{shape.B} * shape.Tq * shape.NH;
-    bool inside = row < rows;
-    std::int64_t head = row % shape.NH, token = row / shape.NH % shape.Tq, batch = row / shape.NH / shape.Tq;
+    const auto B = static_cast<unsigned>(shape.B), NH = static_cast<unsigned>(shape.NH),
+               Tq = static_cast<unsigned>(shape.Tq);
+    const unsigned row = blockIdx.x * DELTA_ROWS + threadIdx.x / 8;   // fewer than 2^31: divisions of 64 bits are slow
+    const bool inside = row < B * Tq * NH;
+    const std::int64_t head = row % NH, token = row / NH % Tq, batch = row / NH / Tq;
     float sum = 0.0f;
     if (inside) {
         const T* dout = a.dout.data + batch * a.dout.batch + token * a.dout.token + head * a.dout.head;
         const T* out = a.out.data + batch * a.out.batch + token * a.out.token + head * a.out.head;
         for (int channel = threadIdx.x % 8 * 8; channel < shape.HS; channel += 64) {
+            const Vec8<float> left = to_floats(load_packets<8>(dout + channel)),
+                              right = to_floats(load_packets<8>(out + channel));
 #pragma unroll
-            for (int part = 0; part < 8; part += 4) {
-                float4 left = load_four(dout + channel + part), right = load_four(out + channel + part);
-                sum += left.x * right.x;
-                sum += left.y * right.y;
-                sum += left.z * right.z;
-                sum += left.w * right.w;
-            }
+            for (int k = 0; k < 8; k++) sum += left[k] * right[k];
         }
     }
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (inside && threadIdx.x % 8 == 0) a.delta[(batch * shape.NH + head) * shape.Tq + token] = sum;
+    if (inside && threadIdx.x % 8 == 0) a.delta[(batch * NH + head) * Tq + token] = sum;
 }

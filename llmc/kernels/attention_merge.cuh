@@ -47,20 +47,28 @@ std::size_t heads_bytes(const HeadsView<T>& view, const HeadSizes& s) {
 struct HeadRow {
     std::int64_t batch, token, head;
 };
-// Rows are counted as (b, t, h), the order of a tensor in memory.
-__device__ __forceinline__ HeadRow head_row(std::int64_t row, const HeadSizes& s) {
-    return {row / s.NH / s.T, row / s.NH % s.T, row % s.NH};
+// Rows are counted as (b, t, h), the order of a tensor in memory. 32 bits are enough for them (`check_sizes`), and are
+// divided much faster than 64.
+__device__ __forceinline__ HeadRow head_row(unsigned row, const HeadSizes& s) {
+    const auto heads = static_cast<unsigned>(s.NH), tokens = static_cast<unsigned>(s.T);
+    return {row / heads / tokens, row / heads % tokens, row % heads};
+}
+inline void check_sizes(const HeadSizes& s) {
+    ENSURE(s.HS % 8 == 0, "heads of ", s.HS, " channels");
+    ENSURE(s.rows() * s.HS / 8 < std::int64_t{1} << 31, s.rows(), " rows are more than one launch can cover");
 }
 template <class T>
 __device__ __forceinline__ T* row_at(const HeadsView<T>& view, const HeadRow& at) {
     return view.data + at.batch * view.batch + at.token * view.token + at.head * view.head;
 }
 
-// One thread per row: it alone reads and writes the row's lse. A template as every kernel in a header.
+constexpr int kMergeThreads = 8;   // of a row, so that a warp moves whole sectors of four rows
+
+// Block (threads of a row, rows). A template as every kernel in a header.
 template <class Args>
 __global__ void __launch_bounds__(kElementwiseThreads) merge_attention_kernel(Args args) {
     const HeadSizes& s = args.sizes;
-    const std::int64_t row = std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
+    const unsigned row = blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= s.rows()) return;
     const HeadRow at = head_row(row, s);
     float* const lse = args.lse + (at.batch * s.NH + at.head) * args.lse_tokens + at.token;
@@ -71,19 +79,22 @@ __global__ void __launch_bounds__(kElementwiseThreads) merge_attention_kernel(Ar
     const float sum = old_weight + block_weight, old_share = old_weight / sum, block_share = block_weight / sum;
     float* const out = row_at(args.out, at);
     const float* const more = row_at(args.block_out, at);
-    for (int c = 0; c < s.HS; c += 8) {
+    for (unsigned c = threadIdx.x * 8; c < static_cast<unsigned>(s.HS); c += blockDim.x * 8) {
         Vec8<float> x = load_packets<8>(out + c);
         const Vec8<float> y = load_packets<8>(more + c);
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) x[k] = x[k] * old_share + y[k] * block_share;
         store_packets(out + c, x);
     }
-    *lse = highest + logf(sum);
+    if (blockDim.x > 1) __syncwarp();   // all threads of the row have read what the first overwrites
+    if (threadIdx.x == 0) *lse = highest + logf(sum);
 }
 
 inline void merge_attention(const AttentionMerge& args, cudaStream_t stream) {
     const HeadSizes& s = args.sizes;
-    Launch where(dim3(blocks_for(s.rows(), kElementwiseThreads)), dim3(kElementwiseThreads), 0, stream);
+    check_sizes(s);
+    const unsigned threads = loop_threads(kMergeThreads), rows = kElementwiseThreads / threads;
+    Launch where(dim3(blocks_for(s.rows(), rows)), dim3(threads, rows), 0, stream);
     const std::size_t lse_rows = static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.NH);
     const std::size_t lse_floats =
         (lse_rows - 1) * static_cast<std::size_t>(args.lse_tokens) + static_cast<std::size_t>(s.T);
@@ -98,8 +109,8 @@ inline void merge_attention(const AttentionMerge& args, cudaStream_t stream) {
 template <class Out, class In>
 __global__ void __launch_bounds__(kElementwiseThreads)
     copy_heads_kernel(HeadsView<Out> out, HeadsView<In> in, HeadSizes sizes, bool accumulate) {
-    const int pieces = sizes.HS / 8;
-    const std::int64_t piece = std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x, row = piece / pieces;
+    const unsigned pieces = static_cast<unsigned>(sizes.HS) / 8;
+    const unsigned piece = blockIdx.x * kElementwiseThreads + threadIdx.x, row = piece / pieces;
     if (row >= sizes.rows()) return;
     const HeadRow at = head_row(row, sizes);
     const int column = static_cast<int>(piece % pieces) * 8;
@@ -116,7 +127,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 template <class Out, class In>
 void copy_heads(const HeadsView<Out>& out, const HeadsView<In>& in, const HeadSizes& sizes, bool accumulate,
                 cudaStream_t stream) {
-    ENSURE(sizes.HS % 8 == 0, "heads of ", sizes.HS, " channels");
+    check_sizes(sizes);
     Launch where = elementwise_launch(sizes.rows() * sizes.HS, stream);
     where.reads(in.data, heads_bytes(in, sizes)).writes(out.data, heads_bytes(out, sizes));
     if (accumulate) where.reads(out.data, heads_bytes(out, sizes));

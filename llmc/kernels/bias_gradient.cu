@@ -10,20 +10,22 @@ namespace {
 
 // Few rows per split keep many threads busy; few splits keep stage 2 short.
 constexpr int least_rows_per_split = 32, most_splits = 256;
+constexpr int rows_in_flight = loads_in_flight(8), partial_threads = 64;
 
-// A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split.
+// A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split. Told that eight
+// blocks need to share a multiprocessor, nvcc keeps a row in registers for each load; untold it saves them, and loads
+// in turn.
 template <class T>
-__global__ void bias_gradient_partial(float* partial, const T* dout, BiasGradientShape shape, int rows, bool packets) {
+__global__ void __launch_bounds__(partial_threads, 8)
+    bias_gradient_partial(float* partial, const T* dout, BiasGradientShape shape, int rows, bool packets) {
     const std::int64_t column = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
     if (column >= shape.N) return;
     const int first = static_cast<int>(blockIdx.y) * rows, last = min(first + rows, shape.M);
     Vec8<float> sums = {};
-#pragma unroll 8
-    for (int row = first; row < last; row++) {
-        const Vec8<float> v = to_floats(load8(dout + row * shape.stride, column, Extent{shape.N, packets}));
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) sums[k] += v[k];
-    }
+    with_known_extent(column, Extent{shape.N, packets}, [&](auto known) {
+        add_rows<rows_in_flight>(
+            sums, first, last, 1, [&](int row) { return dout + row * shape.stride; }, column, known);
+    });
     float* out = partial + std::int64_t{blockIdx.y} * shape.N + column;
     for (int k = 0; k < 8; k++) {
         if (column + k < shape.N) out[k] = sums[k];
@@ -42,7 +44,8 @@ __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits,
     dbias[column] = static_cast<G>(sum);
 }
 
-__global__ void add_bias_sums_kernel(BiasSums sums) {
+// (__grid_constant__: read where the parameters are, though indexed by blockIdx, not from a copy of each thread's own.)
+__global__ void add_bias_sums_kernel(const __grid_constant__ BiasSums sums) {
     const int i = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (column < sums.channels[i]) sums.to[i][column] += sums.from[i][column];
 }
@@ -64,7 +67,7 @@ void bias_gradient(G* dbias, float* scratch, std::size_t scratch_bytes, const T*
            " apart");
     const auto [splits, rows] = bias_gradient_splits(s.M, s.N, scratch_bytes);
     ENSURE(splits > 0, "bias gradient of ", s.N, " channels with ", scratch_bytes, " bytes of scratch");
-    const unsigned threads = 64;
+    const unsigned threads = partial_threads;
     const std::size_t dout_bytes = sizeof(T) * static_cast<std::size_t>((s.M - 1) * s.stride + s.N);
     const std::size_t partial_bytes = sizeof(float) * static_cast<std::size_t>(splits) * static_cast<std::size_t>(s.N);
     const bool packets = packets_fit(dout) && s.stride * sizeof(T) % 16 == 0;

@@ -248,7 +248,7 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
         launch(fused_classifier_kernel<Real, RowInSharedMemory<Real>>, where, args, PacketExtent{args.Vp});
         return;
     }
-    with_known_extent(extent, [&](auto known) {
+    with_extent_type(extent, [&](auto known) {
         launch(fused_classifier_kernel<Real, RowInMemory<Real, decltype(known)>>, where, args, known);
     });
 }

@@ -93,7 +93,7 @@ void sharded_classifier_begin(const ShardedClassifier<Real>& args, cudaStream_t 
     if (rows == 0) return;
     Launch where = sharded_classifier_launch(args, dim3(rows), classifier_block(args.shard.Vp), false, stream);
     where.writes(args.maxima, rows * sizeof(float)).writes(args.sums, 2 * rows * sizeof(float));
-    with_known_extent(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
+    with_extent_type(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
         launch(sharded_classifier_begin_kernel<Real, decltype(known)>, where, args, known);
     });
 }
@@ -116,7 +116,7 @@ void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t
     Launch where = sharded_classifier_launch(args, dim3(rows), classifier_block(args.shard.Vp), gradient, stream);
     where.reads(args.maxima, rows * sizeof(float)).reads(args.sums, 2 * rows * sizeof(float));
     where.writes(args.shard.losses, rows * sizeof(float));
-    with_known_extent(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
+    with_extent_type(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
         launch(sharded_classifier_finish_kernel<Real, decltype(known)>, where, args, known);
     });
 }

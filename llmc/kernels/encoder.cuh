@@ -1,7 +1,7 @@
 // The embedding: out[b,t,:] = wte[token[b,t],:] + wpe[position of t,:], and its backward pass.
 //
-// Backward is deterministic: the batch's tokens are grouped on the host (token_groups.h), so that one block owns a row of
-// dwte and adds its positions in a fixed order.
+// Backward is deterministic: the batch's tokens are grouped on the host (token_groups.h), so that every element of dwte
+// has one owner, which adds its positions in a fixed order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -60,8 +60,8 @@ void encoder_backward(const EncoderBackward<Real, Grad>& args, cudaStream_t stre
 struct RowAndColumn {
     int row, column;
 };
-__device__ __forceinline__ RowAndColumn thread_row_and_column(int C) {
-    const unsigned piece = blockIdx.x * kElementwiseThreads + threadIdx.x, pieces = static_cast<unsigned>(C + 7) / 8;
+__device__ __forceinline__ RowAndColumn thread_row_and_column(int C, unsigned block) {
+    const unsigned piece = block * kElementwiseThreads + threadIdx.x, pieces = static_cast<unsigned>(C + 7) / 8;
     return {static_cast<int>(piece / pieces), static_cast<int>(piece % pieces * 8)};
 }
 inline std::int64_t padded_elements(std::int64_t rows, int C) {
@@ -72,16 +72,20 @@ inline std::int64_t padded_elements(std::int64_t rows, int C) {
 
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) encoder_forward_kernel(EncoderForward<Real> args, Extent extent) {
-    const auto [row, column] = thread_row_and_column(args.C);
-    if (row >= args.B * args.T) return;
-    const int token = args.tokens[row] - args.first_token;
-    Vec8<Real> sum = {};
-    if (token >= 0 && token < args.V) sum = load8(args.wte + static_cast<std::int64_t>(token) * args.C, column, extent);
-    if (args.wpe) {
-        const std::int64_t position = args.positions.of(row % args.T);
-        sum = add8(sum, load8(args.wpe + position * args.C, column, extent));
-    }
-    store8(args.out + static_cast<std::int64_t>(row) * args.C, column, extent, sum);
+    const RowAndColumn at = thread_row_and_column(args.C, blockIdx.x);
+    if (at.row >= args.B * args.T) return;
+    const int token = args.tokens[at.row] - args.first_token;
+    const bool owned = token >= 0 && token < args.V;
+    with_known_extent(at.column, extent, [&](auto known) {
+        Real* const out = args.out + static_cast<std::int64_t>(at.row) * args.C;
+        // a row that is not used rather than none: the next load need not wait for this one
+        const Vec8<Real> of_token =
+            load8(args.wte + static_cast<std::int64_t>(owned ? token : 0) * args.C, at.column, known);
+        if (!args.wpe) return store8(out, at.column, known, owned ? of_token : Vec8<Real>{});
+        const std::int64_t position = args.positions.of(at.row % args.T);
+        const Vec8<Real> of_position = load8(args.wpe + position * args.C, at.column, known);
+        store8(out, at.column, known, add8(owned ? of_token : Vec8<Real>{}, of_position));
+    });
 }
 
 template <class Real>
@@ -102,94 +106,128 @@ void encoder_forward(const EncoderForward<Real>& args, cudaStream_t stream) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr int kGroupColumns = 256;   // columns of a block: a warp, eight each
-constexpr int kGroupWarps = 8;       // warps that share a long group
-constexpr int kShortGroup = 16;      // up to here one warp adds a group alone
+constexpr int kGroupWarps = 8;                    // that share a long group
+constexpr int kGroupColumns = 256;                // of a block: a warp, eight each
+constexpr int kGroupThreads = 32 * kGroupWarps;   // also one for each column, to add the warps' sums
+static_assert(kGroupThreads == kGroupColumns && kGroupThreads == kElementwiseThreads);
 
-// Adds rows order[first], order[first + step], ... (before `end`) of a (rows, C) tensor; four loads are in flight.
-template <class Real>
-__device__ __forceinline__ Vec8<float> sum_rows(const Real* tensor, const int* order, int first, int end, int step,
-                                                int column, Extent extent) {
-    constexpr int kInFlight = 4;
-    Vec8<float> sum = {};
-    for (int i = first; i < end; i += kInFlight * step) {
-        Vec8<Real> rows[kInFlight];
-        for (int u = 0; u < kInFlight; u++) {
-            const int place = i + u * step;
-            rows[u] = place < end ? load8(tensor + static_cast<std::int64_t>(order[place]) * extent.count, column, extent)
-                                  : Vec8<Real>{};
-        }
-        for (int u = 0; u < kInFlight; u++) {
-            const Vec8<float> x = to_floats(rows[u]);
-            VECTOR_LOOP
-            for (int k = 0; k < 8; k++) sum[k] += x[k];
-        }
-    }
-    return sum;
+// Rows of dout whose loads are under way together, in accesses of 16 bytes: as many as registers allow while three
+// blocks share a multiprocessor, because a frequent token has thousands of rows; of a short group most have one or two.
+// (Told of the three blocks, nvcc uses the registers; untold it saves them, and loads one row after the other.)
+constexpr int kLongGroupLoads = 12, kShortGroupLoads = 4, kGroupBlocks = 3;
+
+template <class Real, class Grad>
+__device__ __forceinline__ Grad* row_of_group(const EncoderBackward<Real, Grad>& args, int group) {
+    return args.dwte + static_cast<std::int64_t>(args.groups.tokens[group] - args.first_token) * args.C;
 }
 
-template <class Grad>
-__device__ __forceinline__ void add_to_row(Grad* row, int column, Extent extent, const Vec8<float>& sum) {
-    Vec8<float> total = to_floats(load8(row, column, extent));
+// sum += rows order[first], order[first + step], ... (before `end`) of dout, eight columns of them.
+template <int loads, class Real, class Grad, class AnyExtent>
+__device__ __forceinline__ void add_positions(Vec8<float>& sum, const EncoderBackward<Real, Grad>& args, int first,
+                                              int end, int step, int column, AnyExtent extent) {
+    auto row = [&](int place) { return args.dout + static_cast<std::int64_t>(args.groups.order[place]) * args.C; };
+    add_rows<loads_in_flight(loads / Vec8<Real>::packets)>(sum, first, end, step, row, column, extent);
+}
+
+template <class Grad, class AnyExtent>
+__device__ __forceinline__ void add_to_row(Grad* row, const Vec8<Grad>& before, int column, AnyExtent extent,
+                                           const Vec8<float>& sum) {
+    Vec8<float> total = to_floats(before);
     VECTOR_LOOP
     for (int k = 0; k < 8; k++) total[k] += sum[k];
     store8(row, column, extent, round_to<Grad>(total));
 }
 
-// One block per (token that occurs, 256 columns).
+// 256 columns of a long group, by a block: every warp adds every eighth row, then every thread the warps' sums of one
+// column.
 template <class Real, class Grad>
-__global__ void __launch_bounds__(32 * kGroupWarps) encoder_backward_wte_kernel(EncoderBackward<Real, Grad> args, Extent extent) {
-    const int group = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.y);
-    const int column = static_cast<int>(blockIdx.y * kGroupColumns + threadIdx.x * 8);
+__device__ __forceinline__ void add_long_group(const EncoderBackward<Real, Grad>& args, Extent extent, int group,
+                                               int first_column) {
+    __shared__ Vec8<float> sums[kGroupWarps][32];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int begin = args.groups.starts[group], end = args.groups.starts[group + 1];
-    Grad* row = args.dwte + static_cast<std::int64_t>(args.groups.tokens[group] - args.first_token) * args.C;
+    const int column = first_column + lane * 8, own_column = first_column + static_cast<int>(threadIdx.x);
+    Grad* const row = row_of_group(args, group);
+    const float before = own_column < args.C ? static_cast<float>(row[own_column]) : 0.0f;   // long before it is needed
 
-    if (end - begin <= kShortGroup) {
-        if (warp != 0 || column >= args.C) return;
-        add_to_row(row, column, extent, sum_rows(args.dout, args.groups.order, begin, end, 1, column, extent));
+    Vec8<float> sum = {};
+    if (column < args.C) {
+        with_known_extent(column, extent, [&](auto known) {
+            add_positions<kLongGroupLoads>(sum, args, begin + warp, end, kGroupWarps, column, known);
+        });
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (own_column >= args.C) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kGroupWarps; w++) total += sums[w][threadIdx.x / 8][static_cast<int>(threadIdx.x) % 8];
+    row[own_column] = static_cast<Grad>(before + total);
+}
+
+// Eight columns of a short group, by a thread.
+template <class Real, class Grad>
+__device__ __forceinline__ void add_short_group(const EncoderBackward<Real, Grad>& args, Extent extent, int group,
+                                                int column) {
+    const int begin = args.groups.starts[group], end = args.groups.starts[group + 1];
+    Grad* const row = row_of_group(args, group);
+    with_known_extent(column, extent, [&](auto known) {
+        const Vec8<Grad> before = load8(row, column, known);   // under way with dout's rows
+        Vec8<float> sum = {};
+        add_positions<kShortGroupLoads>(sum, args, begin, end, 1, column, known);
+        add_to_row(row, before, column, known, sum);
+    });
+}
+
+// A block per 256 columns of each long group, then a thread per eight columns of each short one.
+template <class Real, class Grad>
+__global__ void __launch_bounds__(kGroupThreads, kGroupBlocks)
+    encoder_backward_wte_kernel(EncoderBackward<Real, Grad> args, Extent extent, unsigned long_blocks) {
+    if (blockIdx.x < long_blocks) {
+        const unsigned parts = long_blocks / static_cast<unsigned>(args.groups.long_groups);
+        add_long_group(args, extent, static_cast<int>(blockIdx.x / parts),
+                       static_cast<int>(blockIdx.x % parts) * kGroupColumns);
         return;
     }
-    __shared__ Vec8<float> shared[kGroupWarps][32];
-    Vec8<float> sum = {};
-    if (column < args.C) sum = sum_rows(args.dout, args.groups.order, begin + warp, end, kGroupWarps, column, extent);
-    shared[warp][threadIdx.x] = sum;
-    __syncthreads();
-    if (warp != 0 || column >= args.C) return;
-    for (int w = 1; w < kGroupWarps; w++) {
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) sum[k] += shared[w][threadIdx.x][k];
-    }
-    add_to_row(row, column, extent, sum);
+    const RowAndColumn at = thread_row_and_column(args.C, blockIdx.x - long_blocks);
+    const int group = args.groups.long_groups + at.row;
+    if (group < args.groups.groups) add_short_group(args, extent, group, at.column);
 }
+
+constexpr int kPositionLoads = 8;   // in flight, as of groups
 
 // dwpe[position of t] += sum over b of dout[b, t]; a thread per eight columns of a position.
 template <class Real, class Grad>
-__global__ void __launch_bounds__(kElementwiseThreads)
+__global__ void __launch_bounds__(kElementwiseThreads, kGroupBlocks)
     encoder_backward_wpe_kernel(EncoderBackward<Real, Grad> args, Extent extent) {
-    const auto [t, column] = thread_row_and_column(args.C);
-    if (t >= args.T) return;
-    Vec8<float> sum = {};
-    for (int b = 0; b < args.B; b++) {
-        const std::int64_t row = static_cast<std::int64_t>(b) * args.T + t;
-        const Vec8<float> d = to_floats(load8(args.dout + row * args.C, column, extent));
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) sum[k] += d[k];
-    }
-    add_to_row(args.dwpe + static_cast<std::int64_t>(args.positions.of(t)) * args.C, column, extent, sum);
+    const RowAndColumn at = thread_row_and_column(args.C, blockIdx.x);
+    if (at.row >= args.T) return;
+    Grad* const row = args.dwpe + static_cast<std::int64_t>(args.positions.of(at.row)) * args.C;
+    with_known_extent(at.column, extent, [&](auto known) {
+        const Vec8<Grad> before = load8(row, at.column, known);
+        Vec8<float> sum = {};
+        auto dout_row = [&](int b) { return args.dout + (static_cast<std::int64_t>(b) * args.T + at.row) * args.C; };
+        add_rows<loads_in_flight(kPositionLoads / Vec8<Real>::packets)>(sum, 0, args.B, 1, dout_row, at.column, known);
+        add_to_row(row, before, at.column, known, sum);
+    });
 }
 
 template <class Real, class Grad>
 void encoder_backward(const EncoderBackward<Real, Grad>& args, cudaStream_t stream) {
     const std::size_t dout_bytes = sizeof(Real) * args.B * args.T * args.C;
     if (args.groups.groups > 0) {
-        Launch where{dim3(static_cast<unsigned>(args.groups.groups), blocks_for(args.C, kGroupColumns)),
-                     dim3(32, kGroupWarps), 0, stream};
+        const TokenGroupsView& groups = args.groups;
+        const std::int64_t long_blocks = std::int64_t{groups.long_groups} * ceil_div(args.C, kGroupColumns);
+        const std::int64_t short_elements = padded_elements(groups.groups - groups.long_groups, args.C);
+        const unsigned blocks = blocks_for(long_blocks * kElementwiseBlock + short_elements, kElementwiseBlock);
+        Launch where{dim3(blocks), dim3(kGroupThreads), 0, stream};
         const std::size_t dwte_bytes = sizeof(Grad) * args.V * args.C;
         where.reads(args.dout, dout_bytes).reads(args.dwte, dwte_bytes).writes(args.dwte, dwte_bytes);
         where.reads(args.groups.order, args.groups.positions * sizeof(int));
         where.reads(args.groups.tokens, args.groups.groups * sizeof(int));
         where.reads(args.groups.starts, (args.groups.groups + 1) * sizeof(int));
-        launch(encoder_backward_wte_kernel<Real, Grad>, where, args, row_extent(args.C, args.dwte, args.dout));
+        launch(encoder_backward_wte_kernel<Real, Grad>, where, args, row_extent(args.C, args.dwte, args.dout),
+               static_cast<unsigned>(long_blocks));
     }
     if (!args.dwpe) return;
     const std::size_t dwpe_bytes = sizeof(Grad) * args.max_positions * args.C;

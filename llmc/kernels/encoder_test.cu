@@ -32,6 +32,24 @@ TEST_CASE("encoder: tokens are grouped by value, ascending, each position once")
     CHECK(std::vector<int>(view.starts, view.starts + 4) == std::vector<int>{0, 2, 5, 6});
 }
 
+TEST_CASE("encoder: long groups come first, both kinds by token") {
+    std::vector<int> tokens = {8, 3};
+    for (int i = 0; i < kShortGroup; i++) tokens.insert(tokens.end(), {1, 5, 9});
+    tokens.insert(tokens.end(), {9, 5});   // one more each than is short
+    const TokenGroups groups = group_tokens(tokens, 10);
+    const TokenGroupsView view = groups.view();
+    REQUIRE(groups.groups == 5);
+    CHECK(view.long_groups == 2);
+    CHECK(std::vector<int>(view.tokens, view.tokens + 5) == std::vector<int>{5, 9, 1, 3, 8});
+    CHECK(std::vector<int>(view.starts, view.starts + 6) == std::vector<int>{0, 17, 34, 50, 51, 52});
+    for (int group = 0; group < view.groups; group++) {
+        for (int i = view.starts[group]; i < view.starts[group + 1]; i++) {
+            CHECK(tokens[view.order[i]] == view.tokens[group]);
+            if (i > view.starts[group]) CHECK(view.order[i - 1] < view.order[i]);
+        }
+    }
+}
+
 TEST_CASE("encoder: groups leave out tokens that another rank owns") {
     std::vector<int> tokens = {5, 2, 5, 9, 2, 5};
     TokenGroups groups = group_tokens(tokens, 4, 4);   // tokens 4 .. 7
@@ -158,6 +176,28 @@ TEST_CASE("encoder: backward matches the loop, with groups short and long") {
         check_encoder_backward<bf16, float>(4, 64, 72, 50, 0, accumulate);
         check_encoder_backward<bf16, bf16>(5, 33, 264, 40, 0, accumulate);
         check_encoder_backward<bf16, float>(2, 500, 768, 30, 11, accumulate);
+    }
+}
+
+TEST_CASE("encoder: backward of groups with any number of positions, each one of the powers of two") {
+    KernelTest test;
+    const int C = 16, most = 130;   // turns of every length, in groups short and long
+    for (int count = 1; count <= most; count++) {
+        const std::vector<int> tokens(count, 1);
+        Doubles dout(static_cast<std::size_t>(count) * C);
+        for (int i = 0; i < count; i++) {
+            for (int c = 0; c < C; c++) dout[static_cast<std::size_t>(i) * C + c] = std::ldexp(1.0, (i * 7 + c) % 20);
+        }
+        Doubles expected(3 * C, 0.5);
+        for (std::size_t i = 0; i < dout.size(); i++) expected[C + i % C] += dout[i];   // exact in any order
+        auto dwte = test.tensor<float>(Doubles(3 * C, 0.5));
+        auto device_dout = test.tensor<bf16>(dout);
+        const TokenGroups groups = group_tokens(tokens, 3);
+        DeviceBuffer<int> uploaded = test.ints(groups.data);
+        encoder_backward(EncoderBackward<bf16, float>{dwte.data(), nullptr, device_dout.data(),
+                                                      groups.view(uploaded.data()), 1, count, C, 3, count, false},
+                         test.stream);
+        CHECK_MESSAGE(dwte.values() == expected, count, " positions");
     }
 }
 

@@ -44,10 +44,12 @@ template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) gelu_forward_kernel(Real* out, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    Vec8<float> x = to_floats(load8(in, i, extent));
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
-    store8(out, i, extent, round_to<Real>(x));
+    with_known_extent(i, extent, [&](auto known) {
+        Vec8<float> x = to_floats(load8(in, i, known));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
+        store8(out, i, known, round_to<Real>(x));
+    });
 }
 
 template <class Real>
@@ -63,11 +65,13 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     gelu_backward_kernel(Real* din, const Real* dout, const Real* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    const Vec8<float> x = to_floats(load8(in, i, extent)), d = to_floats(load8(dout, i, extent));
-    Vec8<float> gradient;
-    VECTOR_LOOP
-    for (int k = 0; k < 8; k++) gradient[k] = d[k] * gelu_slope<Real>(x[k]);
-    store8(din, i, extent, round_to<Real>(gradient));
+    with_known_extent(i, extent, [&](auto known) {
+        const Vec8<float> x = to_floats(load8(in, i, known)), d = to_floats(load8(dout, i, known));
+        Vec8<float> gradient;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) gradient[k] = d[k] * gelu_slope<Real>(x[k]);
+        store8(din, i, known, round_to<Real>(gradient));
+    });
 }
 
 template <class Real>

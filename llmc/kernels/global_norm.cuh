@@ -60,34 +60,31 @@ inline void finish_global_norm(GradNorm* result, const double* sum, const double
 
 constexpr int kNormThreads = 256;
 constexpr int kNormTurns = 64;   // pieces of eight elements per thread, for one reduction
-constexpr int kNormInFlight = 4;
+constexpr int kNormInFlight = loads_in_flight(4, 8);
 constexpr int kNormSums = 2;
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
 template <class Grad>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 2)
     sum_of_squares_kernel(double* partials, const NormRange<Grad>* ranges, int count) {
     const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
     const BlockSpan span = span_of_block(range, blockIdx.x, kNormBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
-    const Extent extent{range.count, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
+    const Extent extent{span.end, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
     // several loads in flight on a GPU, several sums that do not wait for each other, vectors on a CPU
     Vec8<double> sums[kNormSums] = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += kNormInFlight * step) {
-        Vec8<Grad> x[kNormInFlight];
+        with_known_extent(i + (kNormInFlight - 1) * step, extent, [&](auto known) {
 #pragma unroll
-        for (int u = 0; u < kNormInFlight; u++) {
-            x[u] = i + u * step < span.end ? load8(range.data, i + u * step, extent) : Vec8<Grad>{};
-        }
-#pragma unroll
-        for (int u = 0; u < kNormInFlight; u++) {
-            const Vec8<float> g = to_floats(x[u]);
-            VECTOR_LOOP
-            for (int k = 0; k < 8; k++) {
-                const double x64 = static_cast<double>(g[k]);
-                sums[u % kNormSums][k] = fma(x64, x64, sums[u % kNormSums][k]);
+            for (int u = 0; u < kNormInFlight; u++) {
+                const Vec8<float> x = to_floats(load8(range.data, i + u * step, known));   // zero past the end
+                VECTOR_LOOP
+                for (int k = 0; k < 8; k++) {
+                    const double x64 = static_cast<double>(x[k]);
+                    sums[u % kNormSums][k] = fma(x64, x64, sums[u % kNormSums][k]);
+                }
             }
-        }
+        });
     }
     static_assert(kNormSums == 2);
     const double sum = block_sum(sum8(sums[0]) + sum8(sums[1]));

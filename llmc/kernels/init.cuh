@@ -71,7 +71,8 @@ template <class To, class From>
 __global__ void __launch_bounds__(kElementwiseThreads) cast_kernel(To* out, const From* in, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    store8(out, i, extent, round_to<To>(to_floats(load8(in, i, extent))));
+    with_known_extent(i, extent,
+                      [&](auto known) { store8(out, i, known, round_to<To>(to_floats(load8(in, i, known)))); });
 }
 
 template <class To, class From>

@@ -10,6 +10,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/kernels/adamw.cuh"
+#include "llmc/kernels/attention_merge.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
@@ -115,6 +116,26 @@ TEST_CASE("loop_threads: sums of squares agree with double precision either way"
     });
     for (const auto& sums : {checked, plain}) {
         for (double ratio : sums) CHECK(std::fabs(ratio - 1) < 1e-6);
+    }
+}
+
+TEST_CASE("loop_threads: merged attention has the same bits with one thread per row as with many") {
+    for (int HS : {8, 64, 72, 128}) {
+        auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
+            const HeadSizes sizes{2, 19, 3, HS};   // rows that do not fill the last block
+            const auto rows = static_cast<std::size_t>(sizes.rows()), n = rows * static_cast<std::size_t>(HS);
+            auto out = upload<float>(arena, stream, random(n, 15)), more = upload<float>(arena, stream, random(n, 16));
+            auto lse = upload<float>(arena, stream, random(rows, 17));
+            auto more_lse = upload<float>(arena, stream, random(rows, 18));
+            merge_attention({contiguous_heads(out.data(), 19, 3, HS), lse.data(),
+                             contiguous_heads(more.data(), 19, 3, HS), more_lse.data(), sizes, 19},
+                            stream);
+            std::vector<float> all;
+            append(all, out, stream);
+            append(all, lse, stream);
+            return all;
+        });
+        CHECK(checked == plain);
     }
 }
 

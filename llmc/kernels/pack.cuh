@@ -45,9 +45,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const PackRange<Real> range = range_of_block(ranges, count, blockIdx.x);
     const std::int64_t i = span_of_block(range, blockIdx.x, kElementwiseBlock).begin + threadIdx.x * 8;
     if (i >= range.count) return;
-    const Extent extent{range.count, true};
-    Real* const there = packed + range.packed;
-    store8(back ? range.data : there, i, extent, load8(back ? there : range.data, i, extent));
+    Real *const here = range.data + i, *const there = packed + range.packed + i;
+    copy8(back ? here : there, back ? there : here);   // always whole packets: make_pack_table checks
 }
 
 template <class Real>

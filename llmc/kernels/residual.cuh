@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     residual_forward_kernel(Real* out, const Real* a, const Real* b, Extent extent) {
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
-    store8(out, i, extent, add8(load8(a, i, extent), load8(b, i, extent)));
+    with_known_extent(i, extent,
+                      [&](auto known) { store8(out, i, known, add8(load8(a, i, known), load8(b, i, known))); });
 }
 
 template <class Real>

@@ -185,7 +185,7 @@ struct ColumnSums {
 // of row_block(C) they belong to one thread, or not.
 template <class LaunchWith, class... T>
 void with_row_extent(int C, LaunchWith launch_with, const T*... pointers) {
-    with_known_extent(row_extent(C, pointers...), [&](auto known) {
+    with_extent_type(row_extent(C, pointers...), [&](auto known) {
         if constexpr (loop_threads_may_be_one) {
             if (row_block(C).x == 1) return launch_with(OneThread<decltype(known)>{known});
         }

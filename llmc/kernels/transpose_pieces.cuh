@@ -20,11 +20,11 @@ void transpose_pieces(Real* out, const Real* in, std::int64_t rows, std::int64_t
 // A thread per eight elements of `out`.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    transpose_pieces_kernel(Real* out, const Real* in, std::int64_t rows, std::int64_t columns, std::int64_t piece) {
-    const std::int64_t i = thread_first_element();
-    if (i >= rows * columns * piece) return;
-    const std::int64_t row = i / piece % rows, column = i / piece / rows;
-    store_packets(out + i, load_packets<8>(in + (row * columns + column) * piece + i % piece));
+    transpose_pieces_kernel(Real* out, const Real* in, unsigned rows, unsigned columns, unsigned eights) {
+    const unsigned i = blockIdx.x * kElementwiseThreads + threadIdx.x, piece = i / eights;
+    if (i >= rows * columns * eights) return;
+    const unsigned row = piece % rows, column = piece / rows;
+    copy8(out + std::int64_t{i} * 8, in + (std::int64_t{row * columns + column} * eights + i % eights) * 8);
 }
 
 template <class Real>
@@ -32,8 +32,10 @@ void transpose_pieces(Real* out, const Real* in, std::int64_t rows, std::int64_t
                       cudaStream_t stream) {
     const std::int64_t n = rows * columns * piece;
     ENSURE(piece % 8 == 0 && packets_fit(out, in), "pieces of ", piece, " elements");
+    ENSURE(n / 8 < std::int64_t{1} << 31, n, " elements are more than one launch can cover");   // 32 bits divide faster
     if (n == 0) return;
     Launch where = elementwise_launch(n, stream);
     where.reads(in, n * sizeof(Real)).writes(out, n * sizeof(Real));
-    launch(transpose_pieces_kernel<Real>, where, out, in, rows, columns, piece);
+    launch(transpose_pieces_kernel<Real>, where, out, in, static_cast<unsigned>(rows), static_cast<unsigned>(columns),
+           static_cast<unsigned>(piece / 8));
 }

@@ -46,6 +46,13 @@ __device__ __forceinline__ void store_packets(T* p, const Vec<T, N>& v) {
     *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// Eight elements copied as they are, in words: of elements of 16 bits, nvcc makes a store each.
+template <class T>
+__device__ __forceinline__ void copy8(T* to, const T* from) {
+    constexpr int words = static_cast<int>(8 * sizeof(T) / sizeof(float));
+    store_packets(reinterpret_cast<float*>(to), load_packets<words>(reinterpret_cast<const float*>(from)));
+}
+
 // One packet that is used once: marked to leave the caches first, so that it does not push out what is read again.
 template <class T>
 __device__ __forceinline__ Packed<T> load_packet_streaming(const T* p) {
@@ -70,6 +77,18 @@ struct Extent {
 struct PacketExtent {
     std::int64_t count;
 };
+
+// Calls body(extent), which loads and stores elements i .. i+7 of any number of tensors: with a PacketExtent where they
+// are whole packets, else with the Extent. On a GPU a thread's loads are under way together only inside such a body: a
+// load8 that chooses for itself ends in code that both choices share, and waits there for what it has loaded.
+template <class Body>
+__device__ __forceinline__ void with_known_extent(std::int64_t i, Extent extent, Body body) {
+    if (extent.packets && i + 8 <= extent.count) [[likely]] {
+        body(PacketExtent{extent.count});
+    } else {
+        body(extent);
+    }
+}
 
 // stream: used once (a hint, for types of which eight elements are one packet).
 enum class Cache { keep, stream };
@@ -154,6 +173,29 @@ __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
     return round_to<T>(sum);
 }
 
+// How many loads the loop of a thread has in one turn, so that all are under way together: `gpu` there. A CPU looks
+// ahead by itself; its `cpu` is what its compiler makes the fastest loop of.
+__host__ __device__ constexpr int loads_in_flight(int gpu, int cpu = 1) { return loop_threads_may_be_one ? cpu : gpu; }
+
+// sum += elements column .. column+7 of row(i) for i = first, first + step, ... before `end`, in this order. With
+// packets `in_flight` loads are under way together, and half as many at a time where fewer rows are left.
+template <int in_flight, class Row, class AnyExtent>
+__device__ __forceinline__ void add_rows(Vec8<float>& sum, int first, int end, int step, Row row, std::int64_t column,
+                                         AnyExtent extent) {
+    constexpr int turn = std::is_same_v<AnyExtent, PacketExtent> ? in_flight : 1;
+    int i = first;
+#pragma unroll 1
+    for (; i + (turn - 1) * step < end; i += turn * step) {
+#pragma unroll
+        for (int u = 0; u < turn; u++) {
+            const Vec8<float> x = to_floats(load8(row(i + u * step), column, extent));
+            VECTOR_LOOP
+            for (int k = 0; k < 8; k++) sum[k] += x[k];
+        }
+    }
+    if constexpr (turn > 1) add_rows<turn / 2>(sum, i, end, step, row, column, extent);
+}
+
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. The largest may
 // leave out not-a-number; the sum does not.
 template <class Real>
@@ -178,7 +220,7 @@ Extent row_extent(std::int64_t C, const T*... pointers) {
 
 // Calls launch_with(extent), with a PacketExtent where packets are all there is.
 template <class LaunchWith>
-void with_known_extent(Extent extent, LaunchWith launch_with) {
+void with_extent_type(Extent extent, LaunchWith launch_with) {
     if (extent.packets)
         launch_with(PacketExtent{extent.count});
     else

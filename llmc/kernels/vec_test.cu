@@ -36,6 +36,27 @@ __global__ void widen_kernel(float* out, const T* in, std::int64_t count) {
     if (i < count) store8(out, i, extent, to_floats(load8(in, i, extent)));
 }
 
+// Which way the work of a thread went: 1 for packets, 2 for single elements.
+__global__ void way_kernel(int* ways, Extent extent) {
+    const std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    with_known_extent(i, extent,
+                      [&](auto known) { ways[i / 8] += std::is_same_v<decltype(known), PacketExtent> ? 1 : 2; });
+}
+
+// Adds rows first, first + step, ... before `end`, twelve under way together.
+template <class T>
+__global__ void add_rows_kernel(float* out, const T* in, int first, int end, int step, Extent extent) {
+    const std::int64_t i = thread_first_element();
+    if (i >= extent.count) return;
+    Vec8<float> sum = {};
+    with_known_extent(i, extent, [&](auto known) {
+        add_rows<12>(
+            sum, first, end, step, [&](int row) { return in + row * extent.count; }, i, known);
+        store8(out, i, known, sum);
+    });
+}
+
 template <class T>
 struct Copies {
     static constexpr auto keep = copy_kernel<T, Cache::keep>;
@@ -58,6 +79,46 @@ TEST_CASE_TEMPLATE("vec: eight at a time copies any length and alignment, and no
                            .writes(out.data(), n * sizeof(T)),
                        out.data(), in.data(), extent);
                 CHECK(same_bits(out.raw(), in.raw()));
+            }
+        }
+    }
+}
+
+TEST_CASE("vec: the extent is known to be packets where eight aligned elements are left, and there only") {
+    KernelTest test;
+    for (const bool packets : {false, true}) {
+        for (std::int64_t n : {1, 7, 8, 9, 4096, 4103}) {
+            const auto threads = static_cast<std::size_t>(n + 7) / 8;
+            auto ways = test.ints(std::vector<int>(threads, 0));
+            launch(
+                way_kernel,
+                elementwise_launch(n, test.stream).reads(ways.data(), ways.bytes()).writes(ways.data(), ways.bytes()),
+                ways.data(), Extent{n, packets});
+            std::vector<int> expected(threads, packets ? 1 : 2);
+            if (n % 8 != 0) expected.back() = 2;
+            CHECK(ways.download(test.stream) == expected);
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("vec: rows are added in order, any number of them", T, float, bf16) {
+    KernelTest test;
+    const int C = 24, most = 40;
+    auto in = test.random<T>(most * C, 1.0, 5), out = test.output<float>(C);
+    const Doubles values = in.values();
+    for (const bool packets : {true, false}) {
+        for (int step : {1, 3}) {
+            for (int end = 0; end <= most; end++) {
+                launch(add_rows_kernel<T>,
+                       elementwise_launch(C, test.stream)
+                           .reads(in.data(), most * C * sizeof(T))
+                           .writes(out.data(), C * sizeof(float)),
+                       out.data(), in.data(), 1, end, step, Extent{C, packets});
+                std::vector<float> expected(C, 0.0f);
+                for (int row = 1; row < end; row += step) {
+                    for (int c = 0; c < C; c++) expected[c] += static_cast<float>(values[row * C + c]);
+                }
+                CHECK(out.values() == Doubles(expected.begin(), expected.end()));
             }
         }
     }
