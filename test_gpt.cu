@@ -11,11 +11,11 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/download_test.h"
-#include "llmc/model/golden_gpt.h"
-#include "llmc/model/reference_gpt.h"
+#include "llmc/model/golden_gpt_test.h"
+#include "llmc/model/reference_gpt_test.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/schedule_test.h"
 

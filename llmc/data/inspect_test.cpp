@@ -8,7 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/data/corpus.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 
 TEST_CASE("permutation: a bijection for every length") {
     std::vector<char> seen;

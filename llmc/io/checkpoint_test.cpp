@@ -6,7 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/hash.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include "llmc/kernels/attention_cached.cuh"
 
-#include "llmc/kernels/attention_reference.h"
+#include "llmc/kernels/attention_reference_test.h"
 #include "llmc/kernels/kernel_test.h"
 
 namespace {

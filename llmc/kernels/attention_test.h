@@ -17,7 +17,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
 #include "llmc/kernels/attention.h"
-#include "llmc/kernels/attention_reference.h"
+#include "llmc/kernels/attention_reference_test.h"
 
 // How the test tensors lie in memory: as the parts of (B, T, 3, NH, HS), as (B, NH, T, HS), or with gaps everywhere.
 enum class Layout { packed, head_major, spaced };

@@ -16,7 +16,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
 #include "llmc/kernels/attention_graph_cudnn.h"
-#include "llmc/kernels/attention_reference.h"
+#include "llmc/kernels/attention_reference_test.h"
 
 namespace {
 

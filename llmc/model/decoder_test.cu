@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "llmc/base/stream.h"
-#include "llmc/model/golden_gpt.h"
+#include "llmc/model/golden_gpt_test.h"
 #include "llmc/model/weights.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include "llmc/kernels/init.cuh"
 #include "llmc/mesh/context_cut.h"
 #include "llmc/parallel/ring.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <mutex>
 
 #include "llmc/base/rng.h"
-#include "llmc/kernels/attention_reference.h"
+#include "llmc/kernels/attention_reference_test.h"
 #include "llmc/kernels/encoder.cuh"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "llmc/cuda_on_cpu/queue/queue.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 
 namespace {
 

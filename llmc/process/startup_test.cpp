@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/process/sockets.h"
 
 namespace {

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "llmc/base/stream.h"
-#include "llmc/io/temporary_folder.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/io/temporary_folder_test.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/process/sockets.h"
 
 namespace {

@@ -6,9 +6,9 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/parallel/mesh_cut_points.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/telling_files_test.h"
 #include "llmc/train/trainer.h"
 #include "llmc/train/without_times_test.h"

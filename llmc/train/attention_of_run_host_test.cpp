@@ -1,7 +1,7 @@
 // What attention a run takes where the library wants more memory than the device has.
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/attention_of_run.h"
 
 namespace {

@@ -18,7 +18,7 @@
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/schedule_test.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/step.h"
 
 namespace certificate {
@@ -88,10 +88,9 @@ struct Layout {
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
                     tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
-                    pipe.stages > 1
-                        ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind), ", warm-up ",
-                               pipe.warmup, ", ", layers, " layers")
-                        : "",
+                    pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
+                                           ", warm-up ", pipe.warmup, ", ", layers, " layers")
+                                    : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
                     targets == Targets::all      ? ""
                     : targets == Targets::ragged ? ", ragged targets"

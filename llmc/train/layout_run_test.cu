@@ -11,7 +11,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
 #include "llmc/parallel/mesh_cut_points.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/matmul_choices.h"
 #include "llmc/train/model_export.h"

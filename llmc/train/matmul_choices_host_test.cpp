@@ -4,7 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/data/token_file.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/trainer.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // What --recompute auto takes on devices of several sizes.
 #include "llmc/cuda_on_cpu/queue/device.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/memory_plan.h"
 #include "llmc/train/run_parts.h"
 

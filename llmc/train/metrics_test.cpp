@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 
 namespace {
 
@@ -20,8 +20,8 @@ TEST_CASE("metrics: lines are JSON with the agreed keys, and null where a value 
           "\"mfu\":0.25,\"step_ms\":12.5,\"memory_bytes\":1099511627776}");
     StepRecord of_several = record(7);
     of_several.waiting = {3, 0.125};
-    CHECK(to_json(of_several).ends_with(
-        "\"step_ms\":12.5,\"slowest_rank\":3,\"waiting\":0.125,\"memory_bytes\":1099511627776}"));
+    CHECK(to_json(of_several)
+              .ends_with("\"step_ms\":12.5,\"slowest_rank\":3,\"waiting\":0.125,\"memory_bytes\":1099511627776}"));
     CHECK(validation_json(20, 1.5f) == "{\"step\":20,\"val_loss\":1.5}");
 
     StepRecord broken = record(1);

@@ -6,7 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/train/layout_options.h"
 #include "llmc/train/part_options.h"
 

@@ -4,7 +4,7 @@
 // of traffic with rows x channels, so costs are scaled to its channels. Kernels that only move memory cost nothing.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/tensor_parallel.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/step.h"
 
 namespace {

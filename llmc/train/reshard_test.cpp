@@ -20,7 +20,7 @@
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/mesh/element_home_test.h"
 #include "llmc/model/weight_source.h"
-#include "llmc/process/on_ranks.h"
+#include "llmc/process/on_ranks_test.h"
 #include "llmc/train/health.h"
 #include "llmc/train/training_state.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/train/metrics.h"
 
 namespace {

@@ -16,7 +16,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/model/download_test.h"
 #include "llmc/train/health.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/io/safetensors.h"
-#include "llmc/model/reference_gpt.h"
+#include "llmc/model/reference_gpt_test.h"
 
 struct GoldenGpt {
     ModelConfig config;

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/io/temporary_folder.h"
+#include "llmc/io/temporary_folder_test.h"
 #include "llmc/process/world.h"
 
 // Defined by the stand-in; null on a GPU.
