@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
+#include "llmc/kernels/add_rows.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 

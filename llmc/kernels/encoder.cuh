@@ -8,6 +8,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
+#include "llmc/kernels/add_rows.cuh"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/token_groups.h"

@@ -177,25 +177,6 @@ __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
 // ahead by itself; its `cpu` is what its compiler makes the fastest loop of.
 __host__ __device__ constexpr int loads_in_flight(int gpu, int cpu = 1) { return loop_threads_may_be_one ? cpu : gpu; }
 
-// sum += elements column .. column+7 of row(i) for i = first, first + step, ... before `end`, in this order. With
-// packets `in_flight` loads are under way together, and half as many at a time where fewer rows are left.
-template <int in_flight, class Row, class AnyExtent>
-__device__ __forceinline__ void add_rows(Vec8<float>& sum, int first, int end, int step, Row row, std::int64_t column,
-                                         AnyExtent extent) {
-    constexpr int turn = std::is_same_v<AnyExtent, PacketExtent> ? in_flight : 1;
-    int i = first;
-#pragma unroll 1
-    for (; i + (turn - 1) * step < end; i += turn * step) {
-#pragma unroll
-        for (int u = 0; u < turn; u++) {
-            const Vec8<float> x = to_floats(load8(row(i + u * step), column, extent));
-            VECTOR_LOOP
-            for (int k = 0; k < 8; k++) sum[k] += x[k];
-        }
-    }
-    if constexpr (turn > 1) add_rows<turn / 2>(sum, i, end, step, row, column, extent);
-}
-
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. The largest may
 // leave out not-a-number; the sum does not.
 template <class Real>

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "llmc/kernels/add_rows.cuh"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/exp.cuh"
 #include "llmc/kernels/kernel_test.h"
