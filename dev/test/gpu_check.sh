@@ -144,7 +144,7 @@ step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm
 step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test -tc='sm90*'
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt
 step model "whole model bf16" 60 build/cuda-bf16/test_gpt build/cuda-bf16/test_gpt
-step model "training bf16" 60 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh
+step model "training bf16" 150 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh
 step model "model tests bf16" 120 build/cuda-bf16/unit_test build/cuda-bf16/unit_test -tce='sm90*'
 step model "choice of attention of sm_90a" 60 build/cuda-bf16/unit_test build/cuda-bf16/unit_test -tc='sm90*'
 bench attention 60 '*attention*'
