@@ -18,14 +18,28 @@ int main(int argc, char** argv) {
         CUDA_CHECK(cudaSetDevice(0));
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         Bench bench(options, stream);
-        for (const NamedBenchmark& benchmark : all_benchmarks()) benchmark.run(bench);
-        if (!options.list && bench.results().empty()) {
+        int code = 0;
+        for (const NamedBenchmark& benchmark : all_benchmarks()) {
+            const std::size_t before = bench.results().size();
+            try {
+                benchmark.run(bench);
+            } catch (const Error& error) {   // the others are measured all the same
+                std::fprintf(stderr, "bench: %s: error: %s\n", benchmark.name.c_str(), error.what());
+                code = error.exit_code();
+            }
+            if (!options.json.empty() && bench.results().size() > before) write_json(options.json, bench);
+            if (cudaDeviceSynchronize() != cudaSuccess) {
+                std::fprintf(stderr, "bench: %s has left the device with a fault: nothing more is measured\n",
+                             benchmark.name.c_str());
+                return static_cast<int>(ErrorKind::bug);
+            }
+        }
+        if (!options.list && code == 0 && bench.results().empty()) {
             throw Error(ErrorKind::usage, "--filter '" + options.filter + "' matches no benchmark",
                         "--list prints their names and shapes.");
         }
-        if (!options.json.empty()) write_json(options.json, bench);
         CUDA_CHECK(cudaStreamDestroy(stream));
-        return 0;
+        return code;
     } catch (const Error& error) {
         std::fprintf(stderr, "bench: error: %s\n", error.what());
         return error.exit_code();

@@ -11,7 +11,8 @@
 #
 # Without PART all of it within ten minutes, what says most first. What no time is left for is skipped and named, and so is
 # what needs a program that could not be built. GPU_CHECK_SECONDS=N is another limit. A step that fails or runs out of time
-# leaves no process on the card (limited.sh). Warnings of compilers do not stop a build here (WARNINGS=).
+# leaves no process on the card (limited.sh). Warnings and notes of compilers do not stop a build here, and what can be
+# built without the rest is.
 #
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
@@ -108,8 +109,9 @@ step() {   # PART NAME SECONDS PROGRAM COMMAND...: COMMAND needs PROGRAM
 }
 build() {   # PARTS PRECISION NAME TARGETS...: for the first of PARTS that is asked for
     wanted "$1" || return 0
-    run "build $3" 530 make --no-print-directory -j"$(nproc)" DEVICE=cuda PRECISION="$2" WARNINGS= "${@:4}" ||
-        unbuilt+=("${@:4}")
+    local make=(make --no-print-directory DEVICE=cuda PRECISION="$2" WARNINGS= NO_SPILLS= PTXAS_NOTES=) target
+    run "build $3" 530 "${make[@]}" -k -j"$(nproc)" "${@:4}" && return
+    for target in "${@:4}"; do "${make[@]}" -q "$target" >/dev/null 2>&1 || unbuilt+=("$target"); done
 }
 bench() {   # NAME SECONDS PATTERN [OPTION]...
     step speed "speed: $1" "$2" build/cuda-bf16/bench build/cuda-bf16/bench --filter "$3" \
@@ -139,7 +141,14 @@ bench step 90 'step*'
 build "build kernels sanitize ranks" bf16 "tests of kernels" build/cuda/unit_test
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
+failed_before=$failed
 step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*'
+if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by file, the others are heard too
+    for file in llmc/base/*_test.cu llmc/kernels/*_test.cu; do
+        [[ $file == *_host_test.cu || $file == *hopper* ]] ||
+            step kernels "${file##*/}" 40 build/cuda/unit_test build/cuda/unit_test -sf="*${file##*/}"
+    done
+fi
 # never run on a GPU so far: alone, so that others say what they have to whatever it does
 step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test -tc='sm90*'
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt
@@ -162,7 +171,7 @@ build "sanitize" bf16 "test_gpt, bf16" build/cuda-bf16/test_gpt
 sanitize memcheck 90 "whole model bf16" build/cuda-bf16/test_gpt -tc='*golden*'
 build "build model" fp32 "train_gpt and tests of the model, fp32" all build/cuda-fp32/unit_test build/cuda-fp32/test_gpt
 step model "whole model fp32" 60 build/cuda-fp32/test_gpt build/cuda-fp32/test_gpt
-step model "training fp32" 60 build/cuda-fp32/test_gpt env DEVICE=cuda PRECISIONS=fp32 dev/test/train_test.sh
+step model "training fp32" 150 build/cuda-fp32/test_gpt env DEVICE=cuda PRECISIONS=fp32 dev/test/train_test.sh
 step model "model tests fp32" 120 build/cuda-fp32/unit_test build/cuda-fp32/unit_test
 step ranks "NCCL, 2 and 4 ranks on one card" 500 build/cuda/unit_test dev/test/nccl_one_gpu.sh
 

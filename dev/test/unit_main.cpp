@@ -1,12 +1,15 @@
 // Runs every unit test linked into this program. `--help` shows doctest's options, `-tc='name*'` picks tests.
 //
 // On a CPU the checks of llmc/cuda_on_cpu/checks/checks.h are on, unless TRAIN_GPT_CHECKS says otherwise; a test that
-// leaves the device with a fault (which a GPU would keep for ever) has failed, and the next one starts without it.
-// Signals are left to llmc/cuda_on_cpu/memory/fault.h, which names the device memory that was touched.
+// leaves the device with a fault has failed, and the next one starts without it. A GPU keeps a fault for ever: there
+// the program ends, so that the test is named which has left it, and no other fails for it. Signals are left to
+// llmc/cuda_on_cpu/memory/fault.h, which names the device memory that was touched.
 #define DOCTEST_CONFIG_IMPLEMENT
 #define DOCTEST_CONFIG_NO_POSIX_SIGNALS
+#include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <iostream>
 
 // Defined by the stand-in; null on a GPU, which has no such checks.
@@ -38,10 +41,15 @@ struct FaultListener : doctest::IReporter {
 
 private:
     void look() {
+        const cudaError_t status = take_device_fault ? cudaSuccess : cudaDeviceSynchronize();
         const char* fault = take_device_fault ? take_device_fault() : nullptr;
+        if (status != cudaSuccess) fault = cudaGetErrorString(status);
         if (!fault) return;
         tests_that_left_a_fault++;
         std::cout << "ERROR: test case '" << name_ << "' left the device with a fault: " << fault << std::endl;
+        if (status == cudaSuccess) return;
+        std::cout << "The tests after it have not run." << std::endl;
+        std::_Exit(1);
     }
     const char* name_ = "";
 };
