@@ -79,6 +79,18 @@ missing cpu header dnnl.h libdnnl-dev
 missing cpu library dnnl libdnnl-dev
 missing cpu header CLI/CLI.hpp libcli11-dev
 missing cpu header xxhash.h libxxhash-dev
+# nvcc may be a script that calls it
+if command -v nvcc >/dev/null; then
+    cuda_home() { env -u CUDA_HOME make --no-print-directory -pn DEVICE=cuda NVCC="$1" help 2>/dev/null | sed -n 's/^CUDA_HOME := //p'; }
+    mkdir -p "$work/bin"
+    printf '#!/bin/sh\nexec %s "$@"\n' "$(command -v nvcc)" >"$work/bin/nvcc"
+    chmod +x "$work/bin/nvcc"
+    home=$(cuda_home "$work/bin/nvcc")
+    [ -e "$home/bin/nvcc" ] && [ "$home" = "$(cuda_home "$(command -v nvcc)")" ]
+    verdict $? "CUDA is found through a script called nvcc: $home"
+else
+    echo "SKIPPED CUDA's folder through a script: nvcc is not here"
+fi
 if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header nccl.h libnccl-dev
     missing cuda header cublasLt.h nvidia-cublas

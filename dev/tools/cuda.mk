@@ -1,7 +1,12 @@
 # Where CUDA, cuBLASLt, cuDNN and NCCL are: installed by NVIDIA's packages, by a distribution's, or by pip.
 
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+# nvcc says where it is itself: what is called so may be a script or a link to ccache
+ifeq ($(origin CUDA_HOME),undefined)
+HASH := \#
+NVCC_TOP := $(if $(filter cuda,$(DEVICE)),$(shell $(NVCC) --dryrun -x cu /dev/null -c 2>&1 | sed -n 's/^$(HASH)$$ TOP=//p'))
+CUDA_HOME := $(or $(realpath $(NVCC_TOP)),$(patsubst %/bin/nvcc,%,$(filter %/bin/nvcc,$(realpath $(NVCC)))),/usr/local/cuda)
+endif
 PIP_NVIDIA := $(firstword $(wildcard $(addsuffix /nvidia,$(shell python3 -c 'import site, sys; print(*site.getsitepackages(), *sys.path)' 2>/dev/null))))
 
 # the first of the given folders that holds the given file

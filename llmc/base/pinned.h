@@ -16,7 +16,15 @@ public:
     PinnedBuffer() = default;
     explicit PinnedBuffer(std::size_t count) : count_(count) {
         void* memory = nullptr;
-        if (count > 0) CUDA_CHECK(cudaMallocHost(&memory, count * sizeof(T)));
+        const std::size_t bytes = count * sizeof(T);
+        const cudaError_t status = count > 0 ? cudaMallocHost(&memory, bytes) : cudaSuccess;
+        if (status == cudaErrorMemoryAllocation) {
+            cudaGetLastError();   // reported here
+            throw Error(ErrorKind::no_device, text("no ", bytes, " bytes of pinned host memory"),
+                        "This is the machine's own memory, which may not be swapped out: give the container more, "
+                        "raise `ulimit -l`, or run fewer ranks a machine.");
+        }
+        CUDA_CHECK(status);
         data_ = static_cast<T*>(memory);
     }
     ~PinnedBuffer() {

@@ -16,12 +16,23 @@ void find(void* library, Function& function, const char* name) {
     if (function == nullptr) throw Error(ErrorKind::no_device, text("libcudnn has no ", name, ": version 9 is needed"));
 }
 
+// cuDNN for another CUDA ends the program at its first real call, for want of that CUDA's cuBLASLt.
+void refuse_other_cuda(void* library) {
+    decltype(&cudnnGetCudartVersion) cudart_version = nullptr;
+    find(library, cudart_version, "cudnnGetCudartVersion");
+    const std::size_t theirs = cudart_version() / 1000, ours = CUDART_VERSION / 1000;
+    if (theirs == ours) return;
+    throw Error(ErrorKind::no_device, text("libcudnn is for CUDA ", theirs, ", and this build for CUDA ", ours),
+                text("Install cuDNN 9 for CUDA ", ours, ", or use --attention own."));
+}
+
 CudnnLibrary load() {
     void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);   // stays loaded
     if (library == nullptr) {
         throw Error(ErrorKind::no_device, text("cuDNN 9 cannot be loaded: ", dlerror()),
                     "Install libcudnn9, or use --attention own.");
     }
+    refuse_other_cuda(library);
     CudnnLibrary c{};
     find(library, c.version, "cudnnGetVersion");
     find(library, c.create, "cudnnCreate");

@@ -11,7 +11,7 @@
 // that blocks add to in any order. (That variant may use a workspace of size B NH Tq Tk in bf16.)
 //
 // Checked without a GPU (graph_cudnn_test.cpp): that the operations of both graphs are attention and its gradients, and
-// that engines of cuDNN 9.19 accept both for an H200. Not yet run on a GPU.
+// that engines of cuDNN 9.19 and 9.28 accept both for an H200. Not yet run on a GPU.
 
 #include "llmc/kernels/library_attention.h"
 
