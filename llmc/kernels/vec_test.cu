@@ -105,7 +105,8 @@ TEST_CASE("vec: the extent is known to be packets where eight aligned elements a
 TEST_CASE_TEMPLATE("vec: rows are added in order, any number of them", T, float, bf16) {
     KernelTest test;
     const int C = 24, most = 40;
-    auto in = test.random<T>(most * C, 1.0, 5), out = test.output<float>(C);
+    auto in = test.random<T>(most * C, 1.0, 5);
+    auto out = test.output<float>(C);
     const Doubles values = in.values();
     for (const bool packets : {true, false}) {
         for (int step : {1, 3}) {
