@@ -170,12 +170,15 @@ test_gpt: $(BUILD)/test_gpt
 	@ln -sfn $(BUILD)/test_gpt test_gpt
 
 # Missing packages are named before anything is compiled; `make deps` installs them.
-$(COMMON_OBJECTS) $(MODEL_OBJECTS) $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS): | build/.deps-$(DEVICE)
+$(COMMON_OBJECTS) $(MODEL_OBJECTS) $(BENCH_OBJECTS): | build/.deps-$(DEVICE)
+$(UNIT_MAIN) $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | build/.deps-$(DEVICE)-unit
 build/.deps-$(DEVICE): dev/tools/deps.sh
 	@dev/tools/deps.sh --check $(DEVICE) && mkdir -p build && touch $@
 	@$(if $(filter MPI,$(USED)),,echo "built without MPI: --init mpi will be refused (optional: $(MPI_PACKAGE) openmpi-bin)")
-build/.deps-cuda deps quickstart: export NVCC := $(NVCC)
-build/.deps-cuda deps quickstart: export CUDA_FLAGS = $(if $(filter cuda,$(DEVICE)),$(CUDA_INCLUDES) $(CUDA_LIBRARIES))
+build/.deps-$(DEVICE)-unit: dev/tools/deps.sh | build/.deps-$(DEVICE)
+	@dev/tools/deps.sh --check $(DEVICE) unit && touch $@
+build/.deps-cuda build/.deps-cuda-unit deps quickstart: export NVCC := $(NVCC)
+build/.deps-cuda build/.deps-cuda-unit deps quickstart: export CUDA_FLAGS = $(if $(filter cuda,$(DEVICE)),$(CUDA_INCLUDES) $(CUDA_LIBRARIES))
 .PHONY: deps
 deps: ## install the packages that building and testing need (root or sudo)
 	@dev/tools/deps.sh $(DEVICE) test

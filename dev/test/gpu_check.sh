@@ -16,7 +16,8 @@
 #
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
-# Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip. Not run on a GPU yet.
+# Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip, and the headers that `make deps` installs. Where
+# nothing can be installed these may lie in third_party/include (docs/performance.md). Not run on a GPU yet.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 parts=(build kernels model speed sanitize ranks)
@@ -70,7 +71,7 @@ wanted() {   # PARTS
 
 # Runs one step of the part that `wanted` has set. True if it passed.
 run() {   # NAME SECONDS COMMAND...
-    local name=$1 limit=$2 start=$SECONDS left=$((deadline - SECONDS)) log=$out/.step status counts
+    local name=$1 limit=$2 start=$SECONDS left=$((deadline - SECONDS)) log=$out/gpu_check.log before status counts
     shift 2
     if [ $left -lt 2 ]; then
         skip "$part" "$name" "no time left"
@@ -78,12 +79,14 @@ run() {   # NAME SECONDS COMMAND...
     fi
     [ $left -lt "$limit" ] && limit=$left
     printf '%-52s ' "$name"
-    dev/test/limited.sh "$limit" "$@" >"$log" 2>&1 </dev/null
+    echo "==== $part: $name: $*" >>"$log"
+    before=$(stat -c %s "$log")
+    dev/test/limited.sh "$limit" "$@" >>"$log" 2>&1 </dev/null   # at once: whoever is killed in a step keeps what it said
     status=$?
-    { echo "==== $part: $name: $*"; cat "$log"; } >>"$out/gpu_check.log"
+    said() { tail -c +$((before + 1)) "$log" | sed 's/\x1b\[[0-9;]*m//g'; }
     if [ $status -eq 0 ]; then
-        counts=$(sed 's/\x1b\[[0-9;]*m//g; s/^ *//' "$log" | grep -aE '^[0-9.]+ tokens/s$' | paste -sd, | sed 's/,/, /g')
-        [ -n "$counts" ] || counts=$(sed 's/\x1b\[[0-9;]*m//g' "$log" |
+        counts=$(said | sed 's/^ *//' | grep -aE '^[0-9.]+ tokens/s$' | paste -sd, | sed 's/,/, /g')
+        [ -n "$counts" ] || counts=$(said |
             grep -aE '^\[doctest\] test cases|passed, [0-9]+ failed' | tail -n 1 | sed -E 's/^\[doctest\] //; s/ +/ /g')
         echo "ok      $((SECONDS - start)) s  $counts"
         passed=$((passed + 1))
@@ -92,11 +95,10 @@ run() {   # NAME SECONDS COMMAND...
         local why="exit $status"
         [ $status -eq 124 ] && why="stopped after $limit s"
         echo "FAILED  $((SECONDS - start)) s  ($why)"
-        tail -n 25 "$log" | sed 's/^/    | /'
+        said | tail -n 25 | sed 's/^/    | /'
         failed=$((failed + 1))
         row "$part" FAILED $((SECONDS - start)) "$name" "$why"
     fi
-    rm -f "$log"
     return $status
 }
 step() {   # PART NAME SECONDS PROGRAM COMMAND...: COMMAND needs PROGRAM

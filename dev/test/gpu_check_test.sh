@@ -82,6 +82,12 @@ verdict $? "a step that hangs, and those after it: $(cat "$work/out/gpu_check.tx
 is_gone rank
 verdict $? "nothing of it is left"
 
+# what a step has said is in the log at once: whoever ends the whole check keeps it
+program build/cuda/unit_test 'echo half of it; sleep 40'
+OUT=$work/out PATH=$work/bin:$PATH dev/test/limited.sh 3 "$work/dev/test/gpu_check.sh" kernels >"$work/log" 2>&1
+[ $? -eq 124 ] && grep -q '^half of it' "$work/out/gpu_check.log"
+verdict $? "the log of a check that was ended in the middle: $(cat "$work/out/gpu_check.log")"
+
 program build/cuda/unit_test true
 program bin/compute-sanitizer 'echo "Device not supported"; exit 1'
 run sanitize

@@ -66,19 +66,20 @@ if found PCRE2; then
 fi
 
 # what cannot be done without is named: by the check that every build begins with
-missing() {   # DEVICE header|library FILE WORDS
+missing() {   # DEVICE or DEVICE-unit, header|library FILE WORDS
     local hidden
     without "$2" "$3"
     rm -f "build/.deps-$1"
-    make --no-print-directory DEVICE="$1" CXX="g++ $hidden" "build/.deps-$1" >"$work/log" 2>&1
+    make --no-print-directory DEVICE="${1%-unit}" CXX="g++ $hidden" "build/.deps-$1" >"$work/log" 2>&1
     [ $? -ne 0 ] && grep -q -- "$4" "$work/log"
     verdict $? "DEVICE=$1 without the $2 $3 names $4: $(tail -n 3 "$work/log")"
-    make --no-print-directory DEVICE="$1" "build/.deps-$1" >/dev/null 2>&1
+    make --no-print-directory DEVICE="${1%-unit}" "build/.deps-$1" >/dev/null 2>&1
 }
 missing cpu header dnnl.h libdnnl-dev
 missing cpu library dnnl libdnnl-dev
 missing cpu header CLI/CLI.hpp libcli11-dev
 missing cpu header xxhash.h libxxhash-dev
+missing cpu-unit header doctest/doctest.h doctest-dev
 # nvcc may be a script that calls it
 if command -v nvcc >/dev/null; then
     cuda_home() { env -u CUDA_HOME make --no-print-directory -pn DEVICE=cuda NVCC="$1" help 2>/dev/null | sed -n 's/^CUDA_HOME := //p'; }

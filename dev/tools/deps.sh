@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing to build for the given device: `dev/tools/deps.sh [--check] cpu|cuda [test]`.
+# Installs what is missing to build for the given device: `dev/tools/deps.sh [--check] cpu|cuda [unit|test]`; with `unit`
+# what unit tests are built with too, with `test` all that `make test` uses.
 # Says which packages, and needs root or sudo; where it has neither it prints the line to run and stops.
 # With --check nothing is installed: missing packages are an error (69).
 # CUDA_FLAGS: compiler and linker flags of the CUDA libraries, as make found them.
@@ -21,8 +22,8 @@ needs libcli11-dev CLI/CLI.hpp "" -E
 needs nlohmann-json3-dev nlohmann/json.hpp "" -E
 needs libxxhash-dev xxhash.h "" -E
 [ "$device" = cpu ] && needs libdnnl-dev dnnl.h "dnnl_version()" -ldnnl
-if [ -n "$with_tests" ]; then
-    needs doctest-dev doctest/doctest.h "" -E
+[ -n "$with_tests" ] && needs doctest-dev doctest/doctest.h "" -E
+if [ "$with_tests" = test ]; then
     needs libpcre2-dev pcre2.h "pcre2_code_free(nullptr)" -DPCRE2_CODE_UNIT_WIDTH=8 -lpcre2-8
     command -v clang++ >/dev/null || packages+=(clang)
     # the stand-in is also tested under clang's sanitizers
@@ -57,7 +58,7 @@ if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
 install="apt-get install -y --no-install-recommends ${packages[*]}"
 echo "missing packages: ${packages[*]}"
 if [ -n "$check" ]; then
-    echo "Run: make deps" >&2
+    echo "Run: make deps. Headers alone (CLI, nlohmann, xxhash.h, doctest) may also lie in third_party/include." >&2
     exit 69
 fi
 if ! command -v apt-get >/dev/null; then
