@@ -10,27 +10,11 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/base/stream.h"
 #include "llmc/kernels/operation_timer.h"
 #include "llmc/model/precision.h"
 
 namespace {
-
-class Event {
-public:
-    Event() { CUDA_CHECK(cudaEventCreate(&event_)); }
-    ~Event() { cudaEventDestroy(event_); }
-    Event(const Event&) = delete;
-    void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
-    void wait() { CUDA_CHECK(cudaEventSynchronize(event_)); }
-    double seconds_since(const Event& earlier) const {
-        float milliseconds = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, earlier.event_, event_));
-        return 1e-3 * static_cast<double>(milliseconds);
-    }
-
-private:
-    cudaEvent_t event_ = nullptr;
-};
 
 std::vector<NamedBenchmark>& registry() {
     static std::vector<NamedBenchmark> benchmarks;
@@ -58,12 +42,12 @@ std::vector<NamedBenchmark> all_benchmarks() {
 
 Sample sample_calls(const std::function<void(int count)>& calls, cudaStream_t stream, double seconds_to_spend,
                     bool on_gpu) {
-    Event begin, end;
+    const TimedEvent begin, end;
     auto seconds_per_call = [&](int count) {
         begin.record(stream);
         calls(count);
         end.record(stream);
-        end.wait();
+        CUDA_CHECK(cudaEventSynchronize(end.get()));
         return end.seconds_since(begin) / count;
     };
     seconds_per_call(1);   // warms up: library plans, caches, clocks

@@ -30,7 +30,7 @@ private:
 // A point in the work of a stream that another stream can wait for, again and again.
 class OwnedEvent {
 public:
-    OwnedEvent() { CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+    OwnedEvent() : OwnedEvent(cudaEventDisableTiming) {}
     ~OwnedEvent() {
         if (event_ != nullptr) cudaEventDestroy(event_);
     }
@@ -43,8 +43,24 @@ public:
     // Later work of `stream` begins after what was recorded last; at once where nothing was.
     void wait(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
 
+protected:
+    explicit OwnedEvent(unsigned flags) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
+
 private:
     cudaEvent_t event_ = nullptr;
+};
+
+// One that tells its time.
+class TimedEvent : public OwnedEvent {
+public:
+    TimedEvent() : OwnedEvent(cudaEventDefault) {}
+
+    // Both have happened.
+    double seconds_since(const TimedEvent& earlier) const {
+        float milliseconds = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, earlier.get(), get()));
+        return 1e-3 * static_cast<double>(milliseconds);
+    }
 };
 
 // Whether this host thread waits for its device just now. The watchdog reads it from its own thread: of ranks that do

@@ -3,32 +3,18 @@
 #include <algorithm>
 #include <limits>
 
-#include "llmc/base/check.h"
-
-namespace {
-
-class Event {
-public:
-    Event() { CUDA_CHECK(cudaEventCreate(&event)); }
-    ~Event() { cudaEventDestroy(event); }
-    Event(const Event&) = delete;
-    cudaEvent_t event = nullptr;
-};
-
-}   // namespace
+#include "llmc/base/stream.h"
 
 double least_seconds(const std::function<void()>& call, cudaStream_t stream, int calls) {
-    const Event begin, end;
+    const TimedEvent begin, end;
     double least = std::numeric_limits<double>::infinity();
     call();
     for (int i = 0; i < calls; i++) {
-        CUDA_CHECK(cudaEventRecord(begin.event, stream));
+        begin.record(stream);
         call();
-        CUDA_CHECK(cudaEventRecord(end.event, stream));
-        CUDA_CHECK(cudaEventSynchronize(end.event));
-        float milliseconds = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
-        least = std::min(least, 1e-3 * static_cast<double>(milliseconds));
+        end.record(stream);
+        CUDA_CHECK(cudaEventSynchronize(end.get()));
+        least = std::min(least, end.seconds_since(begin));
     }
     return least;
 }

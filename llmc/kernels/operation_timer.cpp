@@ -26,16 +26,11 @@ OperationTimer::OperationTimer(cudaStream_t stream) : stream_(stream), outer_(ti
     timer_of_thread = this;
 }
 
-OperationTimer::~OperationTimer() {
-    timer_of_thread = outer_;
-    for (const Mark& m : marks_) cudaEventDestroy(m.event);
-}
+OperationTimer::~OperationTimer() { timer_of_thread = outer_; }
 
 void OperationTimer::mark(std::string name, std::size_t bytes) {
-    cudaEvent_t event = nullptr;
-    CUDA_CHECK(cudaEventCreate(&event));
-    marks_.push_back({std::move(name), event, bytes});
-    CUDA_CHECK(cudaEventRecord(event, stream_));
+    marks_.push_back({std::move(name), TimedEvent(), bytes});
+    marks_.back().event.record(stream_);
 }
 
 bool OperationTimer::watches(cudaStream_t stream) {
@@ -50,10 +45,8 @@ std::vector<OperationTimer::Total> OperationTimer::totals() {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::map<std::string, Total> by_name;
     for (std::size_t i = 1; i < marks_.size(); i++) {
-        float milliseconds = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, marks_[i - 1].event, marks_[i].event));
         Total& total = by_name.try_emplace(marks_[i].name, Total{marks_[i].name, 0, 0, 0}).first->second;
-        total.seconds += 1e-3 * static_cast<double>(milliseconds);
+        total.seconds += marks_[i].event.seconds_since(marks_[i - 1].event);
         total.calls++;
         total.bytes += static_cast<double>(marks_[i].bytes);
     }

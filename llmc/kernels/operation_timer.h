@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/stream.h"
+
 class OperationTimer {
 public:
     struct Total {
@@ -40,7 +42,7 @@ public:
 private:
     struct Mark {
         std::string name;
-        cudaEvent_t event;
+        TimedEvent event;
         std::size_t bytes;
     };
     void mark(std::string name, std::size_t bytes = 0);

@@ -18,12 +18,6 @@ Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, dou
     return {rank, std::clamp(waited / (mesh.dp - 1) / step_seconds, 0.0, 1.0)};
 }
 
-double SlowestRank::TimedEvent::seconds_until(const TimedEvent& later) const {
-    float milliseconds = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, event, later.event));
-    return 1e-3 * static_cast<double>(milliseconds);
-}
-
 SlowestRank::SlowestRank(Stage& stage, Communicator* all, Arena& arena)
     : stage_(stage),
       all_(stage.storage().place().mesh.dp > 1 ? all : nullptr),
@@ -44,17 +38,17 @@ void SlowestRank::step_begins() {
     if (all_ == nullptr) return;
     measures_ = true;
     waits_used_ = 0;
-    CUDA_CHECK(cudaEventRecord(begin_.event, stage_.stream()));
+    begin_.record(stage_.stream());
     // The stream is idle, for the host has waited for the step before. The stand-in's clocks stand still until it is
     // asked.
-    CUDA_CHECK(cudaEventSynchronize(begin_.event));
+    CUDA_CHECK(cudaEventSynchronize(begin_.get()));
 }
 
 void SlowestRank::passes_end() {
     if (all_ == nullptr) return;
     measures_ = false;
     const cudaStream_t stream = stage_.stream();
-    CUDA_CHECK(cudaEventRecord(end_.event, stream));
+    end_.record(stream);
     std::ranges::fill(own_.values(), 0.0);   // the step before is over, and with it the copy from here
     own_.values()[static_cast<std::size_t>(all_->rank())] = own_seconds_;
     const std::size_t ranks = sums_.size();
@@ -70,8 +64,8 @@ std::optional<Waiting> SlowestRank::step_ended(double seconds) {
     std::optional<Waiting> found;
     if (step_seconds_ > 0) found = slowest_rank(stage_.storage().place().mesh, of_all_.values(), step_seconds_);
     step_seconds_ = seconds;
-    own_seconds_ = begin_.seconds_until(end_);
-    for (std::size_t i = 0; i < waits_used_; i++) own_seconds_ -= waits_[i].begin.seconds_until(waits_[i].end);
+    own_seconds_ = end_.seconds_since(begin_);
+    for (std::size_t i = 0; i < waits_used_; i++) own_seconds_ -= waits_[i].end.seconds_since(waits_[i].begin);
     return found;
 }
 
@@ -80,9 +74,9 @@ void SlowestRank::without(Call&& call) {
     if (!measures_) return call();
     if (waits_used_ == waits_.size()) waits_.emplace_back();
     const Wait& wait = waits_[waits_used_++];
-    CUDA_CHECK(cudaEventRecord(wait.begin.event, stage_.stream()));
+    wait.begin.record(stage_.stream());
     call();
-    CUDA_CHECK(cudaEventRecord(wait.end.event, stage_.stream()));
+    wait.end.record(stage_.stream());
 }
 
 void SlowestRank::use_begins() {

@@ -17,6 +17,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/pinned.h"
+#include "llmc/base/stream.h"
 #include "llmc/model/stage.h"
 #include "llmc/process/comm.h"
 #include "llmc/train/metrics.h"
@@ -40,14 +41,6 @@ public:
     std::optional<Waiting> step_ended(double seconds);
 
 private:
-    struct TimedEvent {
-        cudaEvent_t event = nullptr;
-        TimedEvent() { CUDA_CHECK(cudaEventCreate(&event)); }
-        ~TimedEvent() { cudaEventDestroy(event); }
-        TimedEvent(const TimedEvent&) = delete;
-        TimedEvent& operator=(const TimedEvent&) = delete;
-        double seconds_until(const TimedEvent& later) const;
-    };
     struct Wait {
         TimedEvent begin, end;
     };
