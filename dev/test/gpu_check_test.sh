@@ -20,7 +20,7 @@ cp dev/test/{gpu_check,limited}.sh "$work/dev/test/"
 program bin/nvidia-smi 'echo "GPU 0: \"none\""'
 program bin/make 'echo "$*" >>'"$work/made"
 program bin/compute-sanitizer '[[ $1 != --tool ]] || shift 4; exec "$@"'
-for name in build/cuda/unit_test build/cuda-{bf16,fp32}/{unit_test,test_gpt} dev/test/{nccl_one_gpu,train_test}.sh; do
+for name in build/cuda/unit_test build/cuda-{bf16,fp32}/{unit_test,test_gpt} dev/test/{nccl_one_gpu,train_test,sass_test}.sh; do
     program $name 'echo "3 passed, 0 failed"'
 done
 program build/cuda-bf16/bench 'echo "    1234.5 tokens/s"'
@@ -44,7 +44,7 @@ assert set(report["machine"]) >= {"gpu", "driver", "nvcc", "gxx", "commit"}
 print(sum(step["result"] == sys.argv[2] for step in report["steps"]))' "$work/out/gpu_check.json" "$1"
 }
 
-run && tail -n 2 "$work/log" | grep -qE '^26 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 26 ] &&
+run && tail -n 2 "$work/log" | grep -qE '^27 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 27 ] &&
     step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
 verdict $? "all parts pass: $(tail -n 30 "$work/log")"
 grep -qvE 'WARNINGS= ' "$work/made" && verdict 1 "warnings do not stop a build: $(cat "$work/made")"
@@ -62,7 +62,7 @@ verdict $? "a part that there is not"
 program build/cuda-bf16/test_gpt 'echo "a reason"; exit 3'
 run
 [ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && step model FAILED 'whole model bf16  \(exit 3' &&
-    grep -qE '^24 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
+    grep -qE '^25 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
 verdict $? "a step that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
 program build/cuda-bf16/test_gpt 'echo "3 passed, 0 failed"'
 
@@ -77,7 +77,7 @@ program bin/make 'echo "$*" >>'"$work/made"
 program build/cuda/unit_test "setsid bash -c 'trap : TERM; echo \$\$ >$work/rank; while :; do sleep 1; done' & sleep 40"
 GPU_CHECK_SECONDS=8 run kernels ranks
 [ $? -eq 1 ] && step kernels FAILED 'instructions and tensor-core attention  \(stopped after [0-9]+ s' &&
-    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 4 ]
+    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 5 ]
 verdict $? "a step that hangs, and those after it: $(cat "$work/out/gpu_check.txt")"
 is_gone rank
 verdict $? "nothing of it is left"

@@ -93,6 +93,7 @@ struct HopperBackwardBarriers {
     SharedAddress first;
     static constexpr int stages = HopperBackwardTile<D>::stages;
     static constexpr int number_offset = 8 * (1 + 2 * stages);
+    __device__ SharedAddress unused() const { return first + number_offset + 8; }
     __device__ SharedAddress key() const { return first; }
     __device__ SharedAddress full(int stage) const { return first + 8 * (1 + stage); }
     __device__ SharedAddress free(int stage) const { return first + 8 * (1 + stages + stage); }
@@ -215,8 +216,8 @@ struct HopperBackwardGroup {
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
             const int panel = step / 4, within = step % 4 * 32;
-            wgmma(product, wgmma_operand(keys + panel * Tile::key_panel + within),
-                  wgmma_operand(queries + panel * Tile::query_panel + within), step > 0);
+            wgmma(product, wgmma_operand(keys, 0, panel * Tile::key_panel + within),
+                  wgmma_operand(queries, 0, panel * Tile::query_panel + within), step > 0);
         }
     }
     // sums += weights rows, `rows` being a tile of q or dout.
@@ -225,7 +226,7 @@ struct HopperBackwardGroup {
 #pragma unroll
         for (int step = 0; step < Tile::queries / 16; step++) {
             wgmma<true>(sums, weights[step],
-                        wgmma_operand(rows + step * 16 * HOPPER_ROW_BYTES, Tile::panels > 1 ? Tile::query_panel : 0),
+                        wgmma_operand(rows, Tile::panels > 1 ? Tile::query_panel : 0, step * 16 * HOPPER_ROW_BYTES),
                         true);
         }
     }
@@ -234,8 +235,8 @@ struct HopperBackwardGroup {
         const SharedAddress keys = base + (D == 64 ? group * HOPPER_ROW_BYTES / 2 : group * Tile::key_panel);
 #pragma unroll
         for (int step = 0; step < Tile::keys / 16; step++) {
-            wgmma<true, true>(dq, wgmma_operand(staging + step * 16 * HOPPER_ROW_BYTES),
-                              wgmma_operand(keys + step * 16 * HOPPER_ROW_BYTES), step > 0);
+            wgmma<true, true>(dq, wgmma_operand(staging, 0, step * 16 * HOPPER_ROW_BYTES),
+                              wgmma_operand(keys, 0, step * 16 * HOPPER_ROW_BYTES), step > 0);
         }
     }
 
@@ -269,6 +270,13 @@ struct HopperBackwardGroup {
             for (int e = i; e < i + 4; e++) dscores[e] = p[e] * (dscores[e] - (e % 2 ? of_columns.y : of_columns.x));
         }
     }
+    // Depends on all of p, which has no sign.
+    __device__ __forceinline__ static std::uint32_t any_sign(const std::uint32_t (&p)[HALF_N / 8][4]) {
+        std::uint32_t any = 0;
+#pragma unroll
+        for (const auto& step : p) any |= step[0] | step[1] | step[2] | step[3];
+        return any;
+    }
     // Rows are keys, columns queries.
     __device__ __forceinline__ void stage(const std::uint32_t (&weights)[HALF_N / 8][4], int staging_offset) {
         const int first_row = group * Tile::group_keys + row();
@@ -288,30 +296,50 @@ struct HopperBackwardGroup {
     __device__ __forceinline__ std::int64_t part(int tile) const {
         return (std::int64_t{work.heads_head} * work.end + tile) * Tile::groups + group;
     }
-    // Adds to dq in memory when it is this block's turn. The last one writes dq.
-    __device__ __forceinline__ void add(float (&dq)[QUERY_HALF_N], int tile) {
+    // This thread's part of what lies in memory of dq.
+    __device__ __forceinline__ float4* sums(int tile) const {
+        return in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
+    }
+    // Waits until the blocks before have added to dq; false where there are none.
+    __device__ __forceinline__ bool take_turn(int tile) {
         const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
         const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
-        float4* sums = in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
-        if (before > 0) {
-            if (thread == 0 && Steps::keeps(Step::turn_wait)) {
-                while (load_acquire(in_memory.numbers + 1 + part(tile)) != before) {
-                }
-            }
-            if (Steps::keeps(Step::turn_taken)) meet();
+        if (before == 0) return false;
+        if (thread == 0 && Steps::keeps(Step::turn_wait)) wait_acquire(in_memory.numbers + 1 + part(tile), before);
+        if (Steps::keeps(Step::turn_taken)) meet();
+        return true;
+    }
+    // sum += what lies in memory of dq's elements FIRST to FIRST + COUNT.
+    template <int FIRST, int COUNT>
+    __device__ __forceinline__ void fetch(float* sum, int tile) const {
 #pragma unroll
-            for (int i = 0; i < QUERY_HALF_N; i += 4) {
-                const float4 sum = __ldcg(sums + i / 4 * Tile::group_threads);
-                dq[i] += sum.x;
-                dq[i + 1] += sum.y;
-                dq[i + 2] += sum.z;
-                dq[i + 3] += sum.w;
-            }
+        for (int i = 0; i < COUNT; i += 4) {
+            const float4 here = __ldcg(sums(tile) + (FIRST + i) / 4 * Tile::group_threads);
+            sum[i] += here.x;
+            sum[i + 1] += here.y;
+            sum[i + 2] += here.z;
+            sum[i + 3] += here.w;
         }
+    }
+    // Ends dq = ds^T k and adds to it what lies in memory. Of that comes while products are made what registers suffice
+    // for.
+    __device__ __forceinline__ void end_queries(float (&dq)[QUERY_HALF_N], std::uint32_t (&p)[HALF_N / 8][4],
+                                                int tile) {
+        constexpr int early = 16;
+        float sum[early] = {};
+        const bool added_to = take_turn(tile);
+        if (added_to) fetch<0, early>(sum, tile);
+        if (Steps::keeps(Step::query_sum_wait)) wgmma_wait<1>(dq, dv, p);
+#pragma unroll
+        for (int i = 0; i < early; i++) dq[i] += sum[i];
+        if (added_to) fetch<early, QUERY_HALF_N - early>(dq + early, tile);
+    }
+    // Puts back what is now added up. The last block writes dq.
+    __device__ __forceinline__ void put(const float (&dq)[QUERY_HALF_N], int tile) {
         if (work.key_tile == 0) return write(dq, tile);
 #pragma unroll
         for (int i = 0; i < QUERY_HALF_N; i += 4)
-            __stcg(sums + i / 4 * Tile::group_threads, make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]));
+            __stcg(sums(tile) + i / 4 * Tile::group_threads, make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]));
     }
     // Says that the block has added. Some time after it has, so that nothing waits for the memory.
     __device__ __forceinline__ void pass_turn(int tile) {
@@ -338,6 +366,7 @@ struct HopperBackwardGroup {
         if (Steps::keeps(Step::score_wait)) wgmma_wait<1>(scores);
         probabilities(scores, tile * Tile::queries, lse);
         pack_weights(p, scores);
+        computed_before_wait(any_sign(p), barriers.unused());
         if (Steps::keeps(Step::dscore_wait)) wgmma_wait<0>(dscores);
         if (Steps::keeps(Step::value_fence)) wgmma_fence(dv, p);
         accumulate(dv, p, queries + Tile::query_bytes);
@@ -352,8 +381,8 @@ struct HopperBackwardGroup {
         if (Steps::keeps(Step::key_sum_fence)) wgmma_fence(dk, ds);
         accumulate(dk, ds, queries);
         if (Steps::keeps(Step::key_sum_commit)) wgmma_commit();
-        if (Steps::keeps(Step::query_sum_wait)) wgmma_wait<1>(dq, dv, p);
-        add(dq, tile);
+        end_queries(dq, p, tile);
+        put(dq, tile);
         if (Steps::keeps(Step::key_sum_wait)) wgmma_wait<0>(dk, ds);
         if (Steps::keeps(Step::query_read) && thread % 32 == 0) mbarrier_arrive(barriers.free(ring.stage));
     }

@@ -45,6 +45,7 @@ struct HopperForwardBarriers {
     __device__ SharedAddress value_full(int stage) const { return first + 8 * (1 + stages + stage); }
     __device__ SharedAddress key_free(int stage) const { return first + 8 * (1 + 2 * stages + stage); }
     __device__ SharedAddress value_free(int stage) const { return first + 8 * (1 + 3 * stages + stage); }
+    __device__ SharedAddress unused() const { return first + 8 * (1 + 4 * stages); }
 
     template <class Steps>
     __device__ void make() const {
@@ -141,8 +142,8 @@ struct HopperForwardGroup {
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
             const int panel = step / 4, within = step % 4 * 32;
-            wgmma(scores, wgmma_operand(q_rows + panel * Tile::query_panel + within),
-                  wgmma_operand(keys + panel * Tile::key_panel + within), step > 0);
+            wgmma(scores, wgmma_operand(q_rows, 0, panel * Tile::query_panel + within),
+                  wgmma_operand(keys, 0, panel * Tile::key_panel + within), step > 0);
         }
         if (Steps::keeps(HopperStep::score_commit)) wgmma_commit();
     }
@@ -154,7 +155,7 @@ struct HopperForwardGroup {
 #pragma unroll
         for (int step = 0; step < Tile::keys / 16; step++) {
             wgmma<true>(sums, weights[step],
-                        wgmma_operand(values + step * 16 * HOPPER_ROW_BYTES, Tile::panels > 1 ? Tile::key_panel : 0),
+                        wgmma_operand(values, Tile::panels > 1 ? Tile::key_panel : 0, step * 16 * HOPPER_ROW_BYTES),
                         accumulate || step > 0);
         }
         if (Steps::keeps(HopperStep::sum_commit)) wgmma_commit();
@@ -196,6 +197,7 @@ struct HopperForwardGroup {
             if (group == 0 || tile + 1 < work.tiles) pass_turn();   // nobody waits for the last one
             end_scores<1>();
             softmax(tile);
+            computed_before_wait(__float_as_uint(row_sum[0] + row_sum[1]), barriers.unused());
             end_sums();
 #pragma unroll
             for (int i = 0; i < D / 2; i++) sums[i] *= rescale[i / 2 % 2];

@@ -145,7 +145,7 @@ __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* addr
 // Counts in global memory, by which blocks tell each other what they have written:
 //
 //     threads of one block             threads of another
-//     all write                        one waits until load_acquire gives what it waits for
+//     all write                        one calls wait_acquire
 //     barrier                          barrier
 //     one calls add_release            all read what was written
 //
@@ -171,6 +171,33 @@ __device__ __forceinline__ int load_acquire(const int* count) {
     return value;
 #else
     return ptx_model::load_acquire(count);
+#endif
+}
+// Until load_acquire gives `value`. After a hundred million tries, a minute or so, it traps: a mistake is an error, not
+// a hang.
+__device__ __forceinline__ void wait_acquire(const int* count, int value) {
+#ifdef __CUDACC__
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .s32 now;\n"
+        ".reg .u32 tries;\n"
+        "mov.u32 tries, 0;\n"
+        "ACQUIRE_AGAIN:\n"
+        "ld.acquire.gpu.global.s32 now, [%0];\n"
+        "setp.eq.s32 p, now, %1;\n"
+        "@p bra ACQUIRE_OVER;\n"
+        "add.u32 tries, tries, 1;\n"
+        "setp.lt.u32 p, tries, 100000000;\n"
+        "@p bra ACQUIRE_AGAIN;\n"
+        "trap;\n"
+        "ACQUIRE_OVER:\n"
+        "}" ::"l"(count),
+        "r"(value)
+        : "memory");
+#else
+    while (ptx_model::load_acquire(count) != value) {
+    }
 #endif
 }
 

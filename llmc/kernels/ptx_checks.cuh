@@ -202,6 +202,7 @@ __global__ void take_turns(T* turns) {
         do {
             seen = load_acquire(&turns->count);
         } while (seen < number);
+        if (seen == number) wait_acquire(&turns->count, number);   // at once; where it would not, it would be for long
         turns->seen[number] = seen;
     }
     __syncthreads();

@@ -217,18 +217,32 @@ __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     (pin_registers(registers), ...);
 }
 
+// Has `value` computed here, not behind the wgmma_wait that follows: ptxas moves waits up, even past everything that
+// they have no part in, and what was to be done beside a product comes after it. A store orders; this one happens only
+// where the sign bit of `value` is set. Give it what can have none, and a word that nobody needs.
+__device__ __forceinline__ void computed_before_wait([[maybe_unused]] std::uint32_t value,
+                                                     [[maybe_unused]] SharedAddress unused) {
+#ifdef __CUDACC__
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(value),
+                 "r"(unused)
+                 : "memory");
+#endif
+}
+
 // An operand in shared memory, from its first element on. Rows of panels count its M or N, columns the 16 of its K; a
 // transposed operand is the other way round, and 64 of its M or N later the next panel begins, `panel_bytes` further.
-// 16 columns of K further is 32 bytes (after 64 the next panel), transposed 16 rows (2,048 bytes).
-__device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int panel_bytes = 0) {
+// 16 columns of K further is 32 bytes (after 64 the next panel), transposed 16 rows (2,048 bytes). It begins `bytes`
+// after `first`: of operands that differ in this alone, compilers make one out of another by one addition.
+__device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int panel_bytes = 0, int bytes = 0) {
 #ifdef __CUDACC__
     const std::uint32_t address = first;
 #else
     const std::uint32_t address = ptx_model::shared_offset(first);
 #endif
     constexpr std::uint64_t eight_rows = 1024 / 16, swizzled = 1;   // from 8 rows to the next; pieces in 128 bytes
-    return (address & 0x3ffff) >> 4 | static_cast<std::uint64_t>(panel_bytes >> 4) << 16 | eight_rows << 32 |
-           swizzled << 62;
+    const std::uint32_t low = ((address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16) +
+                              static_cast<std::uint32_t>(bytes >> 4);   // of 14 bits, which no address ends beyond
+    return low | eight_rows << 32 | swizzled << 62;
 }
 
 #ifdef __CUDACC__
