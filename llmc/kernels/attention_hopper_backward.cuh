@@ -141,7 +141,7 @@ __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps
     using Tile = HopperBackwardTile<D>;
     auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int token) {
         for (int panel = 0; panel < Tile::panels; panel++) {
-            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, token, work.head, work.batch);
+            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, work.head, token, work.batch);
         }
     };
     if (work.begin == work.end) return;

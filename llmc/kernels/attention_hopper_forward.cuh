@@ -90,7 +90,7 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
     auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int token) {
         mbarrier_arrive_expect(barrier, Tile::panels * panel_bytes);
         for (int panel = 0; panel < Tile::panels; panel++) {
-            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, token, work.head, work.batch);
+            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, work.head, token, work.batch);
         }
     };
     const SharedAddress k_tiles = shared + Tile::query_bytes, v_tiles = k_tiles + Tile::stages * Tile::key_bytes;
@@ -250,8 +250,8 @@ struct HopperForwardGroup {
         if (Steps::keeps(HopperStep::staging_full)) named_barrier_sync(group_barrier + group, Tile::group_threads);
         if (thread != 0) return;
         for (int panel = 0; panel < Tile::panels; panel++) {
-            tma_store(out, q_rows + panel * Tile::query_panel, panel * HOPPER_PANEL,
-                      work.first_query + group * Tile::group_queries, work.head, work.batch);
+            tma_store(out, q_rows + panel * Tile::query_panel, panel * HOPPER_PANEL, work.head,
+                      work.first_query + group * Tile::group_queries, work.batch);
         }
         tma_store_commit();
         if (Steps::keeps(HopperStep::store_wait)) tma_store_wait();

@@ -11,15 +11,15 @@
 #include "llmc/kernels/attention_hopper_forward.cuh"
 #include "llmc/kernels/attention_kernels.h"
 
-// Boxes of `rows` tokens of one head. A head's stride is smaller than a token's where heads are packed: the driver's
-// documentation shows growing strides only, so if a map is refused, look here first.
+// Boxes of `rows` tokens of one head. Heads come before tokens: where heads are packed, as in the model, strides grow from
+// dimension to dimension; the driver's documentation shows no others.
 template <class T>
 TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int rows) {
     auto size = [](int count) { return static_cast<std::uint64_t>(count); };
     auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * sizeof(bf16); };
-    return make_tensor_map(view.data, {size(shape.HS), size(tokens), size(shape.NH), size(shape.B)},
-                           {bytes(view.token), bytes(view.head), bytes(view.batch)},
-                           {static_cast<std::uint32_t>(rows), 1, 1});
+    return make_tensor_map(view.data, {size(shape.HS), size(shape.NH), size(tokens), size(shape.B)},
+                           {bytes(view.head), bytes(view.token), bytes(view.batch)},
+                           {1, static_cast<std::uint32_t>(rows), 1});
 }
 
 // As many heads as the second-level cache holds what all blocks of one read, beside what passes through it.

@@ -19,7 +19,7 @@ __host__ __device__ inline int in_panel(int row, int column) {
 inline float small_number(std::size_t i) { return static_cast<float>(static_cast<int>(i * 37 % 251) - 125); }
 inline std::uint16_t bf16_bits(float value) { return bits_of(static_cast<bf16>(value)); }
 
-// A tensor (2, 3, 20, 72), 72 channels a row, the first three dimensions with gaps between them. Element (b, h, t, c)
+// A tensor (2, 20, 3, 72), 72 channels a row, the first three dimensions with gaps between them. Element (b, t, h, c)
 // is small_number of where it lies.
 struct CheckedTensor {
     static constexpr int channels = 72, tokens = 20, heads = 3, batches = 2;
@@ -32,8 +32,8 @@ struct CheckedTensor {
         std::vector<std::uint16_t> bits(count);
         for (std::size_t i = 0; i < bits.size(); i++) bits[i] = bf16_bits(small_number(i));
         buffer.upload(bits, stream);
-        map = make_tensor_map(buffer.data(), {channels, tokens, heads, batches}, {2 * token, 2 * head, 2 * batch},
-                              {box_tokens, 1, 1});
+        map = make_tensor_map(buffer.data(), {channels, heads, tokens, batches}, {2 * head, 2 * token, 2 * batch},
+                              {1, box_tokens, 1});
     }
     static bool inside(int channel, int t) { return channel >= 0 && channel < channels && t >= 0 && t < tokens; }
     static int place(int channel, int t, int h, int b) { return b * batch + h * head + t * token + channel; }
@@ -52,7 +52,7 @@ __global__ void load_box(T* box, const __grid_constant__ TensorMap map, int chan
             mbarrier_init(barrier, 1);
             mbarrier_init_fence();
             mbarrier_arrive_expect(barrier, box_elements * static_cast<int>(sizeof(T)));
-            tma_load(shared_address(tile), map, barrier, channel, token, 1, 1);
+            tma_load(shared_address(tile), map, barrier, channel, 1, token, 1);
         }
         __syncthreads();
         mbarrier_wait(barrier, 0);
@@ -91,7 +91,7 @@ __global__ void store_box(T*, const __grid_constant__ TensorMap map, int channel
         fence_proxy_async(shared_address(tile), box_elements * static_cast<int>(sizeof(T)));
         __syncthreads();
         if (threadIdx.x != 0) return;
-        tma_store(map, shared_address(tile), channel, token, 1, 1);
+        tma_store(map, shared_address(tile), channel, 1, token, 1);
         tma_store_commit();
         tma_store_wait();
     }
