@@ -10,7 +10,7 @@ tool=$(command -v cuobjdump || ls /usr/local/cuda/bin/cuobjdump 2>/dev/null)
 why=
 [ -n "$tool" ] || why="no cuobjdump on this machine"
 [ -e "$object" ] || why="there is no $object (make cuda-compile)"
-[ -n "$why" ] || "$tool" --list-elf "$object" | grep -q sm_90a || why="$object is for other GPUs"
+[ -n "$why" ] || [[ $("$tool" --list-elf "$object") == *sm_90a* ]] || why="$object is for other GPUs"
 if [ -n "$why" ]; then
     echo "SKIPPED the order of attention's instructions for sm_90a: $why"
     exit 0
