@@ -23,7 +23,7 @@ waits=$("$tool" -arch sm_90a -sass "$object" | awk '
     /MUFU.EX2/ { exponentials++ }
     /LDG?\.E\.128\.STRONG\.GPU/ { loads++ }
     /WARPGROUP.DEPBAR.LE/ { sub(/.*gsb0, 0x/, ""); print name, $1 + 0, exponentials, loads; exponentials = loads = 0 }')
-verdict() {   # WHAT KERNEL AWK_CONDITION: it holds for a wait for all batches, `before` being what the one before leaves
+verdict() {   # WHAT KERNEL AWK_CONDITION: it holds for one of the kernel's waits, `before` being what the one before leaves
     local kernels kernel
     kernels=$(awk '{ print $1 }' <<<"$waits" | grep "$2" | sort -u)
     [ "$(wc -w <<<"$kernels")" -eq 4 ] || { failed=$((failed + 1)) && echo "FAILED: kernels $2: $kernels"; }

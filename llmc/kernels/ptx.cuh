@@ -173,8 +173,8 @@ __device__ __forceinline__ int load_acquire(const int* count) {
     return ptx_model::load_acquire(count);
 #endif
 }
-// Until load_acquire gives `value`. After a hundred million tries, a minute or so, it traps: a mistake is an error, not
-// a hang.
+// Until load_acquire gives `value`. After a hundred million tries it traps: a mistake is an error, not a hang. (All in one
+// asm: as a loop in C++ it makes attention's registers spill.)
 __device__ __forceinline__ void wait_acquire(const int* count, int value) {
 #ifdef __CUDACC__
     asm volatile(
