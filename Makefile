@@ -221,6 +221,10 @@ cuda-compile: ## compile and link the CUDA build for every architecture, its tes
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
 	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
+	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
+.PHONY: library-versions
+library-versions:
+	@CXX='$(CXX)' CUDA_INCLUDE='$(CUDA_INCLUDE)' dev/tools/versions.sh
 gpu-check: ## on a GPU: build, test, measure, check; PART=build|kernels|model|speed|sanitize|ranks alone; OUT=folder for logs
 	@dev/test/gpu_check.sh $(PART)
 

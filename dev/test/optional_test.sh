@@ -92,6 +92,12 @@ if command -v nvcc >/dev/null; then
 else
     echo "SKIPPED CUDA's folder through a script: nvcc is not here"
 fi
+mkdir -p "$work/old"
+printf '#!/bin/sh\necho "Cuda compilation tools, release 12.4, V12.4.131"\n' >"$work/old/nvcc"
+chmod +x "$work/old/nvcc"
+NVCC="$work/old/nvcc" CUDA_FLAGS='' dev/tools/deps.sh --check cuda >"$work/log" 2>&1
+[ $? -eq 69 ] && grep -q 'nvcc 12.8 or later: this one is of CUDA 12.4' "$work/log"
+verdict $? "an nvcc that is too old is refused by its version: $(cat "$work/log")"
 if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header nccl.h libnccl-dev
     missing cuda header cublasLt.h nvidia-cublas

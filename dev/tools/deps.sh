@@ -32,7 +32,8 @@ if [ "$with_tests" = test ]; then
     command -v pgrep >/dev/null || packages+=(procps)
 fi
 
-# What NVIDIA gives comes from no package of Debian's main archive: it is named, never installed.
+# What NVIDIA gives comes from no package of Debian's main archive: it is named, never installed. So is what is too old:
+# the least versions are those of launch.cu and nccl_version.h.
 missing=
 cuda_needs() {   # WHAT_AND_WHERE_FROM OTHERS_LIBRARY HEADER STATEMENT
     local flag flags=()
@@ -41,10 +42,14 @@ cuda_needs() {   # WHAT_AND_WHERE_FROM OTHERS_LIBRARY HEADER STATEMENT
 }
 if [ "$device" = cuda ] && [ ${#packages[@]} -eq 0 ]; then
     if [ -x "${NVCC:-}" ] || command -v "${NVCC:-nvcc}" >/dev/null; then
+        release=$("${NVCC:-nvcc}" --version | sed -nE 's/.*release ([0-9.]+).*/\1/p')
+        if [ -n "$release" ] && [ "$(printf '%s\n' 12.8 "$release" | sort -V | head -n 1)" != 12.8 ]; then
+            missing="  nvcc 12.8 or later: this one is of CUDA $release (https://developer.nvidia.com/cuda-downloads)"$'\n'
+        fi
         cuda_needs "cuBLASLt (cublasLt.h, libcublasLt): NVIDIA's libcublas-dev-13-0, or pip's nvidia-cublas" nccl \
             cublasLt.h "cublasLtCreate(nullptr)"
-        cuda_needs "NCCL (nccl.h, libnccl): NVIDIA's or Debian's libnccl-dev, or pip's nvidia-nccl-cu13" cublasLt \
-            nccl.h "ncclGetVersion(nullptr)"
+        cuda_needs "NCCL 2.18.1 or later (nccl.h, libnccl): NVIDIA's or Debian's libnccl-dev, or pip's nvidia-nccl-cu13" \
+            cublasLt nccl.h "static_assert(NCCL_VERSION_CODE >= 21801); ncclGetVersion(nullptr)"
     else
         missing="  nvcc: the CUDA toolkit 12.8 or later (https://developer.nvidia.com/cuda-downloads)"$'\n'
     fi

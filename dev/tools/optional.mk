@@ -24,8 +24,8 @@ PCRE2_FOUND := $(call found,pcre2.h,pcre2_code_free(nullptr),$(PCRE2_FLAGS) $(PC
 # its library is opened when it is asked for, so the headers are enough
 CUDNN_FLAGS := -DUSE_CUDNN
 CUDNN_LIBRARIES :=
-CUDNN_PACKAGE := NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13
-CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,,$(CUDA_INCLUDES)),0)
+CUDNN_PACKAGE := cuDNN 9 or later (NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13)
+CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,static_assert(CUDNN_VERSION >= 90000),$(CUDA_INCLUDES)),0)
 
 OPTIONAL := MPI PCRE2 CUDNN
 USE_MPI ?= $(MPI_FOUND)

@@ -72,6 +72,10 @@ void finalize(const CudnnDescriptor& d, const char* what) {
     c.check(c.finalize(d.get()), text("finishing ", what));
 }
 
+// A device by its description: its attributes came with cuDNN 9.8.
+#if CUDNN_VERSION >= 90800
+constexpr auto heuristic_device = CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, plan_device = CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP;
+
 CudnnDescriptor device_properties(const CudnnTarget& target) {
     if (target.device_json.empty()) return nullptr;
     CudnnDescriptor d = create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
@@ -80,6 +84,14 @@ CudnnDescriptor device_properties(const CudnnTarget& target) {
     finalize(d, "the description of a device");
     return d;
 }
+#else
+constexpr cudnnBackendAttributeName_t heuristic_device{}, plan_device{};
+
+CudnnDescriptor device_properties(const CudnnTarget& target) {
+    if (target.device_json.empty()) return nullptr;
+    throw Error(ErrorKind::no_device, "cuDNN knows descriptions of devices since 9.8");
+}
+#endif
 
 // ---- from a graph's data to cuDNN's descriptors
 
@@ -238,7 +250,7 @@ std::vector<CudnnDescriptor> CudnnGraph::configurations(const CudnnTarget& targe
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     set(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     set(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    if (CudnnDescriptor device = device_properties(target)) set(heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
+    if (CudnnDescriptor device = device_properties(target)) set(heuristic, heuristic_device, device);
     finalize(heuristic, "a heuristic");
 
     std::int64_t count = 0;
@@ -266,7 +278,7 @@ CudnnPlan CudnnGraph::build(const CudnnTarget& target) const {
             result.plan_ = create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
             set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
             if (CudnnDescriptor device = device_properties(target)) {
-                set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
+                set(result.plan_, plan_device, device);
             } else {
                 set(result.plan_, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
             }

@@ -18,6 +18,10 @@
 #include <utility>
 #include <vector>
 
+#if CUDNN_VERSION < 90000
+#error "cudnn.h is of a version before 9.0, the least cuDNN that train_gpt can be built with (or build with USE_CUDNN=0)"
+#endif
+
 // The functions of libcudnn, found at run time. Throws Error(no_device) where there is no libcudnn.
 struct CudnnLibrary {
     decltype(&cudnnGetVersion) version;   // 91900 is 9.19.0

@@ -143,6 +143,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 
 // Throws Error where this version of cuDNN wants another description of a device.
 void describe_h200() {
+#if CUDNN_VERSION >= 90800
     const CudnnLibrary& c = CudnnLibrary::get();
     cudnnBackendDescriptor_t raw = nullptr;
     c.check(c.create_descriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &raw), "creating a descriptor");
@@ -151,6 +152,9 @@ void describe_h200() {
     c.check(c.set_attribute(raw, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, size, h200),
             "reading the description of an H200");
     c.check(c.finalize(raw), "finishing the description of an H200");
+#else
+    throw Error(ErrorKind::no_device, "built with a cuDNN before 9.8, which knows no descriptions of devices");
+#endif
 }
 
 bool can_ask() {

@@ -3,6 +3,20 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "llmc/base/log.h"
+#include "llmc/process/nccl_version.h"
+
+std::string nccl_shortcoming(int version) {
+    const std::string name = text("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100);
+    if (version < LEAST_NCCL_VERSION) {
+        throw Error(ErrorKind::no_device, text(name, " is too old: 2.18.1 or later is needed"),
+                    "Install a later NCCL (libnccl2, or pip's nvidia-nccl-cu13).");
+    }
+    if (version >= NCCL_VERSION(2, 26, 0)) return "";
+    return text(name, " ignores NCCL_LAUNCH_ORDER_IMPLICIT: operations of several groups may be launched in different ",
+                "orders on different GPUs, and then wait for each other forever. NCCL 2.26 or later does not.");
+}
+
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line) {
     if (status == ncclSuccess) return;
     std::string message =
@@ -20,7 +34,11 @@ namespace {
 
 ncclConfig_t named(const std::string& name) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
     config.commName = name.c_str();
+#else
+    (void)name;   // NCCL's own messages then name groups by their addresses
+#endif
     return config;
 }
 
@@ -36,6 +54,12 @@ const char* name_of(ncclDataType_t type) {
     }
 }
 
+std::string loaded_nccl_shortcoming() {
+    int version = 0;
+    NCCL_CHECK(ncclGetVersion(&version));
+    return nccl_shortcoming(version);
+}
+
 // Before NCCL reads its environment.
 void prefer_reproducible() {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
@@ -47,6 +71,7 @@ ncclRedOp_t nccl_op(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : ncclMa
 }   // namespace
 
 ncclUniqueId Communicator::make_unique_id() {
+    if (const std::string less = loaded_nccl_shortcoming(); !less.empty()) Log().warning("%s", less.c_str());
     prefer_reproducible();
     ncclUniqueId id;
     NCCL_CHECK(ncclGetUniqueId(&id));
@@ -55,6 +80,7 @@ ncclUniqueId Communicator::make_unique_id() {
 
 Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name)
     : rank_(rank), size_(ranks), name_(std::move(name)) {
+    loaded_nccl_shortcoming();   // every rank's own: hosts may differ
     prefer_reproducible();
     ncclConfig_t config = named(name_);
     NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config));

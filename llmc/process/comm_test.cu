@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/process/nccl_version.h"
 #include "llmc/process/on_ranks_test.h"
 
 namespace {
@@ -81,6 +82,14 @@ void collectives(TestRank& me) {
 }
 
 }   // namespace
+
+TEST_CASE("comm: what an older NCCL cannot do is said, and one that is too old is refused by its version") {
+    CHECK(nccl_shortcoming(22602).empty());
+    CHECK(nccl_shortcoming(22809).empty());
+    CHECK(nccl_shortcoming(22505).find("NCCL 2.25.5 ignores NCCL_LAUNCH_ORDER_IMPLICIT") == 0);
+    CHECK(!nccl_shortcoming(21801).empty());
+    CHECK_THROWS_WITH_AS(nccl_shortcoming(21705), doctest::Contains("NCCL 2.17.5 is too old: 2.18.1"), Error);
+}
 
 TEST_CASE("comm: every collective in every type, 1 to 5 ranks") {
     for (int ranks : {1, 2, 3, 5}) {
