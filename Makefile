@@ -5,9 +5,8 @@
 #   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
 #   make USE_MPI=0              without MPI though it is there (--init tcp and fs need none)
 #
-# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. Everything below llmc/model, llmc/parallel
-# and llmc/train, train_gpt.cu and test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is
-# compiled once per device.
+# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. What MODEL_DIRS names, train_gpt.cu and
+# test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is compiled once per device.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -85,13 +84,15 @@ USE_PRECOMPILED = $(patsubst %.gch,-include %,$(call precompiled,$(OPTIMIZE)))
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources to objects
 
-find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard llmc/$(d)/*.cpp llmc/$(d)/*.cu)))
+# of folders and of the rooms in them
+find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard $(foreach t,cpp cu,llmc/$(d)/*.$(t) llmc/$(d)/*/*.$(t)))))
 TEST_FILES := %_test.cpp %_test.cu
 common_object = $(patsubst %,$(COMMON)/obj/%.o,$(1))
 precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
 
 COMMON_SOURCES := $(call find_sources,$(LIB_DIRS))
-MODEL_SOURCES := $(call find_sources,model parallel train)
+MODEL_DIRS := model parallel optim checkpoint run plan cli
+MODEL_SOURCES := $(call find_sources,$(MODEL_DIRS))
 COMMON_OBJECTS := $(call common_object,$(filter-out $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
 UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
@@ -129,8 +130,8 @@ $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),of an unknown commit)
 VERSION_STAMP := build/.version-$(subst $(eval) ,-,$(COMMIT))
 $(VERSION_STAMP): ; @mkdir -p build && rm -f build/.version-* && touch $@
-$(call precision_object,llmc/train/version.cpp): $(VERSION_STAMP)
-$(call precision_object,llmc/train/version.cpp): DEFINES += -DPROGRAM_VERSION='"$(COMMIT), $(DEVICE)"'
+$(call precision_object,llmc/cli/version.cpp): $(VERSION_STAMP)
+$(call precision_object,llmc/cli/version.cpp): DEFINES += -DPROGRAM_VERSION='"$(COMMIT), $(DEVICE)"'
 
 $(call common_object,$(filter $(OPTIONAL_SOURCES),$(COMMON_SOURCES))): $(OPTIONAL_STAMP)
 

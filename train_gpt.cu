@@ -2,10 +2,10 @@
 //
 // An index of the program: options -> processes and devices -> data and model -> training loop -> exit code. The parts
 // are in
-//   llmc/train/options.h      the command line         llmc/process/world.h   this process among the others
-//   llmc/train/run_inputs.h   what a run starts from   llmc/data/loader.h      token files and the sample order
-//   llmc/train/trainer.h      the training loop        llmc/train/step.h       one step of it
-//   llmc/model/stage.h        forward and backward     llmc/train/training_state.h, llmc/io/checkpoint.h  resuming
+//   llmc/cli/command_line.h  the command line         llmc/process/world.h  this process among the others
+//   llmc/run/run_inputs.h    what a run starts from   llmc/data/loader.h    token files and the sample order
+//   llmc/run/trainer.h       the training loop        llmc/run/step.h       one step of it
+//   llmc/model/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
 #include <cuda_runtime.h>
@@ -17,23 +17,24 @@
 
 #include "llmc/base/exit_code.h"
 #include "llmc/base/stream.h"
+#include "llmc/checkpoint/model_export.h"
+#include "llmc/cli/check_run.h"
+#include "llmc/cli/command_line.h"
+#include "llmc/cli/evaluate_model.h"
+#include "llmc/cli/export_model.h"
+#include "llmc/cli/generate.h"
 #include "llmc/kernels/self_check.h"
+#include "llmc/plan/memory_plan.h"
 #include "llmc/process/sockets.h"
-#include "llmc/train/attention_of_run.h"
-#include "llmc/train/check_run.h"
-#include "llmc/train/evaluate_model.h"
-#include "llmc/train/export_model.h"
-#include "llmc/train/generate.h"
-#include "llmc/train/layout_options.h"
-#include "llmc/train/matmul_choices.h"
-#include "llmc/train/memory_plan.h"
-#include "llmc/train/model_export.h"
-#include "llmc/train/part_options.h"
-#include "llmc/train/run_inputs.h"
-#include "llmc/train/run_parts.h"
-#include "llmc/train/settings.h"
-#include "llmc/train/stop_signals.h"
-#include "llmc/train/trainer.h"
+#include "llmc/run/choices/attention_of_run.h"
+#include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
+#include "llmc/run/run_inputs.h"
+#include "llmc/run/run_parts.h"
+#include "llmc/run/settings.h"
+#include "llmc/run/stopping/stop_signals.h"
+#include "llmc/run/trainer.h"
 
 namespace {
 

@@ -99,7 +99,7 @@ if part processes; then
 fi
 if part reliability; then
     builds_for_cpu
-    check "crash points of a save, 40 interleavings" build/cpu/unit_test --no-skip -tc='crash points: the same*'
+    check "crash points of a save, 40 interleavings" whole bf16 'crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
     check "200 ranks killed at random moments" dev/test/killed.sh
     check "1,000 strangers at every port" dev/test/strangers_test.sh 1000

@@ -1,7 +1,7 @@
 // The element type of parameters and activations, chosen when the program is built (make PRECISION=bf16|fp32).
 //
-// Only llmc/model, llmc/train and the programs include this: kernels and everything else are templates on the element
-// type or do not depend on it, and are compiled once.
+// Only llmc/model, the folders below it (Makefile: MODEL_DIRS) and the programs include this. All else is templates on
+// the element type or does not depend on it, and is compiled once.
 #pragma once
 
 #include "llmc/base/dtype.h"

@@ -1,0 +1,215 @@
+#include "llmc/checkpoint/checkpoint.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "llmc/base/error.h"
+#include "llmc/io/hash.h"
+#include "llmc/io/temporary_folder_test.h"
+
+namespace {
+
+void write_checkpoint(FileSystem& files, const std::string& folder, int step, const std::string& content) {
+    CheckpointWriter writer(files, folder, step);
+    writer.write("config.json", "{}");
+    {
+        std::unique_ptr<File> file = writer.files().create(writer.path("state.bin"));
+        file->write(bytes_of(content.substr(0, 3)));   // in pieces
+        file->write(bytes_of(content.substr(3)));
+        file->sync();
+    }
+    writer.finish();
+}
+
+std::optional<int> newest(const std::string& folder, std::string* why = nullptr) {
+    std::vector<std::string> skipped;
+    auto found = newest_checkpoint(real_files(), folder, skipped);
+    if (why != nullptr) {
+        for (const std::string& reason : skipped) *why += reason + "\n";
+    }
+    return found ? std::optional(found->step) : std::nullopt;
+}
+
+}   // namespace
+
+TEST_CASE("checkpoint: the newest is found and verifies; other names are left alone") {
+    TemporaryFolder folder;
+    CHECK(!newest(folder / "missing"));
+    CHECK(!newest(folder.path()));
+    for (int step : {7, 100, 14})
+        write_checkpoint(real_files(), folder.path(), step, "state of " + std::to_string(step));
+    real_files().make_folders(folder / "step_7");
+    real_files().make_folders(folder / "step_00000200x");
+    CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{7, 14, 100});
+    CHECK(newest(folder.path()) == 100);
+    CHECK(read_whole(real_files(), folder / "step_00000100/state.bin") == "state of 100");
+
+    write_checkpoint(real_files(), folder.path(), 100, "again");   // replaces
+    CHECK(read_whole(real_files(), folder / "step_00000100/state.bin") == "again");
+    CHECK(newest(folder.path()) == 100);
+}
+
+TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
+    struct Damage {
+        const char* file;
+        const char* content;   // null: removed
+        const char* reason;
+    };
+    const Damage damages[] = {
+        {"state.bin", "state 0f 14", "state.bin: hash "},
+        {"state.bin", "state", "state.bin: 5 bytes, the manifest says 11"},
+        {"state.bin", nullptr, "state.bin: missing"},
+        {"manifest.json", nullptr, "no readable manifest"},
+        {"manifest.json", "{\"format\":", "not a manifest"},
+        {"manifest.json", "{}", "manifest.json"},
+        {"manifest.json", "{\"format\":\"train_gpt checkpoint\",\"version\":1}", "version 1, expected 3"},
+    };
+    for (const Damage& damage : damages) {
+        TemporaryFolder folder;
+        write_checkpoint(real_files(), folder.path(), 7, "state of 7");
+        write_checkpoint(real_files(), folder.path(), 14, "state of 14");
+        const std::string file = folder / "step_00000014/" + damage.file;
+        if (damage.content == nullptr) {
+            real_files().remove_all(file);
+        } else {
+            write_whole(real_files(), file, damage.content);
+        }
+        std::string why;
+        CHECK(newest(folder.path(), &why) == 7);
+        CAPTURE(why);
+        CHECK(why.find(damage.reason) != std::string::npos);
+        CHECK(why.find("step_00000014") != std::string::npos);
+    }
+}
+
+TEST_CASE("checkpoint: a model is read from an intact one only, of any name, with or without what a run resumes from") {
+    TemporaryFolder folder;
+    const std::string path = folder / "copy";
+    auto why_not = [&]() -> std::string {
+        try {
+            verify_model_folder(real_files(), path);
+            return "";
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            return error.message();
+        }
+    };
+    CheckpointWriter writer(real_files(), folder.path(), 7);
+    for (const char* name : {"config.json", "model.safetensors", "optimizer-1.safetensors"}) writer.write(name, name);
+    writer.finish();
+    real_files().rename(folder / "step_00000007", path);
+    CHECK(why_not() == "");
+    write_whole(real_files(), path + "/optimizer-1.safetensors", "optimizer-2.safetensors");
+    CHECK(why_not() == "");
+    write_whole(real_files(), path + "/model.safetensors", "model,safetensors");
+    CHECK(why_not().find("copy/model.safetensors: hash ") != std::string::npos);
+
+    real_files().remove_all(path + "/manifest.json");
+    CHECK(why_not() == "");   // a folder of another program
+    std::filesystem::create_symlink("nowhere", path + "/manifest.json");
+    CHECK(why_not().find("no readable manifest") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: hashes have 128 bits; those of older manifests, of 64, are looked at as well") {
+    TemporaryFolder folder;
+    write_checkpoint(real_files(), folder.path(), 7, "content");
+    const std::string manifest = folder / "step_00000007/manifest.json", now = read_whole(real_files(), manifest);
+    CHECK(now.find("\"version\": 3") != std::string::npos);
+    CHECK(now.find("\"xxh3\"") == std::string::npos);
+    for (const bool right : {true, false}) {
+        const std::string old = text("{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"step\": 7, \"files\": {",
+                                     "\"config.json\": {\"bytes\": 2, \"xxh3\": \"", hash_to_text(hash64("{}")),
+                                     "\"}, ", "\"state.bin\": {\"bytes\": 7, \"xxh3\": \"",
+                                     hash_to_text(hash64(right ? "content" : "Content")), "\"}}}");
+        write_whole(real_files(), manifest, old);
+        CHECK(newest(folder.path()).has_value() == right);
+    }
+}
+
+TEST_CASE("checkpoint: a copy under another name is not taken for that step") {
+    TemporaryFolder folder;
+    write_checkpoint(real_files(), folder.path(), 7, "state of 7");
+    real_files().rename(folder / "step_00000007", folder / "step_00000008");
+    std::string why;
+    CHECK(!newest(folder.path(), &why));
+    CHECK(why.find("it says step 7") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: whatever operation fails, the newest that verifies is the old one or the new one") {
+    std::uint64_t operations = 0;
+    {
+        TemporaryFolder folder;
+        FaultyFiles counter(real_files());
+        write_checkpoint(counter, folder.path(), 14, "state of 14");
+        operations = counter.operations();
+    }
+    REQUIRE(operations > 10);
+    for (FileFault fault : {FileFault::fail, FileFault::tear, FileFault::stop}) {
+        for (std::uint64_t at = 0; at < operations; at++) {
+            TemporaryFolder folder;
+            write_checkpoint(real_files(), folder.path(), 7, "state of 7");
+            FaultyFiles faulty(real_files(), at, fault);
+            CHECK_THROWS_AS(write_checkpoint(faulty, folder.path(), 14, "state of 14"), Error);
+            const std::optional<int> found = newest(folder.path());
+            CHECK((found == 7 || (found == 14 && at == operations - 1)));   // the last one syncs the folder of both
+
+            remove_unfinished_checkpoints(real_files(), folder.path());
+            for (const std::string& name : real_files().list(folder.path())) CHECK(!name.ends_with(".tmp"));
+            write_checkpoint(real_files(), folder.path(), 14, "state of 14");   // the next attempt succeeds
+            CHECK(newest(folder.path()) == 14);
+        }
+    }
+}
+
+TEST_CASE("checkpoint: ranks that verify one together share its bytes, however the files are named") {
+    TemporaryFolder folder;
+    {
+        CheckpointWriter writer(real_files(), folder.path(), 7);
+        for (const char* name : {"a", "c"}) writer.write(name, std::string(1000, 'x'));
+        for (const char* name : {"b", "d"}) writer.write(name, "small");
+        writer.finish();
+    }
+    const std::string path = folder / "step_00000007";
+    for (const char* name : {"a", "c"}) write_whole(real_files(), path + "/" + name, std::string(1000, 'y'));
+    for (int rank : {0, 1}) CHECK_THROWS_AS(verify_checkpoint(real_files(), path, rank, 2), Error);
+}
+
+TEST_CASE("checkpoint: retention keeps the newest and the major ones") {
+    TemporaryFolder folder;
+    for (int step = 5; step <= 40; step += 5) write_checkpoint(real_files(), folder.path(), step, "state");
+    prune_checkpoints(real_files(), folder.path(), 0, 10);
+    CHECK(list_checkpoints(real_files(), folder.path()).size() == 8);
+    prune_checkpoints(real_files(), folder.path(), 2, 20);
+    CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{20, 35, 40});
+    prune_checkpoints(real_files(), folder.path(), 1, 0);
+    CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{40});
+}
+
+TEST_CASE("checkpoint: how many more a folder will hold is what saving and pruning shows") {
+    for (int every : {0, 2, 3, 5}) {
+        for (int keep : {0, 1, 2, 4}) {
+            for (int major : {0, 2, 6}) {
+                for (int after : {0, 4, 9}) {
+                    INFO("every ", every, ", keep ", keep, ", major ", major, ", after ", after);
+                    TemporaryFolder folder;
+                    std::vector<int> saved;
+                    for (int step : {1, 2, 4, 6, 9}) {
+                        if (step <= after) saved.push_back(step);
+                    }
+                    for (int step : saved) real_files().make_folders(folder / checkpoint_name(step));
+                    std::size_t most = saved.size();
+                    for (int step = after + 1; step <= 17; step++) {
+                        if (step != 17 && (every == 0 || step % every != 0)) continue;
+                        real_files().make_folders(folder / checkpoint_name(step));
+                        most = std::max(most, list_checkpoints(real_files(), folder.path()).size());
+                        prune_checkpoints(real_files(), folder.path(), keep, major);
+                    }
+                    CHECK(checkpoints_to_come(saved, after, 17, every, keep, major) == most - saved.size());
+                }
+            }
+        }
+    }
+    CHECK(checkpoints_to_come({}, 0, 2000000000, 1, 0, 0) == 2000000000);
+    CHECK(checkpoints_to_come({3}, 3, 3, 1, 0, 0) == 0);
+}

@@ -1,0 +1,66 @@
+#include "llmc/checkpoint/model_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+
+namespace {
+
+// The newest checkpoint of a run.
+std::string newest_model(const FileSystem& files, const std::string& run, const Log& log,
+                         const CheckpointRanks& ranks) {
+    std::vector<std::string> skipped;
+    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, skipped, ranks, CheckpointUse::model);
+    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    if (found) return found->path;
+    throw Error(
+        ErrorKind::bad_data,
+        text("--model ", run, ": this folder holds no config.json and no checkpoint",
+             skipped.empty() ? "" : " that can be used"),
+        "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
+}
+
+void verify_together(const FileSystem& files, const std::string& model, const CheckpointRanks& ranks) {
+    std::string wrong;
+    try {
+        verify_model_folder(files, model, ranks.rank, ranks.ranks);
+    } catch (const Error& error) {
+        wrong = error.message();
+    }
+    for (const std::string& reason : ranks.gather(wrong)) {
+        if (reason.empty()) continue;
+        throw Error(ErrorKind::bad_data, text("--model: ", reason), "Restore it from a copy, or take another one.");
+    }
+}
+
+}   // namespace
+
+std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
+                                           const CheckpointRanks& ranks) {
+    if (is_descriptor(model)) return nullptr;
+    const bool is_run = files.exists(model + "/.") && !files.exists(model + "/config.json");
+    if (ranks.gather(is_run ? "a run" : "")[0] == "a run") {
+        model = newest_model(files, model, log, ranks);
+    } else {
+        verify_together(files, model, ranks);
+    }
+    return open_weights(files, model);
+}
+
+std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {
+    if (!asked.empty() || is_descriptor(model)) return asked;
+    const std::filesystem::path folder =
+        files.exists(model + "/.") ? std::filesystem::path(model) : std::filesystem::absolute(model).parent_path();
+    constexpr const char* names[] = {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"};
+    const bool found = std::ranges::any_of(names, [&](const char* name) { return files.exists(folder / name); });
+    return found ? folder.string() : "";
+}
+
+Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model) {
+    Tokenizer tokenizer = Tokenizer::load(where);
+    if (tokenizer.vocab_size() <= model.vocab_size) return tokenizer;
+    throw Error(ErrorKind::bad_data,
+                text("tokenizer ", where, " has ", tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
+                "Name the tokenizer that the model was trained with by --tokenizer.");
+}

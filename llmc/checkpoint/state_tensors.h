@@ -1,0 +1,78 @@
+// The tensors of a run in its checkpoint: which files hold them, who writes which, and who reads what.
+//
+// Two files for each of the N units (embedding, layers, head), numbered from 1:
+//   model-00002-of-0000N.safetensors       the parameters in Hugging Face's form and the build's precision
+//                                          (model_export.h); model.safetensors.index.json says which are where
+//   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: "master.<name>", or
+//                                          "parameter.<name>" in the build's precision where there are no masters; and
+//                                          "m.<name>", "v.<name>". fp32 but for parameters
+// The files do not depend on the mesh or the ZeRO stage. A unit is written by one rank of the stage that holds it (a
+// tied embedding: of the first), dealt in turns, so that the ranks of a stage write at the same time. A rank reads the
+// ranges that it keeps, and nothing else but headers; parameters that have masters are rounded from them.
+//
+// Host memory of a rank: what it writes, page-locked, from its first checkpoint on, 16 MiB when it reads. So a run
+// waits for the copy to host memory alone, and a thread writes while it goes on.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/base/pinned.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/model/precision.h"
+#include "llmc/parallel/gather.h"
+
+// What a rank keeps of them.
+struct TrainedTensors {
+    const ModelState<floatX>& parameters;   // as the last update left them everywhere
+    const ModelState<float>&m, &v;
+    const ModelState<float>* masters = nullptr;   // null: there are none
+
+    const ParamStorage& storage() const { return parameters.storage(); }
+};
+
+// model.safetensors.index.json's content.
+std::string tensor_index(const ParamTable& table);
+
+// Bytes of a checkpoint's tensors; what else it holds is small.
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, bool has_masters);
+
+// The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
+class HostTensors {
+public:
+    // Takes the memory; nothing is copied yet.
+    HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer);
+
+    std::size_t bytes() const { return memory_.values().size(); }
+
+    // Copies them here. Collective over the ranks of the stage; waits for the stream. `tensors`: those it was made for.
+    void fill(const TrainedTensors& tensors, const Gatherer& gatherer);
+
+    // Writes this rank's files from what fill() has copied; without the device, so in any thread.
+    void write(CheckpointWriter& checkpoint) const;
+
+private:
+    struct Held {
+        int param;
+        std::size_t at;   // byte
+    };
+    struct Unit {
+        int unit;
+        std::vector<std::vector<Held>> states;   // the parameters, then each exact state but those
+    };
+    std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // the bytes of all
+    template <class T>
+    std::span<T> values_of(const Held& held) const;
+
+    const ParamTable& table_;
+    bool has_masters_;
+    std::vector<Unit> own_;   // in the order of the stage's units, every ranks-th
+    PinnedBuffer<std::byte> memory_;
+};
+
+// Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of
+// master weights.
+void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
+                  cudaStream_t stream);

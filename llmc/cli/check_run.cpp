@@ -1,0 +1,371 @@
+#include "llmc/cli/check_run.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "llmc/base/exit_code.h"
+#include "llmc/base/log.h"
+#include "llmc/base/stream.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/kernels/attention.h"
+#include "llmc/kernels/library_attention.h"
+#include "llmc/kernels/self_check.h"
+#include "llmc/plan/memory_plan.h"
+#include "llmc/process/link_speed.h"
+#include "llmc/run/choices/attention_of_run.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/run_inputs.h"
+#include "llmc/run/run_parts.h"
+#include "llmc/run/step_trace.h"
+#include "llmc/run/trainer.h"
+
+namespace {
+
+constexpr double kSecondsOfSteps = 5;   // that are timed
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string gibibytes(double bytes) {
+    return bytes < (1 << 30) ? formatted("%.1f MiB", bytes / (1 << 20)) : formatted("%.1f GiB", bytes / (1 << 30));
+}
+
+// The lines, and the exit code that follows from them; the same on all ranks.
+class Report {
+public:
+    Report(Agreement& agreement, const Log& log) : agreement_(agreement), log_(log) {}
+
+    // work() of this rank alone, which returns what is worth saying of rank 0's. Collective; false: a rank's has
+    // thrown.
+    bool check(const char* name, const std::function<std::string()>& work) {
+        std::string own;
+        try {
+            own = "0 " + work();
+        } catch (const std::exception& error) {
+            own = text(exit_code_of(error), " ", words_of(error));
+        }
+        const std::vector<std::string> by_rank = agreement_.gather(own);
+        for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
+            const int code = std::stoi(by_rank[rank]);
+            const std::string words = by_rank[rank].substr(by_rank[rank].find(' ') + 1);
+            if (code == static_cast<int>(ErrorKind::resumable)) throw Error(ErrorKind::resumable, words);
+            if (code == 0) continue;
+            say(name, "WRONG", by_rank.size() > 1 ? text("rank ", rank, ": ", words) : words);
+            if (code_ == 0) code_ = code;
+            wrong_++;
+            return false;
+        }
+        say(name, "OK", by_rank[0].substr(2));
+        return true;
+    }
+    // The same where ranks meet in the work: one that throws ends the run, so it ends this.
+    void together(const char* name, const std::function<std::string()>& work) {
+        try {
+            say(name, "OK", work());
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::resumable) say(name, "WRONG", words_of(error));
+            throw;
+        }
+    }
+    void say(const char* name, const char* verdict, const std::string& words) const {
+        log_.block(formatted("%-10s  %-5s  %s", name, verdict, words.c_str()));
+    }
+    int wrong() const { return wrong_; }
+    int code() const { return code_; }
+
+private:
+    Agreement& agreement_;
+    const Log& log_;
+    int wrong_ = 0, code_ = 0;
+};
+
+// What is looked at, and what is known so far.
+class RunCheck {
+public:
+    RunCheck(const CommandLine& asked, World& world, const StopSignals& signals, const Log& log)
+        : asked_(asked),
+          options_(asked.options),
+          world_(world),
+          signals_(signals),
+          log_(log),
+          agreement_(own_memory_, world.all(), &world, signals, stream_.get()),
+          report_(agreement_, log),
+          max_steps_(asked.options.max_steps) {}
+
+    int run() {
+        report_.together("model", [&] { return find_model_and_checkpoint(); });
+        bool ready = report_.check("tokens", [&] { return check_tokens(); });
+        max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // which alone has looked at every id
+        ready = report_.check("shards", [&] { return check_shards(); }) && ready;
+        if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
+        if (!options_.export_llmc.empty() || !options_.trace.empty())
+            report_.check("files", [&] { return check_files(); });
+        ready = check_memory() && ready;
+        check_kernels();
+        if (ready) {
+            report_.together("steps", [&] { return time_steps(); });
+        } else {
+            report_.say("steps", "-", "not tried");
+        }
+        // last, because libraries keep memory for every pair that has talked
+        if (world_.ranks() > 1) report_.together("links", [&] { return check_links(); });
+        if (report_.wrong() == 0) log_.line("the run can begin");
+        if (report_.wrong() > 0) log_.line("%d of these would end the run", report_.wrong());
+        return report_.code();
+    }
+
+private:
+    std::string find_model_and_checkpoint();
+    std::string check_tokens();
+    std::string check_shards();
+    std::string check_disk() const;
+    std::string check_files() const;
+    bool check_memory();
+    void check_kernels();
+    std::string check_links();
+    std::string time_steps();
+    double time_validation(Step& step, const TokenSet& tokens);
+    int last_step() const { return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_; }
+    bool has_masters() const { return options_.master_weights && sizeof(floatX) < sizeof(float); }
+
+    const CommandLine& asked_;
+    Options options_;
+    World& world_;
+    const StopSignals& signals_;
+    const Log& log_;
+    OwnedStream stream_;
+    Arena own_memory_;
+    Agreement agreement_;
+    Report report_;
+
+    std::unique_ptr<FolderLock> lock_;
+    RunModel model_;
+    std::string checkpoint_;
+    std::optional<TokenSet> train_tokens_, val_tokens_;
+    int max_steps_, after_step_ = 0;   // of the run (below 1: not known yet), and of the checkpoint
+    std::vector<RecordedData> data_;
+};
+
+std::string RunCheck::find_model_and_checkpoint() {
+    check_names(options_);
+    const std::string& folder = options_.output_dir;
+    if (!folder.empty()) {
+        if (world_.is_first() && real_files().exists(folder + "/lock")) lock_ = std::make_unique<FolderLock>(folder);
+        checkpoint_ = world_.from_first(find_checkpoint(options_, world_, log_, false));
+        if (!checkpoint_.empty()) after_step_ = std::stoi(checkpoint_.substr(checkpoint_.rfind('_') + 1));
+    }
+    model_ = find_model(options_, checkpoint_, world_, log_);
+    if (!options_.recompute) options_.recompute = recompute_that_fits(options_, model_.config, world_);
+    return describe(model_.config);
+}
+
+// All of them, where a run looks at those of large files only as it reads them. The first rank does, for all.
+std::string RunCheck::check_tokens() {
+    const std::uint64_t all_bytes = world_.is_first() ? UINT64_MAX : 0;
+    std::string words;
+    for (const auto& [flag, pattern] : data_of_run(options_)) {
+        signals_.leave_if_received();
+        const bool trains = std::string(flag) == "--train-data" || options_.overfit_single_batch;
+        std::optional<TokenSet>& tokens = trains ? train_tokens_ : val_tokens_;
+        tokens.emplace(real_files(), flag, pattern, options_.seq_len, model_.config.vocab_size, all_bytes);
+        words += text(words.empty() ? "" : ", ", tokens->tokens(), " in ", tokens->shards(), " file(s) of ", flag);
+    }
+    max_steps_ = steps_of_run(options_, *train_tokens_);
+    return text(words, "; all below ", model_.config.vocab_size);
+}
+
+std::string RunCheck::check_shards() {
+    check_data(options_, model_.config, checkpoint_, UINT64_MAX);
+    std::string without;
+    for (const auto& [flag, pattern] : data_of_run(options_)) {
+        data_.push_back(describe_data(real_files(), flag + 2, pattern));
+        if (data_.back().manifests.empty()) without += text(without.empty() ? "" : " and ", flag);
+    }
+    return without.empty() ? "they hold what their manifests say"
+                           : text("but there is no manifest.json to compare with: ", without);
+}
+
+std::string RunCheck::check_disk() const {
+    if (!world_.is_first()) return "";
+    const std::string& folder = options_.output_dir;
+    DiskRoom room = disk_room(folder);
+    std::vector<int> saved = list_checkpoints(real_files(), folder);
+    std::size_t best = list_checkpoints(real_files(), folder + "/" + kBestFolder).size();
+    if (options_.overwrite) {
+        for (int step : saved) {
+            for (const auto& file : std::filesystem::directory_iterator(folder + "/" + checkpoint_name(step))) {
+                room.free_bytes += file.file_size();
+            }
+        }
+        saved.clear();
+        best = 0;
+    }
+    std::uint64_t more = checkpoints_to_come(saved, after_step_, last_step(), options_.checkpoint_every,
+                                             options_.keep_checkpoints, options_.major_checkpoint_every);
+    if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
+    const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config), has_masters())),
+                 bytes = each * static_cast<double>(more);
+    const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
+                                   ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");
+    if (bytes <= static_cast<double>(room.free_bytes)) return words;
+    throw Error(ErrorKind::io, text(folder, ": ", words, "; ", gibibytes(bytes), " would be needed"),
+                "Make room, give another --output-dir, raise --checkpoint-every or lower --keep-checkpoints.");
+}
+
+std::string RunCheck::check_files() const {
+    if (world_.is_first()) try_outputs(options_);
+    check_can_trace(options_.trace);
+    const char* const and_ = options_.export_llmc.empty() || options_.trace.empty() ? "" : " and ";
+    return text(options_.export_llmc, and_, options_.trace, " can be written");
+}
+
+// What the run would allocate, counted by what allocates it, against what the devices have; ranks may share one.
+bool RunCheck::check_memory() {
+    std::exception_ptr failure;
+    std::size_t own = 0, free_bytes = 0, all_bytes = 0;
+    std::string device, table;
+    try {
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+        device = own_device(world_);
+        const Arena counted = counted_run(options_, model_.config, world_, stream_.get());
+        own = counted.high_water();
+        table = counted.table();
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    const std::vector<std::string> by_rank = agreement_.gather(text(device, " ", own));
+    return report_.check("memory", [&] {
+        if (failure) std::rethrow_exception(failure);
+        std::size_t together = 0, ranks = 0;
+        for (const std::string& other : by_rank) {
+            const std::size_t end = other.rfind(' ');
+            if (other.substr(0, end) != device) continue;
+            together += std::stoull(other.substr(end + 1));
+            ranks++;
+        }
+        std::string words = text(gibibytes(static_cast<double>(own)), " a rank");
+        if (ranks > 1) {
+            words += text(", ", ranks, " ranks on this device, together ", gibibytes(static_cast<double>(together)));
+        }
+        words += text(", of ", gibibytes(static_cast<double>(free_bytes)), " free");
+        if (together <= free_bytes) return words;
+        throw Error(ErrorKind::no_device, text(words, ":\n", table), kHowToSaveMemory);
+    });
+}
+
+void RunCheck::check_kernels() {
+    report_.check("kernels", [&]() -> std::string {
+        if (LibraryAttention::surely_faster()) return "instructions are the stand-in's";
+        const std::vector<std::string> wrong = self_check(stream_.get());
+        if (wrong.empty()) return "they compute what plain ones do";
+        use_tensor_cores(false);
+        Log().warning("own attention would run on fp32 multiply-adds, slowly: %s", wrong.front().c_str());
+        return "but for what is said above";
+    });
+}
+
+std::string RunCheck::check_links() {
+    const LinkSpeeds speeds = measure_links(world_, own_memory_, stream_.get());
+    const LinkSpeed& slowest = speeds.pairs.front();
+    return text(speeds.pairs.size(), " pair(s); the slowest is ", slowest.who,
+                formatted(", %.3f GB/s\n", 1e-9 * slowest.bytes_per_second), link_table(speeds));
+}
+
+// A few steps of the run, whose end is thrown away, and a part of a validation.
+std::string RunCheck::time_steps() {
+    Options quiet = options_;
+    quiet.output_dir.clear();
+    quiet.trace.clear();
+    quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
+    Arena arena;
+    const TrainingGroups groups = world_.training_groups(options_.pp_chunks > 1, model_.config.tied);
+    const StageOptions of_stage = run_stage_options(options_, model_.config, world_);
+    RunParts model(of_stage, model_.config, world_, arena, stream_.get());
+    start_weights(model.stage, model_.weights.get(), options_.seed);
+    Step& step = model.step.emplace(model.stage, options_, arena, groups);
+    const RunInputs inputs{"",
+                           {},
+                           nullptr,
+                           model_.config,
+                           nullptr,
+                           checkpoint_,
+                           std::move(val_tokens_),
+                           std::move(*train_tokens_),
+                           max_steps_,
+                           data_};
+    const std::optional<RunState> state = resume(inputs, asked_.recorded, options_, step, log_);
+    const std::string about =
+        settle_attention(model.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);
+    if (!about.empty()) log_.warning("%s", about.c_str());
+    const Log silent(false);
+    Metrics metrics(real_files(), "");
+    Trainer trainer({quiet, silent, arena, step, inputs.train_tokens, nullptr, real_files(), metrics, signals_, nullptr,
+                     nullptr, "", max_steps_, 0, groups, &world_});
+    if (state) trainer.restore(*state);
+    const int steps_left = last_step() - after_step_;
+    if (steps_left <= 0) return text("none is left after step ", after_step_);
+    auto timed_steps = [&](int up_to) {
+        quiet.stop_after = after_step_ + std::min(up_to, steps_left);
+        const double start = seconds_now();
+        const RunEnd end = trainer.run();
+        if (end == RunEnd::signal) throw Error(ErrorKind::resumable, "a signal came while steps were timed");
+        return seconds_now() - start;
+    };
+    double seconds = timed_steps(1);   // it warms up
+    const int more = static_cast<int>(std::clamp(kSecondsOfSteps / seconds, 1.0, 10.0));
+    const int timed = std::min(std::stoi(world_.from_first(text(more))), steps_left - 1);
+    if (timed > 0) seconds = timed_steps(1 + timed) / timed;
+    const TokenSet* const of_validation = options_.overfit_single_batch ? &inputs.train_tokens : inputs.validation();
+    const double validation = options_.val_every > 0 ? time_validation(step, *of_validation) : 0;
+    const double validations = validation > 0 ? steps_left / options_.val_every + 1 : 0,
+                 all = steps_left * seconds + validations * validation;
+    std::string words = formatted("%.1f ms each, %.0f tokens/s", 1e3 * seconds,
+                                  static_cast<double>(options_.tokens_per_step()) / seconds);
+    if (validation > 0) words += formatted("; a validation %.1f s", validation);
+    return words + text("; ", steps_left, " steps would take about ", duration_text(all), ", ",
+                        gibibytes(static_cast<double>(arena.high_water())), " of device memory");
+}
+
+// Of one micro-batch of each rank, as many times as there are.
+double RunCheck::time_validation(Step& step, const TokenSet& tokens) {
+    const auto at_once =
+        static_cast<std::uint64_t>(options_.micro_batch) * static_cast<std::uint64_t>(world_.mesh().dp);
+    const std::uint64_t most =
+        options_.val_max_batches > 0 ? static_cast<std::uint64_t>(options_.val_max_batches) : UINT64_MAX;
+    const std::uint64_t sequences = std::min(tokens.windows(), most),
+                        micro_batches = (sequences + at_once - 1) / at_once;
+    Validation part(step, tokens, static_cast<int>(std::min(sequences, at_once)), agreement_);
+    part.loss();   // warms up
+    const double start = seconds_now();
+    part.loss();
+    return (seconds_now() - start) * static_cast<double>(micro_batches);
+}
+
+}   // namespace
+
+DiskRoom disk_room(const std::string& folder) {
+    std::filesystem::path at = std::filesystem::absolute(folder);
+    while (!std::filesystem::exists(at) && at.has_relative_path()) at = at.parent_path();
+    struct statvfs room {};
+    if (::statvfs(at.c_str(), &room) != 0 || ::access(at.c_str(), W_OK | X_OK) != 0) {
+        throw Error(ErrorKind::io, text(at.string(), ": nothing can be written: ", std::strerror(errno)),
+                    text("It is where ", folder, " lies. Give another --output-dir."));
+    }
+    return {at.string(), static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize};
+}
+
+int check_run(const CommandLine& asked, World& world, const StopSignals& signals) {
+    signals.leave_if_received();
+    const Log log(world.is_first());
+    open_device(world.place().local_rank);
+    CommandLine of_ranks = asked;
+    fit_to_ranks(of_ranks.options, world.mesh().dp);
+    return RunCheck(of_ranks, world, signals, log).run();
+}

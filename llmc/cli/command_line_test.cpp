@@ -1,0 +1,404 @@
+#include "llmc/cli/command_line.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/io/temporary_folder_test.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
+
+namespace {
+
+Options parse(std::vector<std::string> arguments) { return parse_command_line(std::move(arguments)).options; }
+
+// What is said about these arguments, with the exit code in front.
+std::string complaint(std::vector<std::string> arguments) {
+    try {
+        parse_command_line(std::move(arguments));
+    } catch (const Error& error) {
+        return text(error.exit_code(), " ", error.what());
+    }
+    return "";
+}
+
+}   // namespace
+
+TEST_CASE("options: defaults are llm.c's where nothing else is said") {
+    Options o = parse({});
+    CHECK(o.micro_batch == 4);
+    CHECK(o.seq_len == 1024);
+    CHECK(o.tokens_per_step() == 4096);
+    CHECK(o.micro_steps() == 1);
+    CHECK(o.max_steps == -1);
+    CHECK(o.lr == 3e-4f);
+    CHECK(o.final_lr_frac == 1.0f);
+    CHECK(o.weight_decay == 0.0f);
+    CHECK(o.val_every == 20);
+    CHECK(o.val_max_batches == 80);
+    CHECK(o.sample_tokens == 64);
+    CHECK(o.master_weights);
+    CHECK(!o.recompute.has_value());   // auto
+    CHECK(!o.tf32);
+    CHECK(o.output_dir.empty());
+}
+
+TEST_CASE("options: an llm.c command line keeps its meaning") {
+    Options o = parse({"-i",  "t*.bin", "-j",  "v*.bin", "-o",  "log", "-e",  "d24",    "-b",  "2",  "-t", "64",
+                       "-d",  "512",    "-x",  "100",    "-k",  "wsd", "-l",  "0.0006", "-u",  "7",  "-q", "0.0",
+                       "-c",  "0.1",    "-sl", "4.5",    "-sg", "6",   "-v",  "250",    "-m",  "10", "-s", "200",
+                       "-g",  "144",    "-h",  "1",      "-a",  "0",   "-f",  "1",      "-r",  "2",  "-w", "0",
+                       "-ge", "1",      "-z",  "1",      "-n",  "5",   "-nk", "3",      "-nm", "20", "-y", "1",
+                       "-lg", "-1",     "-pn", "1",      "-pr", "0",   "-pg", "8",      "-pi", "mpi"});
+    CHECK(o.train_data == "t*.bin");
+    CHECK(o.val_data == "v*.bin");
+    CHECK(o.output_dir == "log");
+    CHECK(o.model == "d24");
+    CHECK(o.micro_batch == 2);
+    CHECK(o.seq_len == 64);
+    CHECK(o.micro_steps() == 4);
+    CHECK(o.max_steps == 100);
+    CHECK(o.schedule == ScheduleKind::wsd);
+    CHECK(o.lr == 0.0006f);
+    CHECK(o.warmup == 7);
+    CHECK(o.final_lr_frac == 0.0f);
+    CHECK(o.weight_decay == 0.1f);
+    CHECK(o.skip_loss_z == 4.5f);
+    CHECK(o.skip_norm_z == 6.0f);
+    CHECK(o.val_every == 250);
+    CHECK(o.val_max_batches == 20);   // 10 batches of 2 sequences
+    CHECK(o.sample_every == 200);
+    CHECK(o.sample_tokens == 144);
+    CHECK(o.tf32);
+    CHECK(!o.master_weights);
+    CHECK(o.recompute == Recompute::gelu_norm);
+    CHECK(o.gelu_fusion == 1);
+    CHECK(o.checkpoint_every == 5);
+    CHECK(o.keep_checkpoints == 3);
+    CHECK(o.major_checkpoint_every == 20);
+    CHECK(o.resume);
+    CHECK(o.hellaswag);
+}
+
+TEST_CASE("options: long names, = and the last of several") {
+    Options o = parse({"--lr=1e-3",
+                       "--lr",
+                       "2e-3",
+                       "--max-steps=-1",
+                       "--total-batch",
+                       "-1",
+                       "--overfit-single-batch",
+                       "--attention",
+                       "own",
+                       "--grad-dtype",
+                       "bf16",
+                       "--layers",
+                       "2",
+                       "--heads",
+                       "3",
+                       "--channels",
+                       "48",
+                       "--vocab-size",
+                       "256",
+                       "--seed",
+                       "18446744073709551615",
+                       "-m",
+                       "-1"});
+    CHECK(o.lr == 2e-3f);
+    CHECK(o.max_steps == -1);
+    CHECK(o.tokens_per_step() == 4096);
+    CHECK(o.overfit_single_batch);
+    CHECK(o.attention == AttentionKind::own);
+    CHECK(o.grad_dtype == DType::bf16);
+    CHECK(o.channels == 48);
+    CHECK(o.vocab_size == 256);
+    CHECK(o.seed == 18446744073709551615ull);
+    CHECK(o.val_max_batches == -1);
+}
+
+TEST_CASE("options: what is wrong is named with flag, value and what is expected") {
+    struct Case {
+        std::vector<std::string> arguments;
+        std::string expected;
+    };
+    const Case cases[] = {
+        {{"--lr", "abc"}, "--lr abc: expected a number from 0 to 10"},
+        {{"--lr", "-1"}, "--lr -1: expected a number from 0 to 10"},
+        {{"-l", "nan"}, "--lr nan: expected"},
+        {{"-l", "1e-3x"}, "--lr 1e-3x: expected"},
+        {{"-b", "0"}, "--micro-batch 0: expected an integer from 1 to"},
+        {{"-b", "1.5"}, "--micro-batch 1.5: expected an integer"},
+        {{"-b", "99999999999999999999"}, "--micro-batch 99999999999999999999: expected an integer"},
+        {{"-t", ""}, "--seq-len (empty): expected"},
+        {{"-x", "0"}, "--max-steps 0: expected -1 or an integer from 1"},
+        {{"-x", "-2"}, "--max-steps -2: expected"},
+        {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
+        {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
+        {{"-ge", "3"}, "--gelu-fusion 3: expected an integer from 0 to 2"},
+        {{"-r", "4"}, "--recompute 4: expected one of auto|none|gelu|gelu+norm|block"},
+        {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
+        {{"-u", "11", "-x", "10"}, "--warmup 11: expected at most --max-steps = 10"},
+        {{"-z", "4"}, "--zero 4: expected an integer from 0 to 3"},
+        {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library|own-sm90"},
+        {{"--val-max-batches", "0"}, "--val-max-batches 0: expected -1 or at least 1"},
+        {{"-d", "5000"}, "--total-batch 5000: expected a multiple of --micro-batch * --seq-len = 4 * 1024 = 4096"},
+        {{"-d", "5000"}, "The nearest values that work are 4096 and 8192."},
+        {{"-d", "100"}, "The smallest value that works is 4096"},
+        {{"--layers", "3"}, "--layers 3 --heads 0 --channels 0: expected all three"},
+        {{"-e", "d24", "--layers", "3", "--heads", "3", "--channels", "48"}, "--model d24 together with --layers"},
+        {{"--resume"}, "--resume without --output-dir"},
+        {{"--spike-rewind", "2", "-sl", "6"}, "--spike-rewind without --output-dir"},
+        {{"--spike-rewind", "2", "-o", "x"}, "--spike-rewind without --skip-loss-z or --skip-norm-z"},
+        {{"--keep-best"}, "--keep-best without --output-dir"},
+        {{"--tensorboard"}, "--tensorboard without --output-dir"},
+        {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
+        {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
+        {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
+        {{"-n", "5"}, "--checkpoint-every without --output-dir"},
+        {{"--tp", "0"}, "--tp 0: expected an integer from 1 to"},
+        {{"--sequence-parallel", "2"}, "--sequence-parallel 2: expected one of 0|1"},
+        {{"--pp-schedule", "2f2b"}, "--pp-schedule 2f2b: expected one of 1f1b|interleaved|zb|gpipe|naive"},
+        {{"--pp", "2", "--pp-chunks", "2"}, "--pp-chunks 2: a stage has one with --pp-schedule 1f1b"},
+        {{"--pp", "2", "--pp-schedule", "interleaved"}, "--pp-schedule interleaved with --pp-chunks 1"},
+        {{"--pp-schedule", "interleaved", "--pp-chunks", "2"}, "--pp-schedule interleaved with --pp 1"},
+        {{"--pp", "2", "--pp-schedule", "interleaved", "--pp-chunks", "2", "--print-schedule", "text"},
+         "a step of 1 micro-batches, expected a multiple of --pp 2"},
+        {{"--pp", "2", "--pp-schedule", "gpipe", "--pp-warmup", "1"}, "--pp-warmup 1 with --pp-schedule gpipe"},
+        {{"--pp", "2", "--print-schedule", "text", "--schedule-costs", "1,2"}, "--schedule-costs 1,2: expected four"},
+        {{"--cp", "3"}, "--seq-len 1024 --cp 3: expected sequences of a multiple of 2 x cp = 6 tokens"},
+        {{"--cp", "3"}, "The nearest lengths that work are 1020 and 1026."},
+        {{"--cp", "4", "-t", "5"}, "The shortest length that works is 8."},
+        {{"--cp", "4", "--cp-mode", "hybrid"}, "groups that divide --cp, larger than 1 and smaller"},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "3"}, "--cp-mode hybrid works with 2."},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "4"},
+         "of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with 2."},
+        {{"--cp", "4", "--cp-ulysses", "2"}, "--cp-mode ring --cp-ulysses 2: expected no --cp-ulysses, or 1"},
+        {{"--cp", "4", "--cp-mode", "ulysses", "--cp-ulysses", "2"}, "expected no --cp-ulysses, or that of --cp"},
+        {{"--cp-ulysses", "2"}, "--cp-mode hybrid works with no value."},
+        {{"--cp-mode", "zigzag"}, "--cp-mode zigzag: expected one of ring|ulysses|hybrid"},
+        {{"--learning-rat", "1"}, "--learning-rat: unknown option"},
+        {{"--warmupp", "1"}, "Did you mean --warmup?"},
+        {{"stray"}, "stray: unknown verb, expected one of train, generate, "},
+        {{"--lr", "1e-3", "stray"}, "stray: unknown option"},
+        {{"generate"}, "train_gpt generate without --model"},
+        {{"generate", "--model", "d12", "--lr", "1"}, "--lr: not an option of `train_gpt generate`"},
+        {{"--top-k", "1"}, "--top-k: not an option of `train_gpt train`"},
+        {{"generate", "--model", "d12", "--promt", "x"}, "Did you mean --prompt?"},
+        {{"generate", "--model", "d12", "--top-p", "1.5"}, "--top-p 1.5: expected a number from 0 to 1"},
+        {{"generate", "--model", "d12", "--tokens", "0"}, "--tokens 0: expected an integer from 1 to"},
+        {{"generate", "--model", "d12", "--prompt", "a", "--prompt-file", "b"}, "--prompt together with --prompt-file"},
+        {{"--lr"}, "--lr: 1 required FLOAT missing"},
+    };
+    for (const Case& c : cases) {
+        std::string message = complaint(c.arguments);
+        CAPTURE(message);
+        CHECK(message.rfind("64 ", 0) == 0);
+        CHECK(message.find(c.expected) != std::string::npos);
+    }
+}
+
+TEST_CASE("options: groups that exchange heads, and heads that they can share") {
+    auto parsed = [](const std::vector<std::string>& arguments) { return parse_command_line(arguments).options; };
+    CHECK(parsed({"--cp", "4"}).ulysses() == 1);
+    CHECK(parsed({"--cp", "4", "--cp-mode", "ulysses"}).ulysses() == 4);
+    const Options hybrid = parsed({"--cp", "8", "--cp-mode", "hybrid", "--cp-ulysses", "4"});
+    CHECK(hybrid.ulysses() == 4);
+    check_model_fits(hybrid, custom_model_config(2, 12, 192, 1024, 100));
+    try {
+        check_model_fits(hybrid, custom_model_config(2, 6, 96, 1024, 100));
+        FAIL("6 heads over groups of 4");
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::usage);
+        CHECK(std::string(error.what()).find("a model of 6 heads, --cp 8 --cp-mode hybrid") != std::string::npos);
+        CHECK(std::string(error.what()).find("Groups that work are of 1, 2 ranks") != std::string::npos);
+        CHECK(std::string(error.what()).find("another --cp: 1, 2, 3, 6.") != std::string::npos);
+    }
+}
+
+TEST_CASE("options: what tensor and context parallelism together ask of heads and sequences") {
+    auto complaint_of = [](const std::vector<std::string>& arguments, int heads) -> std::string {
+        try {
+            check_model_fits(parse_command_line(arguments).options,
+                             custom_model_config(4, heads, 16 * heads, 1024, 100));
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::usage);
+            return text(error.what(), " ", error.hint());
+        }
+        return "";
+    };
+    auto has = [](const std::string& story, const std::string& part) {
+        INFO(story);
+        CHECK(story.find(part) != std::string::npos);
+    };
+    CHECK(complaint_of({"--tp", "2", "--cp", "2", "--cp-mode", "ulysses", "--pp", "2"}, 12) == "");
+    CHECK(complaint_of({"--tp", "4", "--cp", "2", "--pp", "4"}, 4) == "");
+    const std::string heads = complaint_of({"--tp", "4", "--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "2"}, 12);
+    has(heads, "a model of 12 heads, --tp 4 --cp 4 --cp-mode hybrid: expected heads that 4 x 2 ranks can share");
+    has(heads, "Groups that work are of 1 ranks");
+    has(heads, "another --cp: 1, 3.");
+    // rows of a micro-batch on a cp rank, and of a sequence alone
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "24"}, 12) == "");
+    const std::string rows = complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "16"}, 12);
+    has(rows, "--micro-batch 2 x --seq-len 16 / --cp 2: the 3 ranks of --tp cannot share its rows evenly");
+    has(rows, "The nearest sequence lengths that work are 12 and 24");
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "2", "-t", "16", "--sequence-parallel", "0"}, 12) == "");
+    CHECK(complaint_of({"--tp", "3", "--cp", "2", "-b", "3", "-t", "16"}, 12) == "");
+    has(complaint_of({"--tp", "4", "--cp", "2", "-b", "4", "-t", "4"}, 12),
+        "The nearest sequence length that works is 8");
+}
+
+TEST_CASE("options: a printed configuration reads back to the same, and the command line wins over it") {
+    TemporaryFolder folder;
+    const std::string path = folder / "run.cfg";
+    const std::vector<std::string> given{"--lr",        "0.00123", "--train-data", "a b/*.bin", "-w",         "0",
+                                         "--layers",    "2",       "--heads",      "2",         "--channels", "64",
+                                         "--attention", "own"};
+    std::vector<std::string> printing = given;
+    printing.push_back("--print-config");
+    const std::string printed = parse_command_line(printing).print_and_exit;
+    CHECK(printed.find("lr=0.00123\n") != std::string::npos);
+    CHECK(printed.find("warmup=0\n") != std::string::npos);
+    write_whole(real_files(), path, printed);
+
+    Options o = parse({"--config", path});
+    CHECK(o.lr == 0.00123f);
+    CHECK(o.train_data == "a b/*.bin");
+    CHECK(!o.master_weights);
+    CHECK(o.channels == 64);
+    CHECK(o.attention == AttentionKind::own);
+    CHECK(parse_command_line({"--config", path, "--print-config"}).print_and_exit == printed);
+    CHECK(parse({"--config", path, "--lr", "0.5"}).lr == 0.5f);
+
+    write_whole(real_files(), path, "lr=0.1\nlearning-rate=0.1\n");
+    std::string unknown = complaint({"--config", path});
+    CHECK(unknown.rfind("64 ", 0) == 0);
+    CHECK(unknown.find(path) != std::string::npos);
+    CHECK(unknown.find("learning-rate") != std::string::npos);
+    // whichever of several lines it is, unless the command line wins over all of them
+    write_whole(real_files(), path, "# a comment\nlr=1e-3\n\nmicro-batch=2\nmicro-batch = none\n");
+    const std::string wrong = complaint({"--config", path});
+    CAPTURE(wrong);
+    CHECK(wrong.find("64 --config " + path + ": line 5: --micro-batch none: expected an integer") == 0);
+    CHECK(complaint({"--config=" + path, "-b4"}) == "");
+    CHECK(complaint({"--config", path, "-b", "none"}).find("64 --micro-batch none: expected") == 0);
+    CHECK(complaint({"--config", path, "-b", "2", "-l", "higher"}).find("64 --lr higher: expected") == 0);
+    write_whole(real_files(), path, "\nattention=\"flash\"\n");
+    CHECK(complaint({"--config", path}).find(": line 2: --attention flash: expected one of") != std::string::npos);
+    CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
+}
+
+TEST_CASE("options: a resumed run has the recorded options where nothing else is given, however they are spelled") {
+    TemporaryFolder folder;
+    const std::string config = folder / "run.cfg", out = folder / "out";
+    auto value = [](const CommandLine& line, const std::string& name) {
+        const auto found = std::ranges::find(line.texts, name, &OptionText::name);
+        return found == line.texts.end() ? "(none)" : found->value;
+    };
+    RunRecord record;
+    record.options = parse_command_line(
+                         {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
+                         .texts;
+    write_run_record(real_files(), out, record);
+    write_whole(real_files(), config, "warmup=5\n");
+
+    const CommandLine line = parse_command_line({"--resume", "-o", out, "--config", config, "--seed", "7"});
+    CHECK(line.options.lr == 2e-3f);
+    CHECK(line.options.micro_batch == 2);
+    CHECK(line.options.val_max_batches == 20);
+    CHECK(line.options.recompute == Recompute::block);
+    CHECK(!line.options.master_weights);
+    CHECK(line.options.warmup == 5);       // of the file
+    CHECK(line.options.seed == 7);         // of the command line
+    CHECK(line.options.stop_after == 0);   // of that start alone
+    CHECK(line.options.output_dir == out);
+    CHECK(value(line, "lr") == "0.002");
+    CHECK(value(line, "recompute") == "block");
+    const std::vector<ChangedOption> changed = changed_options(record.options, line.texts);
+    REQUIRE(changed.size() == 2);
+    CHECK(changed[0].name == "warmup");
+    CHECK(changed[0].recorded == "0");
+    CHECK(changed[1].now == "7");
+    CHECK(changed_options(record.options, parse_command_line({"--resume", "-o", out, "--lr=0.0020", "-w", "false",
+                                                              "--recompute", "block", "-m", "10"})
+                                              .texts)
+              .empty());
+    for (const char* name : options_of_one_start()) CHECK_MESSAGE(value(line, name) != "(none)", name);
+    CHECK(!parse_command_line({"-o", out}).recorded);
+    std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --tp none: expected an integer") == 0);
+    record.options.insert(record.options.begin(), {"no-such-option", "1"});
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
+}
+
+TEST_CASE("options: help lists every group, with -h alone too") {
+    for (const char* flag : {"--help", "-h"}) {
+        std::string help = parse_command_line({flag}).print_and_exit;
+        for (const char* title : {"Data:", "Model:", "Shape of a step:", "Optimiser and schedule:",
+                                  "Validation and sampling:", "Output:", "Numerics and memory:", "Many devices:"}) {
+            CHECK(help.find(title) != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("options: a verb takes its own options and shows no others") {
+    TemporaryFolder data;
+    const CommandLine train = parse_command_line({"train", "--lr", "0.5"});
+    CHECK(train.verb == Verb::train);
+    CHECK(train.options.lr == 0.5f);
+    const CommandLine written =
+        parse_command_line({"generate", "--model", "x", "--prompt", "Once", "--tokens", "7", "--top-k", "3", "--top-p",
+                            "0.5", "--temperature", "0", "--seed", "9", "--stop-at-end", "0", "--tokenizer", "bytes"});
+    CHECK(written.verb == Verb::generate);
+    CHECK(written.options.model == "x");
+    CHECK(written.options.generate.prompt == "Once");
+    CHECK(written.options.generate.tokens == 7);
+    CHECK(written.options.generate.top_k == 3);
+    CHECK(written.options.generate.top_p == 0.5f);
+    CHECK(written.options.temperature == 0.0f);
+    CHECK(written.options.seed == 9);
+    CHECK(!written.options.generate.stop_at_end);
+    CHECK(written.options.generate.tokenizer == "bytes");
+
+    const std::string folder = data.path();
+    write_whole(real_files(), folder + "/a_train_0.bin", "");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder}).val_data == folder + "/*val*.bin");
+    CHECK(parse({"evaluate", "--model", "x", "--data", folder, "-j", "other"}).val_data == "other");
+    CHECK(complaint({"evaluate", "--model", "x"}).find("without --val-data, --data and --hellaswag") !=
+          std::string::npos);
+    CHECK(complaint({"export", "--model", "x", "--data", folder}).find("--data: not an option of") !=
+          std::string::npos);
+
+    const std::string help = parse_command_line({"--help"}).print_and_exit;
+    CHECK(help.find("--prompt") == std::string::npos);
+    CHECK(help.find("train_gpt generate --help") != std::string::npos);
+    const std::string of_generate = parse_command_line({"generate", "--help"}).print_and_exit;
+    CHECK(of_generate.find("Usage: train_gpt generate [OPTIONS]") != std::string::npos);
+    CHECK(of_generate.find("--prompt ") != std::string::npos);
+    CHECK(of_generate.find("--lr") == std::string::npos);
+    CHECK(of_generate.find("--config") == std::string::npos);
+    CHECK(parse_command_line({"--print-config"}).print_and_exit.find("prompt") == std::string::npos);
+}
+
+TEST_CASE("options: matmul algorithms are timed only where asked, and never where ranks of tp must sum alike") {
+    const Options plain = parse({}), asked = parse({"--matmul-tries", "16"});
+    auto tries = [](Options o, int tp) {
+        o.recompute = Recompute::none;
+        return stage_options(o, MeshShape{1, 1, 1, tp}, {}).matmul.tries;
+    };
+    CHECK(tries(plain, 1) == 1);
+    CHECK(tries(asked, 1) == 16);
+    CHECK(tries(asked, 2) == 1);
+    auto is_said = [](Options o, int tp) {
+        o.tp = tp;
+        return std::ranges::any_of(layout_doubts(o, 8),
+                                   [](const std::string& doubt) { return doubt.starts_with("--matmul-tries 16: "); });
+    };
+    CHECK(is_said(asked, 2));
+    CHECK(!is_said(asked, 1));
+    CHECK(!is_said(plain, 2));
+    CHECK(complaint({"--matmul-tries", "0"}).find("--matmul-tries 0") != std::string::npos);
+}

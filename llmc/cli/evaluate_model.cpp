@@ -1,0 +1,88 @@
+#include "llmc/cli/evaluate_model.h"
+
+#include <cmath>
+
+#include "llmc/base/log.h"
+#include "llmc/base/stream.h"
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/data/corpus_check.h"
+#include "llmc/kernels/self_check.h"
+#include "llmc/run/choices/attention_of_run.h"
+#include "llmc/run/evaluation/validation.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
+#include "llmc/run/run_parts.h"
+
+namespace {
+
+// The sequences of --val-data, which must belong to the model; none where it is not given.
+std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& config) {
+    if (options.val_data.empty()) return std::nullopt;
+    CorpusExpectation expected;
+    expected.data.push_back({"--val-data", options.val_data});
+    expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
+    expected.model_folders = {options.model};
+    if (own_rank(options.startup) > 0) expected.max_hashed_bytes = 0;   // the first one reads the same bytes
+    check_corpora(real_files(), expected);
+    return TokenSet(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
+}
+
+bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreement& agreement, const Log& log) {
+    if (tokens != nullptr) {
+        const std::optional<float> loss = Validation(step, *tokens, options.val_max_batches, agreement).loss();
+        if (!loss) return false;
+        const auto most = static_cast<std::uint64_t>(options.val_max_batches);   // -1: more than there are
+        log.line("val loss %f | perplexity %.3f | %llu sequences of %d tokens", static_cast<double>(*loss),
+                 std::exp(static_cast<double>(*loss)),
+                 static_cast<unsigned long long>(std::min(tokens->windows(), most)), options.seq_len);
+    }
+    if (const std::unique_ptr<Evaluation> questions = make_evaluation(options, step)) {
+        const std::optional<EvaluationResult> result = questions->run(agreement);
+        if (!result) return false;
+        log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+    }
+    return true;
+}
+
+}   // namespace
+
+int evaluate_model(Options options, World& world, const StopSignals& signals) {
+    const Log log(world.is_first());
+    open_device(world.place().local_rank);
+    const std::unique_ptr<WeightSource> weights =
+        find_weights(real_files(), options.model, log,
+                     {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
+    const ModelConfig config = weights ? weights->config() : model_config(options.model);
+    if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
+    if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);
+    options.recompute = Recompute::block;   // there is no backward to keep anything for
+    check_layout(options);
+    check_model_fits(options, config);
+    fit_to_ranks(options, world.mesh().dp);
+    const std::optional<TokenSet> tokens = find_tokens(options, config);
+    signals.leave_if_received();
+
+    OwnedStream stream;
+    check_hardware(stream.get());
+    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
+    Arena arena;
+    StageOptions of_stage = run_stage_options(options, config, world);
+    of_stage.backward = false;
+    RunParts parts(of_stage, config, world, arena, stream.get());
+    Stage& stage = parts.stage;
+    if (weights) {
+        load_parameters(stage.parameters(), *weights, stream.get());
+    } else {
+        stage.initialize(options.seed);
+    }
+    Step& step = parts.step.emplace(stage, options, arena, groups);
+    const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
+    if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
+    Agreement agreement(arena, groups.all, &world, signals, stream.get());
+    log.line("device memory: %.2f MiB, of which parameters %.2f", static_cast<double>(arena.bytes()) / (1 << 20),
+             static_cast<double>(stage.parameters().bytes()) / (1 << 20));
+    if (measure(options, step, tokens ? &*tokens : nullptr, agreement, log)) return 0;
+    log.line("%s: stopped before the end", agreement.stop().words().c_str());
+    return static_cast<int>(ErrorKind::resumable);
+}

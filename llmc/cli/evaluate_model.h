@@ -1,0 +1,13 @@
+// `train_gpt evaluate`: the loss of a model on validation data, and multiple-choice questions. No training data is
+// needed, nothing is written.
+//
+// It computes as a run does between its steps, so the figures are those that training prints, and several processes
+// share the work under the same layouts.
+#pragma once
+
+#include "llmc/process/world.h"
+#include "llmc/run/options.h"
+#include "llmc/run/stopping/stop_signals.h"
+
+// Collective. Returns the exit code: resumable where a signal came before the end.
+int evaluate_model(Options options, World& world, const StopSignals& signals);

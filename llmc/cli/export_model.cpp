@@ -1,0 +1,110 @@
+#include "llmc/cli/export_model.h"
+
+#include <filesystem>
+
+#include "llmc/base/log.h"
+#include "llmc/checkpoint/model_export.h"
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/weight_source.h"
+
+namespace {
+
+// A tensor in Hugging Face's orientation, without the rows that pad the vocabulary.
+std::vector<float> exported(const WeightSource& weights, const ParamInfo& info) {
+    std::vector<float> values = weights.read(info);
+    values.resize(static_cast<std::size_t>(info.exported_elements()));
+    if (!info.hf_transposed) return values;
+    return transposed<float>(values, info.exported_rows, info.tensor.cols, 0, info.tensor.cols);
+}
+
+template <class T>
+void write_tensors(SafetensorsWriter& writer, const ParamTable& table, const WeightSource& weights) {
+    for (const ParamInfo& info : table.all()) {
+        const std::vector<float> values = exported(weights, info);
+        const std::vector<T> stored(values.begin(), values.end());
+        writer.write_values(std::span<const T>(stored));
+    }
+}
+
+void write_hugging_face(FileSystem& files, const std::string& folder, const WeightSource& weights, DType dtype,
+                        const std::optional<Tokenizer>& tokenizer) {
+    const ParamTable table(weights.config());
+    const TensorType type = dtype == DType::bf16 ? TensorType::BF16 : TensorType::F32;
+    if (tokenizer) tokenizer->save(folder);
+    for (const auto& [name, content] : hugging_face_files(weights.config(), type, tokenizer ? &*tokenizer : nullptr)) {
+        write_whole(files, folder + "/" + name, content);
+    }
+    std::vector<TensorEntry> entries;
+    for (const ParamInfo& info : table.all()) {
+        entries.push_back(hugging_face_entry(table, info));
+        entries.back().type = type;
+    }
+    SafetensorsWriter writer(files, folder + "/model.safetensors", entries, TensorMetadata{{"format", "pt"}});
+    if (dtype == DType::bf16) {
+        write_tensors<bf16>(writer, table, weights);
+    } else {
+        write_tensors<float>(writer, table, weights);
+    }
+    writer.finish();
+    files.sync_folder(folder);
+}
+
+void write_llmc(FileSystem& files, const std::string& path, const WeightSource& weights, DType dtype) {
+    const ParamTable table(weights.config());
+    write_llmc_model(files, path, weights.config(), dtype, [&](int param) { return weights.read(table[param]); });
+}
+
+void check_output(const FileSystem& files, const std::string& output) {
+    if (!files.exists(output)) return;
+    throw Error(ErrorKind::usage, text("--output ", output, ": there is something by that name already"),
+                "Give another name, or remove it.");
+}
+
+}   // namespace
+
+int export_model(FileSystem& files, const Options& options) {
+    const ExportOptions& wish = options.exported;
+    if (is_descriptor(options.model)) {
+        throw Error(ErrorKind::usage, text("--model ", options.model, ": a size by name has no weights to export"),
+                    "Give a model that has been trained.");
+    }
+    const Log log;
+    const std::string output = std::filesystem::path(wish.output + "/").parent_path().string();   // no slash at its end
+    check_output(files, output);
+    std::string model = options.model;
+    const std::unique_ptr<WeightSource> weights = find_weights(files, model, log);
+    if (wish.to == ExportFormat::llmc && !weights->config().tied) {
+        throw Error(ErrorKind::usage, text("--to llmc: the model in ", model, " has a classifier of its own"),
+                    "llm.c's files have none: export it with --to hf.");
+    }
+    const std::string where = tokenizer_of_model(files, model, options.generate.tokenizer);
+    std::optional<Tokenizer> tokenizer;
+    if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());
+    const DType dtype = wish.dtype.value_or(weights->type());
+    const std::string unfinished = output + ".unfinished";
+    if (files.exists(unfinished)) {
+        throw Error(ErrorKind::usage, text(unfinished, ": an export to ", output, " was cut and has left this"),
+                    "Remove it, or give another --output.");
+    }
+    try {
+        if (wish.to == ExportFormat::llmc) {
+            write_llmc(files, unfinished, *weights, dtype);
+        } else {
+            files.make_folders(unfinished);
+            write_hugging_face(files, unfinished, *weights, dtype, tokenizer);
+        }
+        files.rename(unfinished, output);
+    } catch (...) {
+        files.remove_all(unfinished);
+        throw;
+    }
+    files.sync_folder(std::filesystem::path(output).parent_path().string());
+    if (where.empty() && wish.to == ExportFormat::hugging_face) {
+        log.warning("there is no tokenizer beside %s: the folder has none either (--tokenizer names one)",
+                    model.c_str());
+    }
+    log.line("%s: %s in %s, from %s", output.c_str(), describe(weights->config()).c_str(), name_of(dtype),
+             weights->description().c_str());
+    return 0;
+}

@@ -1,0 +1,444 @@
+// The certificate: a small model trained under some layout must give the losses, norms and first-step gradients of one
+// process (DESIGN section 4). Shared by the tests of layouts.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llmc/base/rng.h"
+#include "llmc/base/stream.h"
+#include "llmc/io/hash.h"
+#include "llmc/kernels/accumulate.cuh"
+#include "llmc/model/download_test.h"
+#include "llmc/parallel/gather.h"
+#include "llmc/parallel/mesh_cut_points.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/schedule_test.h"
+#include "llmc/process/on_ranks_test.h"
+#include "llmc/run/step.h"
+
+namespace certificate {
+
+// How far a layout may be from one process; relative, gradients by tensor norm.
+struct Tolerance {
+    double first_loss, losses, norm, gradients;
+};
+constexpr Tolerance tolerance =
+    sizeof(floatX) == 4 ? Tolerance{1e-6, 1e-5, 1e-6, 5e-6} : Tolerance{5e-4, 5e-4, 5e-3, 2e-2};
+
+struct Pipe {
+    int stages = 1;
+    PipelineKind kind = PipelineKind::one_f_one_b;
+    int chunks = 1;
+    int warmup = 0;
+};
+
+// Which positions have a target: a step's loss is the mean over those of all ranks.
+enum class Targets : std::uint8_t {
+    all,
+    ragged,   // micro-batches and ranks have other numbers of them
+    few,      // the second half of a step's sequences has none, nor the second half of each: so some rank may have none
+};
+
+struct Layout {
+    int dp = 1;
+    int zero = 0;
+    int micro_batches = 1;   // per rank and step
+    DType grad_dtype = DType::fp32;
+    bool master_weights = true;
+    Recompute recompute = Recompute::gelu;
+    bool tied = true;
+    bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
+    int tp = 1;
+    bool sequence_parallel = false;
+    int heads = 3;   // of the model
+    int tp_chunks = 1;
+    Pipe pipe = {};
+    int layers = 3;
+    std::vector<std::vector<PipelineSchedule>> more_schedules = {};   // that there must be room for: Rank::follow
+    int cp = 1, ulysses = 1;
+    int seq_len = 16;
+    Targets targets = Targets::all;
+    int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
+    // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
+    std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
+    void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
+    bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
+
+    MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
+    PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
+    int sequences() const { return step_sequences > 0 ? step_sequences : std::max(1536 / seq_len / 4 * 4, 4); }
+    bool has_target(int sequence, int position) const {   // counted from the first of the run
+        if (targets == Targets::few) return sequence % sequences() < sequences() / 2 && position < seq_len / 2;
+        return targets == Targets::all || (sequence * 7 + position) % 5 >= sequence % 4;
+    }
+    int targets_of_step(int step) const {   // from 1
+        int count = 0;
+        for (int i = 0; i < sequences() * seq_len; i++) {
+            count += has_target((step - 1) * sequences() + i / seq_len, i % seq_len);
+        }
+        return count;
+    }
+    std::string name() const {
+        return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
+                    grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
+                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
+                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
+                    pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
+                                           ", warm-up ", pipe.warmup, ", ", layers, " layers")
+                                    : "",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
+                    targets == Targets::all      ? ""
+                    : targets == Targets::ragged ? ", ragged targets"
+                                                 : ", few targets");
+    }
+};
+
+// The fixed model and batch: three layers, so that they take turns in memory; sizes that few numbers of ranks divide.
+inline ModelConfig model(const Layout& layout) {
+    // More heads are smaller: the wider model learns so fast that rounding alone parts two runs. With 24 heads, 384
+    // channels and bf16, two ranks are 3e-4 from one after 20 steps; with 192 they are 5e-5.
+    const int heads = layout.heads, channels = (heads >= 12 ? 8 : 16) * heads;
+    ModelConfig config = custom_model_config(layout.layers, heads, channels, layout.seq_len + 8, 97);
+    config.tied = layout.tied;
+    return config;
+}
+inline ModelConfig model(bool tied = true) {
+    Layout layout;
+    layout.tied = tied;
+    return model(layout);
+}
+constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
+constexpr std::uint64_t seed = 42;
+
+// The tokens of a sample and one more. Skewed and repetitive, so that there is something to learn.
+inline std::vector<int> sample(int index, int seq_len = T) {
+    std::vector<int> tokens;
+    for (int t = 0; t <= seq_len; t++) {
+        const std::uint64_t bits =
+            mix64(static_cast<std::uint64_t>(index % 301) * 1000 + static_cast<std::uint64_t>(t / 2));
+        tokens.push_back(static_cast<int>((bits % 97) * (bits >> 40) % 97));
+    }
+    return tokens;
+}
+
+struct Result {
+    std::vector<float> losses, norms;
+    std::vector<std::vector<float>> gradients;   // of the first step, indexed as the table, global shapes
+    bool operator==(const Result&) const = default;
+};
+
+// One rank of a run: model and optimizer, made and stepped as the trainer does it.
+class Rank {
+public:
+    // Without groups: one process. `world`: where cut points need communicators.
+    explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {},
+                  World* world = nullptr)
+        : layout_(layout),
+          groups_(groups),
+          cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
+          model_(model(layout), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
+        model_.initialize(seed);
+        OptimizerOptions adam;
+        adam.weight_decay = 0.1f;
+        adam.master_weights = layout.master_weights;
+        step_.emplace(model_, adam, arena_, groups);
+        schedule_ = schedule(layout, at);
+    }
+
+    // From now on another list for this stage.
+    void follow(const std::vector<PipelineSchedule>& lists) {
+        schedule_ = lists[static_cast<std::size_t>(model_.storage().place().at.pp)];
+    }
+
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
+        StageOptions options;
+        options.cut_points = cut_points;
+        options.tp_chunks = layout.tp_chunks;
+        options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
+        options.B = layout.sequences() / layout.dp / layout.micro_batches;
+        options.T = layout.seq_len;
+        options.ulysses = layout.ulysses;
+        options.recompute = layout.recompute;
+        options.grad_dtype = layout.grad_dtype;
+        options.matmul.workspace_bytes = 1 << 16;
+        if (layout.two_chunks) {
+            options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
+            options.in_flight = {2 * layout.micro_batches, layout.micro_batches, 0};
+        }
+        if (layout.pipe.stages > 1) {
+            options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, layout.seq_len);
+            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
+            for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
+                most = most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks));
+            }
+        }
+        options.place = {layout.mesh(), at, layout.zero};
+        return options;
+    }
+
+    // Everything of step number `step` (from 1) but the update.
+    void gradients(int step) {
+        const int B = model_.options().B, replica = model_.options().place.at.dp, seq_len = layout_.seq_len;
+        const std::vector<TokenRange> ranges = model_.token_ranges();
+        auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            const int first = (step - 1) * layout_.sequences() + (i * layout_.dp + replica) * B;
+            const auto own = inputs.size() / static_cast<std::size_t>(B);
+            for (int b = 0; b < B; b++) {
+                const std::vector<int> tokens = sample(first + b, seq_len);
+                std::vector<int> next(tokens.begin() + 1, tokens.end());
+                for (int t = 0; t < seq_len; t++) {
+                    if (!layout_.has_target(first + b, t)) next[static_cast<std::size_t>(t)] = -1;
+                }
+                const auto at = static_cast<std::size_t>(b) * own;
+                take_ranges(inputs.subspan(at, own), std::span(tokens).first(next.size()), ranges);
+                take_ranges(targets.subspan(at, own), std::span<const int>(next), ranges);
+                if (layout_.damage_targets) layout_.damage_targets(inputs.subspan(at, own), targets.subspan(at, own));
+            }
+        };
+        const int targets =
+            layout_.mean_of_local_means ? own_targets(step) * layout_.dp * layout_.cp : layout_.targets_of_step(step);
+        step_->gradients(schedule_, read, 1.0f / static_cast<float>(targets));
+    }
+
+    Result train(
+        int steps, const std::function<void()>& step_begins = [] {}) {
+        Result result;
+        for (int step = 1; step <= steps; step++) {
+            step_begins();
+            gradients(step);
+            if (step == 1) {
+                for (int param = 0; param < model_.table().size(); param++) {
+                    result.gradients.push_back(gradient(param));
+                }
+            }
+            step_->update(step, 1e-3f);
+            const StepResult found = step_->result();
+            result.losses.push_back(found.loss);
+            result.norms.push_back(found.grad_norm);
+        }
+        return result;
+    }
+
+    // A gradient of the step at hand in its global shape, on every rank (collective).
+    std::vector<float> gradient(int param) {
+        const ShardPlace& place = model_.storage().place();
+        const TensorSpec& tensor = model_.table()[param].tensor;
+        if (model_.storage().find(param) == nullptr) {
+            return from_stages(std::vector<float>(static_cast<std::size_t>(tensor.elements()), 0.0f));
+        }
+        const Gatherer gatherer(model_.storage(), groups_.stage, true, arena_, stream_.get());
+        auto download = [&](const auto& gradients) {
+            const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
+            const bool says = place.mesh.pp == 1 ||
+                              (group_rank(place.mesh, place.at, stage_axes) == 0 && !(tensor.tied && place.at.pp > 0));
+            return from_stages(says ? std::vector<float>(values.begin(), values.end())
+                                    : std::vector<float>(values.size(), 0.0f));
+        };
+        return std::visit(download, model_.gradients());
+    }
+
+    // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.
+    std::vector<std::vector<float>> parameters() {
+        step_->wait_for_all_gather();
+        std::vector<std::vector<float>> values;
+        for (int param = 0; param < model_.table().size(); param++) {
+            values.push_back(download_tensor(model_.parameters(), param, stream_.get()));
+        }
+        return values;
+    }
+
+    Stage& stage() { return model_; }
+    CutPoints* cut_points() const { return cut_points_.get(); }
+    const TrainingGroups& groups() const { return groups_; }
+    std::vector<Communicator*> communicators() const {   // each once
+        const PipelineLinks& links = groups_.links;
+        std::set<Communicator*> different{groups_.zero,          groups_.stage,        groups_.all,
+                                          groups_.tensor,        links.input,          links.output,
+                                          links.output_gradient, links.input_gradient, links.tied};
+        different.erase(nullptr);
+        return {different.begin(), different.end()};
+    }
+    Step& step() { return *step_; }
+    Arena& arena() { return arena_; }
+    cudaStream_t stream() const { return stream_.get(); }
+
+private:
+    // Positions of this rank's tokens in a step that have a target; 1 where none has.
+    int own_targets(int step) const {
+        const std::vector<int> positions = token_positions(model_.token_ranges());
+        const int B = model_.options().B, replica = model_.options().place.at.dp;
+        int count = 0;
+        for (int i = 0; i < layout_.micro_batches * B; i++) {
+            const int sequence = (step - 1) * layout_.sequences() + (i / B * layout_.dp + replica) * B + i % B;
+            for (const int position : positions) count += layout_.has_target(sequence, position);
+        }
+        return std::max(count, 1);
+    }
+    // What one rank says and the others do not, on all of them.
+    std::vector<float> from_stages(const std::vector<float>& own) {
+        if (layout_.pipe.stages == 1) return own;
+        auto all = arena_.allocate<float>("test/from stages", own.size());
+        all.upload(own, stream_.get());
+        groups_.all->all_reduce(all.data(), all.size(), ReduceOp::sum, stream_.get());
+        return all.download(stream_.get());
+    }
+    static PipelineSchedule schedule(const Layout& layout, const MeshCoordinates& at) {
+        if (layout.two_chunks) return all_forward_then_back(layout.micro_batches, true);
+        return pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(at.pp)];
+    }
+    Layout layout_;
+    TrainingGroups groups_;
+    OwnedStream stream_;
+    Arena arena_;
+    std::unique_ptr<CutPoints> cut_points_;
+    Stage model_;
+    std::optional<Step> step_;
+    PipelineSchedule schedule_;
+};
+
+inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double squares = 0;
+    for (std::size_t i = 0; i < b.size(); i++) {
+        const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+        squares += difference * difference;
+    }
+    return std::sqrt(squares);
+}
+inline double length(const std::vector<float>& a) { return distance(a, std::vector<float>(a.size(), 0.0f)); }
+
+// How far a run is from another at most.
+inline Tolerance distances(const Result& found, const Result& expected) {
+    auto relative = [](float a, float b) {
+        return std::abs(static_cast<double>(a) - static_cast<double>(b)) / std::abs(static_cast<double>(b));
+    };
+    Tolerance most{relative(found.losses[0], expected.losses[0]), 0, relative(found.norms[0], expected.norms[0]), 0};
+    for (std::size_t i = 0; i < found.losses.size(); i++) {
+        most.losses = std::max(most.losses, relative(found.losses[i], expected.losses[i]));
+    }
+    for (std::size_t i = 0; i < found.gradients.size(); i++) {
+        const auto &a = found.gradients[i], &b = expected.gradients[i];
+        most.gradients = std::max(most.gradients, distance(a, b) / length(b));
+    }
+    return most;
+}
+
+// Where two runs differ by more than allowed, in words; empty: nowhere.
+inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {
+    std::string story;
+    auto check = [&](const std::string& what, double error, double limit) {
+        if (!(error <= limit)) story += text(what, " is off by ", error, ", allowed ", limit, "\n");
+    };
+    auto relative = [](float a, float b) {
+        return std::abs(static_cast<double>(a) - static_cast<double>(b)) / std::abs(static_cast<double>(b));
+    };
+    if (found.losses.size() != expected.losses.size()) return "another number of steps";
+    for (std::size_t i = 0; i < found.losses.size(); i++) {
+        const double limit = i == 0 ? tolerance.first_loss : tolerance.losses;
+        check(text("loss of step ", i + 1), relative(found.losses[i], expected.losses[i]), limit);
+    }
+    check("first gradient norm", relative(found.norms[0], expected.norms[0]), tolerance.norm);
+    for (int param = 0; param < table.size(); param++) {
+        const auto &a = found.gradients[static_cast<std::size_t>(param)],
+                   &b = expected.gradients[static_cast<std::size_t>(param)];
+        check("gradient of " + table[param].name, distance(a, b) / length(b), tolerance.gradients);
+    }
+    return story;
+}
+
+// Runs `body` on every rank of a layout, which has the communicators that the product would have; a single rank has
+// that of all for both. False where it was passed over (on_ranks.h).
+inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
+    INFO(layout.name());
+    return on_ranks(layout.mesh(), [&](TestRank& me) {
+        TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1, layout.tied);
+        if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
+        Rank rank(layout, me.world.at(), groups, &me.world);
+        body(rank, me);
+    });
+}
+
+// Fails where another rank has another result, to the bit.
+inline void require_same_everywhere(const Result& result, TestRank& me) {
+    Hash64 hash;
+    auto add = [&](const std::vector<float>& values) { hash.update(values.data(), values.size() * sizeof(float)); };
+    add(result.losses);
+    add(result.norms);
+    for (const std::vector<float>& gradient : result.gradients) add(gradient);
+    const DeviceBuffer<std::uint64_t> own = me.on_device(std::vector<std::uint64_t>{hash.digest()});
+    const DeviceBuffer<std::uint64_t> all =
+        me.arena.allocate<std::uint64_t>("test/hashes", static_cast<std::size_t>(me.ranks()));
+    me.all.all_gather(all.data(), own.data(), 1, me.stream);
+    for (std::uint64_t other : all.download(me.stream)) me.require(other == hash.digest(), "ranks do not agree");
+}
+
+// Fails where two copies of a tensor of this state, on any ranks of the mesh (copy_ranks), are not equal to the bit.
+// Collective.
+template <class T>
+void require_equal_copies(const ModelState<T>& state, const std::string& name, TestRank& me) {
+    const ParamStorage& storage = state.storage();
+    const auto tensors = static_cast<std::size_t>(storage.table().size());
+    std::vector<std::uint64_t> own(tensors, 0);
+    for (const TensorPlace& place : storage.tensors()) {
+        const auto values =
+            state.unit(place.slot)
+                .download(me.stream, static_cast<std::size_t>(storage.tensor_offset(place, state.state())),
+                          static_cast<std::size_t>(storage.padded_elements(place, state.state())));
+        Hash64 hash;
+        hash.update(values.data(), values.size() * sizeof(T));
+        own[static_cast<std::size_t>(place.param)] = hash.digest();
+    }
+    const DeviceBuffer<std::uint64_t> sent = me.on_device(own);
+    const auto came = me.arena.allocate<std::uint64_t>("test/hashes", tensors * static_cast<std::size_t>(me.ranks()));
+    me.all.all_gather(came.data(), sent.data(), tensors, me.stream);
+    const std::vector<std::uint64_t> hashes = came.download(me.stream);
+    for (const TensorPlace& place : storage.tensors()) {
+        const ParamInfo& info = storage.table()[place.param];
+        for (int rank : copy_ranks(info.tensor, storage.place(), state.state())) {
+            const std::size_t i = static_cast<std::size_t>(rank) * tensors + static_cast<std::size_t>(place.param);
+            me.require(hashes[i] == own[static_cast<std::size_t>(place.param)], name, " of ", info.name,
+                       " are not those of rank ", rank);
+        }
+    }
+}
+
+// Of all that a run leaves.
+inline void require_equal_copies(Rank& rank, TestRank& me) {
+    Step& step = rank.step();
+    Optimizer& optimizer = step.optimizer();
+    step.wait_for_all_gather();
+    CUDA_CHECK(cudaStreamSynchronize(step.stage().stream()));
+    require_equal_copies(step.stage().parameters(), "parameters", me);
+    require_equal_copies(optimizer.first_moments(), "first moments", me);
+    require_equal_copies(optimizer.second_moments(), "second moments", me);
+    if (optimizer.masters() != nullptr) require_equal_copies(*optimizer.masters(), "masters", me);
+}
+
+// What one process alone, without communicators, makes of the same batches.
+inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true, int heads = 3,
+                          int layers = 3) {
+    Layout alone{1, 0, micro_batches, DType::fp32, master_weights};
+    alone.tied = tied;
+    alone.heads = heads;
+    alone.layers = layers;
+    return Rank(alone).train(steps);
+}
+
+// Trains under a layout, as many steps as `expected` has, and fails where that differs from one process's, or one rank
+// from another.
+inline void certify(const Layout& layout, const Result& expected) {
+    const ParamTable table(model(layout));
+    on_layout(layout, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(static_cast<int>(expected.losses.size()));
+        require_same_everywhere(found, me);
+        require_equal_copies(rank, me);
+        const std::string story = difference(found, expected, table);
+        me.require(story.empty(), story);
+    });
+}
+
+}   // namespace certificate

@@ -1,0 +1,74 @@
+#include "llmc/run/choices/attention_of_run.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/process/on_ranks_test.h"
+
+namespace {
+
+struct TestModel {
+    Arena arena;
+    Stage model;
+    TestModel(AttentionKind asked, cudaStream_t stream)
+        : model(custom_model_config(1, 2, 32, 32, 97), options(asked), arena, stream) {}
+
+    static StageOptions options(AttentionKind asked) {
+        StageOptions result;
+        result.B = 2, result.T = 32, result.attention = asked;
+        return result;
+    }
+};
+
+bool library_serves() { return LibraryAttention::refusal<floatX>(self_attention_shape(2, 32, 2, 16)).empty(); }
+
+}   // namespace
+
+TEST_CASE("attention of a run: what is asked for by name comes before what an earlier part of the run used") {
+    on_ranks(1, [](TestRank& rank) {
+        TestModel own(AttentionKind::own, rank.stream);
+        const std::string why_not = settle_attention(own.model, AttentionKind::own, AttentionKind::library, rank.world);
+        rank.require(why_not.empty() && own.model.attention() == AttentionKind::own, "own was asked for");
+    });
+}
+
+TEST_CASE("attention of a run: auto goes on with what the run used before") {
+    on_ranks(1, [](TestRank& rank) {
+        TestModel test(AttentionKind::auto_, rank.stream);
+        settle_attention(test.model, AttentionKind::auto_, AttentionKind::own, rank.world);
+        rank.require(test.model.attention() == AttentionKind::own, "the run used own");
+        rank.require(!test.model.attention_is_open(), "what was taken is settled");
+        if (!library_serves()) return;
+        settle_attention(test.model, AttentionKind::auto_, AttentionKind::library, rank.world);
+        rank.require(test.model.attention() == AttentionKind::library, "the run used the library's");
+    });
+}
+
+TEST_CASE("attention of a run: a library that this machine lacks is said, and own attention is used") {
+    if (library_serves()) return;
+    on_ranks(1, [](TestRank& rank) {
+        TestModel test(AttentionKind::auto_, rank.stream);
+        const std::string why_not =
+            settle_attention(test.model, AttentionKind::auto_, AttentionKind::library, rank.world);
+        rank.require(!why_not.empty() && test.model.attention() == AttentionKind::own, "no library: ", why_not);
+        TestModel fresh(AttentionKind::auto_, rank.stream);   // of a run that begins
+        const std::string why = settle_attention(fresh.model, AttentionKind::auto_, AttentionKind::auto_, rank.world);
+        rank.require(why.find(fresh.model.library_attention_refusal()) != std::string::npos, "auto says why: ", why);
+    });
+}
+
+// All ranks take rank 0's result, whatever they had: here rank 1 starts with the other one.
+TEST_CASE("attention of a run: the faster one is measured on rank 0 and taken by all") {
+    on_ranks(2, [](TestRank& rank) {
+        TestModel test(AttentionKind::auto_, rank.stream);
+        if (rank.rank() == 1) test.model.use_attention(AttentionKind::own);
+        take_faster_attention(test.model, rank.world);
+        const auto taken = rank.on_device(std::vector<std::int32_t>{static_cast<std::int32_t>(test.model.attention())});
+        const auto first = rank.on_device(std::vector<std::int32_t>{0});
+        if (rank.rank() == 0) first.upload(taken.download(rank.stream), rank.stream);
+        rank.all.broadcast(first.data(), 1, 0, rank.stream);
+        rank.require(taken.download(rank.stream) == first.download(rank.stream), "took another one than rank 0");
+        rank.require(
+            !library_serves() || !LibraryAttention::surely_faster() || test.model.attention() == AttentionKind::library,
+            "the library is faster where own attention runs models of instructions");
+    });
+}

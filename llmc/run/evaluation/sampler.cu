@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <numeric>
+
+#include "llmc/base/rng.h"
+#include "llmc/run/evaluation/choose_token.h"
+#include "llmc/run/evaluation/sampler.h"
+
+namespace {
+
+// Short windows come in multiples of this, so that few matmul shapes exist, and that cp ranks can share them.
+constexpr int kWindowMultiple = 64;
+
+// Of a multiple of `unit` tokens.
+int window_size(int T, int tokens, int unit) {
+    const int multiple = std::lcm(kWindowMultiple, unit);
+    return std::min(T / unit * unit, (tokens + multiple - 1) / multiple * multiple);
+}
+
+// Of the cp ranks that share a sequence of T tokens the one that has position `position`, and as which row.
+struct RowPlace {
+    int rank, row;
+};
+RowPlace place_of(ContextCut cut, int T, int position) {
+    for (cut.rank = 0; cut.rank < cut.cp; cut.rank++) {
+        const std::vector<int> own = token_positions(token_ranges(cut, T));
+        const auto found = std::find(own.begin(), own.end(), position);
+        if (found != own.end()) return {cut.rank, static_cast<int>(found - own.begin())};
+    }
+    ENSURE(false, "position ", position, " of ", T, " is on no rank");
+    return {};
+}
+
+}   // namespace
+
+Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options)
+    : step_(step),
+      tokenizer_(tokenizer),
+      options_(options),
+      window_(window_size(step.stage().options().T, options.tokens + 1,
+                          sequence_unit(step.stage().context().cp, step.stage().sizes().residual_parts))),
+      logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
+
+std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
+    // the last tokens that fit; what follows them is not seen by them
+    const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
+    Stage& stage = step_.stage();
+    std::vector<std::int32_t> window(static_cast<std::size_t>(window_), 0);
+    std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), window.begin());
+    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t>) {
+        take_ranges(tokens, std::span<const std::int32_t>(window), stage.token_ranges());
+    };
+    step_.forward(read, Purpose::logits);
+    const RowPlace last = place_of(stage.context(), window_, static_cast<int>(seen) - 1);
+    step_.logits(logits_.data(), last.row, last.rank);
+    const std::vector<floatX> row = logits_.download(stage.stream());
+    std::vector<float> logits(static_cast<std::size_t>(stage.config().vocab_size));
+    std::transform(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(logits.size()), logits.begin(),
+                   [](floatX value) { return static_cast<float>(value); });
+    return logits;
+}
+
+std::string Sampler::sample(int step) {
+    const int vocab = static_cast<int>(step_.stage().config().vocab_size);
+    const int start = tokenizer_ ? static_cast<int>(tokenizer_->end_of_text()) : std::min<int>('\n', vocab - 1);
+    std::vector<int> ids{std::min(start, vocab - 1)};
+    std::string written;
+
+    Stage& stage = step_.stage();
+    const int B = stage.options().B, T = stage.options().T;
+    stage.set_batch_shape(1, window_);
+    const std::uint64_t key =
+        mix64(mix64(options_.seed) ^ 0x73616d706c65ull);   // apart from all other uses of the seed
+    for (int i = 0; i < options_.tokens; i++) {
+        const std::uint64_t counter = static_cast<std::uint64_t>(step) << 32 | static_cast<std::uint64_t>(i);
+        const int id = choose_token(next_logits(ids), {options_.temperature}, uniform(philox(key, counter).x));
+        ids.push_back(id);
+        if (tokenizer_ && id < static_cast<int>(tokenizer_->vocab_size())) {
+            tokenizer_->decode_one(static_cast<std::uint32_t>(id), written);
+        } else if (!tokenizer_ && id < 256) {
+            written += static_cast<char>(id);
+        } else {
+            written += text("<", id, ">");
+        }
+    }
+    stage.set_batch_shape(B, T);
+    return written;
+}

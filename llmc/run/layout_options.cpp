@@ -1,0 +1,219 @@
+#include "llmc/run/layout_options.h"
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/tensor_parallel.h"
+#include "llmc/run/option_names.h"
+
+namespace {
+
+// Divisors of n that are not above `most`, as a list for people.
+std::string divisors(std::int64_t n, int most) {
+    std::string list;
+    for (int d = 1; d <= most; d++) {
+        if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
+    }
+    return list;
+}
+
+void check_context(const Options& o) {
+    const int u = o.ulysses();
+    if (o.cp > 1 && o.seq_len % (2 * o.cp) != 0) {
+        const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
+        throw Error(ErrorKind::usage,
+                    text("--seq-len ", o.seq_len, " --cp ", o.cp,
+                         ": expected sequences of a multiple of 2 x cp = ", unit, " tokens"),
+                    below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
+                              : text("The shortest length that works is ", above, "."));
+    }
+    const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
+    std::string hybrid;   // what works there
+    for (int d = 2; d < o.cp; d++) {
+        if (o.cp % d == 0) hybrid += text(hybrid.empty() ? "" : ", ", d);
+    }
+    const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
+                      : o.cp_mode == ContextMode::ulysses ? u == o.cp
+                                                          : u > 1 && u < o.cp && o.cp % u == 0;
+    if (!fits) {
+        throw Error(
+            ErrorKind::usage,
+            text(given, ": expected ",
+                 o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
+                 : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
+                                                     : "groups that divide --cp, larger than 1 and smaller"),
+            text("Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with ",
+                 hybrid.empty() ? "no value" : hybrid, "."));
+    }
+}
+
+void check_pipeline(const Options& o) {
+    const bool interleaved = o.pp_schedule == PipelineKind::interleaved;
+    if (o.pp_chunks > 1 && !interleaved) {
+        throw Error(ErrorKind::usage,
+                    text("--pp-chunks ", o.pp_chunks, ": a stage has one with --pp-schedule ", name_of(o.pp_schedule)),
+                    "Give --pp-schedule interleaved, or leave --pp-chunks out.");
+    }
+    if (o.pp_chunks == 1 && interleaved) {
+        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp-chunks 1",
+                    "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
+    }
+    if (o.pp == 1) {
+        if (o.pp_warmup > 0) {
+            throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp 1"),
+                        "Give --pp 2 or more, or leave --pp-warmup out.");
+        }
+        if (!interleaved) return;
+        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
+    }
+    if (o.pp_warmup > 0 && !warms_up(o.pp_schedule)) {
+        throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp-schedule ", name_of(o.pp_schedule)),
+                    "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
+    }
+}
+
+// Groups exchange heads of one tp rank.
+void check_heads(const Options& options, std::int64_t heads) {
+    const std::int64_t own = heads / options.tp;
+    if (own % options.ulysses() == 0) return;
+    std::string works;
+    for (int u = 1; u < options.cp; u++) {
+        if (options.cp % u == 0 && own % u == 0) works += text(works.empty() ? "" : ", ", u);
+    }
+    throw Error(ErrorKind::usage,
+                text("a model of ", heads, " heads, ", options.tp > 1 ? text("--tp ", options.tp, " ") : "", "--cp ",
+                     options.cp, " --cp-mode ", name_of(options.cp_mode), ": expected heads that ",
+                     options.tp > 1 ? text(options.tp, " x ") : "groups of ", options.ulysses(), " ranks can share"),
+                text("Groups that work are of ", works,
+                     " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
+                     "--cp-ulysses. Or take another --cp: ",
+                     divisors(own, 64), "."));
+}
+
+void check_layers(const Options& options, std::int64_t layers) {
+    const int pieces = options.pp * options.pp_chunks;
+    if (options.pp == 1 || layers >= pieces) return;
+    const std::int64_t most = layers / options.pp_chunks;
+    throw Error(
+        ErrorKind::usage,
+        options.pp_chunks == 1 ? text("--pp ", options.pp, ": a model of ", layers, " layers")
+                               : text("--pp ", options.pp, " x --pp-chunks ", options.pp_chunks, " = ", pieces,
+                                      " pieces of a model of ", layers, " layers"),
+        text("Every piece needs a layer: ", most > 1 || options.pp_chunks == 1
+                                                ? text("at most --pp ", std::max<std::int64_t>(1, most), " works.")
+                                                : text("give fewer --pp-chunks, or --pp-schedule 1f1b.")));
+}
+
+}   // namespace
+
+PipelineShape pipeline_shape(const Options& options) {
+    return {options.pp_schedule, options.pp, options.micro_steps(), options.pp_chunks, options.pp_warmup};
+}
+
+void check_layout(const Options& o) {
+    check_pipeline(o);
+    check_context(o);
+}
+
+void check_micro_batches(const Options& o) {
+    const int m = o.micro_steps(), p = o.pp;
+    if (o.pp_schedule == PipelineKind::interleaved && m % p != 0) {
+        const int below = m / p * p, above = below + p;
+        const std::int64_t unit = o.tokens_per_micro_step();
+        throw Error(ErrorKind::usage,
+                    text("--pp-schedule interleaved: a step of ", m, " micro-batches, expected a multiple of --pp ", p),
+                    below > 0 ? text("--total-batch ", below * unit, " and ", above * unit, " are nearest.")
+                              : text("--total-batch ", above * unit, " is the smallest that works."));
+    }
+}
+
+PipelineSchedule schedule_of_stage(const Options& options, int stage) {
+    const PipelineShape shape = pipeline_shape(options);
+    const std::vector<PipelineSchedule> lists = pipeline_schedules(shape);
+    const std::string fault = fault_in(lists, shape.chunks, shape.micro_batches);
+    ENSURE(fault.empty(), "--pp-schedule ", name_of(shape.kind), ": ", fault);
+    return lists[static_cast<std::size_t>(stage)];
+}
+
+int warmup_sets(const Options& options, int stage) {
+    PipelineShape shape = pipeline_shape(options);
+    auto sets = [&] { return live_peak(pipeline_schedules(shape)[static_cast<std::size_t>(stage)]).to_weight; };
+    const int with = sets();
+    shape.warmup = 0;
+    return with - sets();
+}
+
+void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config) {
+    if (options.pp == 1) return;
+    check_layers(options, config.layers);
+    const PipelineShape shape = pipeline_shape(options);
+    const int at = stage.place.at.pp;
+    stage.chunks = chunks_of_stage(config, shape, at, options.seq_len);
+    stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks);
+}
+
+std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
+                            Agreement& agreement) {
+    const int stage_0_adds = warmup_sets(options, 0);
+    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
+    std::size_t most = 0;
+    for (std::size_t rank = 1; rank < bytes.size(); rank++) {
+        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
+    }
+    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
+    return stage.memory_by_schedule() +
+           (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
+                             : std::string()) +
+           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
+                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
+}
+
+void check_model_fits(const Options& options, const ModelConfig& config) {
+    check_layers(options, config.layers);
+    check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,
+                          options.micro_batch, options.seq_len);
+    check_heads(options, config.heads);
+}
+
+std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
+    std::vector<std::string> doubts;
+    const int m = o.micro_steps();
+    if (m < o.pp) {
+        doubts.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
+                              " pipeline stages busy: --total-batch ", o.pp * o.tokens_per_micro_step(),
+                              " or more fills them"));
+    }
+    if (ranks_of_a_node % o.tp != 0) {
+        doubts.push_back(text("--tp ", o.tp, " reaches over nodes of ", ranks_of_a_node,
+                              " ranks: its traffic, several times that of all others, is slow there"));
+    }
+    if (o.tp > 1 && o.matmul_tries > 1) {
+        doubts.push_back(text("--matmul-tries ", o.matmul_tries, ": with --tp ", o.tp,
+                              " none are timed, so that all its ranks sum alike: cuBLASLt's first is taken"));
+    }
+    const int rows = o.micro_batch * o.seq_len / o.cp,
+              chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
+    if (o.tp > 1 && chunks < o.tp_chunks) {
+        doubts.push_back(text("--tp-chunks ", o.tp_chunks, ": ", rows, " rows can only be cut into ", chunks,
+                              " chunks for ", o.tp, " ranks: less of forward's traffic is hidden"));
+    }
+    return doubts;
+}
+
+void check_total_batch(const Options& o) {
+    const std::int64_t unit = o.tokens_per_micro_step();
+    if (o.total_batch <= 0 || o.total_batch % unit == 0) return;
+    const std::int64_t below = o.total_batch / unit * unit, above = below + unit;
+    throw Error(ErrorKind::usage,
+                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len",
+                     o.data_ranks() > 1 ? " * data-parallel ranks" : "", " = ", o.micro_batch, " * ", o.seq_len,
+                     o.data_ranks() > 1 ? text(" * ", o.data_ranks()) : "", " = ", unit),
+                below > 0 ? text("The nearest values that work are ", below, " and ", above, ".")
+                          : text("The smallest value that works is ", above, "; or lower --micro-batch."));
+}
+
+void fit_to_ranks(Options& options, int dp) {
+    options.dp = dp;
+    check_total_batch(options);
+    if (options.pp > 1) check_micro_batches(options);
+}

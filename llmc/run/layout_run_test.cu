@@ -1,0 +1,524 @@
+// The training loop over several ranks: the same samples, losses and decisions as one process, cut and resumed to the
+// bit, and checkpoints that do not show which layout wrote them.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <regex>
+
+#include "llmc/base/rng.h"
+#include "llmc/base/stream.h"
+#include "llmc/checkpoint/model_export.h"
+#include "llmc/data/token_file.h"
+#include "llmc/parallel/mesh_cut_points.h"
+#include "llmc/process/on_ranks_test.h"
+#include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/evaluation/sampler.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/option_names.h"
+#include "llmc/run/trainer.h"
+#include "llmc/run/without_times_test.h"
+
+namespace {
+
+constexpr int vocab = 61, sequences = 24, T = 16;   // a step: what 1, 2, 3, 4, 6 and 8 ranks can share
+constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // DESIGN section 4
+
+struct Layout {
+    int dp = 1, zero = 0;
+    bool master_weights = true;
+    bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
+    int tp = 1;
+    bool sequence_parallel = true;
+    int pp = 1;
+    PipelineKind schedule = PipelineKind::one_f_one_b;
+    int cp = 1, ulysses = 1;
+    int pp_chunks = 1, layers = 2;
+    Recompute recompute = Recompute::gelu;
+    MeshShape mesh() const { return {pp, dp, cp, tp}; }
+    std::string name() const {
+        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
+                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
+                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
+                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "", ", recompute ", name_of(recompute));
+    }
+};
+
+Layout pipeline(int dp, int zero, int pp, PipelineKind schedule = PipelineKind::one_f_one_b) {
+    Layout layout{dp, zero};
+    layout.pp = pp, layout.schedule = schedule;
+    return layout;
+}
+Layout context(int dp, int zero, bool accumulates, int cp, int ulysses) {
+    Layout layout{dp, zero, true, accumulates};
+    layout.cp = cp, layout.ulysses = ulysses;
+    return layout;
+}
+Layout all_axes(int tp, int pp, int cp, int dp, int zero, bool accumulates = true,
+                PipelineKind schedule = PipelineKind::one_f_one_b) {
+    Layout layout = context(dp, zero, accumulates, cp, 1);
+    layout.tp = tp, layout.pp = pp, layout.schedule = schedule;
+    return layout;
+}
+
+// What all runs share: data, and a folder each.
+struct Workplace {
+    SharedFolder folder;
+    StopSignals signals;
+    Workplace() {
+        in_first_process([this] {
+            std::vector<std::uint32_t> ids;
+            for (std::uint32_t i = 0; i < 3000; i++) ids.push_back(i * i % vocab);
+            write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
+        });
+    }
+};
+
+Options options_of(const Layout& layout, const std::string& output) {
+    Options options;
+    options.layers = layout.layers, options.heads = 2, options.channels = 32;
+    options.seq_len = T, options.micro_batch = layout.accumulates ? 1 : sequences / layout.dp,
+    options.total_batch = sequences * T, options.max_steps = 4;
+    options.lr = 1e-3f;
+    options.weight_decay = 0.1f;
+    options.val_every = 2, options.val_max_batches = 5, options.sample_every = 0;
+    options.output_dir = output;
+    options.checkpoint_every = 4;
+    options.zero = layout.zero;
+    options.pp = layout.pp;
+    options.pp_schedule = layout.schedule;
+    options.pp_chunks = layout.pp_chunks;
+    options.recompute = layout.recompute;
+    options.master_weights = layout.master_weights;
+    options.tp = layout.tp;
+    options.sequence_parallel = layout.sequence_parallel;
+    options.cp = layout.cp, options.cp_ulysses = layout.ulysses;
+    fit_to_ranks(options, layout.dp);
+    return options;
+}
+
+// An arena brought to its high-water mark, so that whatever is allocated later raises the mark, were it given back at
+// once.
+struct FullArena {
+    const Arena& arena;
+    DeviceBuffer<char> filler;
+    std::size_t bytes;
+    explicit FullArena(Arena& given)
+        : arena(given),
+          filler(given.allocate<char>("test/filler", std::max<std::size_t>(given.high_water() - given.bytes(), 1))),
+          bytes(given.bytes()) {}
+    void require_untouched(const char* by) const {
+        ENSURE(arena.bytes() == bytes && arena.high_water() == bytes, by, " took device memory:\n", arena.table());
+    }
+};
+
+// One rank's model and optimizer.
+struct RankOfRun {
+    Options options;
+    World* world;   // null: one process alone
+    TrainingGroups groups;
+    Arena& arena;
+    std::unique_ptr<CutPoints> cut_points;
+    Stage model;
+    std::optional<Step> step;
+
+    RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
+        : options(given),
+          world(its_world),
+          groups(groups_of(its_world, given)),
+          arena(its_arena),
+          cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
+                               : nullptr),
+          model(model_config(given), stage_options(given, place, cut_points.get()), arena, stream) {
+        model.initialize(options.seed);
+        OptimizerOptions adam;
+        adam.weight_decay = options.weight_decay;
+        adam.master_weights = options.master_weights;
+        step.emplace(model, adam, arena, groups);
+    }
+
+    RunState load(const std::string& checkpoint) {
+        return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream());
+    }
+
+    using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
+    void train(const Workplace& place, const std::string& resume_from, const Change& change = {},
+               FileSystem& files = real_files()) {
+        const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
+        const bool writes = world == nullptr || world->is_first();
+        RunState state;
+        if (!resume_from.empty()) state = load(resume_from);
+        const Log log(false);
+        Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
+        Trainer trainer({options, log, arena, *step, tokens, &tokens, files, metrics, place.signals, nullptr, nullptr,
+                         "", options.max_steps, 0.0, groups, world});
+        if (change) change(state, tokens);
+        if (!resume_from.empty()) trainer.restore(state);
+        const FullArena full(arena);
+        trainer.run();
+        // right after the last update, when others' parameters may still be on their way
+        save_llmc_model(real_files(), options.output_dir + ".llmc", model, trainer.gatherer());
+        full.require_untouched("the run after its start");
+    }
+
+private:
+    // A single rank that is a world has that of all for every group.
+    static TrainingGroups groups_of(World* world, const Options& options) {
+        if (world == nullptr) return {};
+        if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
+        return world->training_groups(options.pp_chunks > 1);
+    }
+    static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
+    static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr) {
+        StageOptions result;
+        result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
+        result.B = o.micro_batch;
+        result.T = o.seq_len;
+        result.matmul.workspace_bytes = 1 << 16;
+        result.place = place;
+        result.recompute = o.recompute.value_or(Recompute::gelu);
+        add_pipeline(result, o, model_config(o));
+        result.ulysses = o.ulysses();
+        result.cut_points = cut_points;
+        return result;
+    }
+};
+
+// `work` on every rank of a layout; alone, without communicators, for dp 0. All files are written when this returns.
+// False where it was passed over (on_ranks.h).
+bool on_layout(const Layout& layout, const Options& options, const std::function<void(RankOfRun&)>& work) {
+    if (layout.dp == 0) {
+        in_first_process([&] {
+            Arena arena;
+            OwnedStream stream;
+            RankOfRun alone(options, nullptr, ShardPlace{}, arena, stream.get());
+            work(alone);
+        });
+        return true;
+    }
+    INFO(layout.name());
+    const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
+        RankOfRun rank(options, &me.world, {me.world.mesh(), me.world.at(), layout.zero}, me.arena, me.stream);
+        work(rank);
+    });
+    if (ran) from_first_process("");   // those who sat it out read the files too
+    return ran;
+}
+
+// Files of a checkpoint by name, without what is of the layout: the matmuls' algorithms, and the manifest that hashes
+// them too.
+std::map<std::string, std::string> files_of(const std::string& checkpoint) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+        const std::string name = entry.path().filename().string();
+        if (name == kMatmulChoicesFile || name == "manifest.json") continue;
+        files[name] = read_whole(real_files(), entry.path().string());
+    }
+    return files;
+}
+
+std::vector<double> losses_in(const std::string& metrics) {
+    std::vector<double> losses;
+    const std::regex pattern("loss\":([0-9.e+-]+)");
+    for (std::sregex_iterator match(metrics.begin(), metrics.end(), pattern), end; match != end; ++match) {
+        losses.push_back(std::stod((*match)[1]));
+    }
+    return losses;
+}
+
+// Losses of every layout against those of one process; and each cut after two steps and resumed against itself.
+void compare_runs(const std::vector<Layout>& layouts) {
+    const Workplace place;
+    // the metrics it leaves; nothing where it was passed over
+    auto run = [&](const Layout& layout, const std::string& name, int stop_after,
+                   const std::string& resume_from) -> std::optional<std::string> {
+        Layout asked = layout;
+        asked.dp = std::max(layout.dp, 1);
+        Options options = options_of(asked, place.folder / name);
+        options.stop_after = stop_after;
+        if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
+        return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
+    };
+    const std::vector<double> expected = losses_in(run({0, 0}, "alone", 0, "").value());
+    CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
+
+    for (const Layout& layout : layouts) {
+        INFO(layout.name());
+        const std::string whole = "whole, " + layout.name(), cut = "cut, " + layout.name();
+        const std::optional<std::string> uncut = run(layout, whole, 0, "");
+        if (!uncut) continue;
+        const std::vector<double> losses = losses_in(*uncut);
+        REQUIRE(losses.size() == expected.size());
+        for (std::size_t i = 0; layout.master_weights && i < losses.size(); i++) {
+            CHECK(std::abs(losses[i] / expected[i] - 1) < loss_tolerance);
+        }
+        run(layout, cut, 2, "");
+        const std::string resumed = run(layout, cut, 0, place.folder / cut + "/" + checkpoint_name(2)).value();
+        CHECK(without_times(resumed) == without_times(*uncut));
+        const std::string last = "/" + checkpoint_name(4);
+        CHECK(files_of(place.folder / cut + last) == files_of(place.folder / whole + last));
+        CHECK(read_whole(real_files(), place.folder / cut + ".llmc") ==
+              read_whole(real_files(), place.folder / whole + ".llmc"));
+    }
+}
+
+}   // namespace
+
+TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
+    compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}, {2, 1, true, false}, {3, 3, true, false}});
+}
+
+TEST_CASE(
+    "layouts: losses and validation under tensor parallelism are those of one process, cut and resumed to the bit") {
+    compare_runs({{1, 0, true, false, 2}, {2, 3, true, false, 2}, {2, 1, false, false, 2, false}});
+}
+
+TEST_CASE("layouts: pipelines, likewise") { compare_runs({pipeline(1, 0, 2), pipeline(2, 3, 2, PipelineKind::gpipe)}); }
+
+TEST_CASE("layouts: all axes together are one process, cut and resumed to the bit") {
+    compare_runs({all_axes(2, 2, 1, 2, 1), all_axes(1, 2, 2, 1, 3), all_axes(2, 1, 2, 1, 2, false),
+                  all_axes(2, 2, 2, 1, 1, false, PipelineKind::gpipe)});
+}
+
+namespace {
+
+constexpr int changing_layers = 4;   // as two stages of two chunks need
+
+// A layout of up to 8 ranks that this model fits.
+Layout any_layout(std::uint64_t key) {
+    constexpr PipelineKind kinds[] = {PipelineKind::one_f_one_b, PipelineKind::gpipe, PipelineKind::naive,
+                                      PipelineKind::zero_bubble, PipelineKind::interleaved};
+    auto draw = [&key](int count) {
+        key = mix64(key);
+        return static_cast<int>((key >> 33) % static_cast<std::uint64_t>(count));
+    };
+    for (;;) {
+        const int cp = 1 << draw(3), dps[] = {1, 2, 3, 4};
+        Layout layout = all_axes(1 + draw(2), 1 + draw(2), cp, dps[draw(4)], draw(4), draw(2) == 0, kinds[draw(5)]);
+        layout.sequence_parallel = draw(2) == 0;
+        if (layout.tp == 1 && cp > 1) layout.ulysses = 1 + draw(2);
+        if (layout.dp * layout.cp == 1) layout.zero = 0;
+        layout.layers = changing_layers;
+        layout.recompute = static_cast<Recompute>(draw(4));
+        if (layout.pp == 1) layout.schedule = PipelineKind::one_f_one_b;
+        if (layout.schedule == PipelineKind::interleaved) layout.pp_chunks = 2, layout.accumulates = true;
+        if (layout.mesh().size() <= 8) return layout;
+    }
+}
+
+// Two steps under one layout, and two more under another.
+void change_layouts(int pairs, std::uint64_t key) {
+    const Workplace place;
+    auto run = [&](const Layout& layout, const std::string& name, int stop_after, const std::string& resume_from) {
+        Options options = options_of(layout, place.folder / name);
+        options.stop_after = stop_after;
+        return on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); });
+    };
+    auto losses_of = [&](const std::string& name) {
+        return losses_in(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
+    };
+    Layout alone{1, 0};
+    alone.layers = changing_layers;
+    run(alone, "alone", 0, "");
+    const std::vector<double> expected = losses_of("alone");
+    for (int i = 0; i < pairs; i++) {
+        const Layout from = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i)),
+                     to = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i + 1));
+        INFO(from.name(), " -> ", to.name());
+        const std::string name = text("pair ", i);
+        if (!run(from, name, 2, "")) continue;
+        if (!run(to, name, 0, place.folder / name + "/" + checkpoint_name(2))) continue;
+        const std::vector<double> losses = losses_of(name);
+        REQUIRE(losses.size() == expected.size());
+        for (std::size_t k = 0; k < losses.size(); k++) CHECK(std::abs(losses[k] / expected[k] - 1) < loss_tolerance);
+    }
+}
+
+}   // namespace
+
+TEST_CASE("layouts: cut under one and resumed under another they go on as one process does") { change_layouts(3, 1); }
+TEST_CASE("layouts: 30 pairs cut under one and resumed under another go on as one process does" * doctest::skip()) {
+    change_layouts(30, 2);
+}
+
+TEST_CASE("layouts: pipelines and all axes together answer questions as one process does") {
+    std::vector<Question> questions;
+    for (int q = 0; q < 13; q++) {
+        auto ids = [&](int first, int count) {
+            std::vector<std::int32_t> tokens;
+            for (int t = 0; t < count; t++) tokens.push_back((q * 17 + first + t * t) % vocab);
+            return tokens;
+        };
+        questions.push_back({q % 3, ids(1, 4), {ids(5, 3), ids(29, 5), ids(40, 2)}});
+    }
+    const StopSignals signals;
+    auto right = [&](RankOfRun& rank) {
+        Agreement agreement(rank.arena, rank.groups.all, rank.world, signals, rank.model.stream());
+        return Evaluation(*rank.step, questions).run(agreement).value().right;
+    };
+    int expected = 0;
+    const Options options = options_of({}, "");
+    on_layout({0, 0}, options, [&](RankOfRun& rank) { expected = right(rank); });
+    expected = std::stoi(from_first_process(std::to_string(expected)));
+    CHECK(expected > 0);
+    CHECK(expected < 13);
+    for (const Layout& layout :
+         {pipeline(1, 0, 2), pipeline(2, 3, 2), all_axes(2, 1, 2, 2, 3), all_axes(2, 2, 2, 1, 1)}) {
+        on_layout(layout, options_of(layout, ""), [&](RankOfRun& rank) {
+            const int found = right(rank);
+            ENSURE(found == expected, found, " right, one process has ", expected);
+        });
+    }
+}
+
+TEST_CASE("layouts: losses and validation of ranks that share sequences are those of one process, cut and resumed") {
+    compare_runs({context(2, 3, false, 2, 2), context(1, 1, false, 4, 2)});
+}
+
+TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doctest::skip()) {
+    std::vector<Layout> layouts;
+    for (int dp : {1, 2, 3, 4, 6, 8}) {
+        for (int zero : {0, 1, 2, 3}) {
+            layouts.push_back({dp, zero});
+            layouts.push_back({dp, zero, false});
+            layouts.push_back({dp, zero, true, false});
+        }
+    }
+    compare_runs(layouts);
+}
+
+TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout writes it") {
+    const Workplace place;
+    Options options = options_of({}, place.folder / "origin");
+    on_layout({0, 0}, options, [&](RankOfRun& rank) { rank.train(place, ""); });
+    const std::string origin = place.folder / "origin" + "/" + checkpoint_name(4);
+    const std::map<std::string, std::string> expected = files_of(origin);
+    // what the model with these weights writes, on one process
+    auto written_by = [](RankOfRun& rank) {
+        return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4) +
+               Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{24, 0.0f, 5}).sample(4);
+    };
+    std::string sample;
+    on_layout({0, 0}, options, [&](RankOfRun& rank) {
+        rank.load(origin);
+        sample = written_by(rank);
+    });
+    sample = from_first_process(sample);
+    CHECK(expected.size() >= 4);
+    for (const Layout& layout : {Layout{1, 3},
+                                 Layout{2, 0},
+                                 Layout{2, 3},
+                                 Layout{3, 0},
+                                 Layout{3, 1},
+                                 Layout{3, 2},
+                                 Layout{3, 3},
+                                 Layout{4, 2},
+                                 Layout{8, 3},
+                                 Layout{1, 0, true, true, 2},
+                                 Layout{3, 2, true, true, 2, false},
+                                 pipeline(1, 0, 2),
+                                 pipeline(2, 3, 2),
+                                 context(1, 0, true, 2, 1),
+                                 context(2, 3, true, 2, 2),
+                                 context(1, 1, true, 4, 2),
+                                 all_axes(2, 2, 1, 2, 3),
+                                 all_axes(1, 2, 2, 2, 1),
+                                 all_axes(2, 1, 2, 1, 2),
+                                 all_axes(2, 2, 2, 1, 3)}) {
+        INFO(layout.name());
+        const std::string copy = place.folder / layout.name();
+        const bool ran = on_layout(layout, options_of(layout, copy), [&](RankOfRun& rank) {
+            const RunState state = rank.load(origin);
+            // pieces that divide no shard
+            const Gatherer gatherer(rank.model.storage(), rank.groups.stage, true, rank.arena, rank.model.stream(), 100,
+                                    rank.groups.all);
+            Agreement agreement(rank.arena, rank.groups.all, rank.world, place.signals, rank.model.stream());
+            const FullArena full(rank.arena);
+            save_training_state(
+                real_files(), copy, state, tensors_of(*rank.step), {}, gatherer,
+                {agreement.rank(), agreement.ranks(), [&](const std::string& own) { return agreement.gather(own); }});
+            full.require_untouched("a checkpoint");
+            const std::string own_sample = written_by(rank);   // tp ranks round logits differently
+            ENSURE(layout.tp > 1 || own_sample == sample, "another sample than one process writes");
+            rank.train(place, origin);   // no step is left: writes the weights as they are
+        });
+        if (!ran) continue;
+        CHECK(read_whole(real_files(), copy + ".llmc") == read_whole(real_files(), place.folder / "origin.llmc"));
+        CHECK(files_of(copy + "/" + checkpoint_name(4)) == expected);
+    }
+}
+
+namespace {
+
+// Reads checkpoints only for a rank that has told the others that it works alone.
+struct LonelyFiles : ForwardingFiles {
+    LonelyFiles(FileSystem& inner, const Communicator* its_all) : ForwardingFiles(inner), all(its_all) {}
+    std::unique_ptr<File> open(const std::string& path) const override {
+        if (path.find("/step_") != std::string::npos) {
+            read = true;
+            ENSURE(all == nullptr || all->progress().alone != nullptr, path, " is read while others wait unaware");
+        }
+        return inner_.open(path);
+    }
+    const Communicator* all;
+    mutable bool read = false;
+};
+
+}   // namespace
+
+TEST_CASE(
+    "layouts: back from an outlier to the last checkpoint, a run goes on as one resumed there past those samples") {
+    constexpr int spike = 5, saved = 2;
+    // the window of a run just before it is full, of losses far below this model's: the third loss from here is an
+    // outlier
+    OutlierDetector low;
+    for (int i = 0; i < OutlierDetector::kWindow - (spike - saved - 1); i++) low.update(1e-3 * (1 + i % 2));
+    for (const Layout& layout : {Layout{0, 0}, Layout{2, 1}, all_axes(2, 1, 1, 2, 1), pipeline(2, 1, 2)}) {
+        INFO(layout.name());
+        const Workplace place;
+        // from a copy of what the first steps have left
+        auto run = [&](const std::string& name, const RankOfRun::Change& change) {
+            Layout asked = layout;
+            asked.dp = std::max(layout.dp, 1);
+            Options options = options_of(asked, place.folder / name);
+            options.max_steps = 8, options.checkpoint_every = 100;
+            options.skip_loss_z = 3.0f, options.spike_rewind = 1;
+            options.stop_after = change ? 0 : saved;
+            if (change) {
+                in_first_process([&] {
+                    std::filesystem::copy(place.folder / "begun", options.output_dir,
+                                          std::filesystem::copy_options::recursive);
+                });
+            }
+            const std::string from = change ? options.output_dir + "/" + checkpoint_name(saved) : "";
+            return on_layout(layout, options, [&](RankOfRun& rank) {
+                LonelyFiles files(real_files(), rank.groups.all);
+                rank.train(place, from, change, files);
+                ENSURE(files.read == (name == "spike"), "a checkpoint was read");
+            });
+        };
+        auto past = [&](int samples) {
+            return [samples](RunState& state, const TokenSet& tokens) {
+                Loader loader(tokens, state.seed);
+                loader.seek(state.loader);
+                loader.advance(static_cast<std::uint64_t>(samples));
+                state.loader = loader.state();
+            };
+        };
+        if (!run("begun", {})) continue;
+        run("spike", [&](RunState& state, const TokenSet&) { state.loss_outliers = low.state(); });
+        const int skipped = (spike - saved) * sequences;
+        run("resumed", past(skipped));
+        run("one too few", past(skipped - 1));
+        auto records = [&](const char* name) {
+            return without_times(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
+        };
+        auto end = [&](const char* name) { return files_of(place.folder / name + "/" + checkpoint_name(8)); };
+        const std::regex rewind(text("\\{\"step\":2,\"rewind_from\":5,[^}]*\"skipped_samples\":", skipped, "\\}\n"));
+        CHECK(std::regex_search(records("spike"), rewind));
+        CHECK(std::regex_replace(records("spike"), rewind, "") == records("resumed"));
+        CHECK(end("spike") == end("resumed"));
+        CHECK(end("spike") != end("one too few"));
+    }
+}

@@ -1,0 +1,146 @@
+#include "llmc/run/metrics/metrics.h"
+
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+#include "llmc/base/log.h"
+
+namespace {
+
+std::string json_number(double value) { return std::isfinite(value) ? formatted("%.9g", value) : "null"; }
+
+void write_line(File* file, const std::string& line) {
+    if (file != nullptr) file->write(bytes_of(line + "\n"));
+}
+
+// Keeps the whole lines of `path` for which `keep` holds.
+void filter_lines(FileSystem& files, const std::string& path, const std::function<bool(const std::string&)>& keep) {
+    if (!files.exists(path)) return;
+    const std::string content = read_whole(files, path);
+    std::string kept;
+    for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        std::string line = content.substr(begin, end - begin);
+        if (keep(line)) kept += line + "\n";
+    }
+    if (kept != content) write_whole(files, path, kept);
+}
+
+// What is kept of an earlier run: everything up to the work `next` after a step.
+struct KeptUpTo {
+    int step;
+    AfterStep next;
+    bool rewinds;   // to this step too
+    bool holds(int of_step) const { return of_step <= step; }
+    bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
+    bool holds(int of_step, const std::string& key) const {
+        return key == "val_loss"    ? holds(of_step, AfterStep::validation)
+               : key == "hellaswag" ? holds(of_step, AfterStep::evaluation)
+                                    : holds(of_step);
+    }
+};
+
+// The lines of both logs begin with their step.
+bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
+    int step = 0;
+    char key[11] = "";
+    if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
+    if (std::string(key) == "rewind_fro") return step < kept.step || (step == kept.step && kept.rewinds);
+    return kept.holds(step, key);
+}
+bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
+    int step = 0;
+    char kind[5] = "";
+    if (std::sscanf(line.c_str(), "s:%d %4[a-z]", &step, kind) != 2) return false;
+    if (std::string(kind) == "tel") return kept.holds(step, AfterStep::validation);
+    if (std::string(kind) == "eval") return kept.holds(step, AfterStep::evaluation);
+    return kept.holds(step + 1);   // counted from 0
+}
+
+}   // namespace
+
+std::string to_json(const StepRecord& r) {
+    const std::string waiting =
+        r.waiting ? formatted("\"slowest_rank\":%d,\"waiting\":%.9g,", r.waiting->rank, r.waiting->share) : "";
+    return formatted(
+        "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
+        "%s\"memory_bytes\":%llu}",
+        r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
+        json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
+        json_number(r.step_ms).c_str(), waiting.c_str(), static_cast<unsigned long long>(r.memory_bytes));
+}
+
+std::string validation_json(int step, float loss) {
+    return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
+}
+
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard)
+    : files_(&files), folder_(folder), tensorboard_(tensorboard) {
+    if (folder.empty()) return;
+    files.make_folders(folder);
+    open(last_step, next, false);
+}
+
+void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
+    const std::string metrics = folder_ + "/metrics.jsonl", main_log = folder_ + "/main.log";
+    const KeptUpTo kept{last_step, next, keep_rewinds};
+    if (tensorboard_) {
+        events_.emplace(*files_, folder_,
+                        [&](int step, const std::string& tag) { return last_step > 0 && kept.holds(step, tag); });
+    }
+    if (last_step == 0) {
+        const std::string events = folder_ + "/" + EventFile::name;   // of a run that is overwritten
+        if (!tensorboard_ && files_->exists(events)) files_->remove_all(events);
+        files_->create(metrics);
+        files_->create(main_log);
+    } else {
+        filter_lines(*files_, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
+        filter_lines(*files_, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
+    }
+    metrics_ = files_->append(metrics);
+    main_log_ = files_->append(main_log);
+    files_->sync_folder(folder_);
+}
+
+void Metrics::rewind(const RewindRecord& r, AfterStep next) {
+    if (folder_.empty()) return;
+    open(r.step, next, true);
+    write_line(metrics_.get(),
+               formatted("{\"step\":%d,\"rewind_from\":%d,\"loss\":%s,\"grad_norm\":%s,\"skipped_samples\":%llu}",
+                         r.step, r.from, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(),
+                         static_cast<unsigned long long>(r.skipped_samples)));
+}
+
+void Metrics::step(const StepRecord& r) {
+    write_line(metrics_.get(), to_json(r));
+    write_line(main_log_.get(), formatted("s:%d trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm));
+    if (!events_) return;
+    std::vector<EventFile::Value> values{{"loss", r.loss},       {"grad_norm", r.grad_norm},
+                                         {"lr", r.lr},           {"tokens_per_s", r.tokens_per_s},
+                                         {"step_ms", r.step_ms}, {"memory_bytes", static_cast<double>(r.memory_bytes)}};
+    if (r.mfu) values.push_back({"mfu", *r.mfu});
+    if (r.waiting) {
+        values.push_back({"slowest_rank", static_cast<double>(r.waiting->rank)});
+        values.push_back({"waiting", r.waiting->share});
+    }
+    events_->add(r.step, values);
+}
+
+void Metrics::validation(int step, float loss) {
+    write_line(metrics_.get(), validation_json(step, loss));
+    write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
+    if (events_) events_->add(step, {{"val_loss", loss}});
+}
+
+void Metrics::evaluation(int step, double accuracy) {
+    write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
+    write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+    if (events_) events_->add(step, {{"hellaswag", accuracy}});
+}
+
+void Metrics::sync() {
+    for (File* file : {metrics_.get(), main_log_.get()}) {
+        if (file != nullptr) file->sync();
+    }
+    if (events_) events_->sync();
+}

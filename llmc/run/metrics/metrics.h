@@ -1,0 +1,81 @@
+// The records of a run in its output folder, each line written as soon as it is known, whole, by one call.
+//
+// metrics.jsonl, one JSON object a line, floats with 9 significant digits (enough to tell any two floats apart),
+// `null` for what is not known or not finite:
+//   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
+//       with "slowest_rank":r,"waiting":x before "memory_bytes" where several data-parallel ranks train: who was waited
+//       for in the step before, for which share of it (slowest_rank.h)
+//   {"step":N,"val_loss":x}
+//   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
+//   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
+//   and
+//                                 the run goes on from the checkpoint of step N with the samples after those of step M
+// Steps count from 1; a validation named N was made with the weights after step N.
+//
+// With --tensorboard the same values are in an event file too (tensorboard.h), under the names that they have here.
+//
+// main.log, llm.c's: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. There a training step counts from 0, so
+// that its plotting scripts see what they expect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "llmc/io/file.h"
+#include "llmc/run/after_step.h"
+#include "llmc/run/metrics/tensorboard.h"
+
+// Who was waited for (slowest_rank.h).
+struct Waiting {
+    int rank;
+    double share;   // of the step that the other replicas waited for its one, on average: 0 to 1
+};
+
+struct StepRecord {
+    int step;
+    float loss, grad_norm, lr;
+    double tokens_per_s;
+    std::optional<double> mfu;   // of the peak, 0 to 1; none where the peak is unknown
+    double step_ms;
+    std::uint64_t memory_bytes;
+    std::optional<Waiting> waiting = {};   // in the step before; none where one replica trains
+};
+
+// A run that has gone back to an earlier checkpoint.
+struct RewindRecord {
+    int step, from;          // to the state after `step`, from the one after `from`
+    float loss, grad_norm;   // of `from`
+    std::uint64_t skipped_samples;
+};
+
+class Metrics {
+public:
+    // With an empty folder nothing is written. Makes the folder. Lines of steps after `last_step` are dropped, as is a
+    // last line that was torn: 0 starts afresh, a resumed run passes the step it continues from. Of that step, lines of
+    // what is yet to be done, from `next` on, are dropped too.
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step,
+            bool tensorboard = false);
+
+    void step(const StepRecord& record);
+    void validation(int step, float loss);
+    void evaluation(int step, double accuracy);
+    // Drops lines as a resumed run does, but for earlier rewinds to the same step, which that comes to by itself.
+    void rewind(const RewindRecord& record, AfterStep next);
+
+    // Returns once all lines are on the disk: before a checkpoint of their steps is, or a resumed run could miss some.
+    void sync();
+
+private:
+    void open(int last_step, AfterStep next, bool keep_rewinds);
+
+    FileSystem* files_;
+    std::string folder_;
+    bool tensorboard_;
+    std::unique_ptr<File> metrics_, main_log_;
+    std::optional<EventFile> events_;
+};
+
+std::string to_json(const StepRecord& record);
+std::string validation_json(int step, float loss);

@@ -1,0 +1,126 @@
+// What a run is asked to do: the values of all options. Their names, ranges and words are in llmc/cli/option_table.cpp,
+// those of their values in option_names.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "llmc/base/dtype.h"
+#include "llmc/kernels/attention.h"
+#include "llmc/model/activations.h"
+#include "llmc/optim/lr_schedule.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/schedule.h"
+#include "llmc/process/startup.h"
+
+// What context-parallel ranks exchange: keys and values around a ring, heads for tokens (Ulysses), or both.
+enum class ContextMode : std::uint8_t { ring, ulysses, hybrid };
+
+// What only `generate` asks.
+struct GenerateOptions {
+    std::string prompt, prompt_file;   // at most one of them; neither: what follows an end-of-text token
+    std::string tokenizer;             // empty: the one beside the model
+    int tokens = 100;
+    int top_k = 0;   // 0: all
+    float top_p = 1.0f;
+    bool stop_at_end = true;   // at the tokenizer's end-of-text token
+};
+
+// What only `export` asks.
+enum class ExportFormat { hugging_face, llmc };
+struct ExportOptions {
+    ExportFormat to = ExportFormat::hugging_face;
+    std::string output;           // a folder, or llm.c's model file
+    std::optional<DType> dtype;   // none: as the model's file has it
+};
+
+struct Options : OptimizerOptions {
+    // data
+    std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern
+    std::string val_data = "data/tinyshakespeare/*val*.bin";       // pattern
+    bool overfit_single_batch = false;
+
+    // model
+    std::string model = "d12";                 // descriptor, llm.c model file or folder
+    int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
+    int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
+    bool tie_embeddings = true;                // the classifier is the token embedding
+
+    // shape of a step
+    int micro_batch = 4;            // B, sequences
+    int seq_len = 1024;             // T, tokens; 0: the model's positions, where `evaluate` is not told
+    std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
+    int max_steps = -1;             // -1: one epoch
+    int stop_after = 0;             // end after this many completed steps of the run; 0: do not
+    int time_limit = 0;             // seconds from the program's begin until it saves and stops; 0: none
+
+    // optimiser and schedule
+    ScheduleKind schedule = ScheduleKind::cosine;
+    float lr = 3e-4f;
+    int warmup = 0;                                 // steps
+    float final_lr_frac = 1.0f;                     // final learning rate over lr
+    float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
+    int spike_rewind = 0;   // above it, back to the last checkpoint instead, so often without a newer one; 0: never
+
+    // validation and sampling
+    int val_every = 20;         // steps; 0: never
+    int val_max_batches = 80;   // sequences; -1: all
+    int sample_every = 20;      // steps; 0: never
+    int log_every = 0;          // steps between lines of progress, where they go to no terminal; 0: few enough to read
+    int sample_tokens = 64;
+    float temperature = 1.0f;   // 0: always the likeliest token
+    bool hellaswag = false;     // multiple-choice evaluation with every validation but the first
+    std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
+
+    // output
+    std::string output_dir;           // empty: write nothing
+    int checkpoint_every = 0;         // steps; 0: never, but the end of a run is saved, also where it is cut short
+    int keep_checkpoints = 0;         // 0: all
+    int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
+    bool resume = false;
+    bool overwrite = false;    // a folder of another run's results is emptied
+    bool keep_best = false;    // also save what has the lowest validation loss
+    int max_bad_steps = 10;    // stop after so many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;  // event files for TensorBoard in the output folder too
+    std::string trace;         // Chrome trace of a step; empty: none
+    std::string export_llmc;   // llm.c model file to write at the end; empty: none
+
+    // numerics and memory
+    AttentionKind attention = AttentionKind::auto_;
+    DType grad_dtype = DType::fp32;
+    bool tf32 = false;
+    bool print_memory = false;   // llmc/plan/memory_plan.h
+    std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
+    int gelu_fusion = 2;          // 0: none, 1: in forward, 2: in backward too
+    int matmul_tries = 1;         // MatmulOptions::tries, where tp == 1
+    int zero = 0;                 // ZeRO stage
+    int pp = 1, cp = 1, tp = 1;   // ranks of pipeline, context and tensor parallelism
+    PipelineKind pp_schedule = PipelineKind::one_f_one_b;
+    int pp_chunks = 1;               // of a pipeline stage
+    int pp_warmup = 0;               // PipelineShape::warmup
+    int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
+    bool sequence_parallel = true;   // tp ranks share the rows of the residual region
+    int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
+
+    ContextMode cp_mode = ContextMode::ring;
+    int cp_ulysses = 0;   // cp ranks of a Ulysses group; 0: as the mode says
+
+    // many processes
+    StartupOptions startup;
+    bool check_collectives = false;
+    int check_replicas = 0;         // compare what ranks must hold alike every so many steps; 0: never
+    double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
+    double stall_timeout_s = 600;   // and so does the one that others wait for when nothing advances; 0: never
+
+    GenerateOptions generate;
+    ExportOptions exported;
+
+    int data_ranks() const { return dp > 0 ? dp : 1; }
+    int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }
+    // of all ranks together
+    std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
+    std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
+    int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
+};
+

@@ -1,0 +1,154 @@
+// How much of data parallelism's traffic is hidden behind computation, judged on the stand-in's virtual clock
+// (llmc/cuda_on_cpu/clock/record.h): with the same order of work, so much would be hidden on a machine of the given
+// speeds. What is recorded is the training loop itself, so that what it asks for between passes counts.
+#include "llmc/cuda_on_cpu/clock/record.h"
+#include "llmc/data/token_file.h"
+#include "llmc/io/temporary_folder_test.h"
+#include "llmc/process/on_ranks_test.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/telling_files_test.h"
+#include "llmc/run/trainer.h"
+
+namespace {
+
+constexpr int layers = 12, ranks = 2, B = 4, T = 32;
+
+// A machine on which the traffic of a layer takes about half as long as its computation: the model allows hiding it.
+// (Small layers on a slow machine; only the ratio matters.)
+host::CostModel machine() {
+    host::CostModel costs;
+    costs.seconds_per_flop = 1e-12;
+    costs.seconds_per_byte = 1e-12;
+    costs.seconds_per_exchanged_byte = 1.0 / 20e9;
+    costs.seconds_per_exchange = 1e-7;
+    return costs;
+}
+
+// What someone adds without a thought: the host waits, for a value to print, say, whenever gradients are complete.
+class StrayWait : public UnitHooks {
+public:
+    explicit StrayWait(UnitHooks& inner) : inner_(inner) {}
+    void pass_begins(const std::vector<std::vector<int>>& uses) override { inner_.pass_begins(uses); }
+    void use_begins() override { inner_.use_begins(); }
+    void use_ends() override { inner_.use_ends(); }
+    void gradients_begin(int slot) override { inner_.gradients_begin(slot); }
+    void gradients_ready(int slot) override {
+        inner_.gradients_ready(slot);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+
+private:
+    UnitHooks& inner_;
+};
+
+enum class Flaw {
+    none,
+    wait_in_backward,        // the host waits whenever a unit's gradients are complete
+    question_after_update,   // a small all-reduce, and a wait for it, after each step: behind ZeRO's gathers
+};
+
+constexpr int steps = 3;
+
+// The training loop over three steps of two micro-batches, as every rank asks for it.
+std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
+    std::vector<host::Recording> recordings(ranks);
+    on_ranks(ranks, [&](TestRank& me) {
+        TemporaryFolder folder;
+        write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, std::vector<std::uint32_t>(2000, 5));
+        Options asked;
+        asked.layers = layers, asked.heads = 2, asked.channels = 64, asked.seq_len = T, asked.micro_batch = B;
+        asked.total_batch = 2 * B * T * ranks, asked.max_steps = steps, asked.val_every = 0, asked.sample_every = 0;
+        fit_to_ranks(asked, ranks);
+        StageOptions options;
+        options.B = B;
+        options.T = T;
+        options.place = {me.world.mesh(), me.world.at(), zero};
+        Stage model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
+        model.initialize(1);
+        Communicator* group = me.world.group(zero_axes);
+        const TrainingGroups groups{group, &me.all, group};
+        Step step(model, {}, me.arena, groups);
+        StrayWait careless(*model.hooks());
+        if (flaw == Flaw::wait_in_backward) model.set_hooks(&careless);
+        const DeviceBuffer<std::int32_t> question = me.on_device(std::vector<std::int32_t>{0});
+        TellingFiles files(real_files(), [&] {
+            if (flaw != Flaw::question_after_update) return;
+            group->all_reduce(question.data(), 1, ReduceOp::max, me.stream);
+            question.download(me.stream);
+        });
+        const TokenSet tokens(real_files(), "--train-data", folder / "tokens.bin", T, 97);
+        const StopSignals signals;
+        const Log log(false);
+        Metrics metrics(files, folder / "out");
+        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, signals, nullptr, nullptr, "",
+                         steps, 0.0, groups, &me.world});
+        CUDA_CHECK(cudaDeviceSynchronize());
+        recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
+        CUDA_CHECK(cudaDeviceSynchronize());
+    });
+    return recordings;
+}
+
+// A transfer of a layer: of its 12 tensors together, or of its whole buffer.
+bool is_of_layer(const std::string& name) {
+    static const std::int64_t padded = [] {
+        const ParamTable table(custom_model_config(layers, 2, 64, T, 97));
+        return ParamStorage(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{{0, layers}}, true, true})
+            .units()[1]
+            .padded;
+    }();
+    return std::count(name.begin(), name.end(), '+') == 11 || name.starts_with(text("all-reduce of ", padded, " "));
+}
+
+struct Hidden {
+    double busy = 0, hidden = 0;   // seconds of layers' transfers, and of these the part with computation beside
+    int transfers = 0;
+    double share() const { return hidden / busy; }
+};
+
+// Of the layers' first `counted` transfers: behind what the last update of a run sends, there is nothing to hide.
+Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int counted) {
+    Hidden result;
+    for (const host::Span& transfer : timeline.spans) {
+        if (transfer.rank != 0 || transfer.stream == compute_stream || !is_of_layer(transfer.name)) continue;
+        if (++result.transfers > counted) continue;
+        result.busy += transfer.end - transfer.active;
+        for (const host::Span& work : timeline.spans) {
+            if (work.rank != 0 || work.stream != compute_stream) continue;
+            result.hidden += std::max(0.0, std::min(work.end, transfer.end) - std::max(work.active, transfer.active));
+        }
+    }
+    return result;
+}
+
+Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
+    const std::vector<host::Recording> recordings = record_steps(zero, flaw);
+    const auto first = std::find_if(recordings[0].begin(), recordings[0].end(), [](const host::RecordedStep& step) {
+        return step.name.starts_with("encoder_forward");
+    });
+    REQUIRE(first != recordings[0].end());
+    return hidden_traffic(host::replay(recordings, machine()), first->stream, counted);
+}
+
+}   // namespace
+
+TEST_CASE("overlap: at least 80% of the layers' traffic is hidden, unless the host waits where it must not") {
+    const int transfers[] = {layers, 2 * layers, 3 * layers, 6 * layers};   // of a step
+    for (int zero : {0, 1, 2, 3}) {
+        INFO("zero ", zero);
+        const bool gathers_after_update = zero == 1 || zero == 2;
+        const int all = steps * transfers[zero], counted = all - (gathers_after_update ? layers : 0);
+        auto share = [&](Flaw flaw) {
+            const Hidden found = hidden_traffic(zero, flaw, counted);
+            CHECK(found.transfers == all);
+            return found.share();
+        };
+        const double sound = share(Flaw::none), careless = share(Flaw::wait_in_backward),
+                     asking = share(Flaw::question_after_update);
+        MESSAGE("zero ", zero, ": ", 100 * sound, "% of the layers' traffic hidden; with a wait in backward ",
+                100 * careless, "%, with a question after the update ", 100 * asking, "%");
+        CHECK(sound >= 0.8);
+        CHECK(careless < 0.8);
+        if (gathers_after_update) CHECK(asking < sound - 0.1);   // the gathers are a part of the traffic
+    }
+}

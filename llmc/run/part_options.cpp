@@ -1,0 +1,50 @@
+#include "llmc/run/part_options.h"
+
+WorldOptions world_options(const Options& options) {
+    WorldOptions result;
+    result.startup = options.startup;
+    result.pp = options.pp;
+    result.cp = options.cp;
+    result.tp = options.tp;
+    result.dp = options.dp;
+    result.watchdog.silence_seconds = options.peer_timeout_s;
+    result.watchdog.stall_seconds = options.stall_timeout_s;
+    result.check_collectives = options.check_collectives;
+    return result;
+}
+
+StageOptions stage_options(const Options& options, const World& world) {
+    return stage_options(options, world.mesh(), world.at());
+}
+
+StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at) {
+    StageOptions result;
+    const bool shares = group_size(mesh, zero_axes) > 1;   // one rank alone keeps everything
+    result.place = {mesh, at, shares ? options.zero : 0};
+    result.tp_chunks = options.tp_chunks;
+    result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
+    result.B = options.micro_batch;
+    result.T = options.seq_len;
+    result.ulysses = options.ulysses();
+    result.attention = options.attention;
+    result.recompute = options.recompute.value();
+    result.gelu_fusion = options.gelu_fusion;
+    result.matmul.allow_tf32 = options.tf32;
+    // Ranks of tp must sum the biases that all of them hold alike, also before they have agreed on algorithms.
+    result.matmul.tries = mesh.tp > 1 ? 1 : options.matmul_tries;
+    result.grad_dtype = options.grad_dtype;
+    return result;
+}
+
+std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
+                                      const std::optional<Tokenizer>& tokenizer) {
+    if (options.sample_every == 0) return nullptr;
+    const SamplerOptions how{options.sample_tokens, options.temperature, options.seed};
+    return std::make_unique<Sampler>(step, arena, tokenizer, how);
+}
+
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step) {
+    if (!options.hellaswag) return nullptr;
+    return std::make_unique<Evaluation>(
+        step, read_questions(real_files(), options.hellaswag_data, step.stage().config().vocab_size));
+}

@@ -1,0 +1,19 @@
+// What each part of the program is told of the command line's options.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "llmc/process/world.h"
+#include "llmc/run/evaluation/evaluate.h"
+#include "llmc/run/evaluation/sampler.h"
+#include "llmc/run/options.h"
+
+WorldOptions world_options(const Options& options);
+StageOptions stage_options(const Options& options, const World& world);
+StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at);   // of any rank
+
+// Null where the run has none.
+std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
+                                      const std::optional<Tokenizer>& tokenizer);
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step);

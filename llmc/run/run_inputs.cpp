@@ -1,0 +1,289 @@
+#include "llmc/run/run_inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/model_file.h"
+#include "llmc/data/corpus_check.h"
+#include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/trainer.h"
+
+namespace {
+
+// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
+std::string find_tokenizer_file(const Options& options) {
+    const std::vector<std::string> shards = glob_files(options.train_data);
+    if (shards.empty()) return "";
+    const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
+    return std::filesystem::exists(file) ? file.string() : std::string();
+}
+
+CheckpointRanks ranks_of(World& world) {
+    return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
+}
+
+// The model that the options describe; `of_file` where they name one.
+ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
+                         const std::optional<Tokenizer>& tokenizer) {
+    if (of_file != nullptr) {
+        const std::int64_t own = of_file->vocab_size;
+        if (options.vocab_size > 0 && options.vocab_size != own) {
+            throw Error(
+                ErrorKind::usage,
+                text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
+                "Leave --vocab-size out: the model says it.");
+        }
+        if (!options.tie_embeddings && of_file->tied) {
+            throw Error(ErrorKind::usage,
+                        text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
+                        "Leave --tie-embeddings out: the model says it.");
+        }
+        if (!options.export_llmc.empty() && !of_file->tied) {
+            throw Error(ErrorKind::usage,
+                        text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
+                        "llm.c's files have none; checkpoints are Hugging Face folders.");
+        }
+        return *of_file;
+    }
+    const std::int64_t gpt2_vocabulary = 50257;
+    const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
+                               : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
+                                                      : gpt2_vocabulary;
+    ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
+                                                                  options.seq_len, vocab)
+                                            : model_config(options.model);
+    config.tied = options.tie_embeddings;
+    config.vocab_size = vocab;
+    config.padded_vocab_size = padded_vocab(vocab);
+    check_model_config(config);
+    return config;
+}
+
+// Error(usage) where a folder holds what a run has left there: checkpoints, or records of steps.
+void check_no_results(const std::string& folder, const std::vector<int>& saved) {
+    const std::filesystem::path records = folder + "/metrics.jsonl";
+    const bool has_records = std::filesystem::is_regular_file(records) && std::filesystem::file_size(records) > 0;
+    if (saved.empty() && !has_records) return;
+    throw Error(ErrorKind::usage,
+                saved.empty() ? text("--output-dir ", folder, " holds the records of a run, in ", records.string())
+                              : text("--output-dir ", folder, " holds checkpoints of a run, up to step ", saved.back()),
+                "Continue it with --resume, give another folder, or remove the results with --overwrite.");
+}
+
+// --overwrite removes the folder's results; the model that the run starts from must not be one of them.
+void check_overwrite(const Options& options) {
+    if (!options.overwrite || options.layers > 0 || is_descriptor(options.model)) return;
+    const auto model = std::filesystem::weakly_canonical(options.model).string() + "/",
+               folder = std::filesystem::weakly_canonical(options.output_dir).string() + "/";
+    if (!model.starts_with(folder)) return;
+    throw Error(ErrorKind::usage,
+                text("--model ", options.model, " lies in --output-dir ", options.output_dir,
+                     ", whose results --overwrite removes"),
+                "Give another output folder, or continue the run there with --resume.");
+}
+
+// For --overwrite, when all else has been found right. Records are written anew by whoever opens them.
+void remove_results(const std::string& folder, const Log& log) {
+    for (int step : list_checkpoints(real_files(), folder)) {
+        remove_checkpoint(real_files(), folder, step);
+        log.line("--overwrite: removed %s/%s", folder.c_str(), checkpoint_name(step).c_str());
+    }
+    real_files().remove_all(folder + "/" + kBestFolder);
+    real_files().remove_all(folder + "/options.json");
+}
+
+}   // namespace
+
+// The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
+// going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
+// holds the folder's lock, says what is found.
+std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away) {
+    const std::string& folder = options.output_dir;
+    std::vector<int> saved;
+    if (world.is_first()) {
+        saved = list_checkpoints(real_files(), folder);
+        if (!options.resume && !options.overwrite) check_no_results(folder, saved);
+        for (const std::string& of : {folder, folder + "/" + kBestFolder}) {
+            if (!clears_away) break;
+            for (const std::string& name : remove_unfinished_checkpoints(real_files(), of)) {
+                log.line("removed %s/%s, which a killed run left unfinished", of.c_str(), name.c_str());
+            }
+        }
+    }
+    if (options.overwrite) return "";
+    std::vector<std::string> skipped;
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped, ranks_of(world));
+    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found && !saved.empty()) {
+        throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
+                    "Restore one from a copy, or start afresh in another folder.");
+    }
+    if (found) {
+        log.line("resuming from %s", found->path.c_str());
+    } else if (options.resume) {
+        log.line("nothing to resume in %s: starting afresh", folder.c_str());
+    }
+    return found ? found->path : "";
+}
+
+std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options) {
+    std::vector<std::pair<const char*, std::string>> data;
+    if (!options.overfit_single_batch) data.emplace_back("--train-data", options.train_data);
+    if (options.val_every > 0 || options.overfit_single_batch) data.emplace_back("--val-data", options.val_data);
+    return data;
+}
+
+void check_names(const Options& options) {
+    for (const auto& [flag, pattern] : data_of_run(options)) matching_files(flag, pattern);
+    check_overwrite(options);
+}
+
+RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log) {
+    RunModel model;
+    model.tokenizer_file = find_tokenizer_file(options);
+    if (!model.tokenizer_file.empty()) model.tokenizer = Tokenizer::load(model.tokenizer_file);
+    std::optional<ModelConfig> of_file;
+    if (options.layers == 0 && !is_descriptor(options.model)) {
+        if (checkpoint.empty()) model.weights = find_weights(real_files(), options.model, log, ranks_of(world));
+        of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
+    }
+    model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
+    check_model_fits(options, model.config);
+    return model;
+}
+
+std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
+                         std::uint64_t max_hashed_bytes) {
+    CorpusExpectation expected;
+    for (const auto& [flag, pattern] : data_of_run(options)) expected.data.push_back({flag, pattern});
+    expected.vocab_size = config.vocab_size;
+    expected.larger_is_meant = options.vocab_size > 0;
+    expected.model_folders = {options.layers > 0 || !checkpoint.empty() ? "" : options.model, checkpoint};
+    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
+    expected.max_hashed_bytes = hashes ? max_hashed_bytes : 0;
+    const std::uint64_t not_hashed = check_corpora(real_files(), expected);
+    return hashes ? not_hashed : 0;
+}
+
+void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed) {
+    if (weights != nullptr) {
+        load_parameters(stage.parameters(), *weights, stage.stream());
+    } else {
+        stage.initialize(seed);
+    }
+}
+
+std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
+                               const Options& options, Step& step, const Log& log) {
+    if (inputs.checkpoint.empty()) return std::nullopt;
+    const RunState state =
+        load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
+    check_same_run(state, recorded, options, inputs);
+    const std::string why_not =
+        restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
+    if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
+    return state;
+}
+
+std::string RunInputs::origin() const {
+    return !checkpoint.empty() ? checkpoint : weights ? weights->description() : "random";
+}
+
+void try_outputs(const Options& options) {
+    if (!options.export_llmc.empty()) try_output_file(real_files(), "--export-llmc", options.export_llmc);
+    if (!options.trace.empty()) try_output_file(real_files(), "--trace", options.trace);
+}
+
+RunInputs find_inputs(Options& options, World& world, const StopSignals& signals, const Log& log) {
+    check_names(options);
+    if (world.is_first()) try_outputs(options);
+    std::unique_ptr<FolderLock> lock;
+    std::string checkpoint;
+    auto look_into_folder = [&] {
+        if (options.output_dir.empty()) return;
+        if (world.is_first()) lock = std::make_unique<FolderLock>(options.output_dir);
+        checkpoint = find_checkpoint(options, world, log, true);
+        checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
+    };
+    if (options.resume) look_into_folder();   // first, for then --model is needed no more
+    RunModel model = find_model(options, checkpoint, world, log);
+    if (!options.resume) look_into_folder();
+    if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
+        world.require_same(file + ", in the folder where all ranks write checkpoints,",
+                           real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
+    }
+    if (const std::uint64_t not_hashed =
+            check_data(options, model.config, checkpoint, CorpusExpectation{}.max_hashed_bytes)) {
+        log.line("%.1f GiB of shards were not hashed; `train_gpt check` and `tokenize --verify FOLDER` do",
+                 static_cast<double>(not_hashed) / (1ull << 30));
+    }
+    auto open_tokens = [&](const char* flag, const std::string& pattern) {
+        signals.leave_if_received();   // every id is looked at, which can take a while
+        return TokenSet(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
+    };
+    std::optional<TokenSet> val_tokens;
+    if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
+    TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
+                                                         : open_tokens("--train-data", options.train_data);
+    const int max_steps = steps_of_run(options, train_tokens);
+    std::vector<RecordedData> data;
+    if (!options.overfit_single_batch) data.push_back(describe_data(real_files(), "train-data", options.train_data));
+    if (val_tokens || options.overfit_single_batch) {
+        data.push_back(describe_data(real_files(), "val-data", options.val_data));
+    }
+    if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
+    return {std::move(model.tokenizer_file),
+            std::move(model.tokenizer),
+            std::move(model.weights),
+            model.config,
+            std::move(lock),
+            std::move(checkpoint),
+            std::move(val_tokens),
+            std::move(train_tokens),
+            max_steps,
+            std::move(data)};
+}
+
+int steps_of_run(const Options& options, const TokenSet& train_tokens) {
+    if (options.max_steps > 0) return options.max_steps;
+    const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
+    const std::uint64_t steps = train_tokens.windows() / samples;
+    if (steps == 0) {
+        throw Error(ErrorKind::usage,
+                    text("one epoch of --train-data has ", train_tokens.windows(),
+                         " samples of --seq-len tokens, a step takes ", samples),
+                    "Lower --total-batch, or give --max-steps.");
+    }
+    if (static_cast<std::uint64_t>(options.warmup) > steps) {
+        throw Error(ErrorKind::usage,
+                    text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
+    }
+    return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
+}
+
+void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
+                    const RunInputs& now) {
+    if (state.seed != options.seed) {
+        throw Error(ErrorKind::usage,
+                    text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
+                    "The order of samples follows from the seed: give the same one.");
+    }
+    if (state.windows != now.train_tokens.windows()) {
+        throw Error(ErrorKind::usage,
+                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
+                         options.seq_len, " has ", now.train_tokens.windows()),
+                    "Resume with the same data and sequence length.");
+    }
+    if (!recorded) return;
+    for (const RecordedData& was : recorded->data) {
+        const auto is = std::ranges::find(now.data, was.option, &RecordedData::option);
+        if (was.option != now.data.front().option || is == now.data.end() || is->hash == was.hash) continue;
+        throw Error(
+            ErrorKind::usage,
+            text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ", is->hash,
+                 "; the run to resume had ", was.shards, " of ", was.tokens, " with the hash ", was.hash),
+            "Resume with the same data. They may lie elsewhere, but must be the same files.");
+    }
+}

@@ -1,0 +1,153 @@
+#include "llmc/run/run_record.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <filesystem>
+#include <map>
+
+#include "llmc/base/error.h"
+#include "llmc/data/manifest.h"
+#include "llmc/data/token_file.h"
+#include "llmc/io/hash.h"
+
+namespace {
+
+constexpr const char* kFormat = "train_gpt run";
+constexpr std::uint64_t kVersion = 1;
+
+std::string record_path(const std::string& folder) { return folder + "/options.json"; }
+
+Json to_json(const std::vector<OptionText>& texts) {
+    Json json = Json::object();
+    for (const OptionText& text : texts) json.add(text.name, text.value);
+    return json;
+}
+
+std::vector<OptionText> texts_from(const Json& json) {
+    std::vector<OptionText> texts;
+    for (const auto& [name, value] : json.members()) texts.push_back({name, value.as_text()});
+    return texts;
+}
+
+Json to_json(const RecordedData& data) {
+    return Json::object({{"option", data.option},
+                         {"shards", data.shards},
+                         {"tokens", data.tokens},
+                         {"hash", data.hash},
+                         {"manifests", to_json(data.manifests)}});
+}
+
+RecordedData data_from(const Json& json) {
+    return {json.at("option").as_text(), json.at("shards").as_whole(UINT64_MAX), json.at("tokens").as_whole(UINT64_MAX),
+            json.at("hash").as_text(), texts_from(json.at("manifests"))};
+}
+
+RunRecord record_from(const Json& json) {
+    if (json.at("format").as_text() != kFormat || json.at("version").as_whole(UINT64_MAX) != kVersion) {
+        throw JsonError(text("found format ", quoted(json.at("format")), ", version ", quoted(json.at("version")),
+                             ", expected \"", kFormat, "\", version ", kVersion));
+    }
+    RunRecord record;
+    record.options = texts_from(json.at("options"));
+    for (const Json& data : json.at("data").elements()) record.data.push_back(data_from(data));
+    record.starts = json.at("starts").elements();
+    return record;
+}
+
+}   // namespace
+
+std::span<const char* const> options_of_one_start() {
+    static constexpr std::array kNames{"output-dir", "resume",       "overwrite",    "stop-after",
+                                       "time-limit", "trace",      "init",         "init-address", "init-folder",
+                                       "processes",  "init-timeout", "gpus-per-node"};
+    return kNames;
+}
+
+bool belongs_to_one_start(const std::string& option) { return std::ranges::count(options_of_one_start(), option) > 0; }
+
+std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded,
+                                           const std::vector<OptionText>& now) {
+    std::vector<ChangedOption> changed;
+    for (const OptionText& option : now) {
+        const auto was = std::ranges::find(recorded, option.name, &OptionText::name);
+        if (was == recorded.end() || was->value == option.value || belongs_to_one_start(option.name)) continue;
+        changed.push_back({option.name, was->value, option.value});
+    }
+    return changed;
+}
+
+std::optional<RunRecord> read_run_record(const FileSystem& files, const std::string& folder) {
+    const std::string path = record_path(folder);
+    if (!files.exists(path)) return std::nullopt;
+    try {
+        return record_from(parse_json(read_whole(files, path)));
+    } catch (const JsonError& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": not the record of a run: ", error.what()),
+                    "Remove it and give all options of the run on the command line.");
+    }
+}
+
+void write_run_record(FileSystem& files, const std::string& folder, const RunRecord& record) {
+    Json data = Json::array();
+    for (const RecordedData& of_option : record.data) data.append(to_json(of_option));
+    const Json json = Json::object({{"format", kFormat},
+                                    {"version", kVersion},
+                                    {"options", to_json(record.options)},
+                                    {"data", data},
+                                    {"starts", Json::array(record.starts)}});
+    files.make_folders(folder);
+    write_whole(files, record_path(folder), to_text(json, 1) + "\n");
+}
+
+RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern) {
+    RecordedData data;
+    data.option = option;
+    std::map<std::string, std::optional<CorpusManifest>> manifests;   // by folder
+    Hash64 all;
+    for (const std::string& path : glob_files(pattern)) {
+        const std::filesystem::path shard = path;
+        const auto [manifest, is_new] = manifests.try_emplace(shard.parent_path().string());
+        const std::string beside = (shard.parent_path() / manifest_file_name).string();
+        if (is_new && files.exists(beside)) {
+            manifest->second = read_manifest(files, manifest->first);
+            data.manifests.push_back({beside, hash_to_text(hash64(read_whole(files, beside)))});
+        }
+        const std::uint64_t tokens = TokenFile(files, path).count();
+        std::string identity = text(shard.filename().string(), " ", tokens, "\n");
+        if (manifest->second) {
+            const auto listed =
+                std::ranges::find(manifest->second->shards, shard.filename().string(), &ShardInfo::file);
+            if (listed != manifest->second->shards.end()) identity = text(hash_to_text(listed->hash), "\n");
+        }
+        all.update(identity.data(), identity.size());
+        data.shards++;
+        data.tokens += tokens;
+    }
+    data.hash = hash_to_text(all.digest());
+    return data;
+}
+
+Json describe_start(const ThisStart& start) {
+    const std::time_t now = std::time(nullptr);
+    std::tm utc{};
+    ::gmtime_r(&now, &utc);
+    char time[32];
+    std::strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%SZ", &utc);
+
+    std::map<std::string, int> processes;
+    for (const std::string& host : start.hosts) processes[host]++;
+    Json hosts = Json::object(), changed = Json::object();
+    for (const auto& [host, count] : processes) hosts.add(host, count);
+    for (const ChangedOption& option : start.changed) {
+        changed.add(option.name, Json::array({option.recorded, option.now}));
+    }
+    return Json::object({{"after_step", start.after_step},
+                         {"time", std::string(time)},
+                         {"program", hash_to_text(hash64(read_whole(real_files(), "/proc/self/exe")))},
+                         {"precision", start.precision},
+                         {"device", start.device},
+                         {"processes", start.hosts.size()},
+                         {"hosts", hosts},
+                         {"changed", changed}});
+}

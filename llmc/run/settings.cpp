@@ -1,0 +1,131 @@
+#include "llmc/run/settings.h"
+
+#include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/run/option_names.h"
+
+namespace {
+
+class Table {
+public:
+    Table() { rule(); }
+    template <class Value>
+    void row(const char* name, const Value& value) {
+        lines_ += formatted("| %-21s | %-50s |\n", name, text(value).c_str());
+    }
+    void rule() { lines_ += "+-----------------------+----------------------------------------------------+\n"; }
+    const std::string& lines() const { return lines_; }
+
+private:
+    std::string lines_;
+};
+
+std::string or_none(const std::string& value) { return value.empty() ? "none" : value; }
+std::string real(float value) { return formatted("%g", static_cast<double>(value)); }
+
+void asked(Table& table, const Options& o) {
+    table.row("train data pattern", o.overfit_single_batch ? o.val_data + " (one batch)" : o.train_data);
+    table.row("val data pattern", o.val_data);
+    table.row("output dir", or_none(o.output_dir));
+    table.row("micro batch size B", o.micro_batch);
+    table.row("sequence length T", o.seq_len);
+    const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
+    table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
+    table.row("data-parallel ranks", o.data_ranks());
+    if (o.pp > 1) {
+        table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
+                                          o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string(),
+                                          o.pp_warmup > 0 ? text(", warm-up ", o.pp_warmup) : std::string()));
+    }
+    if (o.cp > 1) {
+        const std::string groups = o.cp_mode == ContextMode::hybrid ? text(", groups of ", o.ulysses()) : std::string();
+        table.row("context-parallel ranks", text(o.cp, ", ", name_of(o.cp_mode), groups));
+    }
+    if (o.tp > 1) {
+        table.row(
+            "tensor-parallel ranks",
+            text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
+    }
+    table.row("ZeRO stage",
+              o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
+    table.row("LR schedule", name_of(o.schedule));
+    table.row("learning rate (LR)", real(o.lr));
+    table.row("warmup steps", o.warmup);
+    table.row("final LR fraction", real(o.final_lr_frac));
+    table.row("weight decay", real(o.weight_decay));
+    table.row("gradient clipping", real(o.grad_clip));
+    table.row("skip update loss z", real(o.skip_loss_z));
+    table.row("skip update norm z", real(o.skip_norm_z));
+    table.row("validate every", o.val_every);
+    table.row("validation sequences", o.val_max_batches);
+    table.row("sample every", o.sample_every);
+    table.row("master weights", o.master_weights ? "enabled" : "disabled");
+    table.row("gradient type", name_of(o.grad_dtype));
+    table.row("recompute", name_of(o.recompute));
+    table.row("GELU fusion", o.gelu_fusion);
+    table.row("matmul algorithms tried", o.matmul_tries);
+    table.row("seed", o.seed);
+}
+
+void found(Table& table, const Options& o, const RunFacts& f) {
+    table.row("device", f.device_name);
+    table.row("peak TFLOP/s", f.peak.per_second > 0
+                                  ? formatted("%.2f (%s)", f.peak.per_second * 1e-12,
+                                              f.peak.measured ? "measured, an estimate" : "data sheet")
+                                  : std::string("unknown"));
+    table.row("precision", f.precision);
+    table.row("attention", f.attention == o.attention
+                               ? name_of(f.attention)
+                               : text(name_of(f.attention), " (asked for: ", name_of(o.attention), ")"));
+    table.rule();
+    table.row("weights", f.weights);
+    table.row("max_sequence_length T", f.model.max_seq_len);
+    table.row("vocab_size V", f.model.vocab_size);
+    table.row("padded_vocab_size Vp", f.model.padded_vocab_size);
+    table.row("num_layers L", f.model.layers);
+    table.row("num_heads NH", f.model.heads);
+    table.row("channels C", f.model.channels);
+    table.row("tied embeddings", f.model.tied ? 1 : 0);
+    table.row("num_parameters", parameter_count(f.model));
+    table.rule();
+    auto tokens = [](const TokenSet& set) {
+        return text(set.tokens(), " in ", set.shards(), " file(s), ", set.windows(), " samples");
+    };
+    table.row("train tokens", tokens(f.train_tokens));
+    if (f.val_tokens != nullptr) table.row("val tokens", tokens(*f.val_tokens));
+    table.row("steps", f.max_steps);
+    table.rule();
+}
+
+}   // namespace
+
+std::string settings_table(const Options& options, const RunFacts& facts) {
+    Table table;
+    table.row("Parameter", "Value");
+    table.rule();
+    asked(table, options);
+    table.rule();
+    found(table, options, facts);
+    return table.lines();
+}
+
+std::vector<std::string> doubts(const Options& options, const ModelConfig& model) {
+    std::vector<std::string> doubts;
+    if (options.seq_len < model.max_seq_len) {
+        doubts.push_back(text("--seq-len ", options.seq_len, " is shorter than the model's ", model.max_seq_len,
+                              " positions: those beyond it will not be trained (GPT-2 trains with 1024, GPT-3 with "
+                              "2048)"));
+    }
+    const bool is_constant = options.schedule == ScheduleKind::constant;
+    if (!is_constant && options.final_lr_frac == 1.0f) {
+        doubts.push_back(text("the ", name_of(options.schedule),
+                              " schedule never falls: --final-lr-frac is 1. 0 lets it fall to nothing, 0.1 to a tenth; "
+                              "--schedule constant says that it is meant to stay"));
+    }
+    if (is_constant && options.warmup > 0) {
+        doubts.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
+    }
+    return doubts;
+}

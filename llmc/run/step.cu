@@ -1,0 +1,140 @@
+#include "llmc/run/step.h"
+
+#include <cstddef>
+
+#include "llmc/base/log.h"
+#include "llmc/base/profile_range.h"
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/parallel/partial_gradients.h"
+#include "llmc/parallel/zero.h"
+
+// What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
+struct Step::Numbers {
+    double loss;
+    StopVotes stop;
+    double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
+    GradNorm norm;
+
+    static constexpr std::size_t sums = numbers_of_step;
+};
+
+namespace {
+
+std::unique_ptr<Zero> make_zero(Stage& stage, Communicator* group, Arena& arena) {
+    if (group == nullptr) return nullptr;
+    auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
+        const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
+                                           gradients.unsharded()};
+        return std::make_unique<ZeroRank<floatX, G>>(stage.storage(), states, *group, arena, stage.stream());
+    };
+    return std::visit(with, stage.gradients());
+}
+
+}   // namespace
+
+Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
+    : stage_(stage),
+      grad_clip_(options.grad_clip),
+      groups_(groups),
+      optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena) : nullptr),
+      numbers_(arena.allocate<Numbers>("step/numbers", 1)),
+      zero_(make_zero(stage, groups.zero, arena)),
+      partial_(make_partial_gradients(stage, groups.tensor, arena)),
+      pipeline_(stage, arena, groups.links) {
+    static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
+    const ShardPlace& place = stage.storage().place();
+    ENSURE(groups.all != nullptr || place.mesh.size() == 1, "a mesh of ", place.mesh.size(),
+           " ranks without a communicator of all");
+    ENSURE(place.mesh.pp == 1 || groups.links.input != nullptr || groups.links.output != nullptr, "pipeline stage ",
+           place.at.pp, " of ", place.mesh.pp, " without a link to another");
+    ENSURE(groups.tensor != nullptr || !stage.options().sequence_parallel, "parts of the sums of ", place.mesh.tp,
+           " tp ranks without a group to add them");
+    ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
+           " without a group to share with");
+    if (zero_) stage.set_hooks(zero_.get());
+}
+
+Step::~Step() {
+    if (zero_) stage_.set_hooks(nullptr);
+}
+
+void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
+                     const std::function<StopVotes()>& vote) {
+    const ProfileRange range("gradients");
+    const cudaStream_t stream = stage_.stream();
+    Numbers* const numbers = numbers_.data();
+    std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+    if (zero_) zero_->begin_step(micro_batches_of(schedule));
+    // a rank that makes no losses adds none to the sum over ranks
+    CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
+    pipeline_.train(schedule, read, token_share, [&] {
+        if (!stage_.adds_losses()) return;
+        sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
+    });
+    StopVotes& own_vote = vote_.values()[0];
+    wait_for(vote_sent_.get());   // that of the step before
+    own_vote = vote();
+    CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
+    vote_sent_.record(stream);
+    const ProfileRange reductions("reductions and norm");
+    if (zero_) zero_->finish_gradients();
+    if (partial_) partial_->reduce();
+    exchange_tied_gradients();
+    optimizer_->sum_squares(&numbers->sum_of_squares);
+    if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
+    finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+}
+
+// Both the first and the last stage of a pipeline have added to the gradient of a tied tensor: each takes the sum over
+// both of the part that its optimizer owns.
+void Step::exchange_tied_gradients() {
+    Communicator* const ends = groups_.links.tied;
+    const ParamStorage& storage = stage_.storage();
+    if (ends == nullptr) return;
+    for (const TensorPlace& tensor : storage.tensors()) {
+        if (!storage.table()[tensor.param].tensor.tied) continue;
+        const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
+        std::visit(
+            [&](auto& gradients) {
+                ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
+            },
+            stage_.gradients());
+    }
+}
+
+void Step::logits(floatX* out, int row, int cp_rank) {
+    const MeshShape& mesh = stage_.storage().place().mesh;
+    const MeshCoordinates from{mesh.pp - 1, 0, cp_rank, 0};
+    if (stage_.has_head()) stage_.logits(out, row, 1);
+    if (mesh.pp == 1 && mesh.cp == 1) return;
+    const auto count = static_cast<std::size_t>(stage_.logits_columns());
+    groups_.all->broadcast(out, count, rank_of(mesh, from), stage_.stream());
+}
+
+void Step::update(int step, float learning_rate) {
+    const ProfileRange range("update");
+    optimizer_->update(step, learning_rate, &numbers_.data()->norm);
+    if (zero_) zero_->parameters_changed();
+}
+
+StepResult Step::result() const {
+    const ProfileRange range("wait for the step");
+    const Numbers numbers = numbers_.download(stage_.stream())[0];
+    return {static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
+}
+
+void Step::wait_for_all_gather() {
+    if (zero_) zero_->wait_for_all_gather();
+}
+
+std::string Step::memory_by_formula() const {
+    const double gradient_bytes = stage_.options().grad_dtype == DType::bf16 ? 2 : 4;
+    const ZeroMemory memory =
+        zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->masters() != nullptr ? 12 : 8);
+    auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
+    return formatted(
+        "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",
+        mebibytes(memory.parameters), mebibytes(memory.unsharded_parameters), mebibytes(memory.gradients),
+        mebibytes(memory.unsharded_gradients), mebibytes(memory.optimizer));
+}

@@ -1,0 +1,219 @@
+#include "llmc/run/stopping/health.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/io/hash.h"
+
+namespace {
+
+constexpr std::size_t piece_elements = std::size_t{1} << 20;   // that are on the host at once
+
+// use(values, first) of what this rank keeps of a tensor, piece by piece.
+template <class T, class Use>
+void download_pieces(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream, Use&& use) {
+    const ParamStorage& storage = state.storage();
+    const auto begin = static_cast<std::size_t>(storage.tensor_offset(place, state.state()));
+    const auto count = static_cast<std::size_t>(storage.padded_elements(place, state.state()));
+    for (std::size_t first = 0; first < count; first += piece_elements) {
+        use(state.unit(place.slot).download(stream, begin + first, std::min(piece_elements, count - first)), first);
+    }
+}
+
+template <class T>
+std::size_t not_finite(const std::vector<T>& values) {
+    return static_cast<std::size_t>(
+        std::count_if(values.begin(), values.end(), [](T value) { return !std::isfinite(static_cast<float>(value)); }));
+}
+
+template <class T>
+std::size_t not_finite(const T* values, std::int64_t count, cudaStream_t stream) {
+    std::size_t found = 0;
+    std::vector<T> piece;
+    for (auto left = static_cast<std::size_t>(count); left > 0; left -= piece.size(), values += piece.size()) {
+        piece.resize(std::min(piece_elements, left));
+        CUDA_CHECK(cudaMemcpyAsync(piece.data(), values, piece.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        wait_for(stream);
+        found += not_finite(piece);
+    }
+    return found;
+}
+
+template <class T>
+std::size_t not_finite(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream) {
+    std::size_t found = 0;
+    download_pieces(state, place, stream,
+                    [&](const std::vector<T>& values, std::size_t) { found += not_finite(values); });
+    return found;
+}
+
+std::string of_layer(int layer) { return layer < 0 ? "" : text(" of layer ", layer); }
+
+// What is found is told with its place in the order of a step, so that the earliest of all ranks can be named:
+// parameters come first, by unit, then activations, of which a unit shows fewer than this, then gradients, from the
+// last unit back.
+constexpr int kActivationsOfUnit = 16;
+
+template <class T>
+std::string first_of(const ModelState<T>& state, const char* what, bool backwards, cudaStream_t stream) {
+    const ParamTable& table = state.storage().table();
+    std::vector<TensorPlace> places(state.storage().tensors().begin(), state.storage().tensors().end());
+    auto order = [&](const TensorPlace& place) {
+        const int at = table[place.param].unit * table.size() + place.param;
+        return backwards ? INT_MAX - at : at;
+    };
+    std::sort(places.begin(), places.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
+    for (const TensorPlace& place : places) {
+        const std::size_t found = not_finite(state, place, stream);
+        if (found == 0) continue;
+        const ParamInfo& info = table[place.param];
+        return text(order(place), " ", what, " ", info.name, of_layer(info.layer), " (", found, " values)");
+    }
+    return "";
+}
+
+// A group's parts and contents.
+using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
+
+std::string group_of(const char* what, const TensorSpec& tensor) {
+    constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary"};
+    return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
+}
+
+// One copy of a part of a tensor.
+template <class T>
+void add_hashes(std::string& lines, GroupHashes& groups, const char* what, const ModelState<T>& state,
+                cudaStream_t stream) {
+    const ParamStorage& storage = state.storage();
+    for (const TensorPlace& place : storage.tensors()) {
+        const std::vector<OwnedRange> ranges = storage.exported_ranges(place, state.state());
+        if (ranges.empty()) continue;   // padding
+        Hash64 part, content;
+        for (const OwnedRange& range : ranges) {
+            for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
+                const std::int64_t run[] = {global, local, count};
+                part.update(run, sizeof run);
+            });
+        }
+        download_pieces(state, place, stream, [&](const std::vector<T>& values, std::size_t) {
+            content.update(values.data(), values.size() * sizeof(T));
+        });
+        const ParamInfo& info = storage.table()[place.param];
+        auto& [group_part, group_content] = groups[group_of(what, info.tensor)];
+        const std::string part_text = info.name + " " + hash_to_text(part.digest()),
+                          content_text = hash_to_text(content.digest());
+        group_part.update(part_text.data(), part_text.size());
+        group_content.update(content_text.data(), content_text.size());
+        lines += text(what, " ", part_text, " ", content_text, "\n");
+    }
+}
+
+std::string list(const std::vector<std::size_t>& ranks) {
+    std::string result;
+    for (std::size_t rank : ranks) result += text(result.empty() ? "" : ", ", rank);
+    return text(ranks.size() > 1 ? "ranks " : "rank ", result);
+}
+
+}   // namespace
+
+std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream,
+                             const std::string& activation) {
+    const std::string parameter = first_of(tensors.parameters, "parameter", false, stream);
+    if (!parameter.empty()) return parameter;
+    if (!activation.empty()) return activation;
+    return std::visit([&](auto& held) { return first_of(held.kept(), "the gradient of", true, stream); }, gradients);
+}
+
+std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, int micro_batches) {
+    Stage& stage = step.stage();
+    const ParamTable& table = stage.table();
+    const int behind_parameters = table.units() * table.size();
+    int last_unit = -1, place = 0, first = INT_MAX;   // the place of an activation in its unit
+    std::string result;
+    auto look = [&](int unit, const char* name, const auto* values, std::int64_t count) {
+        place = unit == std::exchange(last_unit, unit) ? place + 1 : 0;
+        ENSURE(place < kActivationsOfUnit, "activation ", place, " of unit ", unit);
+        const int order = behind_parameters + kActivationsOfUnit * unit + place;
+        if (order >= first) return;
+        const std::size_t found = not_finite(values, count, stage.stream());
+        if (found == 0) return;
+        first = order;
+        const int layer = table.is_layer(unit) ? unit - table.layer_unit(0) : -1;
+        result = text(order, " activation ", name, of_layer(layer), " (", found, " values)");
+    };
+    const struct Showing {
+        Stage& stage;
+        ~Showing() { stage.show_activations({}); }
+    } showing{stage};
+    stage.show_activations(look);
+    for (int i = 0; i < micro_batches; i++) {
+        last_unit = -1;
+        step.forward([&](int, auto tokens, auto targets) { read(i, tokens, targets); }, Purpose::loss);
+        if (stage.has_head()) look(table.head_unit(), "losses", stage.losses(), stage.tokens());
+    }
+    return result;
+}
+
+std::string earliest(const std::vector<std::string>& by_rank) {
+    long first = LONG_MAX;
+    std::string result = "no parameter, activation or gradient has such a value";
+    for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
+        char* end = nullptr;
+        const long order = std::strtol(by_rank[rank].c_str(), &end, 10);
+        if (by_rank[rank].empty() || order >= first) continue;
+        first = order;
+        result = text("first in", end, by_rank.size() > 1 ? text(", on rank ", rank) : std::string());
+    }
+    return result;
+}
+
+ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream) {
+    ReplicaHashes result;
+    GroupHashes groups;
+    auto add = [&](const char* what, const auto& state) { add_hashes(result.tensors, groups, what, state, stream); };
+    add("parameter", tensors.parameters);
+    if (tensors.masters != nullptr) add("master", *tensors.masters);
+    add("m", tensors.m);
+    add("v", tensors.v);
+    for (const auto& [name, hashes] : groups) {
+        result.groups +=
+            text(name, " ", hash_to_text(hashes.first.digest()), " ", hash_to_text(hashes.second.digest()), "\n");
+    }
+    return result;
+}
+
+std::string differing_replicas(const std::vector<std::string>& by_rank) {
+    std::map<std::string, std::map<std::string, std::vector<std::size_t>>> copies;   // ranks, by part and hash
+    for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
+        std::istringstream lines(by_rank[rank]);
+        for (std::string what, name, part, hash; lines >> what >> name >> part >> hash;) {
+            copies[text(what, " ", name, " ", part)][hash].push_back(rank);
+        }
+    }
+    std::string result;
+    int more = -1;   // besides the one that is told
+    for (const auto& [part, by_hash] : copies) {
+        if (by_hash.size() == 1 || more++ >= 0) continue;
+        std::vector<std::size_t> all, most;
+        for (const auto& [hash, ranks] : by_hash) {
+            all.insert(all.end(), ranks.begin(), ranks.end());
+            if (ranks.size() > most.size()) most = ranks;
+        }
+        std::sort(all.begin(), all.end());
+        std::vector<std::size_t> others;
+        std::set_difference(all.begin(), all.end(), most.begin(), most.end(), std::back_inserter(others));
+        const std::string name = part.substr(0, part.rfind(' '));
+        result = 2 * most.size() > all.size()
+                     ? text(list(others), " has another ", name, " than ", list(most))
+                     : text(list(all), " should have the same ", name, ", and nothing tells which is right");
+    }
+    if (more > 0) result += text("; ", more, " more differ");
+    return result;
+}

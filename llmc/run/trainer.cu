@@ -1,0 +1,510 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/step_trace.h"
+#include "llmc/run/stopping/health.h"
+#include "llmc/run/trainer.h"
+
+namespace {
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Lines of progress that a person can follow: the first steps, to see that it goes, then one in so many seconds.
+constexpr int kFirstLines = 10;
+constexpr double kSecondsPerLine = 5;
+
+}   // namespace
+
+Trainer::Trainer(const TrainerParts& parts)
+    : options_(parts.options),
+      parts_(parts),
+      max_steps_(parts.max_steps),
+      peak_{parts.peak_flops_per_s, true},
+      sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
+      loader_(parts.train_tokens, options_.seed),
+      agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
+      slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
+      // all that write a unit get tensors
+      gatherer_(parts.step.stage().storage(), parts.groups.stage,
+                parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
+                parts.step.stage().stream(), 1 << 20, parts.groups.all) {
+    if (parts.val_tokens != nullptr && options_.val_every > 0) {
+        validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
+    }
+    check_can_trace(options_.trace);
+    learning_rates_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
+    schedule_ = schedule_of_stage(options_, parts.step.stage().storage().place().at.pp);
+}
+
+void Trainer::restore(const RunState& state) {
+    loader_.seek(state.loader);
+    loss_outliers_.restore(state.loss_outliers);
+    norm_outliers_.restore(state.norm_outliers);
+    step_ = saved_step_ = state.step;
+    best_step_ = 0;
+    next_ = state.next;
+    bad_steps_ = state.bad_steps;
+    best_val_loss_ = state.best_val_loss;
+}
+
+// A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
+RunEnd Trainer::run() {
+    return parts_.world ? parts_.world->guarded([this] { return run_steps(); }) : run_steps();
+}
+
+RunEnd Trainer::run_steps() {
+    const int end = end_of_run();
+    const int first = step_ + 1;
+    if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
+        host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
+    }
+    const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
+    agreement_.ask();                                       // a signal during the start-up
+    follow_step();                                          // the validation before all, or what an earlier run left
+    while (step_ < end && !agreement_.stop_asked()) {
+        if (!options_.trace.empty() && step_ == traced_step) {
+            trace_step(parts_.files, options_.trace, parts_.world, [&] { train_step(); });
+            parts_.log.line("trace of step %d: %s", step_, options_.trace.c_str());
+        } else {
+            train_step();
+        }
+        // every rank knows what all said in this step
+        if (save_ && agreement_.stop().saved == agreement_.ranks()) {
+            save_->advance();
+            if (save_->is_over()) end_save();
+        }
+        if (step_ == first) {   // all problems have been met
+            for (const std::string& why : parts_.step.stage().matmul().refused_algorithms()) {
+                parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
+                                   why.c_str());
+            }
+            for (const std::string& what : parts_.step.stage().matmul().unfused()) {
+                parts_.log.warning("%s", what.c_str());
+            }
+            agree_on_algorithms();
+        }
+        if (spike_ && !rewind()) return RunEnd::bad_steps;
+        if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
+        follow_step();
+    }
+    parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
+    if (agreement_.stop_asked()) return end_at_signal();
+    if (step_ < max_steps_) save_checkpoint();
+    settle_saves();
+    if (step_ < max_steps_) {
+        parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
+        return RunEnd::stop_requested;
+    }
+    parts_.log.line("total average iteration time: %f ms", 1e3 * timing_.mean_s());
+    return RunEnd::finished;
+}
+
+// What follows the step at hand, from next_ on, as far as no request to stop comes before it.
+void Trainer::follow_step() {
+    using Work = bool (Trainer::*)();   // false: a request to stop came before its end
+    static constexpr Work works[] = {&Trainer::validate, &Trainer::evaluate, &Trainer::write_sample,
+                                     &Trainer::save_checkpoint};
+    for (; next_ != AfterStep::next_step; next_ = after(next_)) {
+        if (!is_due(next_)) continue;
+        const Work work = works[static_cast<int>(next_)];
+        if (agreement_.stop_asked() || !(this->*work)()) return;
+    }
+}
+
+bool Trainer::is_due(AfterStep work) const {
+    auto every = [this](int steps) { return step_ > 0 && steps > 0 && (step_ % steps == 0 || step_ == max_steps_); };
+    switch (work) {
+        case AfterStep::validation: return validation_ && (every(options_.val_every) || step_ == 0);
+        // with every validation but the first: before the first step there is nothing to learn from it
+        case AfterStep::evaluation: return parts_.evaluation && validation_ && every(options_.val_every);
+        case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
+        case AfterStep::checkpoint: return every(options_.checkpoint_every) || step_ == max_steps_;
+        default: return false;
+    }
+}
+
+// Ends the run with all that it has done saved.
+RunEnd Trainer::end_at_signal() {
+    save_checkpoint();
+    settle_saves();
+    const std::string own = parts_.signals.received();
+    parts_.log.line("%s: stopped after step %d of %d%s%s",
+                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, max_steps_,
+                    next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
+                    options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
+    return RunEnd::signal;
+}
+
+// Weights and moments are as they were before the first of those steps, and the records say what came; a checkpoint
+// would only let the run go on into the same.
+RunEnd Trainer::end_at_bad_steps() {
+    parts_.step.wait_for_all_gather();
+    finish_save();   // of a step before
+    parts_.log.warning(
+        "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
+        "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer "
+        "--warmup "
+        "or a --grad-clip. --max-bad-steps says how many are borne.",
+        bad_steps_, step_, max_steps_);
+    return RunEnd::bad_steps;
+}
+
+// From here on every rank multiplies with the same algorithms: of each problem that of the lowest rank that has met it.
+// They are what checkpoints hold.
+void Trainer::agree_on_algorithms() {
+    Matmul& matmul = parts_.step.stage().matmul();
+    const std::string own = matmul_choices_text(matmul);
+    std::vector<std::string> by_rank = agreement_.gather(own == matmul_choices_ ? "" : own);   // "": nothing new
+    if (std::all_of(by_rank.begin(), by_rank.end(), [](const std::string& text) { return text.empty(); })) return;
+    std::replace(by_rank.begin(), by_rank.end(), std::string(), matmul_choices_);
+    matmul_choices_ = merged_matmul_choices(by_rank);
+    if (matmul_choices_ != own) use_matmul_choices(matmul_choices_, "the table of all ranks", matmul);
+}
+
+int Trainer::end_of_run() const {
+    return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One step
+
+void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+    const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
+    const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
+    const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
+    const std::vector<TokenRange> ranges = parts_.step.stage().token_ranges();   // and which tokens of them, of cp
+    if (!options_.overfit_single_batch) {
+        loader_.read(first, B, ranges, inputs, targets);
+    } else {
+        const std::size_t T = inputs.size() / B;   // of a sequence, on this rank
+        for (std::uint64_t b = 0; b < B; b++) {
+            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(), ranges,
+                                            inputs.subspan(b * T, T), targets.subspan(b * T, T));
+        }
+    }
+}
+
+Pipeline::Read Trainer::reader() {
+    return [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); };
+}
+
+// The first micro-batch of the next step, while the device is at work on this one.
+void Trainer::read_ahead() {
+    if (step_ == end_of_run() || options_.overfit_single_batch) return;
+    const std::optional<LoaderState> next = loader_.after(static_cast<std::uint64_t>(sequences_));
+    try {
+        parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
+        ahead_ = next;
+    } catch (const Error& error) {   // of data, the next step's own: it will read the same again
+        if (error.kind() != ErrorKind::bad_data && error.kind() != ErrorKind::io) throw;
+        ahead_.reset();
+    }
+}
+
+void Trainer::train_step() {
+    const double start = seconds_now();
+    if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
+    const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
+    slowest_rank_.step_begins();
+    parts_.step.gradients(schedule_, reader(), token_share, [this] {
+        slowest_rank_.passes_end();
+        StopVotes vote = agreement_.own_vote();
+        vote.saved = save_ && save_->ready() ? 1 : 0;
+        return vote;
+    });
+    step_++;
+    next_ = AfterStep::validation;
+    if (parts_.world) parts_.world->set_step(step_);
+
+    if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
+    const float lr = learning_rate(learning_rates_, step_);
+    const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
+    if (!host_decides) parts_.step.update(step_, lr);
+    read_ahead();
+    const StepResult result = parts_.step.result();   // the host waits
+    const bool outlier = is_outlier(result);
+    if (host_decides && !outlier) {
+        parts_.step.update(step_, lr);
+        wait_for(parts_.step.stage().stream());   // it belongs to the step's time
+    }
+    agreement_.note(result.stop);
+    if (parts_.world) parts_.world->has_waited();
+    report_step(result, lr, seconds_now() - start);
+    loader_.advance(static_cast<std::uint64_t>(sequences_));   // not before: report_step may read this step's again
+    if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
+    if (outlier && options_.spike_rewind > 0) spike_ = result;
+}
+
+// Back to the last good checkpoint, past the samples since. Collective: every rank has seen the same outlier.
+bool Trainer::rewind() {
+    const StepResult spike = *std::exchange(spike_, std::nullopt);
+    const int from = step_;
+    finish_save();
+    parts_.step.wait_for_all_gather();
+    std::vector<std::string> skipped;
+    std::optional<Communicator::Alone> alone;   // each rank hashes and reads its share in its own time
+    const auto works_alone = [&] {
+        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "reads a checkpoint");
+    };
+    const auto gather = [&](const std::string& own) {
+        alone.reset();
+        std::vector<std::string> by_rank = agreement_.gather(own);
+        works_alone();
+        return by_rank;
+    };
+    const auto found =
+        newest_checkpoint(parts_.files, options_.output_dir, skipped, {agreement_.rank(), agreement_.ranks(), gather});
+    for (const std::string& reason : skipped) parts_.log.warning("checkpoint passed over: %s", reason.c_str());
+    if (!found || found->step >= from) {
+        parts_.log.warning("step %d: there is no checkpoint to go back to", from);
+        return true;
+    }
+    if (std::exchange(rewound_to_, found->step) != found->step) rewinds_ = 0;
+    if (rewinds_++ == options_.spike_rewind) {
+        parts_.log.warning(
+            "step %d: --spike-rewind %d: so often the run went back to step %d without a newer checkpoint: "
+            "stopped\n  Resume from it with a lower --lr, a --grad-clip, or higher z-scores.",
+            from, options_.spike_rewind, found->step);
+        return false;
+    }
+    RunState state =
+        load_training_state(parts_.files, found->path, tensors_of(parts_.step), parts_.step.stage().stream());
+    const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
+    alone.reset();
+    state.loader = loader_.state();
+    restore(state);
+    if (parts_.world) parts_.world->set_step(step_);
+    parts_.metrics.rewind({step_, from, spike.loss, spike.grad_norm, samples}, next_);
+    parts_.log.warning("step %d was an outlier: back to %s, past %llu samples", from, found->path.c_str(),
+                       static_cast<unsigned long long>(samples));
+    return true;
+}
+
+void Trainer::check_replicas() {
+    const ReplicaHashes own = replica_hashes(tensors_of(parts_.step), parts_.step.stage().stream());
+    if (differing_replicas(agreement_.gather(own.groups)).empty()) return;
+    const std::string differs = differing_replicas(agreement_.gather(own.tensors));
+    throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step_, " ", differs),
+                "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
+}
+
+// Takes loss and norm into the windows of past values; true when one is too far above them.
+bool Trainer::is_outlier(const StepResult& result) {
+    loss_z_ = loss_outliers_.update(result.loss);
+    norm_z_ = norm_outliers_.update(result.grad_norm);
+    bool outlier = false;
+    auto check = [&](const char* what, const char* flag, double z, float limit) {
+        if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
+        parts_.log.warning("step %d: the %s's z-score %.2f is above %s %g: update skipped", step_, what, z, flag,
+                           static_cast<double>(limit));
+        outlier = true;
+    };
+    check("loss", "--skip-loss-z", loss_z_, options_.skip_loss_z);
+    check("gradient norm", "--skip-norm-z", norm_z_, options_.skip_norm_z);
+    return outlier;
+}
+
+// Of the step at hand, whose loss or gradient norm is not finite. Collective: every rank has seen that.
+std::string Trainer::first_bad_tensor() {
+    Step& step = parts_.step;
+    const std::string activation = first_not_finite_activation(step, reader(), micro_batches_of(schedule_));
+    return earliest(agreement_.gather(
+        first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
+}
+
+void Trainer::report_step(const StepResult& result, float lr, double seconds) {
+    const bool is_bad = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+    if (is_bad) {
+        std::string where = "as before";   // of steps in a row one is looked into
+        if (bad_steps_ == 0) where = first_bad_tensor();
+        parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
+                           static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
+    }
+    bad_steps_ = is_bad ? bad_steps_ + 1 : 0;
+    if (timing_.steps > 0 || step_ > 1) timing_.total_s += seconds;
+    timing_.steps += step_ > 1;
+
+    StepRecord record{};
+    record.step = step_;
+    record.loss = result.loss;
+    record.grad_norm = result.grad_norm;
+    record.lr = lr;
+    record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
+    if (peak_.per_second > 0) {
+        record.mfu =
+            share_of_peak(peak_, record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /
+                                     parts_.step.stage().storage().place().mesh.size());
+    }
+    record.step_ms = 1e3 * seconds;
+    record.waiting = slowest_rank_.step_ended(seconds);
+    record.memory_bytes = parts_.arena.high_water();
+    parts_.metrics.step(record);
+
+    const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
+    const int last = end_of_run();
+    auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
+    const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
+    parts_.log.progress(
+        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
+                  step_, max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+                  static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
+                  duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
+                  static_cast<double>(record.memory_bytes) / (1 << 20)),
+        line_is_due(last));
+}
+
+bool Trainer::line_is_due(int last) {
+    const double now = seconds_now();
+    const bool due = options_.log_every > 0 ? step_ == 1 || step_ % options_.log_every == 0
+                                            : lines_ < kFirstLines || now - last_line_s_ >= kSecondsPerLine;
+    if (!due && step_ != last) return false;
+    lines_++;
+    last_line_s_ = now;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between steps
+
+bool Trainer::validate() {
+    const std::optional<float> loss = validation_->loss();
+    if (!loss) return false;
+    parts_.metrics.validation(step_, *loss);
+    parts_.log.line("val loss %f", static_cast<double>(*loss));
+    if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
+        best_val_loss_ = *loss;
+        if (options_.keep_best) save_best();
+    }
+    return true;
+}
+
+bool Trainer::evaluate() {
+    const std::optional<EvaluationResult> result = parts_.evaluation->run(agreement_);
+    if (!result) return false;
+    parts_.metrics.evaluation(step_, result->accuracy());
+    parts_.log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+    return true;
+}
+
+bool Trainer::write_sample() {
+    parts_.log.block("generating:\n---\n" + parts_.sampler->sample(step_) + "\n---\n");
+    return true;
+}
+
+// The folder's only one. What it held is removed last, so that it always holds one.
+void Trainer::save_best() {
+    const std::string folder = options_.output_dir + "/" + kBestFolder;
+    finish_save();
+    start_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
+        for (int step : list_checkpoints(parts_.files, folder)) {
+            if (step != best) remove_checkpoint(parts_.files, folder, step);
+        }
+    });
+}
+
+bool Trainer::save_checkpoint() {
+    if (options_.output_dir.empty()) return true;
+    finish_save();
+    if (saved_step_ == step_) return true;
+    const AfterStep next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
+    if (best_step_ == step_ && link_checkpoint(next)) return true;
+    start_save(options_.output_dir, next, [this] { remove_older_checkpoints(); });
+    return true;
+}
+
+void Trainer::remove_older_checkpoints() {
+    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
+}
+
+// The first rank does it, which takes no time.
+bool Trainer::link_checkpoint(AfterStep next) {
+    agree_on_algorithms();
+    const std::string name = checkpoint_name(step_);
+    std::string failure;
+    if (agreement_.rank() == 0) {
+        std::optional<Communicator::Alone> alone;
+        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "writes a file");
+        try {
+            parts_.metrics.sync();
+            link_training_state(parts_.files, options_.output_dir, state_now(next),
+                                options_.output_dir + "/" + kBestFolder + "/" + name, {"", matmul_choices_});
+        } catch (const std::exception& error) {
+            failure = error.what();
+        }
+        try {
+            if (failure.empty()) remove_older_checkpoints();
+        } catch (const std::exception& error) {
+            parts_.log.warning("older checkpoints could not be removed: %s", error.what());
+        }
+    }
+    failure = agreement_.gather(failure)[0];
+    if (!failure.empty()) {
+        parts_.log.line("the best state is written again: %s", failure.c_str());
+        return false;
+    }
+    saved_step_ = step_;
+    save_failure_ = nullptr;
+    parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), name.c_str());
+    return true;
+}
+
+RunState Trainer::state_now(AfterStep next) const {
+    RunState state;
+    state.step = step_;
+    state.seed = options_.seed;
+    state.loader = loader_.state();
+    state.windows = parts_.train_tokens.windows();
+    state.loss_outliers = loss_outliers_.state();
+    state.norm_outliers = norm_outliers_.state();
+    state.attention = parts_.step.stage().attention();
+    state.next = next;
+    state.bad_steps = bad_steps_;
+    state.best_val_loss = best_val_loss_;
+    return state;
+}
+
+void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
+    if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
+    agree_on_algorithms();   // on those of problems that were met since
+    if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
+    const CheckpointRanks ranks{agreement_.rank(), agreement_.ranks(),
+                                [this](const std::string& own) { return agreement_.gather(own); }};
+    const AroundSave around{[this] { parts_.metrics.sync(); }, std::move(remove_older)};
+    save_folder_ = folder;
+    save_.emplace(parts_.files, folder, state_now(next), tensors_of(parts_.step), *host_tensors_,
+                  CheckpointExtras{parts_.tokenizer_file, matmul_choices_}, gatherer_, ranks, around);
+}
+
+void Trainer::end_save() {
+    const std::string name = save_folder_ + "/" + checkpoint_name(save_->step());
+    save_failure_ = nullptr;
+    try {
+        save_->throw_if_failed();
+        (save_folder_ == options_.output_dir ? saved_step_ : best_step_) = save_->step();
+        parts_.log.line("checkpoint %s", name.c_str());
+        if (std::string why = save_->after_failure(); !why.empty()) {
+            parts_.log.warning("older checkpoints could not be removed: %s", why.c_str());
+        }
+    } catch (const std::exception& error) {
+        save_failure_ = std::current_exception();
+        parts_.log.warning("%s was not written: %s", name.c_str(), error.what());
+    }
+    save_.reset();
+}
+
+void Trainer::finish_save() {
+    if (!save_) return;
+    save_->finish();
+    end_save();
+}
+
+void Trainer::settle_saves() {
+    finish_save();
+    if (save_failure_) std::rethrow_exception(save_failure_);
+}

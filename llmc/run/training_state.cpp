@@ -1,0 +1,230 @@
+#include "llmc/run/training_state.h"
+
+#include <algorithm>
+#include <climits>
+#include <filesystem>
+#include <optional>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/model_export.h"
+#include "llmc/model/weight_source.h"
+#include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/option_names.h"
+#include "llmc/tokenizer/files.h"
+
+namespace {
+
+Json to_json(const OutlierDetector::State& s) {
+    return Json::object({{"values", std::vector<Json>(s.values.begin(), s.values.end())},
+                         {"count", s.count},
+                         {"next", s.next},
+                         {"sum", s.sum},
+                         {"sum_of_squares", s.sum_of_squares}});
+}
+
+int int_from(const Json& json, std::uint64_t largest = INT_MAX) { return static_cast<int>(json.as_whole(largest)); }
+
+OutlierDetector::State outliers_from(const Json& json) {
+    OutlierDetector::State s;
+    const std::vector<Json>& values = json.at("values").elements();
+    if (values.size() != s.values.size()) {
+        throw JsonError(text(values.size(), " values of a window, expected ", s.values.size()));
+    }
+    std::transform(values.begin(), values.end(), s.values.begin(), [](const Json& value) { return value.as_number(); });
+    s.count = int_from(json.at("count"), values.size());
+    s.next = int_from(json.at("next"), values.size() - 1);
+    s.sum = json.at("sum").as_number();
+    s.sum_of_squares = json.at("sum_of_squares").as_number();
+    return s;
+}
+
+// Numbers are written with as many digits as read back to the same bits.
+std::string run_json(const RunState& s) {
+    const Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
+    const Json json = Json::object({
+        {"step", s.step},
+        {"seed", s.seed},
+        {"precision", precision_name},
+        {"loader", loader},
+        {"loss_outliers", to_json(s.loss_outliers)},
+        {"norm_outliers", to_json(s.norm_outliers)},
+        {"attention", name_of(s.attention)},
+        {"next", name_of(s.next)},
+        {"bad_steps", s.bad_steps},
+        {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
+    });
+    return to_text(json, 2) + "\n";
+}
+
+RunState run_state_from(const FileSystem& files, const std::string& path) {
+    try {
+        const Json json = parse_json(read_whole(files, path));
+        const std::string precision = json.at("precision").as_text();
+        if (precision != precision_name) {
+            throw Error(ErrorKind::bad_data,
+                        text(path, ": the run was saved by a ", precision, " build, this one is ", precision_name),
+                        text("Build with `make PRECISION=", precision,
+                             "` to resume it; --model takes the folder in any build."));
+        }
+        RunState s;
+        s.step = int_from(json.at("step"));
+        s.seed = json.at("seed").as_whole(UINT64_MAX);
+        const Json& loader = json.at("loader");
+        s.loader.epoch = loader.at("epoch").as_whole(UINT64_MAX);
+        s.loader.index = loader.at("index").as_whole(UINT64_MAX);
+        s.windows = loader.at("samples").as_whole(UINT64_MAX);
+        s.loss_outliers = outliers_from(json.at("loss_outliers"));
+        s.norm_outliers = outliers_from(json.at("norm_outliers"));
+        const std::string attention = json.at("attention").as_text();
+        for (AttentionKind kind : {AttentionKind::own, AttentionKind::library, AttentionKind::own_sm90}) {
+            if (attention == name_of(kind)) s.attention = kind;
+        }
+        const std::string next = json.at("next").as_text();
+        for (s.next = AfterStep::validation; next != name_of(s.next); s.next = after(s.next)) {
+            if (s.next != AfterStep::next_step) continue;
+            throw Error(ErrorKind::bad_data,
+                        text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
+                        "Resume with the program that saved it, or from another checkpoint.");
+        }
+        if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs write neither
+        const Json* best = json.find("best_val_loss");
+        if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
+        return s;
+    } catch (const JsonError& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");
+    }
+}
+
+// What others are told of the model and its tokenizer. Of that, tokenizer.json can encode; data prepared by llm.c's
+// scripts have only tokenizer.bin.
+void write_description(CheckpointWriter& writer, const FileSystem& files, const ModelConfig& config,
+                       const std::string& tokenizer_file) {
+    std::optional<Tokenizer> tokenizer;
+    if (!tokenizer_file.empty()) {
+        const std::string content = read_whole(files, tokenizer_file);
+        writer.write("tokenizer.bin", content);
+        const std::string json = (std::filesystem::path(tokenizer_file).parent_path() / "tokenizer.json").string();
+        if (files.exists(json)) writer.write("tokenizer.json", read_whole(files, json));
+        tokenizer.emplace(parse_llmc_tokenizer(content, tokenizer_file));
+    }
+    for (const auto& [name, content] : hugging_face_files(config, parameter_type, tokenizer ? &*tokenizer : nullptr)) {
+        writer.write(name, content);
+    }
+}
+
+}   // namespace
+
+StateSave::StateSave(FileSystem& files, const std::string& folder, const RunState& state, const TrainedTensors& tensors,
+                     HostTensors& memory, const CheckpointExtras& extras, const Gatherer& gatherer,
+                     const CheckpointRanks& ranks, AroundSave around)
+    : step_(state.step),
+      gatherer_(gatherer),
+      ranks_(ranks),
+      around_(std::move(around)),
+      writer_(files, folder, state.step, ranks) {
+    memory.fill(tensors, gatherer);
+    const ParamTable& table = tensors.storage().table();
+    start([this, &files, &memory, &table, state, extras] {
+        if (ranks_.rank == 0) writer_.attempt(around_.before);
+        memory.write(writer_);
+        if (ranks_.rank > 0) return;
+        writer_.attempt([&] {
+            write_description(writer_, files, table.config(), extras.tokenizer_file);
+            writer_.write("model.safetensors.index.json", tensor_index(table));
+            writer_.write("run.json", run_json(state));
+            writer_.write(kMatmulChoicesFile, extras.matmul_choices);
+        });
+    });
+}
+
+StateSave::~StateSave() {
+    if (thread_.joinable()) thread_.join();
+    if (ranks_.ranks == 1) finish();   // an error ends the run; this needs nobody, so what is written is kept
+}
+
+void StateSave::start(std::function<void()> work) {
+    works_ = true;
+    thread_ = std::thread([this, work = std::move(work)] {
+        work();
+        works_ = false;
+    });
+}
+
+void StateSave::advance() {
+    if (thread_.joinable()) {
+        const auto alone = gatherer_.works_alone();
+        thread_.join();
+    }
+    if (phase_ == Phase::writing) {
+        const std::vector<std::string> shares = ranks_.gather(writer_.share());
+        phase_ = Phase::committing;
+        if (ranks_.rank > 0) return;
+        start([this, shares] {
+            writer_.commit(shares);
+            if (!writer_.outcome().empty()) return;
+            try {
+                around_.after();
+            } catch (const std::exception& error) {
+                after_failure_ = error.what();
+            }
+        });
+    } else if (phase_ == Phase::committing) {
+        const std::vector<std::string> outcomes = ranks_.gather(writer_.outcome());
+        phase_ = Phase::over;
+        try {
+            writer_.conclude(outcomes);
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+    }
+}
+
+void StateSave::finish() {
+    while (!is_over()) advance();
+}
+
+void StateSave::throw_if_failed() const {
+    if (failure_) std::rethrow_exception(failure_);
+}
+
+std::string StateSave::after_failure() const { return after_failure_; }
+
+void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
+                         const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
+                         const CheckpointRanks& ranks) {
+    HostTensors memory(tensors, gatherer);
+    StateSave save(files, folder, state, tensors, memory, extras, gatherer, ranks);
+    save.finish();
+    save.throw_if_failed();
+}
+
+void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,
+                         const CheckpointExtras& extras) {
+    CheckpointWriter writer(files, folder, state.step);
+    writer.attempt([&] {
+        writer.link_files(saved, {"run.json", kMatmulChoicesFile});
+        writer.write("run.json", run_json(state));
+        writer.write(kMatmulChoicesFile, extras.matmul_choices);
+    });
+    writer.finish();
+}
+
+RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
+                             cudaStream_t stream) {
+    const RunState state = run_state_from(files, path + "/run.json");
+    if (path.substr(path.rfind('/') + 1) != checkpoint_name(state.step)) {
+        throw Error(ErrorKind::bad_data, text(path, "/run.json: it says step ", state.step, ", the folder another"),
+                    "Resume from another checkpoint.");
+    }
+    const ModelConfig &saved = hugging_face_model_config(files, path), &own = tensors.storage().table().config();
+    if (saved != own) {
+        throw Error(
+            ErrorKind::bad_data,
+            text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),
+            "Resume with the same --model, or --layers, --heads, --channels and --seq-len, and the same "
+            "--tie-embeddings.");
+    }
+    read_tensors(files, path, tensors, stream);
+    return state;
+}
