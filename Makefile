@@ -191,6 +191,11 @@ bench: $(BUILD)/bench ## time every kernel, matmul, attention and the step besid
 	@mkdir -p build/bench
 	$(BUILD)/bench --filter '$(BENCH)' --json build/bench/$(DEVICE)-$(PRECISION).json $(BENCH_FLAGS)
 
+PROFILE ?=#          options of train_gpt, as in make profile PROFILE='--model gpt2:1558M --micro-batch 4'
+.PHONY: profile
+profile: $(BUILD)/train_gpt $(COMMON)/tokenize ## three steps under Nsight Systems, on a GPU: a timeline and tables in build/profile
+	@dev/tools/profile.sh $^ $(PROFILE)
+
 .PHONY: quickstart
 quickstart: ## train a small model on this machine's C and C++ headers: install, build, train, picture, sample
 	@dev/tools/quickstart.sh $(DEVICE) $(PRECISION)

@@ -9,7 +9,8 @@
 #   sanitize   compute-sanitizer on small tests
 #   ranks      NCCL, several ranks on this one card
 #
-# Without PART all of it within ten minutes, what says most first. What no time is left for is skipped and named, and so is
+# Without PART all of it within ten minutes, what is least certain first (backward of head size 64 on sm_90a: N = 32, B
+# in MN-major order, from 64 bytes into a swizzled row of 128), then what says most. What no time is left for is skipped and named, and so is
 # what needs a program that could not be built. GPU_CHECK_SECONDS=N is another limit. A step that fails or runs out of time
 # leaves no process on the card (limited.sh). Warnings and notes of compilers do not stop a build here, and what can be
 # built without the rest is.
@@ -138,9 +139,11 @@ look_for_sanitizer() {   # virtual machines may have the tool and refuse it the 
     fi
 }
 
+build "build kernels sanitize ranks" bf16 "tests of kernels" build/cuda/unit_test
+step kernels "the least certain product of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test \
+    -tc='sm90: the least certain*,sm90: attention: every head size*'
 build "build speed" bf16 "train_gpt and bench, bf16" all build/cuda-bf16/bench
 bench step 90 'step*'
-build "build kernels sanitize ranks" bf16 "tests of kernels" build/cuda/unit_test
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
 failed_before=$failed

@@ -44,8 +44,8 @@ assert set(report["machine"]) >= {"gpu", "driver", "nvcc", "gxx", "commit"}
 print(sum(step["result"] == sys.argv[2] for step in report["steps"]))' "$work/out/gpu_check.json" "$1"
 }
 
-run && tail -n 2 "$work/log" | grep -qE '^27 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 27 ] &&
-    step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
+run && tail -n 2 "$work/log" | grep -qE '^28 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 28 ] &&
+    sed -n 2p "$work/out/gpu_check.txt" | grep -q 'the least certain product' && step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
 verdict $? "all parts pass: $(tail -n 30 "$work/log")"
 grep -qvE 'WARNINGS= ' "$work/made" && verdict 1 "warnings do not stop a build: $(cat "$work/made")"
 [ "$(tail -n 1 "$work/out/gpu_check.txt")" = "$(tail -n 2 "$work/log" | head -n 1)" ]
@@ -62,7 +62,7 @@ verdict $? "a part that there is not"
 program build/cuda-bf16/test_gpt 'echo "a reason"; exit 3'
 run
 [ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && step model FAILED 'whole model bf16  \(exit 3' &&
-    grep -qE '^25 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
+    grep -qE '^26 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
 verdict $? "a step that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
 program build/cuda-bf16/test_gpt 'echo "3 passed, 0 failed"'
 
@@ -73,11 +73,23 @@ run kernels sanitize ranks
 verdict $? "a build that fails, and what needs it: $(cat "$work/out/gpu_check.txt")"
 program bin/make 'echo "$*" >>'"$work/made"
 
+# make profile: what nsys is asked for, and what is said without it
+cp -r dev/tools "$work/dev/"
+program bin/nsys 'echo "$*" >>'"$work/asked"
+program bin/tokenize 'mkdir -p build/profile/data && echo {} >build/profile/data/manifest.json'
+NSYS=$work/bin/nsys "$work/dev/tools/profile.sh" build/cuda-bf16/train_gpt "$work/bin/tokenize" --micro-batch 4 >"$work/log" 2>&1
+[ $? -eq 0 ] && grep -q '^profile .* build/cuda-bf16/train_gpt .*--max-steps 3 .*--micro-batch 4$' "$work/asked" &&
+    grep -q '^stats .*nvtx_sum' "$work/asked" && grep -q 'timeline: build/profile/three_steps' "$work/log"
+verdict $? "three steps under nsys: $(cat "$work/log" "$work/asked")"
+NSYS=$work/bin/no_nsys "$work/dev/tools/profile.sh" build/cuda-bf16/train_gpt "$work/bin/tokenize" >"$work/log" 2>&1
+[ $? -eq 69 ] && grep -q 'Install nsight-systems-cli' "$work/log"
+verdict $? "without nsys its package is named: $(cat "$work/log")"
+
 # a rank that is a session of its own and does not listen
 program build/cuda/unit_test "setsid bash -c 'trap : TERM; echo \$\$ >$work/rank; while :; do sleep 1; done' & sleep 40"
 GPU_CHECK_SECONDS=8 run kernels ranks
-[ $? -eq 1 ] && step kernels FAILED 'instructions and tensor-core attention  \(stopped after [0-9]+ s' &&
-    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 5 ]
+[ $? -eq 1 ] && step kernels FAILED 'the least certain product of sm_90a  \(stopped after [0-9]+ s' &&
+    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 6 ]
 verdict $? "a step that hangs, and those after it: $(cat "$work/out/gpu_check.txt")"
 is_gone rank
 verdict $? "nothing of it is left"
