@@ -60,7 +60,7 @@ COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas 
 COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
-LIB_DIRS := base io $(patsubst llmc/%/,%,$(wildcard llmc/cuda_on_cpu/*/)) kernels mesh process tokenizer data
+LIB_DIRS := base io cuda_on_cpu kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
@@ -100,7 +100,7 @@ COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
-    $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu reduce_test.cu ptx_test.cu loop_threads_host_test.cu ptx_model_host_test.cu)),$(COMMON_TESTS))
+    $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu ptx/ptx_model_host_test.cu)),$(COMMON_TESTS))
 BENCH_OBJECTS := $(call precision_object,$(wildcard dev/bench/*.cu dev/bench/*.cpp))
 TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
 
@@ -119,11 +119,11 @@ $(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
 .PRECIOUS: $(COMMON)/precompiled%/standard.h.gch
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
-$(call common_object,llmc/kernels/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
+$(call common_object,llmc/kernels/attention/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
-$(call common_object,llmc/kernels/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh
+$(call common_object,llmc/kernels/attention/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.

@@ -1,8 +1,8 @@
 // Causal self-attention, our own and the library's, forward and backward, on packed q, k, v.
-#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention/attention.h"
 
 #include "dev/bench/operand.cuh"
-#include "llmc/kernels/library_attention.h"
+#include "llmc/kernels/attention/library_attention.h"
 #include "llmc/model/precision.h"
 
 namespace {

@@ -1,8 +1,8 @@
 // The gradient of a bias: the sum of the rows of a gradient.
-#include "llmc/kernels/bias_gradient.h"
+#include "llmc/kernels/matmul/bias_gradient.h"
 
 #include "dev/bench/operand.cuh"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/precision.h"
 
 namespace {

@@ -4,7 +4,7 @@
 
 #include "dev/bench/bench.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/precision.h"
 
 namespace {

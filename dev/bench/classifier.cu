@@ -1,5 +1,5 @@
 // Cross-entropy with its gradient, over the logits of GPT-2's vocabulary.
-#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/rows/classifier.cuh"
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/precision.h"

@@ -1,5 +1,5 @@
 // Layer normalisation, forward and backward.
-#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/precision.h"

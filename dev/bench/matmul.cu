@@ -1,5 +1,5 @@
 // Every matmul of GPT-2 in its four sizes: forward, gradient of the input, gradient of the weight.
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/config.h"

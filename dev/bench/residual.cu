@@ -1,5 +1,5 @@
 // The residual stream: the sum alone, and fused with the layer normalisation that follows it.
-#include "llmc/kernels/residual.cuh"
+#include "llmc/kernels/rows/residual.cuh"
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/precision.h"

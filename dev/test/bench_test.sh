@@ -16,7 +16,7 @@ verdict() {   # STATUS NAME
 "$bench" --list >"$work/list"
 missing=0
 for name in adamw 'global norm' 'own attention forward' 'library attention backward' 'bias gradient' classifier \
-    'encoder backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' step traffic; do
+    'embedding backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' step traffic; do
     grep -q "^$name" "$work/list" || { echo "not in --list: $name"; missing=1; }
 done
 verdict $missing "--list names every kind of operation"

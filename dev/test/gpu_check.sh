@@ -149,7 +149,7 @@ step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test bu
 failed_before=$failed
 step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*'
 if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by file, the others are heard too
-    for file in llmc/base/*_test.cu llmc/kernels/*_test.cu; do
+    for file in llmc/base/*_test.cu llmc/kernels/*_test.cu llmc/kernels/*/*_test.cu; do
         [[ $file == *_host_test.cu || $file == *hopper* ]] ||
             step kernels "${file##*/}" 40 build/cuda/unit_test build/cuda/unit_test -sf="*${file##*/}"
     done
@@ -157,7 +157,7 @@ fi
 # never run on a GPU so far: alone, so that others say what they have to whatever it does
 step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test --no-skip -tc='sm90*'
 step kernels "machine code of attention for sm_90a" 30 build/cuda/unit_test dev/test/sass_test.sh \
-    build/cuda/obj/llmc/kernels/attention_hopper.cu.o
+    build/cuda/obj/llmc/kernels/attention/attention_hopper.cu.o
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt
 step model "whole model bf16" 60 build/cuda-bf16/test_gpt build/cuda-bf16/test_gpt
 step model "training bf16" 150 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh

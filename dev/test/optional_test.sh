@@ -106,10 +106,10 @@ if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     verdict $? "USE_CUDNN=1 without its headers names the package: $(tail -n 1 "$work/log")"
     for source in library_attention_cudnn graph_cudnn attention_graph_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
-            build/cuda-no-cudnn/obj/llmc/kernels/$source.cpp.o >"$work/log" 2>&1
+            build/cuda-no-cudnn/obj/llmc/kernels/attention/$source.cpp.o >"$work/log" 2>&1
         verdict $? "$source.cpp without cuDNN's headers: $(tail -n 3 "$work/log")"
     done
-    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/graph_cudnn.cpp.o | grep -q cudnn
+    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/graph_cudnn.cpp.o | grep -q cudnn
     verdict $? "nothing of cuDNN is left in the build without its headers"
     rm -rf build/cuda-no-cudnn
     cuda=build/cuda-bf16-all/train_gpt

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(1024, BLOCKS) planted(float* p) {
 }
 CU
 # the build's own command for a kernel's file, with another source
-source=llmc/kernels/bias_gradient.cu
+source=llmc/kernels/matmul/bias_gradient.cu
 for arch in 80 90a 100a; do
     command=$(make -n DEVICE=cuda PRECISION=bf16 CUDA_ARCHS=$arch -W $source build/cuda/obj/$source.o 2>/dev/null | grep -m1 -E "nvcc .*-c $source")
     for blocks in 1 2; do

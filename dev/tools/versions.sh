@@ -30,13 +30,13 @@ without_guard() {   # FILE GUARD
     verdict $? "$1 compiles against the oldest headers without its guard: $2"
 }
 for end in oldest newest; do
-    for file in $(grep -lE 'nccl\.h|process/(comm|world)\.h' llmc/process/*.cpp) llmc/kernels/*_cudnn*.cpp; do
+    for file in $(grep -lE 'nccl\.h|process/(comm|world)\.h' llmc/process/*.cpp) llmc/kernels/attention/*_cudnn*.cpp; do
         compiles $end "$file"
         verdict $? "$file with the $end NCCL and cuDNN"
     done
 done
 without_guard llmc/process/comm.cpp 'NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)'
-without_guard llmc/kernels/graph_cudnn.cpp 'CUDNN_VERSION >= 90800'
+without_guard llmc/kernels/attention/graph_cudnn.cpp 'CUDNN_VERSION >= 90800'
 { echo '#include <nccl.h>'
   echo '#undef NCCL_VERSION_CODE'
   echo '#define NCCL_VERSION_CODE NCCL_VERSION(2, 17, 1)'

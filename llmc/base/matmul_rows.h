@@ -1,7 +1,7 @@
 // What the program asks of cuBLASLt: every use, as one table.
 //
-// Two read it. The matmuls (llmc/kernels/matmul.h) call cuBLASLt in these ways only. The stand-in for machines without
-// a GPU performs exactly these rows and refuses all others, as cuBLASLt refuses what it does not support.
+// Two read it. The matmuls (llmc/kernels/matmul/matmul.h) call cuBLASLt in these ways only. The stand-in for machines
+// without a GPU performs exactly these rows and refuses all others, as cuBLASLt refuses what it does not support.
 #pragma once
 
 #include <cublasLt.h>

@@ -5,8 +5,8 @@
 //   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w)
 //
 // Moments are fp32. The weight w is the fp32 master where there is one, rounded to nearest into the parameter; else the
-// parameter itself: exact for fp32, rounded stochastically for bf16 with random bits that are a function of (seed, step,
-// tensor, global element), so every layout rounds alike.
+// parameter itself: exact for fp32, rounded stochastically for bf16 with random bits that are a function of (seed,
+// step, tensor, global element), so every layout rounds alike.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,10 +21,10 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
-#include "llmc/kernels/block_table.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/global_span.h"
 #include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/rows/block_table.cuh"
 #include "llmc/kernels/vec.cuh"
 
 // One contiguous local range of one parameter tensor; every pointer is to its first element, all have `count` elements.
@@ -36,10 +36,10 @@ struct AdamRange {
     float* m;
     float* v;
     std::int64_t count;
-    float weight_decay;              // 0 for tensors that do not decay
-    std::uint64_t tensor_key = 0;    // hash of its name, for the stochastic rounding
-    GlobalSpan span = {};            // which global elements these are, likewise
-    std::int64_t first_block = 0;    // filled by make_adam_table
+    float weight_decay;             // 0 for tensors that do not decay
+    std::uint64_t tensor_key = 0;   // hash of its name, for the stochastic rounding
+    GlobalSpan span = {};           // which global elements these are, likewise
+    std::int64_t first_block = 0;   // filled by make_adam_table
 };
 
 struct AdamStep {
@@ -79,13 +79,13 @@ __device__ __forceinline__ Random4 rounding_draw(std::uint64_t key, std::int64_t
 // Up with the probability of the fraction that bf16 cuts off, so that the expected result is x.
 __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t bits) {
     std::uint32_t u = __float_as_uint(x);
-    if ((u & 0x7f800000u) != 0x7f800000u) u += bits;   // infinities and NaN stay
+    if ((u & 0x7f800000u) != 0x7f800000u) u += bits;              // infinities and NaN stay
     return static_cast<bf16>(__uint_as_float(u & 0xffff0000u));   // exact
 }
 
 // The local elements i .. i+7 of a range.
-__device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w, std::int64_t i, std::uint64_t key, int step,
-                                                            const GlobalSpan& span) {
+__device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w, std::int64_t i, std::uint64_t key,
+                                                            int step, const GlobalSpan& span) {
     Vec8<bf16> result;
     const std::int64_t first = span.element(i);
     if (first % 8 == 0 && span.element(i + 7) == first + 7) {   // nearly always: one draw serves all eight
@@ -120,7 +120,8 @@ struct AdamFactors {
 };
 
 // fmaf where two products are added: which of them a compiler would fuse is its own choice, and runs must agree.
-__device__ __forceinline__ void adam_element(float& w, float& m, float& v, float g, float weight_decay, const AdamFactors& f) {
+__device__ __forceinline__ void adam_element(float& w, float& m, float& v, float g, float weight_decay,
+                                             const AdamFactors& f) {
     m = fmaf(f.beta1, m, (1.0f - f.beta1) * g);
     v = fmaf(f.beta2, v, (1.0f - f.beta2) * (g * g));
     const float change = (m * f.correction1) / (sqrtf(v * f.correction2) + f.epsilon);
@@ -134,8 +135,8 @@ __device__ __forceinline__ Vec8<float> load_weights(const AdamRange<Real, Grad>&
 }
 
 template <class Real, class Grad>
-__device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent, float grad_scale,
-                                           const AdamFactors& f) {
+__device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, std::int64_t i, Extent extent,
+                                           float grad_scale, const AdamFactors& f) {
     // The gradient last: where it is bf16, a GPU waits there for all that was loaded before (see with_known_extent,
     // which would cost so many registers here that fewer threads had loads under way).
     Vec8<float> m = load8(range.m, i, extent), v = load8(range.v, i, extent);
@@ -159,18 +160,20 @@ __device__ __forceinline__ void adam_piece(const AdamRange<Real, Grad>& range, s
 }
 
 template <class Real, class Grad>
-__global__ void __launch_bounds__(kAdamThreads) adamw_kernel(const AdamRange<Real, Grad>* ranges, int count, AdamFactors factors) {
+__global__ void __launch_bounds__(kAdamThreads)
+    adamw_kernel(const AdamRange<Real, Grad>* ranges, int count, AdamFactors factors) {
     if (factors.norm && factors.norm->skip) return;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
     const AdamRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
-    const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(range.parameter) |
-                                     reinterpret_cast<std::uintptr_t>(range.master) |
-                                     reinterpret_cast<std::uintptr_t>(range.gradient) |
-                                     reinterpret_cast<std::uintptr_t>(range.m) | reinterpret_cast<std::uintptr_t>(range.v);
+    const std::uintptr_t addresses =
+        reinterpret_cast<std::uintptr_t>(range.parameter) | reinterpret_cast<std::uintptr_t>(range.master) |
+        reinterpret_cast<std::uintptr_t>(range.gradient) | reinterpret_cast<std::uintptr_t>(range.m) |
+        reinterpret_cast<std::uintptr_t>(range.v);
     const Extent extent{range.count, addresses % 16 == 0};
     const BlockSpan span = span_of_block(range, blockIdx.x, kAdamBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
-    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) adam_piece(range, i, extent, grad_scale, factors);
+    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step)
+        adam_piece(range, i, extent, grad_scale, factors);
 }
 
 template <class Real, class Grad>
@@ -202,7 +205,14 @@ void adamw_update(const AdamTable<Real, Grad>& table, const AdamStep& step, cuda
     }
     const double correction1 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta1), step.step));
     const double correction2 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta2), step.step));
-    AdamFactors factors{step.learning_rate, step.beta1, step.beta2, step.epsilon, static_cast<float>(correction1),
-                        static_cast<float>(correction2), step.step, step.seed, step.norm};
+    AdamFactors factors{step.learning_rate,
+                        step.beta1,
+                        step.beta2,
+                        step.epsilon,
+                        static_cast<float>(correction1),
+                        static_cast<float>(correction2),
+                        step.step,
+                        step.seed,
+                        step.norm};
     launch(adamw_kernel<Real, Grad>, where, table.device_ranges.data(), static_cast<int>(table.ranges.size()), factors);
 }

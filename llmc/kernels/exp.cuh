@@ -1,15 +1,15 @@
 // The exponential function of the kernels.
 //
-// In bf16 builds it is the hardware's (relative error about 2^-21 (1 + |x|)): far below bf16's rounding. In fp32 builds it is
-// the polynomial below, with an error of at most 2 units in the last place, the same on every machine and free of branches,
-// so that compilers vectorise loops over it.
+// In bf16 builds it is the hardware's (relative error about 2^-21 (1 + |x|)): far below bf16's rounding. In fp32 builds
+// it is the polynomial below, with an error of at most 2 units in the last place, the same on every machine and free of
+// branches, so that compilers vectorise loops over it.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <type_traits>
 
-#include "llmc/kernels/ptx.cuh"
+#include "llmc/kernels/ptx/ptx.cuh"
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -39,9 +39,12 @@ __device__ __forceinline__ float exp_fp32(float x) {
 // e^x as precisely as values stored in Real deserve.
 template <class Real>
 __device__ __forceinline__ float exp_for(float x) {
-    if constexpr (std::is_same_v<Real, float>) return exp_fp32(x);
-    else if constexpr (exp2_is_an_instruction) return exp2_approximate(times_log2_e(x));
-    else return __expf(x);
+    if constexpr (std::is_same_v<Real, float>)
+        return exp_fp32(x);
+    else if constexpr (exp2_is_an_instruction)
+        return exp2_approximate(times_log2_e(x));
+    else
+        return __expf(x);
 }
 
 // e^(x - reference), likewise, for many x and one reference: in bf16 builds one multiplication and addition before the
@@ -53,14 +56,18 @@ public:
     __device__ __forceinline__ explicit ExpRelativeTo(float reference)
         : reference_(scales_before ? times_log2_e(reference) : reference) {}
     __device__ __forceinline__ float operator()(float x) const {
-        if constexpr (scales_before) return exp2_approximate(fmaf(x, kLog2E, -reference_));
-        else return exp_for<Real>(x - reference_);
+        if constexpr (scales_before)
+            return exp2_approximate(fmaf(x, kLog2E, -reference_));
+        else
+            return exp_for<Real>(x - reference_);
     }
     // The factor that makes a sum relative to this reference that was relative to `other`: one where both are equal.
     __device__ __forceinline__ float from(float other) const {
         const float difference = ExpRelativeTo(other).reference_ - reference_;
-        if constexpr (scales_before) return exp2_approximate(difference);
-        else return exp_for<Real>(difference);
+        if constexpr (scales_before)
+            return exp2_approximate(difference);
+        else
+            return exp_for<Real>(difference);
     }
 
 private:
@@ -71,6 +78,8 @@ private:
 // 1 / (1 + e^-x), likewise.
 template <class Real>
 __device__ __forceinline__ float sigmoid_for(float x) {
-    if constexpr (std::is_same_v<Real, float>) return 1.0f / (1.0f + exp_fp32(-x));
-    else return __fdividef(1.0f, 1.0f + exp_for<Real>(-x));
+    if constexpr (std::is_same_v<Real, float>)
+        return 1.0f / (1.0f + exp_fp32(-x));
+    else
+        return __fdividef(1.0f, 1.0f + exp_for<Real>(-x));
 }

@@ -15,10 +15,10 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/dtype.h"
-#include "llmc/kernels/block_table.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/ordered_sum.cuh"
-#include "llmc/kernels/reduce.cuh"
+#include "llmc/kernels/rows/block_table.cuh"
+#include "llmc/kernels/rows/reduce.cuh"
 #include "llmc/kernels/vec.cuh"
 
 // What AdamW reads on the device and the trainer downloads for its log.

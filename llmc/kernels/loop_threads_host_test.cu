@@ -10,11 +10,11 @@
 #include "llmc/base/rng.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/kernels/adamw.cuh"
-#include "llmc/kernels/attention_merge.cuh"
-#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/global_norm.cuh"
-#include "llmc/kernels/layernorm.cuh"
-#include "llmc/kernels/residual.cuh"
+#include "llmc/kernels/rows/classifier.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
+#include "llmc/kernels/rows/residual.cuh"
 
 namespace {
 

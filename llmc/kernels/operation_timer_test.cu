@@ -4,7 +4,7 @@
 
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/kernel_test.h"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 
 namespace {
 

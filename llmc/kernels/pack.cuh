@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/kernels/block_table.cuh"
 #include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/rows/block_table.cuh"
 
 template <class Real>
 struct PackRange {

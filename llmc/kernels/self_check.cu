@@ -10,11 +10,11 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
-#include "llmc/kernels/attention_kernels.h"
+#include "llmc/kernels/attention/attention_kernels.h"
+#include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/library_attention.h"
-#include "llmc/kernels/ptx_checks.cuh"
-#include "llmc/kernels/ptx_hopper_checks.cuh"
+#include "llmc/kernels/ptx/ptx_checks.cuh"
+#include "llmc/kernels/ptx/ptx_hopper_checks.cuh"
 
 namespace {
 

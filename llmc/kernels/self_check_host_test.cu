@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "llmc/kernels/attention_test.h"
-#include "llmc/kernels/ptx.cuh"
+#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/ptx/ptx.cuh"
 
 namespace {
 

@@ -2,10 +2,10 @@
 
 #include <bit>
 
-#include "llmc/kernels/add_rows.cuh"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/exp.cuh"
 #include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/rows/add_rows.cuh"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
 
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
                      int ulysses) {

@@ -14,7 +14,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
-#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/mesh/shard.h"
 #include "llmc/model/config.h"
 #include "llmc/model/precision.h"

@@ -15,8 +15,8 @@
 #include <memory>
 
 #include "llmc/base/arena.h"
-#include "llmc/kernels/attention.h"
-#include "llmc/kernels/library_attention.h"
+#include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/attention/library_attention.h"
 
 // What will be asked of it.
 struct AttentionUse {

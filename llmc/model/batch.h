@@ -7,7 +7,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/pinned.h"
 #include "llmc/base/stream.h"
-#include "llmc/kernels/token_groups.h"
+#include "llmc/kernels/rows/token_groups.h"
 
 // One micro-batch on the device. Tokens and targets are (B, T).
 struct Batch {

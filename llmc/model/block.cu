@@ -1,8 +1,8 @@
 #include "llmc/model/block.h"
 
 #include "llmc/kernels/gelu.cuh"
-#include "llmc/kernels/layernorm.cuh"
-#include "llmc/kernels/residual.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
+#include "llmc/kernels/rows/residual.cuh"
 
 namespace {
 

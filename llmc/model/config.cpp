@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "llmc/base/error.h"
-#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention/attention.h"
 
 namespace {
 

@@ -23,8 +23,8 @@
 #include "llmc/model/precision.h"
 
 template <class Real>
-struct Classifier;   // llmc/kernels/classifier.cuh
-struct Positions;    // llmc/kernels/encoder.cuh
+struct Classifier;   // llmc/kernels/rows/classifier.cuh
+struct Positions;    // llmc/kernels/rows/embedding.cuh
 
 // Rows that follow each other.
 struct Rows {

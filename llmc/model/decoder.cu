@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/attention_cached.cuh"
-#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/attention/attention_cached.cuh"
 #include "llmc/kernels/gelu.cuh"
-#include "llmc/kernels/layernorm.cuh"
-#include "llmc/kernels/matvec.cuh"
-#include "llmc/kernels/residual.cuh"
+#include "llmc/kernels/matmul/matvec.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
+#include "llmc/kernels/rows/residual.cuh"
 
 namespace {
 
@@ -69,17 +69,17 @@ void Decoder::layer(int l, int rows) {
 void Decoder::read_rows(std::span<const std::int32_t> tokens) {
     const int rows = static_cast<int>(tokens.size());
     tokens_.upload(tokens, stream_);
-    EncoderForward<floatX> encoder{};
-    encoder.out = residual_.data();
-    encoder.tokens = tokens_.data();
-    encoder.wte = parameters_.tensor(Param::wte);
-    encoder.wpe = parameters_.tensor(Param::wpe);
-    encoder.B = 1;
-    encoder.T = rows;
-    encoder.C = C_;
-    encoder.V = static_cast<int>(config().padded_vocab_size);
-    encoder.positions.first = position_;
-    encoder_forward(encoder, stream_);
+    EmbeddingForward<floatX> args{};
+    args.out = residual_.data();
+    args.tokens = tokens_.data();
+    args.wte = parameters_.tensor(Param::wte);
+    args.wpe = parameters_.tensor(Param::wpe);
+    args.B = 1;
+    args.T = rows;
+    args.C = C_;
+    args.V = static_cast<int>(config().padded_vocab_size);
+    args.positions.first = position_;
+    embedding_forward(args, stream_);
     layernorm_forward(
         LayerNormForward<floatX>{normed_.data(), nullptr, nullptr, residual_.data(), parameters_.tensor(Param::ln1w, 0),
                                  parameters_.tensor(Param::ln1b, 0), rows, C_},

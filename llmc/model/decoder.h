@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/param_storage.h"
 #include "llmc/model/precision.h"
 

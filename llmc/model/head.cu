@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/classifier.cuh"
-#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/rows/classifier.cuh"
+#include "llmc/kernels/rows/layernorm.cuh"
 
 void CutPoints::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
     fused_classifier(arguments, stream);

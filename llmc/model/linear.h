@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/gradients.h"
 #include "llmc/model/precision.h"
 

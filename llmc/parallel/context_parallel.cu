@@ -1,6 +1,6 @@
 #include "llmc/parallel/context_parallel.h"
 
-#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "llmc/base/rng.h"
-#include "llmc/kernels/attention_reference_test.h"
-#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/attention/attention_reference_test.h"
+#include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/process/on_ranks_test.h"
 
 namespace {

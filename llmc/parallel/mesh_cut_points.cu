@@ -1,6 +1,6 @@
 #include "llmc/parallel/mesh_cut_points.h"
 
-#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/parallel/context_parallel.h"
 #include "llmc/parallel/tensor_parallel.h"
 

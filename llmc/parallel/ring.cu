@@ -5,7 +5,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/kernels/attention_merge.cuh"
+#include "llmc/kernels/attention/attention_merge.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include "llmc/parallel/tensor_parallel.h"
 
-#include "llmc/kernels/classifier_sharded.cuh"
+#include "llmc/kernels/rows/classifier_sharded.cuh"
 
 TensorParallel::TensorParallel(Communicator& group, int chunks, Arena& arena)
     : group_(group), wanted_chunks_(chunks), arena_(arena), entered_chunks_(static_cast<std::size_t>(chunks)) {

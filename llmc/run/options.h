@@ -7,7 +7,7 @@
 #include <string>
 
 #include "llmc/base/dtype.h"
-#include "llmc/kernels/attention.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/model/activations.h"
 #include "llmc/optim/lr_schedule.h"
 #include "llmc/optim/optimizer.h"
@@ -79,12 +79,12 @@ struct Options : OptimizerOptions {
     int keep_checkpoints = 0;         // 0: all
     int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
-    bool overwrite = false;    // a folder of another run's results is emptied
-    bool keep_best = false;    // also save what has the lowest validation loss
-    int max_bad_steps = 10;    // stop after so many steps in a row whose loss or norm is not finite; 0: never
-    bool tensorboard = false;  // event files for TensorBoard in the output folder too
-    std::string trace;         // Chrome trace of a step; empty: none
-    std::string export_llmc;   // llm.c model file to write at the end; empty: none
+    bool overwrite = false;     // a folder of another run's results is emptied
+    bool keep_best = false;     // also save what has the lowest validation loss
+    int max_bad_steps = 10;     // stop after so many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;   // event files for TensorBoard in the output folder too
+    std::string trace;          // Chrome trace of a step; empty: none
+    std::string export_llmc;    // llm.c model file to write at the end; empty: none
 
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;

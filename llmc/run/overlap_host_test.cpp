@@ -124,7 +124,7 @@ Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int co
 Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
     const std::vector<host::Recording> recordings = record_steps(zero, flaw);
     const auto first = std::find_if(recordings[0].begin(), recordings[0].end(), [](const host::RecordedStep& step) {
-        return step.name.starts_with("encoder_forward");
+        return step.name.starts_with("embedding_forward");
     });
     REQUIRE(first != recordings[0].end());
     return hidden_traffic(host::replay(recordings, machine()), first->stream, counted);

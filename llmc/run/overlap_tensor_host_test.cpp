@@ -102,7 +102,7 @@ Found on_the_clock(const std::vector<host::Recording>& recordings, const host::C
     auto starts = [](const char* name) {
         return [name](const host::Span& span) { return span.name.starts_with(name); };
     };
-    const auto compute = std::find_if(spans.begin(), spans.end(), starts("encoder_forward"));
+    const auto compute = std::find_if(spans.begin(), spans.end(), starts("embedding_forward"));
     const auto loss = std::find_if(spans.begin(), spans.end(), starts("sharded_classifier_begin"));
     const auto end = std::find_if(spans.begin(), spans.end(), starts("pack_kernel"));
     REQUIRE(compute != spans.end());

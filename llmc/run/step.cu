@@ -4,8 +4,8 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/profile_range.h"
-#include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/parallel/partial_gradients.h"
 #include "llmc/parallel/zero.h"
 

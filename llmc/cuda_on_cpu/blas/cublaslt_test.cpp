@@ -7,7 +7,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 
 namespace {
 
@@ -94,8 +94,8 @@ Answer ask(const Call& call) {
     if (call.algorithm) result.algo.data[0] = call.algorithm;
     bool use_algorithm = count == 1 || call.algorithm;
     answer.matmul = cublasLtMatmul(handle, desc, &call.alpha, operand(0), a, operand(1), b, &call.beta,
-                                   operand(call.adds_another ? 2 : 3), c,
-                                   operand(3), d, use_algorithm ? &result.algo : nullptr, nullptr, 0, stream);
+                                   operand(call.adds_another ? 2 : 3), c, operand(3), d,
+                                   use_algorithm ? &result.algo : nullptr, nullptr, 0, stream);
     for (cublasLtMatrixLayout_t m : {a, b, c, d}) cublasLtMatrixLayoutDestroy(m);
     cublasLtMatmulPreferenceDestroy(preference);
     cublasLtMatmulDescDestroy(desc);   // before the operation has run: it no longer needs them

@@ -51,13 +51,14 @@ namespace host {
 template <class Finish>
 inline void warp_meet(std::uint32_t mask, Site site, Finish) {
     static_assert(std::is_empty_v<Finish>, "the finishing function must not capture: it is another lane that calls it");
-    Block::current()->rendezvous(mask, site, [](Warp& warp, std::uint32_t participants) { Finish()(warp, participants); });
+    Block::current()->rendezvous(mask, site,
+                                 [](Warp& warp, std::uint32_t participants) { Finish()(warp, participants); });
 }
 
 // Ends the block: a warp-wide operation was reached by a warp of which some lanes do not exist or have left.
 [[noreturn]] void fail_partial_warp();
 
-// For models of warp-wide instructions (llmc/kernels/ptx.cuh). Every lane of a full warp leaves the address of its
+// For models of warp-wide instructions (llmc/kernels/ptx/ptx.cuh). Every lane of a full warp leaves the address of its
 // operands, which stay where they are on the lanes' own stacks; the last lane to arrive calls finish(Operands**) with
 // all 32 and may read and write them in place.
 template <class Operands, class Finish>
@@ -173,7 +174,8 @@ inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warp
 template <class T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, HOST_SITE) {
     unsigned lane = host::Block::current()->lane(), segment = static_cast<unsigned>(width) - 1u;
-    return host::shuffle(mask, value, delta <= segment - (lane & segment) ? lane + delta : lane, {site_file, site_line});
+    return host::shuffle(mask, value, delta <= segment - (lane & segment) ? lane + delta : lane,
+                         {site_file, site_line});
 }
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, HOST_SITE) {
@@ -192,8 +194,8 @@ inline int __all_sync(unsigned mask, int predicate, HOST_SITE) {
     return host::ballot(mask, predicate == 0, {site_file, site_line}) == 0;
 }
 
-#define HOST_WARP_REDUCE(name, type, expression)                                                                 \
-    inline type name(unsigned mask, type value, HOST_SITE) {                                                     \
+#define HOST_WARP_REDUCE(name, type, expression)                                                                     \
+    inline type name(unsigned mask, type value, HOST_SITE) {                                                         \
         return host::reduce(mask, value, [](type a, type b) -> type { return expression; }, {site_file, site_line}); \
     }
 HOST_WARP_REDUCE(__reduce_add_sync, unsigned, a + b)
@@ -201,7 +203,7 @@ HOST_WARP_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)
 HOST_WARP_REDUCE(__reduce_max_sync, unsigned, a > b ? a : b)
 HOST_WARP_REDUCE(__reduce_min_sync, int, a < b ? a : b)
 HOST_WARP_REDUCE(__reduce_max_sync, int, a > b ? a : b)
-HOST_WARP_REDUCE(__reduce_and_sync, unsigned, a & b)
+HOST_WARP_REDUCE(__reduce_and_sync, unsigned, a& b)
 HOST_WARP_REDUCE(__reduce_or_sync, unsigned, a | b)
 HOST_WARP_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 #undef HOST_WARP_REDUCE
@@ -215,8 +217,8 @@ namespace host {
 
 // T as an integer of its size, which is what compare-and-swap works on.
 template <class T>
-using AtomicBits = std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                      std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+using AtomicBits =
+    std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
 template <class T, class Update>
 inline T atomic_update(T* address, Update update) {
@@ -290,20 +292,47 @@ inline unsigned atomicDec(unsigned* address, unsigned limit) {
 
 // ---- loads and stores with cache hints, which a CPU has no use for
 
-template <class T> inline T __ldg(const T* address) { return *address; }
-template <class T> inline T __ldca(const T* address) { return *address; }
-template <class T> inline T __ldcg(const T* address) { return *address; }
-template <class T> inline T __ldcs(const T* address) { return *address; }
-template <class T> inline T __ldlu(const T* address) { return *address; }
+template <class T>
+inline T __ldg(const T* address) {
+    return *address;
+}
+template <class T>
+inline T __ldca(const T* address) {
+    return *address;
+}
+template <class T>
+inline T __ldcg(const T* address) {
+    return *address;
+}
+template <class T>
+inline T __ldcs(const T* address) {
+    return *address;
+}
+template <class T>
+inline T __ldlu(const T* address) {
+    return *address;
+}
 template <class T>
 inline T __ldcv(const T* address) {   // always from memory: what a thread that waits for another reads
     host::Block::current()->polled();
     return *static_cast<const volatile T*>(address);
 }
-template <class T> inline void __stwb(T* address, std::type_identity_t<T> value) { *address = value; }
-template <class T> inline void __stcg(T* address, std::type_identity_t<T> value) { *address = value; }
-template <class T> inline void __stcs(T* address, std::type_identity_t<T> value) { *address = value; }
-template <class T> inline void __stwt(T* address, std::type_identity_t<T> value) { *address = value; }
+template <class T>
+inline void __stwb(T* address, std::type_identity_t<T> value) {
+    *address = value;
+}
+template <class T>
+inline void __stcg(T* address, std::type_identity_t<T> value) {
+    *address = value;
+}
+template <class T>
+inline void __stcs(T* address, std::type_identity_t<T> value) {
+    *address = value;
+}
+template <class T>
+inline void __stwt(T* address, std::type_identity_t<T> value) {
+    *address = value;
+}
 
 // ---- the rest
 

@@ -7,7 +7,7 @@
 #include "llmc/base/check.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/kernels/launch.cuh"
-#include "llmc/kernels/reduce.cuh"
+#include "llmc/kernels/rows/reduce.cuh"
 
 using host::contains;
 
@@ -21,17 +21,18 @@ std::string fault_of(host::TestDevice& device, cudaStream_t stream, cudaError_t 
     CHECK(cudaGetLastError() == expected);
     std::string message = device->fault_message();
     CAPTURE(message);
-    CHECK(contains(message, std::string("kernel ") + kernel + " launched at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:"));
+    CHECK(contains(message,
+                   std::string("kernel ") + kernel + " launched at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:"));
     CHECK(device->take_fault() == message);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);   // the process goes on
     return message;
 }
 
-#define CHECK_CONTAINS(message, part)               \
-    do {                                            \
-        std::string whole = message;                \
+#define CHECK_CONTAINS(message, part)                  \
+    do {                                               \
+        std::string whole = message;                   \
         INFO("message: ", whole, "\nmissing: ", part); \
-        CHECK(contains(whole, part));               \
+        CHECK(contains(whole, part));                  \
     } while (0)
 
 // ---- barriers
@@ -116,9 +117,7 @@ __global__ void shuffle_from_gone(int* data) {
     if (threadIdx.x == 7) return;
     data[threadIdx.x] = __shfl_xor_sync(0xffffffffu, data[threadIdx.x], 1);
 }
-__global__ void mask_without_self(int* data) {
-    data[threadIdx.x] = __shfl_sync(0x7fffffffu, data[threadIdx.x], 0);
-}
+__global__ void mask_without_self(int* data) { data[threadIdx.x] = __shfl_sync(0x7fffffffu, data[threadIdx.x], 0); }
 __global__ void shuffles_in_branches(int* data) {
     if (threadIdx.x < 9) {
         data[threadIdx.x] = __shfl_sync(0xffffffffu, data[threadIdx.x], 0);
@@ -189,7 +188,9 @@ __global__ void recurse(int* data, int depth) {
     if (depth > 0) recurse(data, depth - 1);
     data[threadIdx.x] = frame[index];
 }
-__attribute__((no_sanitize("integer-divide-by-zero"))) __global__ void divide(int* data, int by) { data[threadIdx.x] = data[threadIdx.x] / by; }
+__attribute__((no_sanitize("integer-divide-by-zero"))) __global__ void divide(int* data, int by) {
+    data[threadIdx.x] = data[threadIdx.x] / by;
+}
 __global__ void trap(int* data) {
     if (data[threadIdx.x] == 0 && threadIdx.x == 2) __trap();
 }
@@ -233,8 +234,11 @@ TEST_CASE("exec_fault: divergent barriers are reported with both threads") {
     cudaStream_t stream = device.stream();
     int* data = device.allocate<int>(64);
     launch(barriers_in_branches, Launch{1, 64, 0, stream}, data);
-    std::string message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::barriers_in_branches");
-    CHECK_CONTAINS(message, "block (0,0,0), thread (5,0,0): divergent barrier: this thread waits at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
+    std::string message =
+        fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::barriers_in_branches");
+    CHECK_CONTAINS(message,
+                   "block (0,0,0), thread (5,0,0): divergent barrier: this thread waits at "
+                   "llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
     CHECK_CONTAINS(message, "but thread (0,0,0) waits at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
 
     launch(barrier_for_some, Launch{dim3(1, 2), 64, 0, stream}, data);
@@ -253,7 +257,8 @@ TEST_CASE("exec_fault: threads that wait for each other are a deadlock, told wit
     cudaStream_t stream = device.stream();
     int* data = device.allocate<int>(64);
     launch(barrier_against_warp, Launch{1, 64, 0, stream}, data);
-    std::string message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::barrier_against_warp");
+    std::string message =
+        fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::barrier_against_warp");
     CHECK_CONTAINS(message, "thread (0,0,0): deadlock: no thread of the block can go on");
     CHECK_CONTAINS(message, "2 of 64 threads, (3,0,0) first, are at the __syncthreads");
     CHECK_CONTAINS(message, "warp 0: lanes 0xfffffff7 wait at the warp collective");
@@ -298,7 +303,8 @@ TEST_CASE("exec_fault: wrong warp collectives are reported with their lanes") {
     int* data = device.allocate<int>(64);
     cudaMemsetAsync(data, 0, 256, stream);
     launch(shuffle_from_absent, Launch{1, 32, 0, stream}, data);
-    std::string message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::shuffle_from_absent");
+    std::string message =
+        fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::shuffle_from_absent");
     CHECK_CONTAINS(message, "thread (0,0,0): shuffle at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
     CHECK_CONTAINS(message, "lane 0 reads from lane 20, which does not take part (lanes 0xffff do)");
 
@@ -314,16 +320,21 @@ TEST_CASE("exec_fault: wrong warp collectives are reported with their lanes") {
 
     launch(shuffles_in_branches, Launch{1, 32, 0, stream}, data);
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::shuffles_in_branches");
-    CHECK_CONTAINS(message, "thread (9,0,0): divergent warp collective: lane 9 is at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
+    CHECK_CONTAINS(
+        message, "thread (9,0,0): divergent warp collective: lane 9 is at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
     CHECK_CONTAINS(message, "but lane 0 waits at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
 
     launch(sums_in_branches, Launch{1, 32, 0, stream}, reinterpret_cast<float*>(data));
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::sums_in_branches");
-    CHECK_CONTAINS(message, "thread (16,0,0): divergent warp collective: lane 16 is at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
+    CHECK_CONTAINS(
+        message,
+        "thread (16,0,0): divergent warp collective: lane 16 is at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
 
     launch(block_sums_in_branches, Launch{1, 64, 0, stream}, reinterpret_cast<float*>(data));
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::block_sums_in_branches");
-    CHECK_CONTAINS(message, "thread (32,0,0): divergent barrier: this thread waits at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
+    CHECK_CONTAINS(
+        message,
+        "thread (32,0,0): divergent barrier: this thread waits at llmc/cuda_on_cpu/exec/kernel_fault_test.cu:");
 
     launch(sum_of_partial_warp, Launch{1, 40, 0, stream}, reinterpret_cast<float*>(data));
     message = fault_of(device, stream, cudaErrorLaunchFailure, "(anonymous namespace)::sum_of_partial_warp");
@@ -344,8 +355,9 @@ TEST_CASE("exec_fault: dynamic shared memory that is one byte too small is repor
         CHECK_CONTAINS(message, "dynamic shared memory");
     }
     launch(fill_shared, Launch{3, 256, 512, stream}, out);
-    CHECK_CONTAINS(fault_of(device, stream, cudaErrorIllegalAddress, "(anonymous namespace)::fill_shared"),
-                   "thread (128,0,0): out of bounds: write to dynamic shared memory at byte 512, but the launch asked for 512");
+    CHECK_CONTAINS(
+        fault_of(device, stream, cudaErrorIllegalAddress, "(anonymous namespace)::fill_shared"),
+        "thread (128,0,0): out of bounds: write to dynamic shared memory at byte 512, but the launch asked for 512");
     launch(read_before_shared, Launch{1, 32, 512, stream}, out);
     CHECK_CONTAINS(fault_of(device, stream, cudaErrorIllegalAddress, "(anonymous namespace)::read_before_shared"),
                    "thread (0,0,0): out of bounds: read of dynamic shared memory at byte -4096");
@@ -378,7 +390,8 @@ TEST_CASE("exec_fault: wild accesses are reported with block, thread and what li
     launch(read_at, Launch{1, 32, 0, stream}, data, nullptr, 5L);
     message = fault_of(device, stream, cudaErrorIllegalAddress, "(anonymous namespace)::read_at");
     CHECK_CONTAINS(message, "thread (0,0,0): illegal read of 0x14, a null pointer");
-    launch(read_misaligned, Launch{1, 1, 0, stream}, reinterpret_cast<float4*>(data), reinterpret_cast<const float*>(data));
+    launch(read_misaligned, Launch{1, 1, 0, stream}, reinterpret_cast<float4*>(data),
+           reinterpret_cast<const float*>(data));
     fault_of(device, stream, cudaErrorMisalignedAddress, "(anonymous namespace)::read_misaligned");
 }
 
@@ -408,6 +421,7 @@ TEST_CASE("exec_fault: after a fault, launches are refused with it; of several f
     launch(barrier_for_some, Launch{100, 64, 0, stream}, data);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
     CHECK_CONTAINS(device->fault_message(), "block (0,0,0)");
-    CHECK_THROWS_WITH_AS(launch(trap, Launch{1, 32, 0, stream}, data), doctest::Contains("cudaErrorLaunchFailure"), Error);
+    CHECK_THROWS_WITH_AS(launch(trap, Launch{1, 32, 0, stream}, data), doctest::Contains("cudaErrorLaunchFailure"),
+                         Error);
     device->take_fault();
 }

@@ -1,7 +1,7 @@
 // The certificate sees what goes wrong when ranks share sequences: each of these mistakes makes it fail. (A merge
 // without log-sum-exp: attention_merge_test.cu; a stray wait of the host: context_overlap_host_test.cu.)
-#include "llmc/kernels/attention_merge.cuh"
-#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/attention/attention_merge.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/parallel/context_parallel.h"
 #include "llmc/run/certificate/certificate_test.h"
 

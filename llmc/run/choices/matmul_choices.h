@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/io/file.h"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 
 inline constexpr const char* kMatmulChoicesFile = "matmul.json";
 

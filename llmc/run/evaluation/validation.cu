@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/rows/classifier.cuh"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "llmc/base/arena.h"
-#include "llmc/kernels/matmul.h"
+#include "llmc/kernels/matmul/matmul.h"
 
 struct PeakFlops {
     double per_second = 0;   // floating point operations

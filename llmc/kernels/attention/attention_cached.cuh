@@ -1,0 +1,131 @@
+// Attention of new tokens over everything that was read before them: what a model does when it writes.
+//
+// The output of the qkv matmul goes straight into the cache, (positions, 3, NH, HS) for one sequence. The row of
+// position p sees the keys of positions 0 .. p:
+//     out_p = sum_j softmax_j(<q_p, k_j> / sqrt(HS)) v_j
+// Keys are taken a few hundred at a time, and what was summed before is scaled when a larger score comes (Milakov and
+// Gimelshein, "Online normalizer calculation for softmax", 2018): no row of scores is stored. The sums of a row do not
+// depend on how many rows are computed at once.
+//
+// For one sequence and few rows. A whole prompt works too, at less than the speed of attention.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <limits>
+
+#include "llmc/base/dtype.h"
+#include "llmc/base/error.h"
+#include "llmc/kernels/exp.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/rows/reduce.cuh"
+#include "llmc/kernels/vec.cuh"
+
+template <class Real>
+struct CachedAttention {
+    Real* out;         // (rows, NH, HS)
+    const Real* qkv;   // (first + rows, 3, NH, HS): of all positions so far
+    int first, rows;   // the new rows are positions first .. first + rows - 1
+    int NH, HS;        // HS a multiple of 8, at most kCachedHeadSize
+};
+
+// Asynchronously on `stream`. Error(usage) for heads of another size.
+template <class Real>
+void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+constexpr int kCachedThreads = 128;
+constexpr int kCachedKeys = 256;       // scores that exist at once
+constexpr int kCachedHeadSize = 128;   // the largest
+
+// Grid (NH, rows). A block has one row of one head. Of the output each thread sums a piece of eight channels over some
+// of the keys, which groups of threads share; these partial sums meet at the end, in a fixed order.
+template <class Real>
+__global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(CachedAttention<Real> a, float scale) {
+    __shared__ float query[kCachedHeadSize], scores[kCachedKeys];
+    alignas(16) __shared__ float sums[kCachedThreads * 8];
+    const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    const int pieces = a.HS / 8, groups = max(1, threads / pieces);
+    const std::int64_t row = std::int64_t{a.NH} * a.HS, token = 3 * row;
+    const int position = a.first + static_cast<int>(blockIdx.y);
+    const Real* const head = a.qkv + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    const PacketExtent extent{a.HS};
+
+    for (int piece = thread; piece < pieces; piece += threads) {
+        const Vec8<float> q = to_floats(load8(head + position * token, piece * 8, extent));
+        VECTOR_LOOP
+        for (int c = 0; c < 8; c++) query[piece * 8 + c] = q[c] * scale;
+    }
+    for (int unit = thread; unit < groups * pieces; unit += threads) store_packets(&sums[unit * 8], Vec8<float>{});
+
+    float largest = -std::numeric_limits<float>::infinity(), total = 0.0f;
+    for (int begin = 0; begin <= position; begin += kCachedKeys) {
+        const int count = min(kCachedKeys, position + 1 - begin);
+        const Real* const keys = head + row + begin * token;
+        const Real* const values = keys + row;
+        __syncthreads();   // the query is there; nobody reads the scores before these
+        float own_largest = largest;
+        for (int j = thread; j < count; j += threads) {
+            Vec8<float> dot = {};
+            for (int piece = 0; piece < pieces; piece++) {
+                const Vec8<float> k = to_floats(load8(keys + j * token, piece * 8, extent));
+                VECTOR_LOOP
+                for (int c = 0; c < 8; c++) dot[c] = fmaf(query[piece * 8 + c], k[c], dot[c]);
+            }
+            scores[j] = sum8(dot);
+            own_largest = fmaxf(own_largest, scores[j]);
+        }
+        const float now_largest = block_max(own_largest);
+        const float kept = exp_for<Real>(largest - now_largest);   // of what was summed before
+        float own_total = 0.0f;
+        for (int j = thread; j < count; j += threads) own_total += scores[j] = exp_for<Real>(scores[j] - now_largest);
+        total = total * kept + block_sum(own_total);
+        largest = now_largest;
+
+        for (int unit = thread; unit < groups * pieces; unit += threads) {
+            const int piece = unit % pieces;
+            Vec8<float> sum = load_packets<8>(&sums[unit * 8]);
+            VECTOR_LOOP
+            for (int c = 0; c < 8; c++) sum[c] *= kept;
+            for (int j = unit / pieces; j < count; j += groups) {
+                const Vec8<float> v = to_floats(load8(values + j * token, piece * 8, extent));
+                const float weight = scores[j];
+                VECTOR_LOOP
+                for (int c = 0; c < 8; c++) sum[c] = fmaf(weight, v[c], sum[c]);
+            }
+            store_packets(&sums[unit * 8], sum);
+        }
+    }
+    __syncthreads();
+    Real* const out =
+        a.out + static_cast<std::int64_t>(blockIdx.y) * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    for (int piece = thread; piece < pieces; piece += threads) {
+        Vec8<float> sum = {};
+        for (int group = 0; group < groups; group++) {
+            const Vec8<float> part = load_packets<8>(&sums[(group * pieces + piece) * 8]);
+            VECTOR_LOOP
+            for (int c = 0; c < 8; c++) sum[c] += part[c];
+        }
+        VECTOR_LOOP
+        for (int c = 0; c < 8; c++) sum[c] /= total;
+        store8(out, piece * 8, extent, round_to<Real>(sum));
+    }
+}
+
+template <class Real>
+void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
+    if (args.rows == 0) return;
+    if (args.HS % 8 != 0 || args.HS < 8 || args.HS > kCachedHeadSize) {
+        throw Error(ErrorKind::usage,
+                    text("heads of ", args.HS, " channels: writing handles multiples of 8 up to ", kCachedHeadSize),
+                    "Use a model with other --channels / --heads.");
+    }
+    const std::size_t row_bytes = sizeof(Real) * args.NH * args.HS;
+    Launch where(dim3(static_cast<unsigned>(args.NH), static_cast<unsigned>(args.rows)),
+                 dim3(loop_threads(kCachedThreads)), 0, stream);
+    where.reads(args.qkv, 3 * row_bytes * static_cast<std::size_t>(args.first + args.rows));
+    where.writes(args.out, row_bytes * static_cast<std::size_t>(args.rows));
+    launch(cached_attention_kernel<Real>, where, args, 1.0f / std::sqrt(static_cast<float>(args.HS)));
+}

@@ -1,0 +1,57 @@
+#include <type_traits>
+
+#include "llmc/kernels/attention/attention_fma.cuh"
+#include "llmc/kernels/attention/attention_kernels.h"
+
+namespace {
+
+// Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
+// In bf16, where these kernels only stand in for others, there are two.
+template <class T, class Run>
+void with_padded_head_size(int HS, Run run) {
+    if constexpr (std::is_same_v<T, float>) {
+        if (HS <= 32) return run(std::integral_constant<int, 32>{});
+    }
+    if (HS <= 64) return run(std::integral_constant<int, 64>{});
+    if constexpr (std::is_same_v<T, float>) {
+        if (HS <= 96) return run(std::integral_constant<int, 96>{});
+    }
+    run(std::integral_constant<int, 128>{});
+}
+
+}   // namespace
+
+template <class T, class O>
+void launch_attention_forward_fma(const AttentionForward<T, O>& a, cudaStream_t stream) {
+    with_padded_head_size<T>(a.shape.HS, [&](auto head_size) {
+        constexpr int D = head_size();
+        dim3 grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
+        launch(attention_forward_fma<T, O, D>,
+               forward_launch(a, grid, FmaTile<D>::threads, FmaTile<D>::forward_bytes, stream), a);
+    });
+}
+
+template <class T, class G>
+void launch_attention_backward_fma(const AttentionBackward<T, G>& a, cudaStream_t stream) {
+    with_padded_head_size<T>(a.shape.HS, [&](auto head_size) {
+        constexpr int D = head_size();
+        dim3 query_grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
+        launch(attention_backward_queries_fma<T, G, D>,
+               backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
+                   .writes(a.dq.data, view_bytes(a.dq, a.shape, a.shape.Tq)),
+               a);
+        dim3 key_grid(ceil_div(a.shape.Tk, FmaTile<D>::rows), a.shape.NH, a.shape.B);
+        launch(attention_backward_keys_fma<T, G, D>,
+               backward_launch(a, key_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
+                   .writes(a.dk.data, view_bytes(a.dk, a.shape, a.shape.Tk))
+                   .writes(a.dv.data, view_bytes(a.dv, a.shape, a.shape.Tk)),
+               a);
+    });
+}
+
+template void launch_attention_forward_fma(const AttentionForward<float>&, cudaStream_t);
+template void launch_attention_forward_fma(const AttentionForward<bf16>&, cudaStream_t);
+template void launch_attention_forward_fma(const AttentionForward<bf16, float>&, cudaStream_t);
+template void launch_attention_backward_fma(const AttentionBackward<float>&, cudaStream_t);
+template void launch_attention_backward_fma(const AttentionBackward<bf16>&, cudaStream_t);
+template void launch_attention_backward_fma(const AttentionBackward<bf16, float>&, cudaStream_t);

@@ -1,0 +1,178 @@
+// Building blocks of attention for sm_90a: the steps that order its warps, tiles in shared memory, one tile of softmax,
+// and which block does which tile. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
+//
+// Not yet run on a GPU.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "llmc/kernels/attention/attention_common.cuh"
+#include "llmc/kernels/attention/attention_mma.cuh"
+#include "llmc/kernels/ptx/ptx_hopper.cuh"
+
+// Of forward: everything that orders one warp after another, or an asynchronous instruction after others. Tests plant
+// kernels that leave out one of them: each must show.
+enum class HopperStep : std::uint8_t {
+    barriers_fence,   // mbarriers are made before copies use them
+    barriers_made,    // and before other threads do
+    query_wait,       // q is here
+    key_wait,         // a tile of k is here
+    value_wait,       // a tile of v is here
+    key_room,         // the tile of k that lay here has been read
+    value_room,       // the tile of v that lay here has been read
+    key_read,         // says so to the producer
+    value_read,
+    score_fence,   // registers are ready for q k^T
+    score_commit,
+    score_wait,   // q k^T is done
+    sum_fence,    // registers are ready for p v
+    sum_commit,
+    sum_wait,        // p v is done
+    turn_wait,       // it is this group's turn to multiply
+    turn_pass,       // now the other group's
+    staging_free,    // all warps of the group have read q
+    staging_fence,   // what was staged is seen by the copy to global memory
+    staging_full,    // and all of the group have staged theirs
+    store_wait,      // the copy has read it
+    count,
+};
+struct AllHopperSteps {
+    __device__ static constexpr bool keeps(HopperStep) { return true; }
+};
+
+// Tensors as a kernel's copies see them: coordinates are channel, token, head, batch.
+struct HopperForwardMaps {
+    TensorMap q, k, v, out;   // out: where it is bf16
+};
+
+constexpr int HOPPER_PANEL = 64;   // channels of a panel: 128 bytes a row
+constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
+
+// Which tile a block does, of queries (forward) or of keys (backward). Blocks start in the order of their numbers: the
+// last tile first; and `together` heads before the next ones, as many as the second-level cache holds. In forward the
+// last causal rows are the longest, so that short ones fill the end.
+struct HopperPlace {
+    int tile, head;   // head counts (B, NH)
+};
+__host__ __device__ inline HopperPlace hopper_place(int block, int tiles, int heads, int together) {
+    const int first = block / (together * tiles) * together, here = min(together, heads - first);
+    const int within = block - first * tiles;
+    return {tiles - 1 - within / here, first + within % here};
+}
+
+// A place in the ring: tiles pass through the stages in turn.
+template <int STAGES>
+struct HopperRing {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// Sets scores of a group's 64 queries to -infinity where the query does not see the key. `row` and `pair` are the
+// lane's first row of the group and first column of eight.
+template <int HALF_N>
+__device__ __forceinline__ void mask_scores(float (&scores)[HALF_N], int query, int first_key, int keys, int diagonal,
+                                            int pair) {
+#pragma unroll
+    for (int i = 0; i < HALF_N; i++) {
+        const int key = first_key + i / 4 * 8 + pair + i % 2;
+        if (key >= keys || key > query + i / 2 % 2 * 8 + diagonal) scores[i] = -INFINITY;
+    }
+}
+
+// One tile of online softmax: scores become exp(scale * score - largest of the row so far). What was summed before must
+// still be multiplied by `rescale`. row_max is of unscaled scores; row_sum is of this lane's columns only.
+template <int HALF_N>
+__device__ __forceinline__ void online_softmax(float (&scores)[HALF_N], float (&row_max)[2], float (&row_sum)[2],
+                                               float (&rescale)[2], float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = row_max[half];
+#pragma unroll
+        for (int i = 2 * half; i < HALF_N; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
+        largest = across_quad(largest, [](float a, float b) { return fmaxf(a, b); });
+        const float reference = largest == -INFINITY ? 0.0f : largest * scale_log2;   // nothing seen yet: no inf - inf
+        rescale[half] = exp2_approximate(row_max[half] * scale_log2 - reference);
+        row_max[half] = largest;
+        float sum = row_sum[half] * rescale[half];
+#pragma unroll
+        for (int i = 2 * half; i < HALF_N; i += 4)
+#pragma unroll
+            for (int e = i; e < i + 2; e++) {
+                scores[e] = exp2_approximate(scores[e] * scale_log2 - reference);
+                sum += scores[e];
+            }
+        row_sum[half] = sum;
+    }
+}
+
+// Rounds scores to bf16 as left operands: weights[k] covers columns 16 k .. 16 k + 16.
+template <int HALF_N>
+__device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8][4], const float (&scores)[HALF_N]) {
+#pragma unroll
+    for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
+}
+
+// Lane l of four gives its pieces[i] to lane i, as its pieces[l].
+__device__ __forceinline__ void transpose_in_quad(std::uint32_t (&pieces)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool high = (static_cast<int>(threadIdx.x) & bit) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            const std::uint32_t other = __shfl_xor_sync(~0u, high ? pieces[i] : pieces[i | bit], bit);
+            pieces[i] = high ? other : pieces[i];
+            pieces[i | bit] = high ? pieces[i | bit] : other;
+        }
+    }
+}
+
+// Warps write what they hold of sums, times `factor`. `row` is the lane's first one, `channel` the warp's; rows past
+// the end and channels past HS are not written. fp32: each lane writes its pairs, four lanes a whole sector of 32
+// bytes.
+template <int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<float> rows, const float (&sums)[HALF_N], float factor, int row,
+                                               int row_count, int channel, int HS) {
+    const int first = channel + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int here = row + 8 * half;
+        if (here >= row_count) continue;
+        float* target = rows.data + here * rows.token + first;
+#pragma unroll
+        for (int c = 0; c < HALF_N / 4; c++) {
+            if (8 * c + first >= HS) break;
+            *reinterpret_cast<float2*>(target + 8 * c) =
+                make_float2(sums[4 * c + 2 * half] * factor, sums[4 * c + 2 * half + 1] * factor);
+        }
+    }
+}
+// bf16: four lanes exchange theirs, so that each writes 16 bytes, and all four 64 adjacent ones.
+template <int HALF_N>
+__device__ __forceinline__ void store_fragment(HeadRows<bf16> rows, const float (&sums)[HALF_N], float factor, int row,
+                                               int row_count, int channel, int HS) {
+    static_assert(HALF_N % 16 == 0);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int here = row + 8 * half;
+#pragma unroll
+        for (int i = 0; i < HALF_N; i += 16) {   // 32 channels
+            std::uint32_t pieces[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int pair = i + 4 * c + 2 * half;
+                pieces[c] = pack_bf16(sums[pair] * factor, sums[pair + 1] * factor);
+            }
+            transpose_in_quad(pieces);
+            const int first = channel + 2 * i + static_cast<int>(threadIdx.x) % 4 * 8;
+            if (here < row_count && first < HS)
+                *reinterpret_cast<uint4*>(rows.data + here * rows.token + first) =
+                    make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+        }
+    }
+}

@@ -1,0 +1,439 @@
+// Backward attention for sm_90a, bf16 in, fp32 sums, five products:
+//     p = exp(scale k q^T - lse)      dp = v dout^T      ds = p (dp - delta)
+//     dv = p dout                     dk = scale ds q    dq = scale ds^T k
+//
+// A block of three groups of four warps does 128 keys of a head and walks over tiles of 64 queries, from the first one
+// that sees its keys:
+//
+//     group 0     one thread copies k and v, then tiles of q and dout, through a ring (TMA); a warp puts lse and delta
+//                 beside them
+//     groups 1, 2 64 keys each. Scores are transposed, rows are keys: p and ds are left operands in registers for dv
+//                 and dk. ds is also written to shared memory; from there each group makes dq of all 128 keys for half
+//                 of the channels.
+//
+// dq is a sum over blocks, in memory, in a fixed order: a tile of queries takes its keys from the last tile of keys
+// that it sees down to the first. A block waits until those before it have added (a count for each tile of queries and
+// group), adds, and says so. Blocks draw numbers as they start, the last keys first: whom a block waits for has started
+// before it, so all of them end. In this order a causal block is the first to add to the tile it begins with. The block
+// of the first keys is the last to add: it writes dq.
+//
+// Not yet run on a GPU.
+#pragma once
+
+#include "llmc/kernels/attention/attention_hopper.cuh"
+
+// Everything that orders one warp or block after another, or an asynchronous instruction after others; see HopperStep.
+enum class HopperBackwardStep : std::uint8_t {
+    barriers_fence,   // mbarriers are made before copies use them
+    barriers_made,    // and before other threads do; the block's number is known
+    key_wait,         // k and v are here
+    query_wait,       // a tile of q and dout, with its lse and delta, is here
+    query_room,       // the tile that lay here has been read
+    statistic_room,   // the same, for lse and delta
+    query_read,       // says so
+    score_fence,      // registers are ready for k q^T
+    score_commit,
+    score_wait,     // it is done
+    dscore_fence,   // the same for v dout^T
+    dscore_commit,
+    dscore_wait,
+    value_fence,       // for p dout
+    query_sum_fence,   // for ds^T k: the wait is for p dout, too
+    query_sum_commit,
+    query_sum_wait,
+    key_sum_fence,   // for ds q
+    key_sum_commit,
+    key_sum_wait,
+    staging_fence,   // what was written of ds is seen by products
+    staging_full,    // and all of both groups have written theirs
+    turn_wait,       // the blocks before have added to dq
+    turn_taken,      // and all of the group know
+    turn_over,       // all of the group have added
+    turn_pass,       // says so, to other blocks
+    count,
+};
+struct AllHopperBackwardSteps {
+    __device__ static constexpr bool keeps(HopperBackwardStep) { return true; }
+};
+
+struct HopperBackwardMaps {
+    TensorMap q, k, v, dout;
+};
+
+// What blocks share, in memory: counts that begin at zero, and sums of dq, in the order in which a group's lanes hold
+// them.
+struct HopperBackwardShared {
+    int* numbers;   // [0]: the next block's; then, for each head, tile of queries and group: blocks that have added
+    float4* sums;   // (heads, tiles of queries, groups, D / 16, threads of a group)
+};
+
+template <int D>
+struct HopperBackwardTile {
+    static_assert(D == 64 || D == 128);
+    static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: that compute
+    static constexpr int group_keys = 64, keys = groups * group_keys, queries = 64;
+    static constexpr int stages = D == 64 ? 3 : 2;
+    static constexpr int panels = D / HOPPER_PANEL;
+    static constexpr int key_panel = keys * HOPPER_ROW_BYTES, query_panel = queries * HOPPER_ROW_BYTES;
+    static constexpr int key_bytes = panels * key_panel, query_bytes = panels * query_panel;
+    static constexpr int staging_bytes = keys * HOPPER_ROW_BYTES;   // of ds: (keys, queries)
+    static constexpr int stage_offset = 2 * key_bytes, staging_offset = stage_offset + 2 * stages * query_bytes;
+    static constexpr int statistic_offset = staging_offset + 2 * staging_bytes;
+    static constexpr int statistic_bytes = 2 * queries * 4;   // lse, delta
+    static constexpr int barrier_offset = statistic_offset + stages * statistic_bytes;
+    static constexpr int shared_bytes = barrier_offset + 1024;
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;   // see HopperForwardTile
+    static constexpr int producer_registers = 40, consumer_registers = 232;
+    static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
+};
+
+// mbarriers of a block, 8 bytes each, and its number.
+template <int D>
+struct HopperBackwardBarriers {
+    SharedAddress first;
+    static constexpr int stages = HopperBackwardTile<D>::stages;
+    static constexpr int number_offset = 8 * (1 + 2 * stages);
+    __device__ SharedAddress unused() const { return first + number_offset + 8; }
+    __device__ SharedAddress key() const { return first; }
+    __device__ SharedAddress full(int stage) const { return first + 8 * (1 + stage); }
+    __device__ SharedAddress free(int stage) const { return first + 8 * (1 + stages + stage); }
+
+    template <class Steps>
+    __device__ void make() const {
+        mbarrier_init(key(), 1);
+        for (int stage = 0; stage < stages; stage++) {
+            mbarrier_init(full(stage), 1 + 32);   // who copies, and the warp of lse and delta
+            mbarrier_init(free(stage), 4 * HopperBackwardTile<D>::groups);   // a lane of each warp
+        }
+        if (Steps::keeps(HopperBackwardStep::barriers_fence)) mbarrier_init_fence();
+    }
+};
+
+// Where a block's work lies.
+struct HopperBackwardWork {
+    int batch, head, heads_head;   // heads_head counts (B, NH)
+    int key_tile, first_key, diagonal;
+    int begin, end;   // tiles of queries
+};
+template <int D>
+__device__ __forceinline__ HopperBackwardWork hopper_backward_work(const AttentionShape& shape, int number,
+                                                                   int together) {
+    using Tile = HopperBackwardTile<D>;
+    const HopperPlace place =
+        hopper_place(number, (shape.Tk + Tile::keys - 1) / Tile::keys, shape.B * shape.NH, together);
+    HopperBackwardWork work;
+    work.batch = place.head / shape.NH;
+    work.head = place.head % shape.NH;
+    work.heads_head = place.head;
+    work.key_tile = place.tile;
+    work.first_key = place.tile * Tile::keys;
+    work.diagonal = mask_diagonal(shape);
+    work.end = (shape.Tq + Tile::queries - 1) / Tile::queries;
+    const int first_query = query_begin(work.diagonal, work.first_key);
+    work.begin = first_query < shape.Tq ? first_query / Tile::queries : work.end;
+    return work;
+}
+
+// Group 0's one thread: copies k and v, and fills the ring.
+template <int D, class Steps>
+__device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps& maps, const HopperBackwardWork& work,
+                                                        SharedAddress shared, HopperBackwardBarriers<D> barriers) {
+    using Tile = HopperBackwardTile<D>;
+    auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int token) {
+        for (int panel = 0; panel < Tile::panels; panel++) {
+            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, work.head, token, work.batch);
+        }
+    };
+    if (work.begin == work.end) return;
+    mbarrier_arrive_expect(barriers.key(), 2 * Tile::key_bytes);
+    copy(shared, Tile::key_panel, maps.k, barriers.key(), work.first_key);
+    copy(shared + Tile::key_bytes, Tile::key_panel, maps.v, barriers.key(), work.first_key);
+    HopperRing<Tile::stages> ring;
+    for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
+        const SharedAddress stage = shared + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
+        if (Steps::keeps(HopperBackwardStep::query_room)) mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+        mbarrier_arrive_expect(barriers.full(ring.stage), 2 * Tile::query_bytes);
+        copy(stage, Tile::query_panel, maps.q, barriers.full(ring.stage), tile * Tile::queries);
+        copy(stage + Tile::query_bytes, Tile::query_panel, maps.dout, barriers.full(ring.stage), tile * Tile::queries);
+    }
+}
+
+// Group 0's second warp: lse, in units of log 2, and delta of the ring's tiles. Zeros past the end, where q and dout
+// are zeros too: those queries add nothing.
+template <int D, class Steps>
+__device__ __forceinline__ void hopper_backward_statistics(const float* lse, const float* delta, int Tq,
+                                                           const HopperBackwardWork& work, unsigned char* shared,
+                                                           HopperBackwardBarriers<D> barriers) {
+    using Tile = HopperBackwardTile<D>;
+    const std::int64_t row = std::int64_t{work.heads_head} * Tq;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    HopperRing<Tile::stages> ring;
+    for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
+        float* target = reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
+        if (Steps::keeps(HopperBackwardStep::statistic_room)) mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+        for (int i = lane; i < Tile::queries; i += 32) {
+            const int query = tile * Tile::queries + i;
+            target[i] = query < Tq ? finite_lse_log2(lse[row + query]) : 0.0f;
+            target[Tile::queries + i] = query < Tq ? delta[row + query] : 0.0f;
+        }
+        mbarrier_arrive(barriers.full(ring.stage));
+    }
+}
+
+// One of the two groups that compute, `group` being 0 or 1: its 64 keys.
+template <int D, class Steps, class G>
+struct HopperBackwardGroup {
+    using Tile = HopperBackwardTile<D>;
+    using Step = HopperBackwardStep;
+    static constexpr int HALF_N = Tile::queries / 2, QUERY_HALF_N = D / 4;   // of scores; of dq
+    static constexpr int staging_barrier = 1, group_barrier = 2;             // + group
+
+    const AttentionBackward<bf16, G>& a;
+    const HopperBackwardWork& work;
+    HopperBackwardShared in_memory;
+    unsigned char* shared;
+    SharedAddress base;
+    HopperBackwardBarriers<D> barriers;
+    int group, thread;   // of the group
+    float dk[D / 2], dv[D / 2];
+
+    __device__ __forceinline__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
+    __device__ __forceinline__ int pair() const { return thread % 4 * 2; }
+    __device__ __forceinline__ void meet() const { named_barrier_sync(group_barrier + group, Tile::group_threads); }
+
+    // Starts scores = k q^T and dscores = v dout^T.
+    __device__ __forceinline__ void start_scores(float (&scores)[HALF_N], float (&dscores)[HALF_N],
+                                                 SharedAddress queries) {
+        const SharedAddress keys = base + group * Tile::group_keys * HOPPER_ROW_BYTES;
+        if (Steps::keeps(Step::score_fence)) wgmma_fence(scores);
+        multiply(scores, keys, queries);
+        if (Steps::keeps(Step::score_commit)) wgmma_commit();
+        if (Steps::keeps(Step::dscore_fence)) wgmma_fence(dscores);
+        multiply(dscores, keys + Tile::key_bytes, queries + Tile::query_bytes);
+        if (Steps::keeps(Step::dscore_commit)) wgmma_commit();
+    }
+    __device__ __forceinline__ void multiply(float (&product)[HALF_N], SharedAddress keys, SharedAddress queries) {
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            const int panel = step / 4, within = step % 4 * 32;
+            wgmma(product, wgmma_operand(keys, 0, panel * Tile::key_panel + within),
+                  wgmma_operand(queries, 0, panel * Tile::query_panel + within), step > 0);
+        }
+    }
+    // sums += weights rows, `rows` being a tile of q or dout.
+    __device__ __forceinline__ void accumulate(float (&sums)[D / 2], const std::uint32_t (&weights)[HALF_N / 8][4],
+                                               SharedAddress rows) {
+#pragma unroll
+        for (int step = 0; step < Tile::queries / 16; step++) {
+            wgmma<true>(sums, weights[step],
+                        wgmma_operand(rows, Tile::panels > 1 ? Tile::query_panel : 0, step * 16 * HOPPER_ROW_BYTES),
+                        true);
+        }
+    }
+    // dq = ds^T k, this group's half of the channels.
+    __device__ __forceinline__ void multiply_queries(float (&dq)[QUERY_HALF_N], SharedAddress staging) {
+        const SharedAddress keys = base + (D == 64 ? group * HOPPER_ROW_BYTES / 2 : group * Tile::key_panel);
+#pragma unroll
+        for (int step = 0; step < Tile::keys / 16; step++) {
+            wgmma<true, true>(dq, wgmma_operand(staging, 0, step * 16 * HOPPER_ROW_BYTES),
+                              wgmma_operand(keys, 0, step * 16 * HOPPER_ROW_BYTES), step > 0);
+        }
+    }
+
+    // Scores become p, masked.
+    __device__ __forceinline__ void probabilities(float (&scores)[HALF_N], int first_query, const float* lse) {
+        const int first_key = work.first_key + group * Tile::group_keys;
+        if (first_key + Tile::group_keys > a.shape.Tk ||
+            first_key + Tile::group_keys - 1 > first_query + work.diagonal) {
+#pragma unroll
+            for (int i = 0; i < HALF_N; i++) {
+                const int key = first_key + row() + i / 2 % 2 * 8, query = first_query + i / 4 * 8 + pair() + i % 2;
+                if (key >= a.shape.Tk || key > query + work.diagonal) scores[i] = -INFINITY;
+            }
+        }
+        const float scale_log2 = a.shape.scale * LOG2_E;
+#pragma unroll
+        for (int i = 0; i < HALF_N; i += 4) {
+            const float2 of_columns = *reinterpret_cast<const float2*>(lse + 2 * i + pair());
+#pragma unroll
+            for (int e = i; e < i + 4; e++)
+                scores[e] = exp2_approximate(scores[e] * scale_log2 - (e % 2 ? of_columns.y : of_columns.x));
+        }
+    }
+    // dscores become ds = p (dscores - delta).
+    __device__ __forceinline__ void score_gradients(float (&dscores)[HALF_N], const float (&p)[HALF_N],
+                                                    const float* delta) {
+#pragma unroll
+        for (int i = 0; i < HALF_N; i += 4) {
+            const float2 of_columns = *reinterpret_cast<const float2*>(delta + 2 * i + pair());
+#pragma unroll
+            for (int e = i; e < i + 4; e++) dscores[e] = p[e] * (dscores[e] - (e % 2 ? of_columns.y : of_columns.x));
+        }
+    }
+    // Depends on all of p, which has no sign.
+    __device__ __forceinline__ static std::uint32_t any_sign(const std::uint32_t (&p)[HALF_N / 8][4]) {
+        std::uint32_t any = 0;
+#pragma unroll
+        for (const auto& step : p) any |= step[0] | step[1] | step[2] | step[3];
+        return any;
+    }
+    // Rows are keys, columns queries.
+    __device__ __forceinline__ void stage(const std::uint32_t (&weights)[HALF_N / 8][4], int staging_offset) {
+        const int first_row = group * Tile::group_keys + row();
+#pragma unroll
+        for (int i = 0; i < HALF_N; i += 2) {
+            const int here = first_row + i / 2 % 2 * 8;
+            unsigned char* target = shared + staging_offset + here * HOPPER_ROW_BYTES + (i / 4 ^ here % 8) * 16;
+            *reinterpret_cast<std::uint32_t*>(target + 2 * pair()) = weights[i / 8][i / 2 % 4];
+        }
+        const int warp_rows = group * Tile::group_keys + thread / 32 * 16;
+        if (Steps::keeps(Step::staging_fence))
+            fence_proxy_async(base + staging_offset + warp_rows * HOPPER_ROW_BYTES, 16 * HOPPER_ROW_BYTES);
+        if (Steps::keeps(Step::staging_full)) named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
+    }
+
+    // The number of this group's part of a tile of queries.
+    __device__ __forceinline__ std::int64_t part(int tile) const {
+        return (std::int64_t{work.heads_head} * work.end + tile) * Tile::groups + group;
+    }
+    // This thread's part of what lies in memory of dq.
+    __device__ __forceinline__ float4* sums(int tile) const {
+        return in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
+    }
+    // Waits until the blocks before have added to dq; false where there are none.
+    __device__ __forceinline__ bool take_turn(int tile) {
+        const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
+        const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
+        if (before == 0) return false;
+        if (thread == 0 && Steps::keeps(Step::turn_wait)) wait_acquire(in_memory.numbers + 1 + part(tile), before);
+        if (Steps::keeps(Step::turn_taken)) meet();
+        return true;
+    }
+    // sum += what lies in memory of dq's elements FIRST to FIRST + COUNT.
+    template <int FIRST, int COUNT>
+    __device__ __forceinline__ void fetch(float* sum, int tile) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+            const float4 here = __ldcg(sums(tile) + (FIRST + i) / 4 * Tile::group_threads);
+            sum[i] += here.x;
+            sum[i + 1] += here.y;
+            sum[i + 2] += here.z;
+            sum[i + 3] += here.w;
+        }
+    }
+    // Ends dq = ds^T k and adds to it what lies in memory. Of that comes while products are made what registers suffice
+    // for.
+    __device__ __forceinline__ void end_queries(float (&dq)[QUERY_HALF_N], std::uint32_t (&p)[HALF_N / 8][4],
+                                                int tile) {
+        constexpr int early = 16;
+        float sum[early] = {};
+        const bool added_to = take_turn(tile);
+        if (added_to) fetch<0, early>(sum, tile);
+        if (Steps::keeps(Step::query_sum_wait)) wgmma_wait<1>(dq, dv, p);
+#pragma unroll
+        for (int i = 0; i < early; i++) dq[i] += sum[i];
+        if (added_to) fetch<early, QUERY_HALF_N - early>(dq + early, tile);
+    }
+    // Puts back what is now added up. The last block writes dq.
+    __device__ __forceinline__ void put(const float (&dq)[QUERY_HALF_N], int tile) {
+        if (work.key_tile == 0) return write(dq, tile);
+#pragma unroll
+        for (int i = 0; i < QUERY_HALF_N; i += 4)
+            __stcg(sums(tile) + i / 4 * Tile::group_threads, make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]));
+    }
+    // Says that the block has added. Some time after it has, so that nothing waits for the memory.
+    __device__ __forceinline__ void pass_turn(int tile) {
+        if (work.key_tile == 0) return;
+        if (Steps::keeps(Step::turn_over)) meet();
+        if (thread == 0 && Steps::keeps(Step::turn_pass)) add_release(in_memory.numbers + 1 + part(tile), 1);
+    }
+    __device__ __forceinline__ void write(const float (&dq)[QUERY_HALF_N], int tile) {
+        store_fragment(head_rows(a.dq, work.batch, work.head), dq, a.shape.scale, tile * Tile::queries + row(),
+                       a.shape.Tq, group * D / 2, a.shape.HS);
+    }
+
+    // One tile of queries.
+    __device__ __forceinline__ void compute(int tile, HopperRing<Tile::stages> ring) {
+        const int staging_offset = Tile::staging_offset + (tile & 1) * Tile::staging_bytes;
+        const SharedAddress queries = base + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
+        const float* lse =
+            reinterpret_cast<const float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
+        float scores[HALF_N], dscores[HALF_N];
+        std::uint32_t p[HALF_N / 8][4], ds[HALF_N / 8][4];
+        if (Steps::keeps(Step::query_wait)) mbarrier_wait(barriers.full(ring.stage), ring.parity);
+        start_scores(scores, dscores, queries);
+        if (tile > work.begin) pass_turn(tile - 1);
+        if (Steps::keeps(Step::score_wait)) wgmma_wait<1>(scores);
+        probabilities(scores, tile * Tile::queries, lse);
+        pack_weights(p, scores);
+        computed_before_wait(any_sign(p), barriers.unused());
+        if (Steps::keeps(Step::dscore_wait)) wgmma_wait<0>(dscores);
+        if (Steps::keeps(Step::value_fence)) wgmma_fence(dv, p);
+        accumulate(dv, p, queries + Tile::query_bytes);
+        wgmma_commit();   // nothing waits for it alone: it may end with the next ones
+        score_gradients(dscores, scores, lse + Tile::queries);
+        pack_weights(ds, dscores);
+        stage(ds, staging_offset);
+        float dq[QUERY_HALF_N];
+        if (Steps::keeps(Step::query_sum_fence)) wgmma_fence(dq);
+        multiply_queries(dq, base + staging_offset);
+        if (Steps::keeps(Step::query_sum_commit)) wgmma_commit();
+        if (Steps::keeps(Step::key_sum_fence)) wgmma_fence(dk, ds);
+        accumulate(dk, ds, queries);
+        if (Steps::keeps(Step::key_sum_commit)) wgmma_commit();
+        end_queries(dq, p, tile);
+        put(dq, tile);
+        if (Steps::keeps(Step::key_sum_wait)) wgmma_wait<0>(dk, ds);
+        if (Steps::keeps(Step::query_read) && thread % 32 == 0) mbarrier_arrive(barriers.free(ring.stage));
+    }
+
+    __device__ __forceinline__ void run() {
+        if (work.begin < work.end && Steps::keeps(Step::key_wait)) mbarrier_wait(barriers.key(), 0);
+        HopperRing<Tile::stages> ring;
+        for (int tile = work.begin; tile < work.end; tile++, ring.next()) compute(tile, ring);
+        if (work.begin < work.end) pass_turn(work.end - 1);
+        const int first_row = work.first_key + group * Tile::group_keys + row();
+        store_fragment(head_rows(a.dk, work.batch, work.head), dk, a.shape.scale, first_row, a.shape.Tk, 0, a.shape.HS);
+        store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
+        if (work.key_tile > 0) return;
+        const float none[QUERY_HALF_N] = {};
+        for (int tile = 0; tile < work.begin; tile++) write(none, tile);   // they see no key
+    }
+};
+
+template <int D, class Steps, class G>
+__device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>& a, const HopperBackwardMaps& maps,
+                                                HopperBackwardShared in_memory, int together) {
+    using Tile = HopperBackwardTile<D>;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const SharedAddress base = shared_address(shared);
+    const HopperBackwardBarriers<D> barriers{base + Tile::barrier_offset};
+    int* number = reinterpret_cast<int*>(shared + Tile::barrier_offset + barriers.number_offset);
+    if (threadIdx.x == 0) {
+        barriers.template make<Steps>();
+        *number = atomicAdd(in_memory.numbers, 1);
+    }
+    if (Steps::keeps(HopperBackwardStep::barriers_made)) __syncthreads();
+    // from one lane, so that the compiler knows that a warp agrees
+    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
+    const HopperBackwardWork work = hopper_backward_work<D>(a.shape, __shfl_sync(~0u, *number, 0), together);
+    if (group < 0) {
+        registers_fewer<Tile::producer_registers>();
+        if (threadIdx.x == 0) hopper_backward_produce<D, Steps>(maps, work, base, barriers);
+        if (threadIdx.x / 32 == 1)
+            hopper_backward_statistics<D, Steps>(a.lse, a.delta, a.shape.Tq, work, shared, barriers);
+        return;
+    }
+    registers_more<Tile::consumer_registers>();
+    HopperBackwardGroup<D, Steps, G> consumer{
+        a, work, in_memory, shared, base, barriers, group, static_cast<int>(threadIdx.x) % Tile::group_threads, {}, {}};
+    consumer.run();
+}
+
+// Grid (key tiles of all heads). `together`: see hopper_place. scale > 0. in_memory.numbers begin at zero.
+template <class G, int D, class Steps = AllHopperBackwardSteps>
+__global__ void __launch_bounds__(HopperBackwardTile<D>::threads, 1)
+    attention_backward_hopper(AttentionBackward<bf16, G> a, const __grid_constant__ HopperBackwardMaps maps,
+                              HopperBackwardShared in_memory, int together) {
+    if constexpr (hopper_instructions) hopper_backward<D, Steps>(a, maps, in_memory, together);
+}

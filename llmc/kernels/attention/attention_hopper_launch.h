@@ -1,0 +1,93 @@
+// Starts attention's kernels for sm_90a, with all of their steps or, in tests, without some.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "llmc/base/check.h"
+#include "llmc/kernels/attention/attention_hopper_backward.cuh"
+#include "llmc/kernels/attention/attention_hopper_forward.cuh"
+#include "llmc/kernels/attention/attention_kernels.h"
+
+// Boxes of `rows` tokens of one head. Heads come before tokens: where heads are packed, as in the model, strides grow
+// from dimension to dimension; the driver's documentation shows no others.
+template <class T>
+TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int rows) {
+    auto size = [](int count) { return static_cast<std::uint64_t>(count); };
+    auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * sizeof(bf16); };
+    return make_tensor_map(view.data, {size(shape.HS), size(shape.NH), size(tokens), size(shape.B)},
+                           {bytes(view.head), bytes(view.token), bytes(view.batch)},
+                           {1, static_cast<std::uint32_t>(rows), 1});
+}
+
+// As many heads as the second-level cache holds what all blocks of one read, beside what passes through it.
+inline int heads_together(const AttentionShape& shape, std::int64_t head_bytes) {
+    constexpr std::int64_t cache_bytes = 32 << 20;   // of 50 MB
+    return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / head_bytes, 1, std::int64_t{shape.B} * shape.NH));
+}
+
+// Of tiles of `rows` of all heads' tokens.
+inline dim3 hopper_grid(const AttentionShape& shape, int tokens, int rows) {
+    const std::int64_t blocks = ceil_div(std::int64_t{tokens}, rows) * shape.B * shape.NH;
+    ENSURE(blocks <= std::numeric_limits<int>::max(), blocks, " blocks");
+    return dim3(static_cast<unsigned>(blocks));
+}
+
+template <int D, class Steps = AllHopperSteps, class O>
+void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
+    using Tile = HopperForwardTile<D>;
+    const AttentionShape& shape = a.shape;
+    HopperForwardMaps maps{map_of_heads(a.q, shape, shape.Tq, Tile::queries),
+                           map_of_heads(a.k, shape, shape.Tk, Tile::keys),
+                           map_of_heads(a.v, shape, shape.Tk, Tile::keys), TensorMap{}};
+    if constexpr (std::is_same_v<O, bf16>) maps.out = map_of_heads(a.out, shape, shape.Tq, Tile::group_queries);
+    const std::int64_t keys_and_values = std::int64_t{shape.Tk} * shape.HS * 4;
+    launch(attention_forward_hopper<O, D, Steps>,
+           forward_launch(a, hopper_grid(shape, shape.Tq, Tile::queries), Tile::threads, Tile::shared_bytes, stream), a,
+           maps, heads_together(shape, keys_and_values));
+}
+
+// Where blocks add up dq, in a workspace of fp32 numbers.
+template <int D>
+struct HopperBackwardPlaces {
+    using Tile = HopperBackwardTile<D>;
+    std::size_t numbers, sums;   // of four bytes
+
+    explicit HopperBackwardPlaces(const AttentionShape& shape) {
+        const std::size_t parts = static_cast<std::size_t>(ceil_div(shape.Tq, Tile::queries)) * Tile::groups *
+                                  static_cast<std::size_t>(shape.B) * static_cast<std::size_t>(shape.NH);
+        numbers = 1 + parts;
+        sums = parts * (D / 4) * Tile::group_threads;
+    }
+    std::size_t all() const { return numbers + sums; }
+    HopperBackwardShared in(float* workspace) const {
+        return {reinterpret_cast<int*>(workspace + sums), reinterpret_cast<float4*>(workspace)};
+    }
+};
+
+template <int D, class G>
+HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
+    using Tile = HopperBackwardTile<D>;
+    const AttentionShape& shape = a.shape;
+    return {map_of_heads(a.q, shape, shape.Tq, Tile::queries), map_of_heads(a.k, shape, shape.Tk, Tile::keys),
+            map_of_heads(a.v, shape, shape.Tk, Tile::keys), map_of_heads(a.dout, shape, shape.Tq, Tile::queries)};
+}
+
+template <int D, class Steps = AllHopperBackwardSteps, class G>
+void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
+    using Tile = HopperBackwardTile<D>;
+    const AttentionShape& shape = a.shape;
+    const HopperBackwardPlaces<D> places(shape);
+    const HopperBackwardShared in_memory = places.in(workspace);
+    CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
+    const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
+    launch(attention_backward_hopper<G, D, Steps>,
+           backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
+               .writes(a.dq.data, view_bytes(a.dq, shape, shape.Tq))
+               .writes(a.dk.data, view_bytes(a.dk, shape, shape.Tk))
+               .writes(a.dv.data, view_bytes(a.dv, shape, shape.Tk))
+               .writes(workspace, places.all() * sizeof(float)),
+           a, hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
+}

@@ -1,0 +1,68 @@
+// Own attention's two implementations behind own_attention_forward and own_attention_backward (attention.cu), which
+// have checked the arguments and, for backward, computed delta. Each is compiled in a file of its own: there are many
+// instances.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "llmc/base/dtype.h"
+#include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/launch.cuh"
+
+// fp32 multiply-adds (attention_fma.cu), for all of attention.h.
+template <class T, class O>
+void launch_attention_forward_fma(const AttentionForward<T, O>& arguments, cudaStream_t stream);
+template <class T, class G>
+void launch_attention_backward_fma(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
+
+// delta, which both backwards read (attention.cu).
+template <class T, class G>
+void launch_attention_delta(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
+
+// Tensor cores (attention_mma.cu), for O, G = bf16 and float.
+template <class O>
+void launch_attention_forward_mma(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
+template <class G>
+void launch_attention_backward_mma(const AttentionBackward<bf16, G>& arguments, cudaStream_t stream);
+
+// sm_90a (attention_hopper.cu), for O, G = bf16 and float. `workspace`: see sm90_attention_backward.
+template <class O>
+void launch_attention_forward_hopper(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
+template <class G>
+void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, float* workspace,
+                                      cudaStream_t stream);
+
+// From the first to past the last byte a view touches, for the check that unordered operations do not share memory.
+template <class T>
+std::size_t view_bytes(const HeadsView<T>& view, const AttentionShape& shape, int tokens) {
+    std::int64_t last = (shape.B - 1) * view.batch + (tokens - 1) * view.token + (shape.NH - 1) * view.head + shape.HS;
+    return static_cast<std::size_t>(last) * sizeof(T);
+}
+inline std::size_t row_bytes(const AttentionShape& shape) {
+    return sizeof(float) * shape.B * static_cast<std::size_t>(shape.NH) * shape.Tq;
+}
+
+template <class T, class O>
+Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, int shared_bytes, cudaStream_t stream) {
+    return Launch(grid, threads, shared_bytes, stream)
+        .reads(a.q.data, view_bytes(a.q, a.shape, a.shape.Tq))
+        .reads(a.k.data, view_bytes(a.k, a.shape, a.shape.Tk))
+        .reads(a.v.data, view_bytes(a.v, a.shape, a.shape.Tk))
+        .writes(a.out.data, view_bytes(a.out, a.shape, a.shape.Tq))
+        .writes(a.lse, row_bytes(a.shape));
+}
+
+// What both kernels of backward read; each adds what it writes.
+template <class T, class G>
+Launch backward_launch(const AttentionBackward<T, G>& a, dim3 grid, int threads, int shared_bytes,
+                       cudaStream_t stream) {
+    return Launch(grid, threads, shared_bytes, stream)
+        .reads(a.q.data, view_bytes(a.q, a.shape, a.shape.Tq))
+        .reads(a.k.data, view_bytes(a.k, a.shape, a.shape.Tk))
+        .reads(a.v.data, view_bytes(a.v, a.shape, a.shape.Tk))
+        .reads(a.dout.data, view_bytes(a.dout, a.shape, a.shape.Tq))
+        .reads(a.lse, row_bytes(a.shape))
+        .reads(a.delta, row_bytes(a.shape));
+}

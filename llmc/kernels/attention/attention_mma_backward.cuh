@@ -1,0 +1,217 @@
+// Backward attention on tensor cores, bf16 in, fp32 sums, without atomics: one kernel keeps queries and sums dq over
+// the keys, the other keeps keys and sums dk and dv over the queries. Both recompute the probabilities p from lse:
+//     p = exp(scale q k - lse)      dp = dout v      ds = p (dp - delta)      dq = scale ds k
+//                                                    dv = p^T dout            dk = scale ds^T q
+// Seven products where atomics would need five; in exchange every sum has one fixed order.
+#pragma once
+
+#include "llmc/kernels/attention/attention_mma.cuh"
+
+// Keeps q and dout of 128 queries, 32 a warp; streams k and v. The tile of keys shrinks with D so that the sums of dq
+// (32 x D a warp: D registers a thread) and the two score tiles (twice `keys` registers) fit.
+template <int D>
+struct MmaQueriesTile {
+    static constexpr int threads = 128, warps = 4;
+    static constexpr int blocks = 2;                      // of 16 queries, a warp
+    static constexpr int queries = warps * blocks * 16;   // kept: 128
+    static constexpr int keys = D <= 64 ? 64 : 32;        // streamed
+    static constexpr int stages = 2;
+    static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
+    static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
+    static constexpr int statistic_bytes = queries * 4;   // lse or delta
+    static constexpr int shared_bytes =
+        2 * query_bytes + 2 * statistic_bytes + stages * 2 * key_bytes;   // D = 128: 97 KiB
+};
+static_assert(MmaQueriesTile<128>::shared_bytes == 97 * 1024 && fits_twice(MmaQueriesTile<128>::shared_bytes));
+
+// Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
+// the registers up to D = 64, one above.
+template <int D>
+struct MmaKeysTile {
+    static constexpr int threads = 128, warps = 4;
+    static constexpr int blocks = D <= 64 ? 2 : 1;                     // of 16 keys, a warp
+    static constexpr int keys = warps * blocks * 16;                   // kept: 128 or 64
+    static constexpr int queries = D <= 64 ? 32 : D <= 96 ? 64 : 48;   // streamed
+    static constexpr int stages = 2;
+    static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
+    static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
+    static constexpr int statistic_bytes = queries * 4;                         // lse or delta
+    static constexpr int stage_bytes = 2 * query_bytes + 2 * statistic_bytes;   // q, dout, lse, delta
+    static constexpr int shared_bytes = 2 * key_bytes + stages * stage_bytes;   // D = 128: 80.75 KiB
+};
+static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysTile<128>::shared_bytes));
+
+// Grid (query tiles, NH, B). Shared: q, dout (128, D), lse, delta (128), then
+// `stages` of k and v (keys, D). scale > 0.
+template <class G, int D, class Pipeline = AsyncPipeline>
+__global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
+    attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
+    using Tile = MmaQueriesTile<D>;
+    constexpr int M = Tile::blocks, N = Tile::keys / 8;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const AttentionShape& shape = a.shape;
+    int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
+    int last_query = min(first_query + Tile::queries, shape.Tq) - 1;
+    int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
+    int tiles = (keys + Tile::keys - 1) / Tile::keys;
+    int warp_query = first_query + warp * 16 * M;
+    float scale_log2 = shape.scale * LOG2_E;
+    HeadRows<const bf16> k = head_rows(a.k, batch, head), v = head_rows(a.v, batch, head);
+    unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
+    SharedAddress q_tile = shared_address(shared), dout_tile = q_tile + Tile::query_bytes;
+    SharedAddress statistics = dout_tile + Tile::query_bytes, q_rows = shared_address(warp_rows);
+    SharedAddress stages = statistics + 2 * Tile::statistic_bytes;
+    const float* lse =
+        reinterpret_cast<const float*>(shared + 2 * Tile::query_bytes) + warp * 16 * M;   // of the warp's rows
+    const float* delta = lse + Tile::queries;
+
+    auto load_keys = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
+        if (tile < tiles) {
+            SharedAddress stage = stages + tile % Tile::stages * 2 * Tile::key_bytes;
+            load_tile_async<Tile::keys, D, Tile::threads>(stage, k, tile * Tile::keys, keys, shape.HS);
+            load_tile_async<Tile::keys, D, Tile::threads>(stage + Tile::key_bytes, v, tile * Tile::keys, keys,
+                                                          shape.HS);
+        }
+        cp_async_commit();
+    };
+    load_tile_async<Tile::queries, D, Tile::threads>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq,
+                                                     shape.HS);
+    load_tile_async<Tile::queries, D, Tile::threads>(dout_tile, head_rows(a.dout, batch, head), first_query, shape.Tq,
+                                                     shape.HS);
+    load_statistics_async<Tile::queries, Tile::threads>(statistics, a.lse, a.delta,
+                                                        std::int64_t{batch} * shape.NH + head, first_query, shape.Tq);
+#pragma unroll
+    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(tile);
+
+    float sums[M][D / 8][4] = {};
+    for (int tile = 0; tile < tiles; tile++) {
+        Pipeline::template wait<Tile::stages - 2>();
+        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+        load_keys(tile + Tile::stages - 1);
+        int first_key = tile * Tile::keys;
+        if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
+        SharedAddress k_tile = stages + tile % Tile::stages * 2 * Tile::key_bytes, v_tile = k_tile + Tile::key_bytes;
+        float scores[M][N][4], dscores[M][N][4];
+        multiply_transposed<D, 2>(scores, q_rows, k_tile);   // more spills on sm_100
+        multiply_transposed<D, 2>(dscores, q_rows + Tile::query_bytes, v_tile);
+        if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
+            mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int row = 16 * m + 8 * half + lane / 4;
+                float lse_log2 = finite_lse_log2(lse[row]), delta_of_row = delta[row];
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 2 * half; e < 2 * half + 2; e++) {
+                        float p = exp2_approximate(scores[m][n][e] * scale_log2 - lse_log2);
+                        dscores[m][n][e] = p * (dscores[m][n][e] - delta_of_row);
+                    }
+            }
+        std::uint32_t weights[M][N / 2][4];
+        pack_weights(weights, dscores);
+        accumulate_weighted<D>(sums, weights, k_tile);
+    }
+    if (tiles == 0) {   // the copy of q is still under way into the rows used for staging
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    float factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = shape.scale;
+    store_sums<D>(head_rows(a.dq, batch, head), sums, factor, warp_query, shape.Tq, shape.HS, warp_rows);
+}
+
+// Grid (key tiles, NH, B). Shared: k, v (keys, D), then `stages` of q, dout (queries, D), lse, delta (queries). Scores
+// are transposed: rows are keys, columns queries. scale > 0.
+template <class G, int D, class Pipeline = AsyncPipeline>
+__global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
+    attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
+    using Tile = MmaKeysTile<D>;
+    constexpr int M = Tile::blocks, N = Tile::queries / 8;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const AttentionShape& shape = a.shape;
+    int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first_key =
+        static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
+    int diagonal = mask_diagonal(shape), begin = query_begin(diagonal, first_key);
+    int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
+    int warp_key = first_key + warp * 16 * M;
+    float scale_log2 = shape.scale * LOG2_E;
+    HeadRows<const bf16> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
+    unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
+    SharedAddress k_tile = shared_address(shared), v_tile = k_tile + Tile::key_bytes,
+                  k_rows = shared_address(warp_rows);
+    unsigned char* stages = shared + 2 * Tile::key_bytes;
+
+    auto load_queries = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
+        if (tile < tiles) {
+            SharedAddress stage = shared_address(stages) + tile % Tile::stages * Tile::stage_bytes;
+            int first_query = begin + tile * Tile::queries;
+            load_tile_async<Tile::queries, D, Tile::threads>(stage, q, first_query, shape.Tq, shape.HS);
+            load_tile_async<Tile::queries, D, Tile::threads>(stage + Tile::query_bytes, dout, first_query, shape.Tq,
+                                                             shape.HS);
+            load_statistics_async<Tile::queries, Tile::threads>(stage + 2 * Tile::query_bytes, a.lse, a.delta,
+                                                                std::int64_t{batch} * shape.NH + head, first_query,
+                                                                shape.Tq);
+        }
+        cp_async_commit();
+    };
+    load_tile_async<Tile::keys, D, Tile::threads>(k_tile, head_rows(a.k, batch, head), first_key, shape.Tk, shape.HS);
+    load_tile_async<Tile::keys, D, Tile::threads>(v_tile, head_rows(a.v, batch, head), first_key, shape.Tk, shape.HS);
+#pragma unroll
+    for (int tile = 0; tile < Tile::stages - 1; tile++) load_queries(tile);
+
+    float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
+    for (int tile = 0; tile < tiles; tile++) {
+        Pipeline::template wait<Tile::stages - 2>();
+        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+        load_queries(tile + Tile::stages - 1);
+        int first_query = begin + tile * Tile::queries;
+        if (warp_key > first_query + Tile::queries - 1 + diagonal) continue;   // nothing here for this warp
+        unsigned char* stage = stages + tile % Tile::stages * Tile::stage_bytes;
+        SharedAddress q_tile = shared_address(stage), dout_tile = q_tile + Tile::query_bytes;
+        const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
+        const float* delta = lse + Tile::queries;
+        float scores[M][N][4], dscores[M][N][4];
+        multiply_transposed<D, 2>(scores, k_rows, q_tile);   // more spills on sm_100
+        multiply_transposed<D, 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
+        // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
+        if (warp_key + 16 * M - 1 > first_query + diagonal) {
+            mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int column = 8 * n + lane % 4 * 2 + e % 2;
+                float lse_log2 = finite_lse_log2(lse[column]), delta_of_column = delta[column];
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    scores[m][n][e] = exp2_approximate(scores[m][n][e] * scale_log2 - lse_log2);
+                    dscores[m][n][e] = scores[m][n][e] * (dscores[m][n][e] - delta_of_column);
+                }
+            }
+        std::uint32_t weights[M][N / 2][4];
+        pack_weights(weights, scores);
+        accumulate_weighted<D>(dv, weights, dout_tile);
+        pack_weights(weights, dscores);
+        accumulate_weighted<D>(dk, weights, q_tile);
+    }
+    if (tiles == 0) {   // the copy of k is still under way into the rows used for staging
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    float dk_factor[M][2], dv_factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        dk_factor[m][0] = dk_factor[m][1] = shape.scale;
+        dv_factor[m][0] = dv_factor[m][1] = 1.0f;
+    }
+    store_sums<D>(head_rows(a.dk, batch, head), dk, dk_factor, warp_key, shape.Tk, shape.HS, warp_rows);
+    store_sums<D>(head_rows(a.dv, batch, head), dv, dv_factor, warp_key, shape.Tk, shape.HS, warp_rows);
+}

@@ -1,0 +1,130 @@
+// Forward attention on tensor cores, bf16 in, fp32 sums.
+//
+// A block of 4 warps keeps 128 queries, 32 a warp, and streams keys and values in tiles of 64 (at D = 128: 32) through
+// a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023, algorithm 1). Tiles of keys that no
+// query of the block sees are never loaded; a warp whose own queries see nothing of a tile skips it; only tiles that
+// the diagonal or the end of the keys crosses are masked.
+#pragma once
+
+#include "llmc/kernels/attention/attention_mma.cuh"
+
+template <int D>
+struct MmaForwardTile {
+    static constexpr int threads = 128, warps = 4;
+    static constexpr int blocks = 2;                      // of 16 queries, a warp
+    static constexpr int queries = warps * blocks * 16;   // kept: 128
+    static constexpr int keys = D <= 96 ? 64 : 32;        // streamed; 64 would spill registers at D = 128
+    static constexpr int stages = 2;
+    static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
+    static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
+    static constexpr int shared_bytes = query_bytes + stages * 2 * key_bytes;   // D = 128: 64 KiB
+};
+static_assert(MmaForwardTile<128>::shared_bytes == 64 * 1024 && fits_twice(MmaForwardTile<128>::shared_bytes));
+
+// One tile of online softmax, in place: scores become exp(scale * score - largest of the row so far), and the sums so
+// far are rescaled to it. row_max is of unscaled scores; row_sum is of this lane's columns only.
+template <int D, int M, int N>
+__device__ __forceinline__ void online_softmax(float (&scores)[M][N][4], float (&row_max)[M][2], float (&row_sum)[M][2],
+                                               float (&sums)[M][D / 8][4], float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = row_max[m][half];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            largest = across_quad(largest, [](float a, float b) { return fmaxf(a, b); });
+            float reference = largest == -INFINITY ? 0.0f : largest * scale_log2;   // nothing seen yet: no -inf - -inf
+            float rescale = exp2_approximate(row_max[m][half] * scale_log2 - reference);
+            row_max[m][half] = largest;
+            float sum = row_sum[m][half] * rescale;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++) {
+                    scores[m][n][e] = exp2_approximate(scores[m][n][e] * scale_log2 - reference);
+                    sum += scores[m][n][e];
+                }
+            row_sum[m][half] = sum;
+#pragma unroll
+            for (int c = 0; c < D / 8; c++) {
+                sums[m][c][2 * half] *= rescale;
+                sums[m][c][2 * half + 1] *= rescale;
+            }
+        }
+}
+
+// Grid (query tiles, NH, B). Shared: q (128, D), then `stages` of k (keys, D), then of v (keys, D). scale > 0.
+template <class O, int D, class Pipeline = AsyncPipeline>
+__global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forward_mma(AttentionForward<bf16, O> a) {
+    using Tile = MmaForwardTile<D>;
+    constexpr int M = Tile::blocks, N = Tile::keys / 8;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const AttentionShape& shape = a.shape;
+    int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
+    int diagonal = mask_diagonal(shape);
+    int keys = key_end(shape, diagonal, min(first_query + Tile::queries, shape.Tq) - 1);
+    int tiles = (keys + Tile::keys - 1) / Tile::keys;
+    int warp_query = first_query + warp * 16 * M;
+    float scale_log2 = shape.scale * LOG2_E;
+    HeadRows<const bf16> k = head_rows(a.k, batch, head), v = head_rows(a.v, batch, head);
+    unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
+    SharedAddress q_tile = shared_address(shared), k_tiles = q_tile + Tile::query_bytes;
+    SharedAddress v_tiles = k_tiles + Tile::stages * Tile::key_bytes, q_rows = shared_address(warp_rows);
+
+    auto load_keys = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
+        if (tile < tiles) {
+            int stage = tile % Tile::stages;
+            load_tile_async<Tile::keys, D, Tile::threads>(k_tiles + stage * Tile::key_bytes, k, tile * Tile::keys, keys,
+                                                          shape.HS);
+            load_tile_async<Tile::keys, D, Tile::threads>(v_tiles + stage * Tile::key_bytes, v, tile * Tile::keys, keys,
+                                                          shape.HS);
+        }
+        cp_async_commit();
+    };
+    load_tile_async<Tile::queries, D, Tile::threads>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq,
+                                                     shape.HS);
+#pragma unroll
+    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(tile);
+
+    float sums[M][D / 8][4] = {}, row_max[M][2], row_sum[M][2] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
+    for (int tile = 0; tile < tiles; tile++) {
+        Pipeline::template wait<Tile::stages - 2>();
+        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+        load_keys(tile + Tile::stages - 1);
+        int first_key = tile * Tile::keys, stage = tile % Tile::stages;
+        if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
+        float scores[M][N][4];
+        multiply_transposed<D>(scores, q_rows, k_tiles + stage * Tile::key_bytes);
+        if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
+            mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
+        }
+        online_softmax<D>(scores, row_max, row_sum, sums, scale_log2);
+        std::uint32_t weights[M][N / 2][4];
+        pack_weights(weights, scores);
+        accumulate_weighted<D>(sums, weights, v_tiles + stage * Tile::key_bytes);
+    }
+
+    float factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = across_quad(row_sum[m][half], [](float left, float right) { return left + right; });
+            factor[m][half] = total > 0.0f ? 1.0f / total : 0.0f;
+            int query = warp_query + 16 * m + 8 * half + lane / 4;
+            if (lane % 4 == 0 && query < shape.Tq) {
+                a.lse[(std::int64_t{batch} * shape.NH + head) * shape.Tq + query] =
+                    total > 0.0f ? row_max[m][half] * shape.scale + logf(total) : -INFINITY;
+            }
+        }
+    if (tiles == 0) {   // the copy of q is still under way into the rows used for staging
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    store_sums<D>(head_rows(a.out, batch, head), sums, factor, warp_query, shape.Tq, shape.HS, warp_rows);
+}

@@ -1,0 +1,87 @@
+// Attention in plain double precision, for tests: every score matrix row is written out, nothing is clever.
+//
+// Tensors are (B, T, NH, HS) without gaps; lse is (B, NH, Tq). The mask and the meaning of every field are those of
+// AttentionShape.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "llmc/kernels/attention/attention.h"
+
+struct AttentionReference {
+    std::vector<double> out, lse, dq, dk, dv;
+};
+
+namespace attention_reference {
+
+inline bool sees(const AttentionShape& shape, int query, int key) {
+    return !shape.causal || shape.k0 + key <= shape.q0 + query;
+}
+
+// First channel of (batch, token, head).
+inline std::size_t row(const AttentionShape& shape, int tokens, int batch, int token, int head) {
+    return ((static_cast<std::size_t>(batch) * tokens + token) * shape.NH + head) * shape.HS;
+}
+
+inline double dot(const double* a, const double* b, int count) {
+    double sum = 0;
+    for (int c = 0; c < count; c++) sum += a[c] * b[c];
+    return sum;
+}
+
+// Probabilities of one query's keys; returns its lse.
+inline double probabilities(std::vector<double>& p, const std::vector<double>& q, const std::vector<double>& k,
+                            const AttentionShape& shape, int b, int i, int h) {
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+    p.assign(shape.Tk, 0.0);
+    for (int j = 0; j < shape.Tk; j++) {
+        if (!sees(shape, i, j)) continue;
+        p[j] = shape.scale * dot(&q[row(shape, shape.Tq, b, i, h)], &k[row(shape, shape.Tk, b, j, h)], shape.HS);
+        largest = std::max(largest, p[j]);
+    }
+    for (int j = 0; j < shape.Tk; j++) sum += p[j] = sees(shape, i, j) ? std::exp(p[j] - largest) : 0.0;
+    for (int j = 0; j < shape.Tk; j++) p[j] = sum > 0 ? p[j] / sum : 0.0;
+    return sum > 0 ? largest + std::log(sum) : -std::numeric_limits<double>::infinity();
+}
+
+}   // namespace attention_reference
+
+// Forward, and backward where `dout` is not empty.
+inline AttentionReference reference_attention(const AttentionShape& shape, const std::vector<double>& q,
+                                              const std::vector<double>& k, const std::vector<double>& v,
+                                              const std::vector<double>& dout = {}) {
+    using namespace attention_reference;
+    AttentionReference r;
+    r.out.assign(q.size(), 0.0);
+    r.lse.resize(static_cast<std::size_t>(shape.B) * shape.NH * shape.Tq);
+    if (!dout.empty()) {
+        r.dq.assign(q.size(), 0.0);
+        r.dk.assign(k.size(), 0.0);
+        r.dv.assign(v.size(), 0.0);
+    }
+    std::vector<double> p;
+    for (int b = 0; b < shape.B; b++)
+        for (int h = 0; h < shape.NH; h++)
+            for (int i = 0; i < shape.Tq; i++) {
+                r.lse[(static_cast<std::size_t>(b) * shape.NH + h) * shape.Tq + i] =
+                    probabilities(p, q, k, shape, b, i, h);
+                std::size_t qi = row(shape, shape.Tq, b, i, h);
+                for (int j = 0; j < shape.Tk; j++)
+                    for (int c = 0; c < shape.HS; c++) r.out[qi + c] += p[j] * v[row(shape, shape.Tk, b, j, h) + c];
+                if (dout.empty()) continue;
+                double delta = dot(&dout[qi], &r.out[qi], shape.HS);
+                for (int j = 0; j < shape.Tk; j++) {
+                    std::size_t kj = row(shape, shape.Tk, b, j, h);
+                    double ds = p[j] * (dot(&dout[qi], &v[kj], shape.HS) - delta) * shape.scale;
+                    for (int c = 0; c < shape.HS; c++) {
+                        r.dq[qi + c] += ds * k[kj + c];
+                        r.dk[kj + c] += ds * q[qi + c];
+                        r.dv[kj + c] += p[j] * dout[qi + c];
+                    }
+                }
+            }
+    return r;
+}

@@ -1,0 +1,74 @@
+// Attention by a library: cuDNN on a GPU (library_attention_cudnn.cpp), oneDNN on a CPU (library_attention_onednn.cpp).
+//
+// What is computed, in which layouts, is said in attention.h; this is its other implementation (`--attention library`).
+// A library has limits that our own kernels do not have, so ask first: `refusal` says why it cannot serve, and
+// `--attention auto` then takes our own. Asked for by name, a missing library or an unsupported shape is an error.
+//
+//            element types                      shapes
+//   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
+//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but key or query offsets (q0, k0), and what it is
+//                                              reported to do wrong (unsupported_by_cudnn)
+//
+// Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
+// size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for B NH Tq Tk in bf16.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+
+#include "llmc/base/arena.h"
+#include "llmc/base/dtype.h"
+#include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/operation_timer.h"
+
+class LibraryAttention {
+public:
+    // Why the library cannot serve this element type and shape on this machine; empty if it can. `G`: element type of
+    // the output, and of the gradients if `backward`. Does not throw. What had to be built to know (cuDNN's plans) is
+    // kept for the calls, and for the next who asks.
+    template <class T, class G = T>
+    static std::string refusal(const AttentionShape& shape, bool backward = true);
+
+    // Whether it is known, without measuring, that the library is faster than our own: on a CPU, where our own runs
+    // models of a GPU's instructions.
+    static bool surely_faster();
+
+    explicit LibraryAttention(Arena& arena);
+    ~LibraryAttention();
+    LibraryAttention(const LibraryAttention&) = delete;
+    LibraryAttention& operator=(const LibraryAttention&) = delete;
+
+    // Makes ready what calls of this shape and these strides need, plan and workspace, which else the first of them
+    // does. No call may be under way. Throw as the calls do, and Error(no_device) where the device has no room.
+    template <class T, class O>
+    void prepare(const AttentionForward<T, O>& arguments);
+    template <class T, class G>
+    void prepare(const AttentionBackward<T, G>& arguments);
+
+    // Throw Error(no_device) with the refusal where there is one. (T, O) and (T, G): (float, float), (bf16, bf16) or
+    // (bf16, float).
+    template <class T, class O>
+    void forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
+    template <class T, class G>
+    void backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// The seam as functions, beside own_attention_forward and own_attention_backward.
+template <class T, class O>
+void library_attention_forward(LibraryAttention& library, const AttentionForward<T, O>& arguments,
+                               cudaStream_t stream) {
+    library.forward(arguments, stream);
+    if (OperationTimer::watches(stream)) OperationTimer::note(stream, "library attention forward");
+}
+template <class T, class G>
+void library_attention_backward(LibraryAttention& library, const AttentionBackward<T, G>& arguments,
+                                cudaStream_t stream) {
+    library.backward(arguments, stream);
+    if (OperationTimer::watches(stream)) OperationTimer::note(stream, "library attention backward");
+}

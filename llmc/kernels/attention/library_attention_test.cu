@@ -1,0 +1,100 @@
+// Library attention against the double-precision reference; where the library refuses, that it says so and why.
+
+#include "llmc/kernels/attention/library_attention.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/kernels/attention/attention_test.h"
+
+namespace {
+
+AttentionShape shape_of(int B, int NH, int Tq, int Tk, int HS, bool causal, std::int64_t q0 = 0, std::int64_t k0 = 0) {
+    return {B, NH, Tq, Tk, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, q0, k0};
+}
+
+template <class T, class O = T>
+ForwardFunction<T, O> library_forward(LibraryAttention& library) {
+    return [&library](const AttentionForward<T, O>& a, cudaStream_t stream) {
+        library_attention_forward(library, a, stream);
+    };
+}
+
+template <class T, class O = T>
+BackwardFunction<T, O> library_backward(LibraryAttention& library) {
+    return [&library](const AttentionBackward<T, O>& a, cudaStream_t stream) {
+        library_attention_backward(library, a, stream);
+    };
+}
+
+// Against the reference where the library can serve the shape; where it cannot (never on a CPU) with a message.
+template <class T, class O = T>
+void check_library(const AttentionShape& shape, Layout layout) {
+    const std::string refusal = LibraryAttention::refusal<T, O>(shape);
+    if (!refusal.empty()) {
+        MESSAGE("skipped: " << refusal);
+        return;
+    }
+    Arena arena;
+    LibraryAttention library(arena);
+    check_attention<T, O>(library_forward<T, O>(library), library_backward<T, O>(library), shape, layout);
+}
+
+}   // namespace
+
+TEST_CASE_TEMPLATE("library_attention: every head size and layout matches double precision", T, float, bf16) {
+    for (int HS : {16, 64, 80, 128}) check_library<T>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
+    for (Layout layout : {Layout::packed, Layout::head_major, Layout::spaced}) {
+        check_library<T>(shape_of(3, 3, 17, 17, 16, true), layout);
+        check_library<T>(shape_of(2, 3, 40, 40, 80, false), layout);
+    }
+}
+
+TEST_CASE_TEMPLATE("library_attention: every length matches, several blocks of queries and keys", T, float, bf16) {
+    for (int tokens : {1, 2, 17, 127, 128, 129, 256, 257, 400}) {
+        check_library<T>(shape_of(1, 1, tokens, tokens, 64, true), Layout::packed);
+    }
+    for (auto [Tq, Tk] : {std::pair{5, 300}, {300, 5}, {130, 260}}) {
+        check_library<T>(shape_of(1, 2, Tq, Tk, 32, false), Layout::head_major);
+    }
+}
+
+TEST_CASE_TEMPLATE("library_attention: causal with offsets, rows that see nothing included", T, float, bf16) {
+    for (auto [q0, k0] : {std::pair<std::int64_t, std::int64_t>{64, 0}, {0, 10}, {1000000, 1000000}, {0, 1000}}) {
+        check_library<T>(shape_of(1, 2, 150, 290, 32, true, q0, k0), Layout::spaced);
+    }
+}
+
+TEST_CASE("library_attention: bf16 inputs with fp32 results") {
+    check_library<bf16, float>(shape_of(2, 2, 140, 140, 64, true), Layout::packed);
+}
+
+TEST_CASE_TEMPLATE("library_attention: two runs are bit-identical", T, float, bf16) {
+    const AttentionShape shape = shape_of(2, 2, 300, 300, 64, true);
+    if (!LibraryAttention::refusal<T>(shape).empty()) return;
+    Arena arena;
+    LibraryAttention library(arena);
+    AttentionInputs inputs = random_inputs<T>(shape);
+    AttentionReference once = run_forward<T, T>(library_forward<T>(library), shape, Layout::packed, inputs);
+    AttentionReference twice = run_forward<T, T>(library_forward<T>(library), shape, Layout::packed, inputs);
+    CHECK(once.out == twice.out);
+    CHECK(once.lse == twice.lse);
+    AttentionReference a = run_backward<T, T>(library_backward<T>(library), shape, Layout::packed, inputs, once);
+    AttentionReference b = run_backward<T, T>(library_backward<T>(library), shape, Layout::packed, inputs, once);
+    CHECK(a.dq == b.dq);
+    CHECK(a.dk == b.dk);
+    CHECK(a.dv == b.dv);
+}
+
+TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
+    const AttentionShape shape = shape_of(1, 1, 300, 300, 64, true);
+    if (!LibraryAttention::refusal<float>(shape).empty()) return;
+    Arena arena;
+    LibraryAttention library(arena);
+    AttentionInputs inputs = random_inputs<float>(shape);
+    for (double& value : inputs.q) value *= 100;
+    AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v);
+    AttentionReference found =
+        run_forward<float, float>(library_forward<float>(library), shape, Layout::packed, inputs);
+    CHECK(relative_error(found.out, expected.out) < 1e-4);
+    CHECK(lse_error(found.lse, expected.lse) < 1e-3);
+}

@@ -1,0 +1,294 @@
+// Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
+// bias with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
+//
+// Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and
+// dbias per block in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a
+// fixed order.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "llmc/base/dtype.h"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/rows/rows.cuh"
+#include "llmc/kernels/vec.cuh"
+
+constexpr float kLayerNormEpsilon = 1e-5f;
+
+template <class Real>
+struct LayerNormForward {
+    Real* out;            // (rows, C)
+    float* mean;          // (rows), or null when backward will not follow
+    float* rstd;          // (rows), or null likewise
+    const Real* in;       // (rows, C)
+    const Real* weight;   // (C)
+    const Real* bias;     // (C)
+    int rows, C;
+};
+
+template <class Real>
+void layernorm_forward(const LayerNormForward<Real>& args, cudaStream_t stream);
+
+template <class Real, class Grad>
+struct LayerNormBackward {
+    Real* din;            // (rows, C) gradient of `in`: added to, or overwritten
+    Grad* dweight;        // (C)
+    Grad* dbias;          // (C)
+    float* scratch;       // layernorm_backward_scratch(rows, C) floats
+    const Real* dout;     // (rows, C)
+    const Real* in;       // (rows, C), as given to forward
+    const Real* weight;   // (C)
+    const float* mean;    // (rows)
+    const float* rstd;    // (rows)
+    int rows, C;
+    bool accumulate_input;        // din += (the gradient of the residual stream) instead of din =
+    bool accumulate_parameters;   // dweight, dbias += instead of = (later micro-batches)
+};
+
+// Floats of scratch that backward needs: partial sums of dweight and dbias, so that they are summed in a fixed order.
+inline std::size_t layernorm_backward_scratch(int rows, int C);
+
+template <class Real, class Grad>
+void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// Normalises a row that the block's threads have kept. Elements beyond the row must be zero.
+template <class AnyExtent, class Real>
+__device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const KeptRow<Real, AnyExtent>& in,
+                                              Real* out, float* mean, float* rstd, const Real* weight,
+                                              const Real* bias) {
+    PieceSum<AnyExtent> sum;
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) sum.add(to_floats(in.piece(row, j)));
+    const float m = row.sum(sum.total()) / row.C();
+
+    // the centred sum of squares, not the difference of two large numbers
+    PieceSum<AnyExtent> squares;
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        Vec8<float> x = to_floats(in.piece(row, j));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            const float d = row.column(j) + k < row.C() ? x[k] - m : 0.0f;
+            x[k] = d * d;
+        }
+        squares.add(x);
+    }
+    const float s = 1.0f / sqrtf(row.sum(squares.total()) / row.C() + kLayerNormEpsilon);
+
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        if (!row.has(j)) continue;
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(weight, j)),
+                          b = to_floats(row.load_shared_by_rows(bias, j));
+        Vec8<float> x = to_floats(in.piece(row, j));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) x[k] = fmaf((x[k] - m) * s, w[k], b[k]);
+        row.store(out, j, round_to<Real>(x));
+    }
+    if (row.leads()) {
+        if (mean) mean[row.row] = m;
+        if (rstd) rstd[row.row] = s;
+    }
+}
+
+template <class Real, class AnyExtent>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
+    layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
+    RowOfThread<AnyExtent> row(args.rows, extent, first_row());
+    KeptRow<Real, AnyExtent> x(args.in);
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) x.keep(j, row.load(args.in, j));
+    normalise_row(row, x, args.out, args.mean, args.rstd, args.weight, args.bias);
+}
+
+template <class Real>
+void layernorm_forward(const LayerNormForward<Real>& args, cudaStream_t stream) {
+    if (args.rows == 0) return;
+    std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
+    Launch where = row_launch(args.rows, args.C, stream);
+    where.reads(args.in, all_bytes).reads(args.weight, row_bytes).reads(args.bias, row_bytes);
+    where.writes(args.out, all_bytes);
+    if (args.mean) where.writes(args.mean, args.rows * sizeof(float));
+    if (args.rstd) where.writes(args.rstd, args.rows * sizeof(float));
+    with_row_extent(
+        args.C, [&](auto extent) { launch(layernorm_forward_kernel<Real, decltype(extent)>, where, args, extent); },
+        args.out, args.in, args.weight, args.bias);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// Blocks of the backward kernel, and so rows of partial sums: a function of the shape alone, never of the machine, so
+// that the order of the sums is too. 264 is two blocks for each of an H200's 132 multiprocessors.
+inline int layernorm_backward_blocks(int rows, int C) {
+    int rows_per_block = 2 * static_cast<int>(row_block(C).y);
+    int blocks = (rows + rows_per_block - 1) / rows_per_block;
+    return blocks < 264 ? blocks : 264;
+}
+
+inline std::size_t layernorm_backward_scratch(int rows, int C) {
+    return static_cast<std::size_t>(layernorm_backward_blocks(rows, C)) * 2 * C;
+}
+
+// Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are
+// smaller, and such rows can be no longer than this many threads hold.
+template <class AnyExtent>
+constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
+constexpr int kOddRowMaxColumns = kBackwardThreads<Extent> * kRowParts * 8;
+
+// Whether a thread's share of a row stays in its registers until the row's sums are known. Where they are too few, in
+// fp32, it is read again, from a cache.
+template <class Real, class AnyExtent>
+constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent>;
+
+// The gradient of one row: with n = (in - mean) rstd and g = dout weight,
+//   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
+template <class Real, class Grad, class AnyExtent>
+__device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<Real, Grad>& args,
+                                                       const RowOfThread<AnyExtent>& row, ColumnSums<AnyExtent>& sums) {
+    const float mean = row.inside ? args.mean[row.row] : 0.0f, rstd = row.inside ? args.rstd[row.row] : 0.0f;
+    KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        dout.keep(j, row.load(args.dout, j));
+        in.keep(j, row.load(args.in, j));
+    }
+    PieceSum<AnyExtent> sum_g, sum_gn;
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        if (!row.has(j)) continue;
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
+        const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
+        Vec8<float> g, gn, weight_sum = sums.x(j), bias_sum = sums.y(j);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            const float n = (x[k] - mean) * rstd;
+            g[k] = d[k] * w[k];
+            gn[k] = g[k] * n;
+            weight_sum[k] = fmaf(d[k], n, weight_sum[k]);
+            bias_sum[k] += d[k];
+        }
+        sums.set(j, weight_sum, bias_sum);
+        sum_g.add(g);
+        sum_gn.add(gn);
+    }
+    const RowSums total = row.sums({sum_g.total(), sum_gn.total()});
+    const float mean_g = total.a / row.C(), mean_gn = total.b / row.C();
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        if (!row.has(j)) continue;
+        if constexpr (!kKeepsRow<Real, AnyExtent>) {
+            dout.keep(j, row.load(args.dout, j));
+            in.keep(j, row.load(args.in, j));
+        }
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
+        const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
+        Vec8<float> din = {};
+        if (args.accumulate_input) din = to_floats(row.load(args.din, j));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            const float n = (x[k] - mean) * rstd;
+            const float gradient = (d[k] * w[k] - mean_g - n * mean_gn) * rstd;
+            din[k] = args.accumulate_input ? din[k] + gradient : gradient;
+        }
+        row.store(args.din, j, round_to<Real>(din));
+    }
+}
+
+// Asks for the rows of a block's next turn while this turn waits for its sums.
+template <class Real, class Grad, class AnyExtent>
+__device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Grad>& args,
+                                                const RowOfThread<AnyExtent>& row) {
+#pragma unroll
+    for (int j = 0; j < row.parts(); j++) {
+        row.fetch_ahead(args.dout, j);
+        row.fetch_ahead(args.in, j);
+        if (args.accumulate_input) row.fetch_ahead(args.din, j);
+    }
+}
+
+template <class Real, class Grad, class AnyExtent>
+__global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
+    layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
+    // where the block's sums go; not kept in a register meanwhile
+    auto partials = [&] { return args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count; };
+    auto row_at = [&](int base) {
+        return RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y));
+    };
+    DYNAMIC_SHARED(float, shared);
+    ColumnSums<AnyExtent> sums(partials(), extent);
+    const RowTurns<AnyExtent> turns(args.rows);
+    // every thread of a block makes the same number of turns, inside the rows or not
+    for (int base = turns.first; base < turns.end; base += turns.step) {
+        fetch_row_ahead(args, row_at(base + turns.step));
+        layernorm_backward_row(args, row_at(base), sums);
+    }
+    sums.store(partials(), shared, row_at(0));
+}
+
+constexpr int kFinishThreads = 32;   // threads that share a column, beside 32 columns
+
+// dweight and dbias from partials (blocks, 2, C): a block handles 32 of the 2C columns, all at once or in turns.
+template <class Grad>
+__global__ void __launch_bounds__(32 * kFinishThreads)
+    layernorm_backward_finish_kernel(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C,
+                                     bool accumulate) {
+    __shared__ float shared[kFinishThreads][32];
+    for (unsigned turn = 0; turn < 32; turn += blockDim.x) {
+        const int column = static_cast<int>(blockIdx.x * 32 + turn + threadIdx.x);
+        float sum = 0;
+        if (column < 2 * C) {
+            for (int b = static_cast<int>(threadIdx.y); b < blocks; b += static_cast<int>(blockDim.y)) {
+                sum += partials[static_cast<std::size_t>(b) * 2 * C + column];
+            }
+        }
+        if (blockDim.y > 1) {
+            shared[threadIdx.y][threadIdx.x] = sum;
+            __syncthreads();
+            for (unsigned y = 1; y < blockDim.y; y++)
+                sum += shared[y][threadIdx.x];   // of use to the first row of threads
+        }
+        if (threadIdx.y != 0 || column >= 2 * C) continue;
+        Grad* out = column < C ? dweight + column : dbias + (column - C);
+        *out = static_cast<Grad>(accumulate ? static_cast<float>(*out) + sum : sum);
+    }
+}
+
+template <class Real, class Grad>
+void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t stream) {
+    ENSURE(args.rows > 0, "layernorm backward of no rows");
+    if (!row_extent(args.C, args.din, args.dout, args.in, args.weight).packets && args.C > kOddRowMaxColumns) {
+        throw Error(ErrorKind::usage,
+                    text("rows of C=", args.C, " channels: beyond ", kOddRowMaxColumns,
+                         " layer normalisation's gradient needs a multiple of 8"),
+                    "Choose --channels that are a multiple of 8.");
+    }
+    const std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
+    const std::size_t scratch_bytes = layernorm_backward_scratch(args.rows, args.C) * sizeof(float);
+    const int blocks = layernorm_backward_blocks(args.rows, args.C);
+
+    dim3 block = row_block(args.C);
+    if (block.x == 1) block.y = 1;   // one thread has the sums of the block
+    Launch main{dim3(static_cast<unsigned>(blocks)), block, 2 * args.C * sizeof(float), stream};
+    main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
+    main.reads(args.mean, args.rows * sizeof(float)).reads(args.rstd, args.rows * sizeof(float));
+    main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
+    if (args.accumulate_input) main.reads(args.din, all_bytes);
+    with_row_extent(
+        args.C,
+        [&](auto extent) { launch(layernorm_backward_kernel<Real, Grad, decltype(extent)>, main, args, extent); },
+        args.din, args.dout, args.in, args.weight);
+
+    const dim3 finish_block = block.x == 1 ? dim3(1) : dim3(32, kFinishThreads);
+    Launch finish{dim3(blocks_for(2 * args.C, 32)), finish_block, 0, stream};
+    finish.reads(args.scratch, scratch_bytes);
+    finish.writes(args.dweight, args.C * sizeof(Grad)).writes(args.dbias, args.C * sizeof(Grad));
+    launch(layernorm_backward_finish_kernel<Grad>, finish, args.dweight, args.dbias, args.scratch, blocks, args.C,
+           args.accumulate_parameters);
+}
