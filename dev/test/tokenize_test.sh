@@ -157,7 +157,7 @@ manifest() {   # EDIT TEXT MESSAGE: the place is where TEXT begins in the edited
 }
 manifest 's/"version": 1/"version": 23/' 23 'not a manifest of token shards: found format "token shards", version 23'
 manifest 's/"token shards"/"tokens"/' '"tokens"' 'not a manifest of token shards: found format "tokens"'
-manifest 's/"vocab_size": 257/"vocab_size": "257"/;s/"tokenizer": {/& /' '{ ' 'not a manifest of token shards'
+manifest 's/"vocab_size": 257/"vocab_size": "257"/' '"257"' 'not a manifest of token shards: found "257"'
 printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 2}' >bad.jsonl
 bad bad.jsonl "offset 0: the right answer is number 2 of 2" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
 echo 'q,1,2,3,4' >bad.csv

@@ -1,5 +1,6 @@
 #include "llmc/base/json.h"
 
+#include <algorithm>
 #include <istream>
 #include <nlohmann/json.hpp>
 #include <streambuf>
@@ -8,7 +9,7 @@
 
 namespace {
 
-using Library = nlohmann::json;
+using Library = nlohmann::ordered_json;
 
 constexpr std::size_t longest_quote = 200;   // of a file in a message
 
@@ -22,10 +23,12 @@ public:
     std::size_t bytes_read() const { return static_cast<std::size_t>(gptr() - eback()); }
 };
 
+}   // namespace
+
 // Makes values of what the library reads.
-class Builder : public Library::json_sax_t {
+class JsonReader : public Library::json_sax_t {
 public:
-    explicit Builder(std::string_view text) : buffer_(text) {
+    explicit JsonReader(std::string_view text) : text_(text), buffer_(text) {
         std::istream stream(&buffer_);
         Library::sax_parse(stream, this);
     }
@@ -40,14 +43,14 @@ public:
     bool number_float(Library::number_float_t value, const std::string&) override { return put(value); }
     bool string(std::string& value) override { return put(std::move(value)); }
     bool binary(Library::binary_t&) override { return false; }
-    bool start_object(std::size_t) override { return enter(Json::object()); }
+    bool start_object(std::size_t) override { return put(Json::object(), true); }
+    bool start_array(std::size_t) override { return put(Json::array(), true); }
     bool end_object() override { return leave(); }
-    bool start_array(std::size_t) override { return enter(Json::array()); }
     bool end_array() override { return leave(); }
     bool key(std::string& name) override {
         member_ = open_.back()->add(name, nullptr);
-        if (member_ == nullptr)
-            fail(buffer_.bytes_read(), text("the key '", name.substr(0, longest_quote), "' is there twice"));
+        read_ = buffer_.bytes_read();
+        if (member_ == nullptr) fail(read_, text("the key '", name.substr(0, longest_quote), "' is there twice"));
         return true;
     }
     bool parse_error(std::size_t byte, const std::string&, const Library::exception& problem) override {
@@ -57,43 +60,31 @@ public:
     }
 
 private:
-    Json& place(Json value) {
-        if (open_.empty()) return root_ = std::move(value);
-        if (open_.back()->is_array()) return open_.back()->append(std::move(value));
-        return *member_ = std::move(value);
-    }
-    bool put(Json value) {
-        place(std::move(value));
-        return true;
-    }
-    bool enter(Json value) {
-        open_.push_back(&place(std::move(value)));
-        if (open_.size() > deepest_json) {
-            fail(buffer_.bytes_read(), text("arrays and objects nest deeper than ", deepest_json));
-        }
+    bool put(Json value, bool opens = false) {
+        value.offset_ = text_.find_first_not_of(" \t\r\n,:", read_);
+        read_ = buffer_.bytes_read();
+        Json& place = open_.empty() ? root_ : open_.back()->is_array() ? open_.back()->append(nullptr) : *member_;
+        place = std::move(value);
+        if (opens) open_.push_back(&place);
+        if (open_.size() > deepest_json) fail(read_, text("arrays and objects nest deeper than ", deepest_json));
         return true;
     }
     bool leave() {
         open_.pop_back();
+        read_ = buffer_.bytes_read();
         return true;
     }
     [[noreturn]] static void fail(std::size_t byte, std::string_view what) {
         throw JsonSyntaxError(byte, std::string(what));
     }
 
+    std::string_view text_;
     TextBuffer buffer_;
+    std::size_t read_ = 0;   // bytes, up to the end of the last token (of a number: and the byte behind it)
     Json root_;
     std::vector<Json*> open_;   // arrays and objects being read, innermost last: only that one grows
     Json* member_ = nullptr;    // of the innermost, whose value comes next
 };
-
-}   // namespace
-
-Json::Json(const Json&) = default;
-Json::Json(Json&&) noexcept = default;
-Json& Json::operator=(const Json&) = default;
-Json& Json::operator=(Json&&) noexcept = default;
-Json::~Json() = default;
 
 Json Json::array(std::vector<Json> elements) {
     Json json;
@@ -109,19 +100,13 @@ Json Json::object(std::initializer_list<Member> members) {
 }
 
 void Json::is_not(const std::string& expected) const {
-    throw JsonError(text("found ", quoted(*this), ", expected ", expected));
-}
-
-bool Json::as_bool() const {
-    if (const bool* value = std::get_if<bool>(&value_)) return *value;
-    is_not("true or false");
+    throw JsonError(text("found ", quoted(*this), ", expected ", expected), offset_);
 }
 
 double Json::as_number() const {
-    if (const auto* value = std::get_if<double>(&value_)) return *value;
     if (const auto* value = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*value);
     if (const auto* value = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*value);
-    is_not("a number");
+    return get<double>("a number");
 }
 
 std::uint64_t Json::as_whole(std::uint64_t largest) const {
@@ -130,32 +115,19 @@ std::uint64_t Json::as_whole(std::uint64_t largest) const {
     return *value;
 }
 
-const std::string& Json::as_text() const {
-    if (const auto* value = std::get_if<std::string>(&value_)) return *value;
-    is_not("a text");
-}
-
-const std::vector<Json>& Json::elements() const {
-    if (const auto* value = std::get_if<Elements>(&value_)) return *value;
-    is_not("a list");
-}
-
-const std::vector<Json::Member>& Json::members() const {
-    if (const auto* value = std::get_if<Object>(&value_)) return value->members;
-    is_not("an object");
+const Json* Json::Object::find(std::string_view key) const {
+    const auto found = index.find(key);
+    return found == index.end() ? nullptr : &members[found->second].second;
 }
 
 const Json* Json::find(std::string_view key) const {
     const auto* object = std::get_if<Object>(&value_);
-    if (object == nullptr) return nullptr;
-    const auto found = object->index.find(key);
-    return found == object->index.end() ? nullptr : &object->members[found->second].second;
+    return object == nullptr ? nullptr : object->find(key);
 }
 
 const Json& Json::at(std::string_view key) const {
-    members();
-    if (const Json* value = find(key)) return *value;
-    throw JsonError(text("there is no \"", key, "\""));
+    if (const Json* value = get<Object>("an object").find(key)) return *value;
+    throw JsonError(text("there is no \"", key, "\""), offset_);
 }
 
 Json* Json::add(const std::string& key, Json value) {
@@ -166,85 +138,48 @@ Json* Json::add(const std::string& key, Json value) {
 
 Json& Json::append(Json value) { return std::get<Elements>(value_).emplace_back(std::move(value)); }
 
-bool operator==(const Json& a, const Json& b) {
-    if (a.value_.index() != b.value_.index()) return a.is_number() && b.is_number() && a.as_number() == b.as_number();
-    if (!a.is_object()) {
-        return std::visit(
-            [&]<class T>(const T& value) {
-                if constexpr (std::is_same_v<T, Json::Object>) {
-                    return false;
-                } else {
-                    return value == std::get<T>(b.value_);
-                }
-            },
-            a.value_);
-    }
-    if (a.members().size() != b.members().size()) return false;
-    for (const auto& [key, value] : a.members()) {
-        const Json* other = b.find(key);
-        if (other == nullptr || !(value == *other)) return false;
-    }
-    return true;
+bool Json::Object::operator==(const Object& other) const {
+    return members.size() == other.members.size() && std::ranges::all_of(members, [&](const Member& member) {
+               const Json* value = other.find(member.first);
+               return value != nullptr && member.second == *value;
+           });
 }
 
-class JsonPrinter {
-public:
-    explicit JsonPrinter(int indent) : indent_(indent) {}
-    std::string result() && { return std::move(out_); }
+bool operator==(const Json& a, const Json& b) {
+    if (a.value_.index() == b.value_.index()) return a.value_ == b.value_;
+    return a.is_number() && b.is_number() && a.as_number() == b.as_number();
+}
 
-    void print(const Json& json) {
-        std::visit([this](const auto& value) { print_value(value); }, json.value_);
+// The same value as the library's.
+struct JsonWriter {
+    static Library of(const Json& json) {
+        return std::visit([](const auto& value) { return of(value); }, json.value_);
     }
-
-private:
-    // numbers as short as they read back to the same bits; Error where a text is not UTF-8
     template <class T>
-    void print_value(const T& value) {
-        try {
-            out_ += Library(value).dump();
-        } catch (const Library::exception& problem) {
-            throw JsonError(problem.what());
-        }
+    static Library of(const T& value) {
+        return value;
     }
-    void print_value(const std::vector<Json>& elements) {
-        list(
-            '[', elements, [this](const Json& element) { print(element); }, ']');
+    static Library of(const Json::Elements& elements) {
+        Library out = Library::array();
+        for (const Json& element : elements) out.push_back(of(element));
+        return out;
     }
-    void print_value(const Json::Object& object) {
-        auto print_member = [this](const Json::Member& member) {
-            print_value(member.first);
-            out_ += indent_ < 0 ? ":" : ": ";
-            print(member.second);
-        };
-        list('{', object.members, print_member, '}');
+    static Library of(const Json::Object& object) {
+        Library out = Library::object();
+        std::vector<std::pair<const std::string, Library>>& members = out.get_ref<Library::object_t&>();
+        for (const auto& [key, value] : object.members) members.emplace_back(key, of(value));   // no search for the key
+        return out;
     }
-    template <class T, class Print>
-    void list(char open, const std::vector<T>& entries, Print print_entry, char close) {
-        out_ += open;
-        depth_++;
-        for (std::size_t i = 0; i < entries.size(); i++) {
-            if (i > 0) out_ += ',';
-            new_line();
-            print_entry(entries[i]);
-        }
-        depth_--;
-        if (!entries.empty()) new_line();
-        out_ += close;
-    }
-    void new_line() {
-        if (indent_ >= 0) out_.append(1, '\n').append(static_cast<std::size_t>(indent_ * depth_), ' ');
-    }
-
-    int indent_, depth_ = 0;
-    std::string out_;
 };
 
 std::string to_text(const Json& json, int indent) {
-    JsonPrinter printer(indent);
-    printer.print(json);
-    return std::move(printer).result();
+    try {
+        return JsonWriter::of(json).dump(indent);
+    } catch (const Library::exception& problem) {   // a text is not UTF-8
+        throw JsonError(problem.what());
+    }
 }
 
 std::string quoted(const Json& json) { return to_text(json).substr(0, longest_quote); }
 
-Json parse_json(std::string_view text) { return Builder(text).result(); }
+Json parse_json(std::string_view text) { return JsonReader(text).result(); }

@@ -85,6 +85,41 @@ TEST_CASE("json: what is missing or of another kind is told, with the beginning 
                          JsonError);
 }
 
+TEST_CASE("json: a value knows where it begins in the text, and a complaint about it too") {
+    const std::string text = R"( {"a": [1, {"b": "x,]}\"", "c/~": -3e1} , [] ], "": {}, "\u0064" :4, "e":null,
+        "f"	: [ true,false , "" ] } )";
+    const Json json = parse_json(text);
+    auto at = [&](const Json& value) { return text.substr(value.offset(), 4); };
+    CHECK(json.offset() == 1);
+    CHECK(at(json.at("a")) == "[1, ");
+    const std::vector<Json>& list = json.at("a").elements();
+    CHECK(at(list[0]) == "1, {");
+    CHECK(at(list[1]) == "{\"b\"");
+    CHECK(at(list[1].at("b")) == "\"x,]");
+    CHECK(at(list[1].at("c/~")) == "-3e1");
+    CHECK(at(list[2]) == "[] ]");
+    CHECK(at(json.at("")) == "{}, ");
+    CHECK(at(json.at("d")) == "4, \"");
+    CHECK(at(json.at("e")) == "null");
+    CHECK(at(json.at("f")) == "[ tr");
+    CHECK(at(json.at("f").elements()[0]) == "true");
+    CHECK(at(json.at("f").elements()[1]) == "fals");
+    CHECK(at(json.at("f").elements()[2]) == "\"\" ]");
+    CHECK(parse_json("7").offset() == 0);
+    auto complained_at = [&](auto wrong) {
+        try {
+            wrong();
+        } catch (const JsonError& problem) {
+            return text.substr(problem.offset, 4);
+        }
+        return std::string("nothing");
+    };
+    CHECK(complained_at([&] { list[1].at("b").as_number(); }) == "\"x,]");
+    CHECK(complained_at([&] { list[1].at("missing"); }) == "{\"b\"");
+    CHECK(complained_at([&] { list[0].at("no object"); }) == "1, {");
+    CHECK(complained_at([&] { list[0].as_whole(0); }) == "1, {");
+}
+
 TEST_CASE("json: values are equal where their numbers, and members in any order, are") {
     CHECK(parse_json("[1, 1.0, -1]") == parse_json("[1.0, 1, -1.0]"));
     CHECK(parse_json(R"({"a": 1, "b": [2]})") == parse_json(R"({"b": [2], "a": 1})"));

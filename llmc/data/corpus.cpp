@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/base/rng.h"
 #include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
 
@@ -11,13 +12,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// In [0, 1), by the index of a document (the finaliser of splitmix64, so that neighbours draw independently).
-double document_draw(std::uint64_t document) {
-    std::uint64_t x = document + 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-53;
-}
+// In [0, 1), by the index of a document.
+double document_draw(std::uint64_t document) { return static_cast<double>(mix64(document) >> 11) * 0x1p-53; }
 
 // A batch of input on its way to the shards.
 struct Work {
@@ -47,36 +43,22 @@ public:
                 work.ids.push_back(end_of_text_);
             }
             std::string_view bytes = std::string_view(work.input.bytes).substr(part.begin, part.end - part.begin);
+            const std::string& file = options_.input.files[part.file];
+            if (work.input.jsonl) bytes = json_text(bytes, options_.input.field, value_, file, part.offset);
             try {
-                encoder_.encode(work.input.jsonl ? field_of(bytes) : bytes, work.ids);
+                encoder_.encode(bytes, work.ids);
             } catch (const Error& problem) {
-                const std::string& file = options_.input.files[part.file];
-                throw Error(problem.kind(), text(file, ": offset ", part.offset + error_at_, ": ", problem.message()),
+                throw Error(problem.kind(), text(file, ": offset ", part.offset, ": ", problem.message()),
                             problem.hint());
             }
         }
     }
 
 private:
-    std::string_view field_of(std::string_view line) {
-        JsonField field = find_json_string(line, options_.input.field, value_);
-        error_at_ = field.error != nullptr ? field.error_at : 0;
-        if (field.error != nullptr) {
-            throw Error(ErrorKind::bad_data, text("this line is not JSON: ", field.error),
-                        "JSONL has one JSON object per line.");
-        }
-        if (!field.found) {
-            throw Error(ErrorKind::bad_data, text("this line has no string field \"", options_.input.field, "\""),
-                        "Name the field that holds the text with --field.");
-        }
-        return value_;
-    }
-
     std::uint32_t end_of_text_;
     const CorpusOptions& options_;
     Encoder encoder_;
     std::string value_;
-    std::size_t error_at_ = 0;   // within the part
 };
 
 // Sends tokens to the validation or the training shards.

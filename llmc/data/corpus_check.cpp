@@ -6,8 +6,6 @@
 #include <optional>
 
 #include "llmc/base/error.h"
-#include "llmc/data/manifest.h"
-#include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/files.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -108,37 +106,39 @@ void check_model_folder(const FileSystem& files, const Folder& folder, const std
                 text("Prepare the data with the model's own: tokenize --tokenizer ", model, " ..."));
 }
 
-void check_shard(const FileSystem& files, const Folder& folder, const std::string& path, bool hashed) {
-    const std::string name = fs::path(path).filename().string();
-    auto listed = std::ranges::find(folder.manifest.shards, name, &ShardInfo::file);
+void check_listed(const FileSystem& files, const Folder& folder, const std::string& path, bool hashed) {
+    auto listed = std::ranges::find(folder.manifest.shards, fs::path(path).filename().string(), &ShardInfo::file);
     if (listed == folder.manifest.shards.end()) {
         throw Error(ErrorKind::bad_data, text(path, ": ", folder.manifest_path(), " does not list this file"),
                     "It is left over from something else: remove it, or narrow the pattern.");
     }
-    const TokenFile file(files, path);   // checks header and size
-    if (bytes_per_token(file.format()) != folder.manifest.token_bytes) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": byte 0: tokens of ", bytes_per_token(file.format()), " bytes, ",
-                         folder.manifest_path(), " says ", folder.manifest.token_bytes),
-                    prepare_again);
-    }
-    if (file.count() != listed->tokens) {
-        throw Error(
-            ErrorKind::bad_data,
-            text(path, ": byte 8: ", file.count(), " tokens, ", folder.manifest_path(), " says ", listed->tokens),
-            prepare_again);
-    }
-    if (!hashed) return;
-    const std::uint64_t hash = hash_of_tokens(files, path);
-    if (hash != listed->hash) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": byte ", kTokenHeaderBytes, ": the tokens from here on have the hash ",
-                         hash_to_text(hash), ", ", folder.manifest_path(), " says ", hash_to_text(listed->hash)),
-                    "The file was damaged or changed: copy or prepare it again.");
-    }
+    check_shard(TokenFile(files, path), *listed, folder.manifest, folder.manifest_path());
+    if (hashed) check_shard_hash(files, path, *listed, folder.manifest_path());
 }
 
 }   // namespace
+
+void check_shard(const TokenFile& file, const ShardInfo& listed, const CorpusManifest& manifest,
+                 const std::string& manifest_path) {
+    auto fail = [&](int byte, const std::string& found, std::uint64_t expected) {
+        throw Error(ErrorKind::bad_data,
+                    text(file.path(), ": byte ", byte, ": ", found, ", ", manifest_path, " says ", expected),
+                    prepare_again);
+    };
+    const std::uint64_t width = bytes_per_token(file.format());
+    if (width != manifest.token_bytes) fail(0, text("tokens of ", width, " bytes"), manifest.token_bytes);
+    if (file.count() != listed.tokens) fail(8, text(file.count(), " tokens"), listed.tokens);
+}
+
+void check_shard_hash(const FileSystem& files, const std::string& path, const ShardInfo& listed,
+                      const std::string& manifest_path) {
+    const std::uint64_t hash = hash_of_tokens(files, path);
+    if (hash == listed.hash) return;
+    throw Error(ErrorKind::bad_data,
+                text(path, ": byte ", kTokenHeaderBytes, ": the tokens from here on have the hash ", hash_to_text(hash),
+                     ", ", manifest_path, " says ", hash_to_text(listed.hash)),
+                "The file was damaged or changed: copy or prepare it again.");
+}
 
 std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& expected) {
     const std::vector<Folder> folders = folders_of(files, expected.data);
@@ -158,7 +158,7 @@ std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& ex
     for (const Folder& folder : folders) {
         for (const std::string& shard : folder.shards) {
             const std::uint64_t size = TokenFile(files, shard).bytes();
-            check_shard(files, folder, shard, size <= largest_hashed);
+            check_listed(files, folder, shard, size <= largest_hashed);
             not_hashed += size <= largest_hashed ? 0 : size;
         }
     }

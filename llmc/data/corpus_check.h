@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/data/manifest.h"
+#include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
 
 struct CorpusUse {
@@ -35,3 +37,9 @@ struct CorpusExpectation {
 
 // Returns how many bytes of shards were not hashed, for the caller to tell.
 std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& expected);
+
+// One shard against what its manifest says: the width and number of its tokens; their hash.
+void check_shard(const TokenFile& file, const ShardInfo& listed, const CorpusManifest& manifest,
+                 const std::string& manifest_path);
+void check_shard_hash(const FileSystem& files, const std::string& path, const ShardInfo& listed,
+                      const std::string& manifest_path);

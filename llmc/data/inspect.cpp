@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/data/corpus_check.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
@@ -31,27 +32,6 @@ void for_each_block(const std::string& path, std::int64_t vocab_size, Visit visi
     throw Error(ErrorKind::bad_data, text(file, ": ", what), "Prepare the corpus again, or copy it again.");
 }
 
-void verify_hash(const std::string& path, const ShardInfo& shard) {
-    const std::uint64_t hash = hash_of_tokens(real_files(), path);
-    if (hash != shard.hash) {
-        differs(path, text("the tokens from offset ", kTokenHeaderBytes, " on have the hash ", hash_to_text(hash),
-                           ", the manifest says ", hash_to_text(shard.hash)));
-    }
-}
-
-void verify_shard(const std::string& path, const ShardInfo& shard, const CorpusManifest& manifest) {
-    TokenFile file(real_files(), path);   // checks header and size
-    if (file.count() != shard.tokens) {
-        differs(path, text("offset 8: ", file.count(), " tokens, the manifest says ", shard.tokens));
-    }
-    if (bytes_per_token(file.format()) != manifest.token_bytes) {
-        differs(path, text("offset 0: tokens of ", bytes_per_token(file.format()), " bytes, the manifest says ",
-                           manifest.token_bytes));
-    }
-    file.check_ids(manifest.vocab_size);
-    verify_hash(path, shard);
-}
-
 }   // namespace
 
 CorpusManifest verify_corpus(const std::string& folder) {
@@ -65,8 +45,12 @@ CorpusManifest verify_corpus(const std::string& folder) {
         differs(folder, text("the tokenizer here ends texts with ", tokenizer.end_of_text(), ", the manifest says ",
                              manifest.end_of_text));
     }
+    const std::string manifest_path = (fs::path(folder) / manifest_file_name).string();
     for (const ShardInfo& shard : manifest.shards) {
-        verify_shard((fs::path(folder) / shard.file).string(), shard, manifest);
+        const TokenFile file(real_files(), (fs::path(folder) / shard.file).string());   // checks header and size
+        check_shard(file, shard, manifest, manifest_path);
+        file.check_ids(manifest.vocab_size);
+        check_shard_hash(real_files(), file.path(), shard, manifest_path);
     }
     return manifest;
 }

@@ -80,7 +80,7 @@ TEST_CASE("tokenizer_inspect: verify finds whatever is wrong and says where") {
     spoil([&] { change_byte(shard, 4, 9); }, "train_000001.bin");      // version
     spoil([&] { change_byte(shard, 8, 9); }, "train_000001.bin");      // count
     spoil([&] { change_byte(shard, 1025, 3); }, "train_000001.bin");   // an id beyond the vocabulary
-    spoil([&] { change_byte(shard, 1024, '~'); }, "offset 1024");      // another valid id: only the hash tells
+    spoil([&] { change_byte(shard, 1024, '~'); }, "byte 1024");        // another valid id: only the hash tells
     spoil([&] { std::filesystem::resize_file(shard, 1030); }, "train_000001.bin");
     spoil([&] { std::filesystem::resize_file(shard, 100); }, "train_000001.bin");
     spoil([&] { change_byte(corpus + "/tokenizer.json", 40, '!'); }, "tokenizer.json");

@@ -6,7 +6,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/json_place.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
 
@@ -17,44 +16,46 @@ constexpr int manifest_version = 1;
 
 std::string manifest_path(const std::string& folder) { return (fs::path(folder) / manifest_file_name).string(); }
 
-void require(bool holds, const std::string& otherwise) {
-    if (!holds) throw std::invalid_argument(otherwise);
+void require(bool holds, const Json& place, const std::string& otherwise) {
+    if (!holds) throw JsonError(otherwise, place.offset());
 }
 
-// `place` is the part being read, a JSON pointer.
-CorpusManifest parse(const Json& json, std::string& place) {
-    const Json &format = json.at("format"), &version = json.at("version");
-    if (format != "token shards" || version != manifest_version) {
-        place = format != "token shards" ? "/format" : "/version";
-        throw std::invalid_argument(text("found format ", quoted(format), ", version ", quoted(version),
-                                         ", expected \"token shards\", version ", manifest_version));
+std::uint64_t hash_from(const Json& json) {
+    try {
+        return hash_from_text(json.as_text());
+    } catch (const std::invalid_argument& problem) {
+        throw JsonError(problem.what(), json.offset());
     }
+}
+
+CorpusManifest parse(const Json& json) {
+    const Json &format = json.at("format"), &version = json.at("version");
+    require(format == "token shards" && version == manifest_version, format != "token shards" ? format : version,
+            text("found format ", quoted(format), ", version ", quoted(version),
+                 ", expected \"token shards\", version ", manifest_version));
     CorpusManifest manifest;
     const Json& tokenizer = json.at("tokenizer");
-    place = "/tokenizer";
     manifest.tokenizer_name = tokenizer.at("name").as_text();
     manifest.vocab_size = static_cast<std::uint32_t>(tokenizer.at("vocab_size").as_whole(INT32_MAX));
     manifest.end_of_text = static_cast<std::uint32_t>(tokenizer.at("end_of_text").as_whole(INT32_MAX));
-    manifest.tokenizer_hash = hash_from_text(tokenizer.at("hash").as_text());
-    require(manifest.end_of_text < manifest.vocab_size, "the end of text is outside the vocabulary");
-    place = "";
+    manifest.tokenizer_hash = hash_from(tokenizer.at("hash"));
+    require(manifest.end_of_text < manifest.vocab_size, tokenizer, "the end of text is outside the vocabulary");
     manifest.token_bytes = static_cast<std::uint32_t>(json.at("token_bytes").as_whole(4));
-    require(manifest.token_bytes == 2 || manifest.token_bytes == 4, "tokens have 2 or 4 bytes");
-    require(manifest.token_bytes == 4 || manifest.vocab_size <= 0x10000, "2 bytes do not hold such a vocabulary");
+    require(manifest.token_bytes == 2 || manifest.token_bytes == 4, json.at("token_bytes"), "tokens have 2 or 4 bytes");
+    require(manifest.token_bytes == 4 || manifest.vocab_size <= 0x10000, json.at("token_bytes"),
+            "2 bytes do not hold such a vocabulary");
     manifest.documents = json.at("documents").as_whole(INT64_MAX);
     manifest.source_bytes = json.at("source_bytes").as_whole(INT64_MAX);
     std::set<std::string> names;
     for (const Json& shard : json.at("shards").elements()) {
-        place = text("/shards/", manifest.shards.size());
         manifest.shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(),
-                                   shard.at("tokens").as_whole(kMaxFileTokens),
-                                   hash_from_text(shard.at("hash").as_text())});
+                                   shard.at("tokens").as_whole(kMaxFileTokens), hash_from(shard.at("hash"))});
         const ShardInfo& info = manifest.shards.back();
         const bool leads_away = info.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
-        require(info.file.ends_with(".bin") && !leads_away, "a shard is a .bin file beside its manifest");
-        require(names.insert(info.file).second, "this shard is listed twice");
-        require(info.split == "train" || info.split == "val", "the split is neither train nor val");
-        require(info.tokens > 0, "a shard without tokens");
+        require(info.file.ends_with(".bin") && !leads_away, shard, "a shard is a .bin file beside its manifest");
+        require(names.insert(info.file).second, shard, "this shard is listed twice");
+        require(info.split == "train" || info.split == "val", shard, "the split is neither train nor val");
+        require(info.tokens > 0, shard, "a shard without tokens");
     }
     return manifest;
 }
@@ -70,24 +71,17 @@ std::uint64_t CorpusManifest::tokens(const std::string& split) const {
 }
 
 CorpusManifest parse_manifest(std::string_view content, const std::string& name) {
-    const char* const hint = "Prepare the data again with the tokenize tool.";
-    std::string place;
-    auto fail = [&](const std::exception& problem) {
-        throw Error(
-            ErrorKind::bad_data,
-            text(name, ": byte ", json_place(content, place), ": not a manifest of token shards: ", problem.what()),
-            hint);
+    auto fail = [&](std::size_t byte, const JsonError& problem, const char* expected) {
+        return Error(ErrorKind::bad_data, text(name, ": byte ", byte, ": not ", expected, ": ", problem.what()),
+                     "Prepare the data again with the tokenize tool.");
     };
     try {
-        return parse(parse_json(content), place);
+        return parse(parse_json(content));
     } catch (const JsonSyntaxError& problem) {
-        throw Error(ErrorKind::bad_data, text(name, ": byte ", problem.byte, ": not JSON: ", problem.what()), hint);
+        throw fail(problem.byte, problem, "JSON");
     } catch (const JsonError& problem) {
-        fail(problem);
-    } catch (const std::invalid_argument& problem) {   // a version or a hash
-        fail(problem);
+        throw fail(problem.offset, problem, "a manifest of token shards");
     }
-    return {};
 }
 
 CorpusManifest read_manifest(const FileSystem& files, const std::string& folder) {

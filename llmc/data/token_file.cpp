@@ -84,16 +84,15 @@ void TokenFile::read(std::uint64_t first, std::span<std::int32_t> into, std::int
     const std::uint64_t offset = kTokenHeaderBytes + first * bytes_per_token(format_);
     std::size_t bad;
     std::int64_t found = 0;
+    auto read_raw = [&]<class Raw>(std::vector<Raw> raw) {
+        file_->read_at(offset, std::as_writable_bytes(std::span(raw)));
+        bad = widen<Raw>(raw, into, vocab_size);
+        if (bad < into.size()) found = raw[bad];
+    };
     if (format_ == TokenFormat::gpt2) {
-        std::vector<std::uint16_t> raw(into.size());
-        file_->read_at(offset, std::as_writable_bytes(std::span(raw)));
-        bad = widen<std::uint16_t>(raw, into, vocab_size);
-        if (bad < into.size()) found = raw[bad];
+        read_raw(std::vector<std::uint16_t>(into.size()));
     } else {
-        std::vector<std::uint32_t> raw(into.size());
-        file_->read_at(offset, std::as_writable_bytes(std::span(raw)));
-        bad = widen<std::uint32_t>(raw, into, vocab_size);
-        if (bad < into.size()) found = raw[bad];
+        read_raw(std::vector<std::uint32_t>(into.size()));
     }
     if (bad == into.size()) return;
     throw Error(ErrorKind::bad_data,

@@ -8,7 +8,6 @@
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/json_place.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian, and copied as it is");
 
@@ -85,75 +84,65 @@ struct Header {
         data_bytes = file.size() - data_begin;
     }
 
-    // `place` is a JSON pointer to the value that is wrong.
-    [[noreturn]] void fail(const std::string& place, const std::string& what) const {
-        bad(path, length_bytes + json_place(content, place), what);
+    [[noreturn]] void fail(const Json& value, const std::string& what) const {
+        bad(path, length_bytes + value.offset(), what);
     }
 };
 
-std::int64_t size_from(const Header& header, const std::string& place, const std::string& tensor, const Json& value) {
-    try {
-        return static_cast<std::int64_t>(value.as_whole(INT64_MAX));
-    } catch (const JsonError&) {
-        header.fail(place, text(tensor, ": ", quoted(value), " in its ", place.substr(place.rfind('/') + 1),
-                                ", expected whole numbers below 2^63"));
+// The whole numbers of a list.
+std::vector<std::int64_t> sizes_from(const Header& header, const std::string& tensor, const char* key,
+                                     const Json& list) {
+    std::vector<std::int64_t> sizes;
+    for (const Json& value : list.elements()) {
+        try {
+            sizes.push_back(static_cast<std::int64_t>(value.as_whole(INT64_MAX)));
+        } catch (const JsonError&) {
+            header.fail(list,
+                        text(tensor, ": ", quoted(value), " in its ", key, ", expected whole numbers below 2^63"));
+        }
     }
-}
-
-// begin and end, in bytes of the data
-std::pair<std::uint64_t, std::uint64_t> offsets_from(const Header& header, const std::string& place,
-                                                     const std::string& tensor, const Json& pair) {
-    if (!pair.is_array() || pair.elements().size() != 2)
-        header.fail(place, text(tensor, ": data_offsets is not a pair"));
-    const auto begin = static_cast<std::uint64_t>(size_from(header, place, tensor, pair.elements()[0]));
-    const auto end = static_cast<std::uint64_t>(size_from(header, place, tensor, pair.elements()[1]));
-    if (begin > end || end > header.data_bytes) {
-        header.fail(place,
-                    text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", header.data_bytes));
-    }
-    return {begin, end};
+    return sizes;
 }
 
 TensorEntry parse_entry(const Header& header, const std::string& name, const Json& json) {
-    const std::string tensor = text("tensor '", name.substr(0, 200), "'"), place = json_pointer_part(name);
+    const std::string tensor = text("tensor '", name.substr(0, 200), "'");
     auto field = [&](const char* key) -> const Json& {
         const Json* value = json.find(key);
-        if (value == nullptr) header.fail(place, text(tensor, " has no ", key));
+        if (value == nullptr) header.fail(json, text(tensor, " has no ", key));
         return *value;
     };
-    TensorEntry entry;
-    entry.name = name;
-
     const Json& type = field("dtype");
     const auto row = std::find_if(std::begin(type_names), std::end(type_names),
                                   [&](const TypeName& known) { return type == known.name; });
-    if (row == std::end(type_names)) {
-        header.fail(place + "/dtype", text(tensor, " has the unknown dtype ", quoted(type)));
-    }
-    entry.type = row->type;
+    if (row == std::end(type_names)) header.fail(type, text(tensor, " has the unknown dtype ", quoted(type)));
 
     const Json& shape = field("shape");
-    if (!shape.is_array()) header.fail(place + "/shape", text(tensor, " has no shape but ", quoted(shape)));
-    for (const Json& size : shape.elements()) entry.shape.push_back(size_from(header, place + "/shape", tensor, size));
+    if (!shape.is_array()) header.fail(shape, text(tensor, " has no shape but ", quoted(shape)));
+    const std::vector<std::int64_t> sizes = sizes_from(header, tensor, "shape", shape);
 
-    const auto [begin, end] = offsets_from(header, place + "/data_offsets", tensor, field("data_offsets"));
-    const std::optional<std::uint64_t> bytes = product(entry.shape, row->bytes);
+    const Json& pair = field("data_offsets");   // begin and end, in bytes of the data
+    if (!pair.is_array() || pair.elements().size() != 2)
+        header.fail(pair, text(tensor, ": data_offsets is not a pair"));
+    const std::vector<std::int64_t> offsets = sizes_from(header, tensor, "data_offsets", pair);
+    const auto begin = static_cast<std::uint64_t>(offsets[0]), end = static_cast<std::uint64_t>(offsets[1]);
+    if (begin > end || end > header.data_bytes) {
+        header.fail(pair,
+                    text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", header.data_bytes));
+    }
+    const std::optional<std::uint64_t> bytes = product(sizes, row->bytes);
     if (!bytes || *bytes != end - begin) {
         bad(header.path, header.data_begin + begin,
             text(tensor, " has ", end - begin, " bytes, its shape ", quoted(shape), " of ", row->name, " needs ",
                  bytes ? text(*bytes) : "more than a file can hold"));
     }
-    entry.offset = header.data_begin + begin;
-    return entry;
+    return {.name = name, .type = row->type, .shape = sizes, .offset = header.data_begin + begin};
 }
 
 TensorMetadata parse_metadata(const Header& header, const Json& json) {
-    const std::string place = "/__metadata__";
-    if (!json.is_object()) header.fail(place, "__metadata__ is not an object");
+    if (!json.is_object()) header.fail(json, "__metadata__ is not an object");
     TensorMetadata metadata;
     for (const auto& [key, value] : json.members()) {
-        if (!value.is_text())
-            header.fail(place + json_pointer_part(key), text("__metadata__ '", key, "' is not a text"));
+        if (!value.is_text()) header.fail(value, text("__metadata__ '", key, "' is not a text"));
         metadata[key] = value.as_text();
     }
     return metadata;

@@ -1,26 +1,14 @@
 #include "llmc/process/collective_order.h"
 
 #include <algorithm>
-#include <charconv>
-#include <sstream>
-#include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The log of one rank. An event is a line with the number of its records; a record is three lines.
-
-void CollectiveLog::write(const CollectiveEvent& event) {
-    std::string lines = text(event.size(), "\n");
-    for (const CollectiveRecord& record : event) {
-        lines += text(record.members.size());
-        for (int member : record.members) lines += text(" ", member);
-        lines += "\n" + record.what + "\n" + record.where + "\n";
-    }
+void CollectiveLog::write(CollectiveEvent event) {
     std::lock_guard lock(mutex_);
-    text_ += lines;
+    events_.push_back(std::move(event));
 }
 
 void CollectiveLog::add(CollectiveRecord record) {
@@ -38,56 +26,38 @@ void CollectiveLog::end_group() {
 }
 
 std::string CollectiveLog::take() {
+    Json events = Json::array();
     std::lock_guard lock(mutex_);
-    return std::exchange(text_, "");
-}
-
-namespace {
-
-// The number at the beginning of `line`, which goes; none: there is none, or it is above `most`.
-std::optional<std::size_t> take_number(std::string_view& line, std::size_t most) {
-    if (line.starts_with(' ')) line.remove_prefix(1);
-    std::size_t number = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), number);
-    if (error != std::errc() || number > most) return std::nullopt;
-    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
-    return number;
-}
-
-// Three lines of a record. False: they are none.
-bool read_record(std::istream& lines, CollectiveRecord& record) {
-    constexpr std::size_t most_ranks = 1 << 20;
-    std::string line;
-    if (!std::getline(lines, line)) return false;
-    std::string_view numbers = line;
-    const std::optional<std::size_t> count = take_number(numbers, line.size());
-    for (std::size_t i = 0; count && i < *count; i++) {
-        const std::optional<std::size_t> member = take_number(numbers, most_ranks);
-        if (!member) return false;
-        record.members.push_back(static_cast<int>(*member));
+    for (const CollectiveEvent& event : events_) {
+        Json& calls = events.append(Json::array());
+        for (const CollectiveRecord& call : event) {
+            calls.append(Json::object({{"members", call.members}, {"what", call.what}, {"where", call.where}}));
+        }
     }
-    return count && numbers.empty() && std::getline(lines, record.what) && std::getline(lines, record.where);
+    events_.clear();
+    return events.elements().empty() ? "" : to_text(events);
 }
-
-}   // namespace
 
 std::optional<std::vector<CollectiveEvent>> CollectiveLog::parse(const std::string& taken) {
+    constexpr std::uint64_t largest_rank = 1 << 20;
     std::vector<CollectiveEvent> events;
-    std::istringstream lines(taken);
-    for (std::string line; std::getline(lines, line);) {
-        std::string_view number = line;
-        const std::optional<std::size_t> records = take_number(number, taken.size());
-        if (!records || *records == 0 || !number.empty()) return std::nullopt;
-        CollectiveEvent& event = events.emplace_back();
-        for (std::size_t i = 0; i < *records; i++) {
-            if (!read_record(lines, event.emplace_back())) return std::nullopt;
+    try {
+        const Json json = parse_json(taken);
+        for (const Json& calls : json.elements()) {
+            CollectiveEvent& event = events.emplace_back();
+            for (const Json& call : calls.elements()) {
+                event.push_back({{}, call.at("what").as_text(), call.at("where").as_text()});
+                for (const Json& member : call.at("members").elements()) {
+                    event.back().members.push_back(static_cast<int>(member.as_whole(largest_rank)));
+                }
+            }
+            if (event.empty()) return std::nullopt;
         }
+    } catch (const JsonError&) {
+        return std::nullopt;
     }
     return events;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// All ranks together
 
 namespace {
 

@@ -39,16 +39,16 @@ public:
     // Calls from begin_group to its end are one event. Groups may stand inside groups, as in NCCL.
     void begin_group();
     void end_group();
-    // All events as one text, which are then forgotten; empty: none.
+    // All events as JSON, which are then forgotten; "": none.
     std::string take();
     // None where the text is not what `take` makes.
     static std::optional<std::vector<CollectiveEvent>> parse(const std::string& taken);
 
 private:
-    void write(const CollectiveEvent& event);
+    void write(CollectiveEvent event);
 
-    std::mutex mutex_;
-    std::string text_;
+    std::mutex mutex_;   // guards the next
+    std::vector<CollectiveEvent> events_;
     int depth_ = 0;
     CollectiveEvent group_;
 };

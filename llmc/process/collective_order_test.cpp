@@ -155,14 +155,19 @@ TEST_CASE("collective order: 64 ranks, whose logs come one rank after another") 
 }
 
 TEST_CASE("collective order: what is no log is refused") {
-    for (const char* wrong : {"x", "1", "1\n", "1\n2 0\nwhat\nwhere\n", "1\n1 0\nwhat\n", "-1\n", "0\n",
-                              "99999999999999999999\n", "2\n1 0\nwhat\nwhere\n", "1\n1 x\nwhat\nwhere\n",
-                              "1\n1 0 7\nwhat\nwhere\n", "1\n999999999999 0\nwhat\nwhere\n"}) {
+    auto record = [](const std::string& members) {
+        return text(R"([[{"members": )", members, R"(, "what": "x", "where": "y"}]])");
+    };
+    for (const std::string& wrong :
+         {std::string(), std::string("x"), std::string("1"), std::string("{}"), std::string("[1]"), std::string("[[]]"),
+          std::string(R"([[{"members": [0], "what": "x"}]])"), std::string(R"([[{"members": [0], "where": "y"}]])"),
+          std::string(R"([[{"what": "x", "where": "y"}]])"), record("0"), record("[x]"), record("[-1]"),
+          record("[999999999999]"), record("[1.0]"), record("[0]") + "1"}) {
         INFO(wrong);
         CHECK(!CollectiveLog::parse(wrong));
     }
-    CHECK(CollectiveLog::parse("")->empty());
-    CHECK(CollectiveLog::parse("1\n2 0 1\nwhat\nwhere\n")->size() == 1);
+    CHECK(CollectiveLog::parse("[]")->empty());
+    CHECK(CollectiveLog::parse(record("[0, 1]"))->size() == 1);
 }
 
 TEST_CASE("collective order: logs travel as text, groups as one event") {

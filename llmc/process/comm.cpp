@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <type_traits>
 
 #include "llmc/base/log.h"
 #include "llmc/process/nccl_version.h"
@@ -40,6 +41,16 @@ ncclConfig_t named(const std::string& name) {
     (void)name;   // NCCL's own messages then name groups by their addresses
 #endif
     return config;
+}
+
+template <class T>
+constexpr ncclDataType_t nccl_type() {
+    if constexpr (std::is_same_v<T, float>) return ncclFloat32;
+    if constexpr (std::is_same_v<T, bf16>) return ncclBfloat16;
+    if constexpr (std::is_same_v<T, double>) return ncclFloat64;
+    if constexpr (std::is_same_v<T, std::int32_t>) return ncclInt32;
+    if constexpr (std::is_same_v<T, std::int64_t>) return ncclInt64;
+    if constexpr (std::is_same_v<T, std::uint64_t>) return ncclUint64;
 }
 
 const char* name_of(ncclDataType_t type) {
@@ -147,8 +158,8 @@ void Communicator::make(const CommCall& call, const Make& make_it) const {
 template <class T>
 void Communicator::all_reduce(T* data, std::size_t n, ReduceOp op, cudaStream_t stream) {
     count("all-reduce", &Traffic::all_reduce, 2.0 * (size_ - 1) / size_ * static_cast<double>(n * sizeof(T)));
-    log(n, NcclType<T>::value, op == ReduceOp::sum ? ", sum" : ", max");
-    make({"all-reduce", data, data, n, NcclType<T>::value, stream}, [&](const CommCall& call) {
+    log(n, nccl_type<T>(), op == ReduceOp::sum ? ", sum" : ", max");
+    make({"all-reduce", data, data, n, nccl_type<T>(), stream}, [&](const CommCall& call) {
         NCCL_CHECK(ncclAllReduce(call.in, call.out, n, call.type, nccl_op(op), comm_, stream));
     });
 }
@@ -157,8 +168,8 @@ template <class T>
 void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("reduce-scatter", &Traffic::reduce_scatter,
           static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
-    log(n, NcclType<T>::value);
-    make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), NcclType<T>::value, stream},
+    log(n, nccl_type<T>());
+    make({"reduce-scatter", in, out, n * static_cast<std::size_t>(size_), nccl_type<T>(), stream},
          [&](const CommCall& call) {
              NCCL_CHECK(ncclReduceScatter(call.in, call.out, n, call.type, ncclSum, comm_, stream));
          });
@@ -167,8 +178,8 @@ void Communicator::reduce_scatter(T* out, const T* in, std::size_t n, cudaStream
 template <class T>
 void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     count("all-gather", &Traffic::all_gather, static_cast<double>(size_ - 1) * static_cast<double>(n * sizeof(T)));
-    log(n, NcclType<T>::value);
-    make({"all-gather", in, out, n, NcclType<T>::value, stream},
+    log(n, nccl_type<T>());
+    make({"all-gather", in, out, n, nccl_type<T>(), stream},
          [&](const CommCall& call) { NCCL_CHECK(ncclAllGather(call.in, call.out, n, call.type, comm_, stream)); });
 }
 
@@ -176,8 +187,8 @@ template <class T>
 void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stream) {
     const bool sends = rank_ == root && size_ > 1;
     count("broadcast", &Traffic::broadcast, sends ? static_cast<double>(n * sizeof(T)) : 0.0);
-    log(n, NcclType<T>::value, text(" from rank ", root));
-    make({"broadcast", data, data, n, NcclType<T>::value, stream}, [&](const CommCall& call) {
+    log(n, nccl_type<T>(), text(" from rank ", root));
+    make({"broadcast", data, data, n, nccl_type<T>(), stream}, [&](const CommCall& call) {
         NCCL_CHECK(ncclBroadcast(call.in, call.out, n, call.type, root, comm_, stream));
     });
 }
@@ -185,16 +196,16 @@ void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stre
 template <class T>
 void Communicator::send(const T* data, std::size_t n, int peer, cudaStream_t stream) {
     count("send", &Traffic::point_to_point, static_cast<double>(n * sizeof(T)));
-    log_transfer(n, NcclType<T>::value, rank_, peer);
-    make({"send", data, nullptr, n, NcclType<T>::value, stream},
+    log_transfer(n, nccl_type<T>(), rank_, peer);
+    make({"send", data, nullptr, n, nccl_type<T>(), stream},
          [&](const CommCall& call) { NCCL_CHECK(ncclSend(call.in, n, call.type, peer, comm_, stream)); });
 }
 
 template <class T>
 void Communicator::receive(T* data, std::size_t n, int peer, cudaStream_t stream) {
     count("receive", &Traffic::point_to_point, 0);
-    log_transfer(n, NcclType<T>::value, peer, rank_);
-    make({"receive", nullptr, data, n, NcclType<T>::value, stream},
+    log_transfer(n, nccl_type<T>(), peer, rank_);
+    make({"receive", nullptr, data, n, nccl_type<T>(), stream},
          [&](const CommCall& call) { NCCL_CHECK(ncclRecv(call.out, n, call.type, peer, comm_, stream)); });
 }
 

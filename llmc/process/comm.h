@@ -34,33 +34,6 @@
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
 #define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)
 
-template <class T>
-struct NcclType;
-template <>
-struct NcclType<float> {
-    static constexpr ncclDataType_t value = ncclFloat32;
-};
-template <>
-struct NcclType<bf16> {
-    static constexpr ncclDataType_t value = ncclBfloat16;
-};
-template <>
-struct NcclType<std::int32_t> {
-    static constexpr ncclDataType_t value = ncclInt32;
-};
-template <>
-struct NcclType<std::int64_t> {
-    static constexpr ncclDataType_t value = ncclInt64;
-};
-template <>
-struct NcclType<std::uint64_t> {
-    static constexpr ncclDataType_t value = ncclUint64;
-};
-template <>
-struct NcclType<double> {
-    static constexpr ncclDataType_t value = ncclFloat64;
-};
-
 enum class ReduceOp : std::uint8_t { sum, max };
 
 // Logical bytes this rank has sent, by kind of call.

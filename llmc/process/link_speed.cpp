@@ -1,20 +1,16 @@
 #include "llmc/process/link_speed.h"
 
 #include <algorithm>
-#include <chrono>
 #include <sstream>
 
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
+#include "llmc/process/sockets.h"
 
 namespace {
 
 constexpr std::size_t small = 2, large = std::size_t{1} << 21;   // floats: 8 bytes, 8 MiB
 constexpr int small_repeats = 20, large_repeats = 4;
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 class Measurement {
 public:
@@ -43,9 +39,9 @@ private:
     template <class Work>
     double timed(Work&& work, int repeats) {
         wait_for(work, 1);
-        const double start = seconds_now();
+        const double start = steady_seconds();
         wait_for(work, repeats);
-        return (seconds_now() - start) / repeats;
+        return (steady_seconds() - start) / repeats;
     }
     template <class Work>
     void wait_for(Work&& work, int repeats) {

@@ -30,21 +30,6 @@ bool wait_readable(int fd, double seconds) {
     return poll(&p, 1, static_cast<int>(std::clamp(seconds, 0.0, 3600.0) * 1e3) + 1) > 0;
 }
 
-bool read_exactly(int fd, char* into, std::size_t bytes, double deadline, bool* timed_out) {
-    for (std::size_t done = 0; done < bytes;) {
-        if (!wait_readable(fd, deadline - steady_seconds())) {
-            if (steady_seconds() < deadline) continue;   // interrupted
-            if (timed_out) *timed_out = true;
-            return false;
-        }
-        ssize_t n = ::recv(fd, into + done, bytes - done, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        done += static_cast<std::size_t>(n);
-    }
-    return true;
-}
-
 void send_at_once(int fd) {
     int yes = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -158,11 +143,41 @@ bool Socket::send(const std::string& text) {
 std::optional<std::string> Socket::receive(double timeout_seconds, bool* timed_out) {
     if (timed_out) *timed_out = false;
     const double deadline = steady_seconds() + timeout_seconds;
-    std::uint32_t length = 0;
-    if (!read_exactly(fd_, reinterpret_cast<char*>(&length), sizeof length, deadline, timed_out)) return std::nullopt;
-    if (length > largest_frame) return std::nullopt;   // not one of ours
-    std::string text(length, '\0');
-    if (!read_exactly(fd_, text.data(), length, deadline, timed_out)) return std::nullopt;
+    FrameReader frame;
+    while (true) {
+        if (wait_readable(fd_, deadline - steady_seconds())) {
+            const FrameReader::State state = frame.read(*this, largest_frame);
+            if (state == FrameReader::State::whole) return frame.take();
+            if (state == FrameReader::State::lost) return std::nullopt;
+        } else if (steady_seconds() >= deadline) {   // else interrupted
+            if (timed_out) *timed_out = true;
+            return std::nullopt;
+        }
+    }
+}
+
+FrameReader::State FrameReader::read(const Socket& socket, std::uint32_t longest) {
+    for (;;) {
+        std::uint32_t length = 0;
+        std::size_t wanted = sizeof length;
+        if (bytes_.size() >= wanted) {
+            std::memcpy(&length, bytes_.data(), sizeof length);
+            if (length > longest) return State::lost;
+            wanted += length;
+            if (bytes_.size() == wanted) return State::whole;
+        }
+        char piece[1 << 14];
+        const ssize_t n = ::recv(socket.fd(), piece, std::min(sizeof piece, wanted - bytes_.size()), MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return State::partial;
+        if (n <= 0) return State::lost;
+        bytes_.append(piece, static_cast<std::size_t>(n));
+    }
+}
+
+std::string FrameReader::take() {
+    std::string text = bytes_.substr(sizeof(std::uint32_t));
+    bytes_.clear();
     return text;
 }
 
@@ -228,9 +243,7 @@ std::optional<Socket> connect_to_host(const std::string& host, int port, double 
     return connect_to_any({host}, port, timeout_seconds, {});
 }
 
-bool is_loopback(const std::string& host) {
-    return host == "127.0.0.1" || host == "localhost";
-}
+bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "localhost"; }
 
 std::string own_host_name() {
     char name[256] = {};

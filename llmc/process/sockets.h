@@ -31,6 +31,19 @@ private:
     int fd_ = -1;
 };
 
+// Assembles one framed text from the pieces that arrive.
+class FrameReader {
+public:
+    enum class State { partial, whole, lost };   // lost: closed, or too long to be one of ours
+
+    // Reads what has arrived, without waiting, up to the end of one text.
+    State read(const Socket& socket, std::uint32_t longest);
+    std::string take();   // a whole text; then the next one begins
+
+private:
+    std::string bytes_;   // the length first
+};
+
 class ListeningSocket {
 public:
     // Listens on `port` (0: any) of all interfaces, or of loopback alone. Throws Error(io).

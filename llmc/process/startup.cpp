@@ -15,7 +15,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/io/file.h"
-#include "llmc/process/comers.h"
+#include "llmc/process/pending_connections.h"
 #include "llmc/process/sockets.h"
 
 namespace {
@@ -50,14 +50,13 @@ std::string list(const std::vector<int>& ranks) {
                 "Check that they were started, with the same --init settings, and that the hosts reach each other.");
 }
 
-// One process alone.
-class Alone : public Rendezvous {
+class SingleProcess : public Rendezvous {
 public:
-    Alone() : Rendezvous(0, 1) {}
+    SingleProcess() : Rendezvous(0, 1) {}
     std::vector<std::string> all_gather(const std::string& own) override { return {own}; }
 };
 
-// Everyone is connected to rank 0, which collects and sends out.
+// Every rank is connected to rank 0, which gathers and broadcasts.
 class TcpRendezvous : public Rendezvous {
 public:
     TcpRendezvous(int rank, int ranks, const std::string& host, int port, double timeout)
@@ -94,11 +93,11 @@ private:
     void collect(const std::string& host, int port) {
         ListeningSocket listener(port, is_loopback(host));
         peers_.resize(static_cast<std::size_t>(ranks()));
-        Comers comers(listener);
+        PendingConnections pending(listener);
         int missing = ranks() - 1;
         for (const double deadline = steady_seconds() + timeout_; missing > 0 && steady_seconds() < deadline;) {
-            comers.listen(deadline - steady_seconds(), [&](Comer& comer, const std::string& hello) {
-                if (welcome(comer.socket, hello)) missing--;
+            pending.poll(deadline - steady_seconds(), [&](PendingConnection& peer, const std::string& hello) {
+                if (welcome(peer.socket, hello)) missing--;
                 return false;
             });
         }
@@ -112,7 +111,7 @@ private:
         if (!absent.empty()) peers_missing(absent, ranks(), timeout_);
     }
 
-    // Whether a rank that was missing has come.
+    // Whether a missing rank has joined.
     bool welcome(Socket& socket, const std::string& hello) {
         int rank = 0, of = 0, end = 0;
         if (std::sscanf(hello.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;
@@ -129,8 +128,8 @@ private:
         return true;
     }
 
-    // One attempt: rank 0's answer, unless it closes the connection first, as it does with strangers and, where too
-    // many of those come, with whoever is among them.
+    // One attempt: rank 0's answer; none where it closes the connection, as it does with unknown peers, and with any
+    // pending one when there are too many.
     std::optional<std::string> ask(const std::string& host, int port, double seconds) {
         std::optional<Socket> connection = connect_to_host(host, port, seconds);
         if (!connection) {
@@ -179,18 +178,18 @@ private:
     Socket to_rank_0_;
 };
 
-// A word that no other process and no earlier run has.
-std::string fresh_word() {
+// Differs from that of every other process and earlier run.
+std::string make_nonce() {
     std::random_device random;
     return formatted("%08x%08x%08x", random(), random(), random());
 }
 
-// Everyone leaves files in a folder, complete under their final name, and waits for everyone else's.
+// Every rank writes files into a folder, each complete under its final name, and waits for the others' files.
 //
-// Files of an earlier run may lie there, so nothing is believed by its name alone. Rank r writes a word of its own to
-// hello.r; rank 0 answers all of them in `welcome`, with a word of its own, again and again as hellos appear or change;
-// whoever finds its word there believes the rest of it, and says so in a file `<rank 0's word>.ready.r`. Everything
-// else carries rank 0's word in its name.
+// Files of an earlier run may be there, so no file is trusted by its name alone. Rank r writes a nonce to hello.r. Rank
+// 0 writes its own nonce and all of theirs to `welcome`, again whenever a hello appears or changes. A rank that finds
+// its nonce there trusts the rest of it, and confirms with a file `<rank 0's nonce>.ready.r`. All other names carry
+// rank 0's nonce.
 class FolderRendezvous : public Rendezvous {
 public:
     FolderRendezvous(int rank, int ranks, std::string folder, double timeout)
@@ -202,13 +201,13 @@ public:
         }
     }
 
-    // Rank 0 clears up when everyone has read everything, or soon after the first who did not say so.
+    // Rank 0 removes the files when every rank has read all of them, or soon after.
     ~FolderRendezvous() override {
         try {
             write_whole(real_files(), bye_file(rank()), "");
             if (rank() == 0) clear_up();
         } catch (const std::exception&) {
-            // what remains does the next run no harm
+            // leftovers do the next run no harm
         }
     }
 
@@ -249,9 +248,9 @@ private:
         std::filesystem::remove(path, ignored);
     }
     std::string file(const std::string& name) const { return folder_ + "/" + name; }
-    std::string ready_file(int r) const { return file(text(word_, ".ready.", r)); }
-    std::string bye_file(int r) const { return file(text(word_, ".bye.", r)); }
-    std::string run_file(int round, int r) const { return file(text(word_, ".round", round, ".rank", r)); }
+    std::string ready_file(int r) const { return file(text(nonce_, ".ready.", r)); }
+    std::string bye_file(int r) const { return file(text(nonce_, ".bye.", r)); }
+    std::string run_file(int round, int r) const { return file(text(nonce_, ".round", round, ".rank", r)); }
 
     // The content, or "" where there is no such file (yet, or any more).
     static std::string content(const std::string& path) {
@@ -263,15 +262,15 @@ private:
     }
 
     void welcome_all() {
-        word_ = fresh_word();
+        nonce_ = make_nonce();
         const double deadline = steady_seconds() + timeout_;
         std::string written;
         for (;;) {
-            std::string welcome = word_;
+            std::string welcome = nonce_;
             std::vector<int> missing;
             for (int r = 1; r < ranks(); r++) {
-                const std::string word = content(file(text("hello.", r)));
-                welcome += " " + (word.empty() ? "-" : word);
+                const std::string nonce = content(file(text("hello.", r)));
+                welcome += " " + (nonce.empty() ? "-" : nonce);
                 if (!real_files().exists(ready_file(r))) missing.push_back(r);
             }
             if (welcome != written) write_whole(real_files(), file("welcome"), welcome);
@@ -283,15 +282,15 @@ private:
     }
 
     void say_hello() {
-        const std::string own = fresh_word();
+        const std::string own = make_nonce();
         write_whole(real_files(), file(text("hello.", rank())), own);
         for (const double deadline = steady_seconds() + timeout_; steady_seconds() < deadline; pause()) {
             std::istringstream welcome(content(file("welcome")));
-            std::string of_rank_0, word;
+            std::string of_rank_0, nonce;
             welcome >> of_rank_0;
-            for (int r = 0; r < rank(); r++) welcome >> word;
-            if (word != own) continue;
-            word_ = of_rank_0;
+            for (int r = 0; r < rank(); r++) welcome >> nonce;
+            if (nonce != own) continue;
+            nonce_ = of_rank_0;
             write_whole(real_files(), ready_file(rank()), "");
             return;
         }
@@ -307,7 +306,7 @@ private:
     }
 
     std::string folder_;
-    std::string word_;   // rank 0's, of this run
+    std::string nonce_;   // of rank 0 and this run
     double timeout_;
     int rounds_ = 0;
 };
@@ -338,8 +337,8 @@ HostPort parse_address(const std::string& given) {
     return {address.substr(0, colon), static_cast<int>(port)};
 }
 
-// What the launcher did not say is counted: local ranks are the ranks on the same host, in order. Its word is not of
-// this process where flags give it another rank (several processes started by hand within one task).
+// Counts what the launcher did not say: local ranks are the ranks on the same host, in order. The launcher does not
+// speak of this process where flags give it another rank (several processes started by hand within one task).
 ProcessPlace find_place(Rendezvous& rendezvous, const LaunchEnvironment& environment, int gpus_per_node) {
     const bool is_of_launcher = rendezvous.rank() == environment.rank && rendezvous.ranks() == environment.ranks;
     ProcessPlace place{rendezvous.rank(), rendezvous.ranks(), is_of_launcher ? environment.local_rank : -1,
@@ -380,7 +379,7 @@ std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const S
             }
             return std::make_unique<FolderRendezvous>(rank, ranks, options.folder, options.timeout_seconds);
     }
-    return std::make_unique<Alone>();
+    return std::make_unique<SingleProcess>();
 }
 
 }   // namespace

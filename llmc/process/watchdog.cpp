@@ -21,14 +21,14 @@
 namespace {
 
 // What a rank does, as far as others may have to wait for it. Heartbeats tell it.
-enum class Doing : char {
+enum class Activity : char {
     computes = 'c',
     waits = 'h',       // it has collectives under way, for which its host waits
     has_asked = 'w',   // it has collectives under way, and its host goes on
     alone = 'a',       // what may take any time: it says that it works alone, or it starts up
 };
 
-bool is_under_way(Doing doing) { return doing == Doing::waits || doing == Doing::has_asked; }
+bool is_under_way(Activity activity) { return activity == Activity::waits || activity == Activity::has_asked; }
 
 // Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
 using AskedFor = std::map<std::uint64_t, std::uint64_t>;
@@ -53,7 +53,7 @@ struct Peer {
     std::string host;
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
-    Doing doing = Doing::alone;
+    Activity activity = Activity::alone;
     AskedFor asked_for;
     double heard = 0;    // when its last message came (Impl::clock)
     bool gone = false;   // it said goodbye
@@ -155,21 +155,21 @@ struct Watchdog::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        own_doing = !alone.empty()              ? Doing::alone
-                    : waits && *host_is_waiting ? Doing::waits
-                    : waits                     ? Doing::has_asked
-                    : has_stepped               ? Doing::computes
-                                                : Doing::alone;
+        own_activity = !alone.empty()              ? Activity::alone
+                       : waits && *host_is_waiting ? Activity::waits
+                       : waits                     ? Activity::has_asked
+                       : has_stepped               ? Activity::computes
+                                                   : Activity::alone;
         own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + alone;
         for (const auto& [when, what] : groups) own_words += ", " + what;
     }
 
-    // "b<progress> <doing> <operations of groups> <words>"
+    // "b<progress> <activity> <operations of groups> <words>"
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         look_at_own_place();
-        send_to_all(
-            text(beat, own_progress, " ", static_cast<char>(own_doing), " ", to_text(own_asked_for), " ", own_words));
+        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_activity), " ", to_text(own_asked_for), " ",
+                         own_words));
     }
 
     void listen(double seconds) {
@@ -200,10 +200,10 @@ struct Watchdog::Impl {
             case beat: {
                 std::istringstream told(rest);
                 std::uint64_t progress = 0;
-                char doing = 0;
+                char activity = 0;
                 std::string groups, words;
-                if (!(told >> progress >> doing >> groups) || !std::getline(told >> std::ws, words)) break;
-                peer.doing = static_cast<Doing>(doing);
+                if (!(told >> progress >> activity >> groups) || !std::getline(told >> std::ws, words)) break;
+                peer.activity = static_cast<Activity>(activity);
                 peer.asked_for = asked_for_from(groups);
                 if (progress != peer.progress) last_advance = peer.heard;
                 peer.progress = progress;
@@ -250,12 +250,12 @@ struct Watchdog::Impl {
     // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
     // elsewhere, in a loop perhaps. While one works alone, nobody is.
     void look_for_stall() {
-        bool some_wait = is_under_way(own_doing), all_wait = some_wait, one_alone = own_doing == Doing::alone;
+        bool some_wait = is_under_way(own_activity), all_wait = some_wait, one_alone = own_activity == Activity::alone;
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
-            some_wait |= is_under_way(peers[r].doing);
-            all_wait &= is_under_way(peers[r].doing);
-            one_alone |= peers[r].doing == Doing::alone;
+            some_wait |= is_under_way(peers[r].activity);
+            all_wait &= is_under_way(peers[r].activity);
+            one_alone |= peers[r].activity == Activity::alone;
         }
         if (own_progress != seen_own_progress || !some_wait || one_alone) {
             seen_own_progress = own_progress;
@@ -271,15 +271,15 @@ struct Watchdog::Impl {
     // waiting; where nobody does, all.
     std::string stalled_ranks(bool all_wait) const {
         struct Rank {
-            Doing doing;
+            Activity activity;
             const AskedFor* asked_for;
             std::string name, words;
         };
-        std::vector<Rank> ranks{{own_doing, &own_asked_for, text("rank 0 on ", place.host), own_words}};
+        std::vector<Rank> ranks{{own_activity, &own_asked_for, text("rank 0 on ", place.host), own_words}};
         for (std::size_t r = 1; r < peers.size(); r++) {
             const Peer& peer = peers[r];
             if (!is_connected(peer)) continue;
-            ranks.push_back({peer.doing, &peer.asked_for, name_of(static_cast<int>(r)), peer.last_words});
+            ranks.push_back({peer.activity, &peer.asked_for, name_of(static_cast<int>(r)), peer.last_words});
         }
         std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> ends;   // the least and the most of a group
         for (const Rank& rank : ranks) {
@@ -290,10 +290,10 @@ struct Watchdog::Impl {
             }
         }
         const bool all_hosts_wait =
-            std::ranges::all_of(ranks, [](const Rank& rank) { return rank.doing == Doing::waits; });
+            std::ranges::all_of(ranks, [](const Rank& rank) { return rank.activity == Activity::waits; });
         auto is_to_blame = [&](const Rank& rank, int strictness) {
-            if (!all_wait) return !is_under_way(rank.doing);
-            if (!all_hosts_wait && rank.doing == Doing::waits) return false;
+            if (!all_wait) return !is_under_way(rank.activity);
+            if (!all_hosts_wait && rank.activity == Activity::waits) return false;
             bool is_waited_for = strictness == 0, waits = false;
             for (const auto& [group, count] : *rank.asked_for) {
                 is_waited_for |= count < ends.at(group).second;
@@ -414,7 +414,7 @@ struct Watchdog::Impl {
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
-    Doing own_doing = Doing::alone;
+    Activity own_activity = Activity::alone;
     AskedFor own_asked_for;
     std::string own_words = "start-up";
     double clock = 0, listened_at = 0;   // seconds; see advance_clock

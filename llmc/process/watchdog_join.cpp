@@ -8,42 +8,44 @@
 #include <sstream>
 
 #include "llmc/base/error.h"
-#include "llmc/process/comers.h"
+#include "llmc/process/pending_connections.h"
 
 namespace {
 
 constexpr const char* kConfirmed = "confirmed";
 constexpr const char* kAllHaveCome = "all have come";
 
-class Gate {   // of rank 0
+// Rank 0's side.
+class JoinServer {
 public:
-    Gate(int ranks, std::string word, double seconds)
-        : word_(std::move(word)), seconds_(seconds), joined_(static_cast<std::size_t>(ranks)) {}
+    JoinServer(int ranks, std::string nonce, double seconds)
+        : nonce_(std::move(nonce)), seconds_(seconds), joined_(static_cast<std::size_t>(ranks)) {}
 
     std::vector<Socket> accept_all(ListeningSocket& listener) {
         const double deadline = steady_seconds() + seconds_;
-        Comers comers(listener);
+        PendingConnections pending(listener);
         while (!missing().empty()) {
             if (steady_seconds() > deadline) throw_missing();
-            comers.listen(0.1, [this](Comer& comer, const std::string& message) { return hear(comer, message); });
+            pending.poll(
+                0.1, [this](PendingConnection& peer, const std::string& message) { return on_message(peer, message); });
         }
         for (std::size_t r = 1; r < joined_.size(); r++) joined_[r].send(kAllHaveCome);
         return std::move(joined_);
     }
 
 private:
-    // Takes one message of a comer. True: there is more to come. False: it has joined, or is of no use.
-    bool hear(Comer& comer, const std::string& message) {
-        if (comer.rank > 0) {
+    // Whether the handshake goes on; else the peer has joined, or is unknown.
+    bool on_message(PendingConnection& peer, const std::string& message) {
+        if (peer.rank > 0) {
             const bool has_joined = message == kConfirmed;   // else its rank has given it up
-            if (has_joined) joined_[static_cast<std::size_t>(comer.rank)] = std::move(comer.socket);
+            if (has_joined) joined_[static_cast<std::size_t>(peer.rank)] = std::move(peer.socket);
             return false;
         }
         const int rank = std::atoi(message.c_str());
         if (rank <= 0 || static_cast<std::size_t>(rank) >= joined_.size()) return false;
-        if (message != text(rank, " ", word_)) return false;   // a stranger
-        comer.rank = rank;
-        return comer.socket.send(text("rank 0 ", word_));
+        if (message != text(rank, " ", nonce_)) return false;   // unknown
+        peer.rank = rank;
+        return peer.socket.send(text("rank 0 ", nonce_));
     }
 
     std::string missing() const {
@@ -60,15 +62,15 @@ private:
                     "Look at their own output for the reason.");
     }
 
-    std::string word_;
+    std::string nonce_;
     double seconds_;
     std::vector<Socket> joined_;   // by rank
 };
 
-Socket join_rank_0(const std::vector<std::string>& addresses, int port, const std::string& word,
+Socket join_rank_0(const std::vector<std::string>& addresses, int port, const std::string& nonce,
                    const ProcessPlace& place, const std::string& host, double seconds) {
     auto is_rank_0 = [&](Socket& socket) {
-        return socket.send(text(place.rank, " ", word)) && socket.receive(5) == text("rank 0 ", word) &&
+        return socket.send(text(place.rank, " ", nonce)) && socket.receive(5) == text("rank 0 ", nonce) &&
                socket.send(kConfirmed);
     };
     std::optional<Socket> socket = connect_to_any(addresses, port, seconds, is_rank_0);
@@ -106,12 +108,12 @@ std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const P
     }
     std::istringstream said(rendezvous.from_rank_0(at));
     int port = 0;
-    std::string word;
-    said >> port >> word;
+    std::string nonce;
+    said >> port >> nonce;
     const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
     std::vector<WatchdogConnection> result;
     if (place.rank == 0) {
-        std::vector<Socket> sockets = Gate(place.ranks, word, seconds).accept_all(*listener);
+        std::vector<Socket> sockets = JoinServer(place.ranks, nonce, seconds).accept_all(*listener);
         for (std::size_t r = 0; r < sockets.size(); r++) result.push_back({std::move(sockets[r]), hosts[r]});
         return result;
     }
@@ -120,6 +122,6 @@ std::vector<WatchdogConnection> connect_watchdog(Rendezvous& rendezvous, const P
     if (std::string met = rendezvous.rank_0_address(); !met.empty() && !on_one_host) addresses.push_back(met);
     if (identities[0] == own_identity) addresses.emplace_back("127.0.0.1");
     for (std::string address; said >> address;) addresses.push_back(address);
-    result.push_back({join_rank_0(addresses, port, word, place, hosts[0], seconds), hosts[0]});
+    result.push_back({join_rank_0(addresses, port, nonce, place, hosts[0], seconds), hosts[0]});
     return result;
 }

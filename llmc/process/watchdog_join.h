@@ -1,9 +1,9 @@
-// How the connections of the watchdog (watchdog.h) come to be: one from every rank to rank 0.
+// Connects the watchdog (watchdog.h): every rank to rank 0.
 //
-// Rank 0 says over the rendezvous where it listens, and a word by which it and its own ranks know each other from
-// strangers. A rank then says its number and the word, rank 0 answers, and the rank confirms: only then it has joined,
-// since before that it could have given up on this connection, which rank 0 would not notice by an answer that it can
-// still send.
+// Rank 0 publishes over the rendezvous where it listens, and a nonce by which it and its own ranks know each other from
+// unknown peers. A rank then sends its number and the nonce, rank 0 answers, and the rank confirms. It has joined only
+// then: before, it could have given up on this connection, which rank 0 would not notice by an answer that it can still
+// send.
 #pragma once
 
 #include <string>

@@ -2,53 +2,24 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 
 #include "llmc/base/check.h"
 
 namespace {
 
-std::uint64_t hash_bytes(std::string_view bytes) {
-    std::uint64_t hash = bytes.size() * 0x9e3779b97f4a7c15ull;
-    const char* at = bytes.data();
-    std::size_t left = bytes.size();
-    while (left > 0) {
-        std::uint64_t word = 0;
-        std::size_t n = std::min<std::size_t>(left, sizeof word);
-        std::memcpy(&word, at, n);
-        hash = (hash ^ word) * 0xff51afd7ed558ccdull;
-        hash ^= hash >> 32;
-        at += n;
-        left -= n;
-    }
-    return hash * 0x9e3779b97f4a7c15ull;
-}
-
-// log2 of the slots for n entries, at most half of them used
-int slot_bits(std::size_t n) { return std::bit_width(std::max<std::size_t>(2 * n, 16) - 1); }
-
-// A table from the bytes of tokens to ids, also used while merges are collected.
-std::vector<std::uint32_t> index_tokens(const std::vector<std::string>& tokens, int bits,
-                                        const std::vector<std::uint8_t>* is_special) {
-    std::vector<std::uint32_t> slots(std::size_t{1} << bits, BpeModel::no_token);
+// Of ordinary tokens; the first of equal ones counts.
+TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
+    TokenIds ids(tokens.size());
     for (std::uint32_t id = 0; id < tokens.size(); id++) {
-        if (tokens[id].empty() || (is_special != nullptr && (*is_special)[id])) continue;
-        std::size_t slot = hash_bytes(tokens[id]) >> (64 - bits);
-        while (slots[slot] != BpeModel::no_token) {
-            if (tokens[slots[slot]] == tokens[id]) break;   // the first of equal tokens counts
-            slot = (slot + 1) & (slots.size() - 1);
-        }
-        if (slots[slot] == BpeModel::no_token) slots[slot] = id;
+        if (!tokens[id].empty() && !is_special[id]) ids.try_emplace(tokens[id], id);
     }
-    return slots;
+    return ids;
 }
 
-std::uint32_t find_token(const std::vector<std::string>& tokens, const std::vector<std::uint32_t>& slots, int bits,
-                         std::string_view bytes) {
-    std::size_t slot = hash_bytes(bytes) >> (64 - bits);
-    while (slots[slot] != BpeModel::no_token && tokens[slots[slot]] != bytes) slot = (slot + 1) & (slots.size() - 1);
-    return slots[slot];
+std::uint32_t find_token(const TokenIds& ids, std::string_view bytes) {
+    const auto found = ids.find(bytes);
+    return found == ids.end() ? BpeModel::no_token : found->second;
 }
 
 }   // namespace
@@ -74,9 +45,8 @@ void PairRanks<Key>::add(std::uint32_t left, std::uint32_t right, std::uint32_t 
     lines_[at].keys[place - std::begin(lines_[at].ranks)] = key;
 }
 
-std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
-    int bits = slot_bits(tokens.size());
-    std::vector<std::uint32_t> slots = index_tokens(tokens, bits, nullptr);
+std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
+    const TokenIds ids = index_tokens(tokens, is_special);
     // only cuts into lengths that occur are looked up: a token of a megabyte has a million cuts to hash
     std::size_t longest = 0;
     for (const std::string& bytes : tokens) longest = std::max(longest, bytes.size());
@@ -84,12 +54,13 @@ std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
     for (const std::string& bytes : tokens) occurs[bytes.size()] = true;
     std::vector<BpeMerge> merges;
     for (std::uint32_t id = 0; id < tokens.size(); id++) {
+        if (is_special[id]) continue;
         std::string_view bytes = tokens[id];
         for (std::size_t cut = 1; cut < bytes.size(); cut++) {
             if (!occurs[cut] || !occurs[bytes.size() - cut]) continue;
-            std::uint32_t left = find_token(tokens, slots, bits, bytes.substr(0, cut));
+            std::uint32_t left = find_token(ids, bytes.substr(0, cut));
             if (left == BpeModel::no_token) continue;
-            std::uint32_t right = find_token(tokens, slots, bits, bytes.substr(cut));
+            std::uint32_t right = find_token(ids, bytes.substr(cut));
             if (right != BpeModel::no_token) merges.push_back({left, right, id, id});
         }
     }
@@ -98,26 +69,23 @@ std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens) {
 
 BpeModel::BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
                    const std::vector<BpeMerge>& merges, bool whole_piece_first)
-    : tokens_(tokens), whole_piece_first_(whole_piece_first) {
-    int token_bits = slot_bits(tokens.size());
-    token_shift_ = 64 - token_bits;
-    token_slots_ = index_tokens(tokens, token_bits, &is_special);
+    : token_ids_(index_tokens(tokens, is_special)), whole_piece_first_(whole_piece_first) {
     for (int byte = 0; byte < 256; byte++) {
         char c = static_cast<char>(byte);
         byte_ids_[byte] = find({&c, 1});
     }
-    index_merges(merges);
+    index_merges(merges, tokens.size());
     byte_ranks_.resize(0x10000);
     for (std::size_t i = 0; i < byte_ranks_.size(); i++)
         byte_ranks_[i] = rank_of(byte_ids_[i >> 8], byte_ids_[i & 255]);
 }
 
-void BpeModel::index_merges(const std::vector<BpeMerge>& merges) {
+void BpeModel::index_merges(const std::vector<BpeMerge>& merges, std::size_t vocab_size) {
     std::vector<std::uint32_t> order(merges.size());
     std::iota(order.begin(), order.end(), 0u);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return merges[a].priority < merges[b].priority; });
-    narrow_ = tokens_.size() <= std::size_t{1} << PairRanks<std::uint32_t>::id_bits;
+    narrow_ = vocab_size <= std::size_t{1} << PairRanks<std::uint32_t>::id_bits;
     narrow_ ? narrow_ranks_.reserve(merges.size()) : wide_ranks_.reserve(merges.size());
     const BpeMerge* previous = nullptr;
     for (std::uint32_t i : order) {
@@ -134,9 +102,7 @@ void BpeModel::index_merges(const std::vector<BpeMerge>& merges) {
     if (consecutive) results_.clear();
 }
 
-std::uint32_t BpeModel::find(std::string_view bytes) const {
-    return find_token(tokens_, token_slots_, 64 - token_shift_, bytes);
-}
+std::uint32_t BpeModel::find(std::string_view bytes) const { return find_token(token_ids_, bytes); }
 
 void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const {
     if (whole_piece_first_) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 struct BpeMerge {
@@ -18,8 +19,8 @@ struct BpeMerge {
     std::uint32_t priority;   // lower joins earlier; merges of the same priority have the same result
 };
 
-// Every two tokens whose concatenation is a token, by tiktoken's rule: the priority is the id of the result.
-std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens);
+// Every two ordinary tokens whose concatenation is one, by tiktoken's rule: the priority is the id of the result.
+std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special);
 
 // The rank of a pair of ids: its place among the distinct priorities. A hash table of cache lines: all entries of a
 // line are compared at once, and nearly every answer, also that there is none, comes from the first line. Keys of 32
@@ -57,6 +58,8 @@ private:
     int shift_ = 0;
 };
 
+using TokenIds = std::unordered_map<std::string_view, std::uint32_t>;   // by their bytes, which lie elsewhere
+
 class BpeModel {
 public:
     // `tokens` must outlive the model. byte_ids[b] is the token of byte b alone. With whole_piece_first a piece that is
@@ -89,11 +92,11 @@ private:
     std::uint32_t result_of(std::uint32_t rank) const {
         return results_.empty() ? first_result_ + rank : results_[rank];
     }
-    void index_merges(const std::vector<BpeMerge>& merges);
+    void index_merges(const std::vector<BpeMerge>& merges, std::size_t vocab_size);
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
-    const std::vector<std::string>& tokens_;
+    TokenIds token_ids_;
     bool whole_piece_first_;
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> byte_ranks_;   // of two bytes' tokens, by left byte << 8 | right byte
@@ -103,6 +106,4 @@ private:
     bool narrow_ = false;
     PairRanks<std::uint32_t> narrow_ranks_;
     PairRanks<std::uint64_t> wide_ranks_;
-    std::vector<std::uint32_t> token_slots_;
-    int token_shift_ = 0;
 };

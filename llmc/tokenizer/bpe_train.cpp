@@ -1,8 +1,8 @@
 #include "llmc/tokenizer/bpe_train.h"
 
 #include <algorithm>
-#include <bit>
 #include <queue>
+#include <unordered_map>
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/files.h"
@@ -10,48 +10,14 @@
 namespace {
 
 using Pair = std::uint64_t;   // left id << 32 | right id
-constexpr Pair no_pair = ~0ull;
 
 Pair make_pair(std::uint32_t left, std::uint32_t right) { return static_cast<Pair>(left) << 32 | right; }
 
 // How often a pair occurs, and in which words it may be found (a word may be named although the pair has left it).
 struct PairState {
-    Pair pair = no_pair;
     std::int64_t count = 0;
     std::uint32_t stamp = 0;   // the merge that last added occurrences
     std::vector<std::uint32_t> words;
-};
-
-// Pairs by hash; their states stay where they are.
-class PairTable {
-public:
-    PairTable() : slots_(1 << 16, 0) { states_.emplace_back(); }   // state 0: none
-
-    std::uint32_t find_or_add(Pair pair) {
-        std::size_t at = slot_of(pair);
-        if (slots_[at] != 0) return slots_[at];
-        std::uint32_t index = static_cast<std::uint32_t>(states_.size());
-        states_.emplace_back().pair = pair;
-        slots_[at] = index;
-        if (2 * states_.size() > slots_.size()) grow();
-        return index;
-    }
-    PairState& operator[](std::uint32_t index) { return states_[index]; }
-    std::size_t size() const { return states_.size(); }
-
-private:
-    std::size_t slot_of(Pair pair) const {
-        std::size_t at = pair * 0x9e3779b97f4a7c15ull >> (64 - std::countr_zero(slots_.size()));
-        while (slots_[at] != 0 && states_[slots_[at]].pair != pair) at = (at + 1) & (slots_.size() - 1);
-        return at;
-    }
-    void grow() {
-        slots_.assign(2 * slots_.size(), 0);
-        for (std::uint32_t index = 1; index < states_.size(); index++) slots_[slot_of(states_[index].pair)] = index;
-    }
-
-    std::vector<std::uint32_t> slots_;   // index of a state; 0: empty
-    std::vector<PairState> states_;
 };
 
 class Learner {
@@ -69,20 +35,20 @@ public:
             data_.tokens.push_back(std::string(1, static_cast<char>(byte)));
         }
         for (const PieceCount& piece : pieces) add_word(piece);
-        for (std::uint32_t index = 1; index < pairs_.size(); index++) push(index);
+        for (Entry& entry : pairs_) push(entry);
     }
 
     TokenizerData learn(const std::function<void(std::uint32_t merges_done)>& report) {
         while (data_.tokens.size() + 1 < options_.vocab_size && !queue_.empty()) {
             Candidate best = queue_.top();
             queue_.pop();
-            PairState& state = pairs_[best.index];
-            if (best.count != state.count) {   // it has become rarer since it was queued
-                if (state.count > 0) push(best.index);
+            const std::int64_t count = best.entry->second.count;
+            if (best.count != count) {   // it has become rarer since it was queued
+                if (count > 0) push(*best.entry);
                 continue;
             }
             if (static_cast<std::uint64_t>(best.count) < options_.min_count) break;
-            merge(best.index);
+            merge(*best.entry);
             if (data_.merges.size() % 256 == 0) report(static_cast<std::uint32_t>(data_.merges.size()));
         }
         data_.end_of_text = static_cast<std::uint32_t>(data_.tokens.size());
@@ -93,6 +59,8 @@ public:
     }
 
 private:
+    using Entry = std::pair<const Pair, PairState>;   // stays where it is
+
     // The symbols of a word: symbols_[begin, begin + length).
     struct Word {
         std::uint64_t begin;
@@ -101,14 +69,13 @@ private:
     };
     struct Candidate {
         std::int64_t count;
-        Pair pair;
-        std::uint32_t index;
+        Entry* entry;
         bool operator<(const Candidate& other) const {   // more frequent first, then lower ids
-            return count != other.count ? count < other.count : pair > other.pair;
+            return count != other.count ? count < other.count : entry->first > other.entry->first;
         }
     };
 
-    void push(std::uint32_t index) { queue_.push({pairs_[index].count, pairs_[index].pair, index}); }
+    void push(Entry& entry) { queue_.push({entry.second.count, &entry}); }
 
     void add_word(const PieceCount& piece) {
         std::uint32_t number = static_cast<std::uint32_t>(words_.size());
@@ -121,33 +88,33 @@ private:
         }
     }
 
-    // Counts occurrences of a pair in a word in or out. Returns its state.
+    // Counts occurrences of a pair in a word in or out.
     void change(std::uint32_t left, std::uint32_t right, std::int64_t count, std::uint32_t word) {
         if (count > 0 && data_.tokens[left].size() + data_.tokens[right].size() > options_.max_token_bytes) return;
-        std::uint32_t index = pairs_.find_or_add(make_pair(left, right));
-        PairState& state = pairs_[index];
+        Entry& entry = *pairs_.try_emplace(make_pair(left, right)).first;
+        PairState& state = entry.second;
         state.count += count;
         if (count < 0) return;
         if (state.words.empty() || state.words.back() != word) state.words.push_back(word);
         if (state.stamp != stamp_) {
             state.stamp = stamp_;
-            grown_.push_back(index);
+            grown_.push_back(&entry);
         }
     }
 
-    void merge(std::uint32_t index) {
-        Pair pair = pairs_[index].pair;
+    void merge(Entry& entry) {
+        const Pair pair = entry.first;
         std::uint32_t left = static_cast<std::uint32_t>(pair >> 32), right = static_cast<std::uint32_t>(pair);
         std::uint32_t id = static_cast<std::uint32_t>(data_.tokens.size());
         data_.merges.push_back({left, right, id, static_cast<std::uint32_t>(data_.merges.size())});
         data_.tokens.push_back(data_.tokens[left] + data_.tokens[right]);
         stamp_++;
         grown_.clear();
-        std::vector<std::uint32_t> words = std::move(pairs_[index].words);
+        std::vector<std::uint32_t> words = std::move(entry.second.words);
         for (std::uint32_t word : words) merge_in_word(word, left, right, id);
-        pairs_[index].count = 0;
-        for (std::uint32_t grown : grown_) {
-            if (pairs_[grown].count > 0) push(grown);
+        entry.second.count = 0;
+        for (Entry* grown : grown_) {
+            if (grown->second.count > 0) push(*grown);
         }
     }
 
@@ -187,10 +154,10 @@ private:
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> symbols_;
     std::vector<Word> words_;
-    PairTable pairs_;
+    std::unordered_map<Pair, PairState> pairs_;
     std::priority_queue<Candidate> queue_;
     std::uint32_t stamp_ = 1;
-    std::vector<std::uint32_t> grown_;   // pairs that occur more often than before the current merge
+    std::vector<Entry*> grown_;   // pairs that occur more often than before the current merge
 };
 
 }   // namespace

@@ -15,6 +15,8 @@
 #include <new>
 #include <string_view>
 
+#include "llmc/io/hash.h"
+
 // The bytes of a short piece, zeros behind them, and its length in the last byte: two words that say all.
 struct ShortKey {
     std::uint64_t low, high;
@@ -111,16 +113,7 @@ public:
         for (std::size_t i = 0; i < count; i++) entry.ids[i] = static_cast<Id>(ids[i]);
     }
 
-    static std::size_t long_slot(std::string_view piece) {
-        std::uint64_t hash = piece.size();
-        for (std::size_t at = 0; at < piece.size(); at += 8) {
-            std::uint64_t word = 0;
-            std::memcpy(&word, piece.data() + at, piece.size() - at < 8 ? piece.size() - at : 8);
-            hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-            hash ^= hash >> 32;
-        }
-        return hash * 0xc4ceb9fe1a85ec53ull >> (64 - long_bits);
-    }
+    static std::size_t long_slot(std::string_view piece) { return hash64(piece) >> (64 - long_bits); }
     void prefetch_long(std::size_t slot) const { __builtin_prefetch(&long_[slot]); }
     const Long* find(std::size_t slot, std::string_view piece) const {
         const Long& entry = long_[slot];

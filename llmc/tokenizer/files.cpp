@@ -100,43 +100,32 @@ void add_special(TokenizerData& data, std::uint32_t id, std::string bytes) {
     data.is_special[id] = 1;
 }
 
-// Split rule and special tokens of the published rank files, which are told apart by their number of ranks.
-bool complete_known_ranks(TokenizerData& data) {
+// Adds split rule and special tokens. Published rank files are told apart by their number of ranks.
+void complete_ranks(TokenizerData& data) {
+    auto id = static_cast<std::uint32_t>(data.tokens.size());
+    auto add = [&](std::initializer_list<const char*> tokens) {
+        for (const char* token : tokens) add_special(data, id++, token);
+    };
     data.is_special.assign(data.tokens.size(), 0);
-    switch (data.tokens.size()) {
-        case 50256:   // r50k_base: GPT-2
-            data.pattern.rule = SplitRule::gpt2;
-            add_special(data, 50256, "<|endoftext|>");
-            data.end_of_text = 50256;
-            return true;
+    data.end_of_text = id;
+    switch (id) {
         case 100256:   // cl100k_base
             data.pattern.rule = SplitRule::cl100k;
-            add_special(data, 100257, "<|endoftext|>");
-            add_special(data, 100258, "<|fim_prefix|>");
-            add_special(data, 100259, "<|fim_middle|>");
-            add_special(data, 100260, "<|fim_suffix|>");
-            add_special(data, 100276, "<|endofprompt|>");
-            data.end_of_text = 100257;
-            return true;
-        case 128000: {   // Llama-3; documents begin with begin_of_text, as in llm.c's data
+            data.end_of_text = id = 100257;
+            add({"<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"});
+            id = 100276;
+            add({"<|endofprompt|>"});
+            break;
+        case 128000:   // Llama-3; documents begin with begin_of_text, as in llm.c's data
             data.pattern.rule = SplitRule::llama3;
-            constexpr const char* first[] = {"<|begin_of_text|>",
-                                             "<|end_of_text|>",
-                                             "<|reserved_special_token_0|>",
-                                             "<|reserved_special_token_1|>",
-                                             "<|reserved_special_token_2|>",
-                                             "<|reserved_special_token_3|>",
-                                             "<|start_header_id|>",
-                                             "<|end_header_id|>",
-                                             "<|reserved_special_token_4|>",
-                                             "<|eot_id|>"};
-            std::uint32_t id = 128000;
-            for (const char* bytes : first) add_special(data, id++, bytes);
+            add({"<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+                 "<|reserved_special_token_2|>", "<|reserved_special_token_3|>", "<|start_header_id|>",
+                 "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"});
             for (int i = 5; id < 128256; i++) add_special(data, id++, text("<|reserved_special_token_", i, "|>"));
-            data.end_of_text = 128000;
-            return true;
-        }
-        default: return false;
+            break;
+        default:   // r50k_base (GPT-2, 50256 ranks), and a vocabulary of one's own, as `tokenize --train` writes it
+            data.pattern.rule = SplitRule::gpt2;
+            add({"<|endoftext|>"});
     }
 }
 
@@ -250,11 +239,7 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
     if (ranks != data.tokens.size()) {
         malformed_tokenizer(name, content.size(), text(ranks, " ranks, the highest ", data.tokens.size() - 1));
     }
-    if (!complete_known_ranks(data)) {   // a vocabulary of one's own, as `tokenize --train` writes it
-        data.pattern.rule = SplitRule::gpt2;
-        data.end_of_text = static_cast<std::uint32_t>(data.tokens.size());
-        add_special(data, data.end_of_text, "<|endoftext|>");
-    }
+    complete_ranks(data);
     const int byte = missing_byte(data);
     if (byte >= 0) malformed_tokenizer(name, content.size(), text("the file ends and has no token for byte ", byte));
     return data;

@@ -6,17 +6,16 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/json_place.h"
 #include "llmc/tokenizer/files.h"
 
 namespace {
 
-// Reads the parts of the file in turn; `place_` is the one being read, a JSON pointer.
+// Reads the parts of the file in turn; `place_` names the one being read, as JSON pointers do.
 class HuggingFaceReader {
 public:
     // Ids lie below `max_ids`, so that a broken one does not make a table of gigabytes.
-    HuggingFaceReader(const Json& json, std::string_view content, const std::string& name, std::size_t max_ids)
-        : json_(json), content_(content), name_(name), max_ids_(max_ids) {
+    HuggingFaceReader(const Json& json, const std::string& name, std::size_t max_ids)
+        : json_(json), name_(name), max_ids_(max_ids) {
         data_.name = name;
     }
 
@@ -24,7 +23,7 @@ public:
         try {
             read_parts();
         } catch (const JsonError& problem) {   // something is missing, or of another type
-            fail(place_, text("not as in a tokenizer.json: ", problem.what()));
+            fail(problem.offset, place_, text("not as in a tokenizer.json: ", problem.what()));
         }
         return std::move(data_);
     }
@@ -32,38 +31,44 @@ public:
 private:
     void read_parts() {
         if (const Json* normalizer = json_.find("normalizer"); normalizer != nullptr && !normalizer->is_null()) {
-            fail("/normalizer", "text would be normalised, which is not supported");
+            fail(*normalizer, "/normalizer", "text would be normalised, which is not supported");
         }
         const Json& model = json_.at("model");
         place_ = "/model";
         if (const Json* type = model.find("type"); type != nullptr && *type != "BPE")
-            fail("/model/type", "only BPE is supported");
-        if (flag(model, "byte_fallback")) fail("/model/byte_fallback", "only byte-level BPE is supported");
+            fail(*type, "/model/type", "only BPE is supported");
+        if (flag(model, "byte_fallback")) {
+            fail(model.at("byte_fallback"), "/model/byte_fallback", "only byte-level BPE is supported");
+        }
         for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
             if (const Json* affix = model.find(key); affix != nullptr && affix->is_text() && *affix != "") {
-                fail(text("/model/", key), "not supported");
+                fail(*affix, text("/model/", key), "not supported");
             }
         }
         data_.whole_piece_first = flag(model, "ignore_merges");
-        read_vocabulary(model.at("vocab"));
+        const Json& vocab = model.at("vocab");
+        read_vocabulary(vocab);
         read_merges(model.at("merges"));
         place_ = "/added_tokens";
         if (const Json* added = json_.find("added_tokens")) read_added_tokens(*added);
         for (const std::string& characters : unspelled_) {
             if (data_.is_special[ids_.at(characters)]) continue;
-            fail("/model/vocab" + json_pointer_part(characters), "not spelled in the characters that stand for bytes");
+            fail(vocab.at(characters), "/model/vocab/" + characters,
+                 "not spelled in the characters that stand for bytes");
         }
         place_ = "/pre_tokenizer";
         if (const Json* pre = json_.find("pre_tokenizer")) read_pre_tokenizer(*pre);
         choose_end_of_text();
         const int byte = missing_byte(data_);
-        if (byte >= 0) fail("/model/vocab", text("no token for byte ", byte));
+        if (byte >= 0) fail(vocab, "/model/vocab", text("no token for byte ", byte));
     }
 
-    [[noreturn]] void fail(const std::string& where, const std::string& what) const {
-        throw Error(ErrorKind::bad_data,
-                    text(name_, ": offset ", json_place(content_, where), " (", where, "): ", what),
+    [[noreturn]] void fail(std::size_t offset, const std::string& where, const std::string& what) const {
+        throw Error(ErrorKind::bad_data, text(name_, ": offset ", offset, " (", where, "): ", what),
                     "A tokenizer.json must be of byte-level BPE, as GPT-2's and Llama-3's are.");
+    }
+    [[noreturn]] void fail(const Json& value, const std::string& where, const std::string& what) const {
+        fail(value.offset(), where, what);
     }
 
     static bool flag(const Json& object, const char* key) {
@@ -71,12 +76,11 @@ private:
         return value != nullptr && *value == true;
     }
 
-    template <class Where>
-    std::uint32_t id_of(const Json& value, Where where) const {
+    std::uint32_t id_of(const Json& value, const std::string& of_object, const std::string& key) const {
         try {
             return static_cast<std::uint32_t>(value.as_whole(max_ids_ - 1));
         } catch (const JsonError&) {
-            fail(where(), "not a token id");
+            fail(value, text(of_object, "/", key), "not a token id");
         }
     }
 
@@ -89,47 +93,47 @@ private:
     }
 
     void read_vocabulary(const Json& vocab) {
-        if (!vocab.is_object()) fail("/model/vocab", "not an object");
-        for (const auto& [key, value] : vocab.members()) {
-            const std::string& characters = key;   // clang 14 lets no lambda capture a structured binding
-            auto where = [&] { return "/model/vocab" + json_pointer_part(characters); };
-            std::uint32_t id = id_of(value, where);
+        if (!vocab.is_object()) fail(vocab, "/model/vocab", "not an object");
+        for (const auto& [characters, value] : vocab.members()) {
+            const std::uint32_t id = id_of(value, "/model/vocab", characters);
             std::string bytes;
             // tokens that are not in the alphabet of bytes can only be added tokens, which come later
             if (!from_characters(characters, bytes)) {
                 bytes = characters;
                 unspelled_.push_back(characters);
             }
-            if (bytes.empty()) fail(where(), "a token without bytes");
-            if (!slot(id).empty()) fail(where(), text("id ", id, " is given twice"));
+            if (bytes.empty()) fail(value, "/model/vocab/" + characters, "a token without bytes");
+            if (!slot(id).empty()) fail(value, "/model/vocab/" + characters, text("id ", id, " is given twice"));
             slot(id) = bytes;
             ids_[characters] = id;
         }
     }
 
     void read_merges(const Json& merges) {
-        if (!merges.is_array()) fail("/model/merges", "not a list");
+        if (!merges.is_array()) fail(merges, "/model/merges", "not a list");
+        auto two_texts = [](const std::vector<Json>& pair) {
+            return pair.size() == 2 && pair[0].is_text() && pair[1].is_text();
+        };
         for (const Json& merge : merges.elements()) {
             std::string left, right;
-            std::string where = text("/model/merges/", data_.merges.size());
-            auto two_texts = [](const std::vector<Json>& pair) {
-                return pair.size() == 2 && pair[0].is_text() && pair[1].is_text();
+            auto fail_here = [&](const std::string& what) {
+                fail(merge, text("/model/merges/", data_.merges.size()), what);
             };
             if (merge.is_text()) {
                 const std::string& pair = merge.as_text();
                 std::size_t gap = pair.find(' ');
-                if (gap == std::string::npos) fail(where, "not two tokens");
+                if (gap == std::string::npos) fail_here("not two tokens");
                 left = pair.substr(0, gap);
                 right = pair.substr(gap + 1);
             } else if (merge.is_array() && two_texts(merge.elements())) {
                 left = merge.elements()[0].as_text();
                 right = merge.elements()[1].as_text();
             } else {
-                fail(where, "not two tokens");
+                fail_here("not two tokens");
             }
             auto l = ids_.find(left), r = ids_.find(right), both = ids_.find(left + right);
             if (l == ids_.end() || r == ids_.end() || both == ids_.end()) {
-                fail(where, text("'", left, "' and '", right, "' or what they make is not in the vocabulary"));
+                fail_here(text("'", left, "' and '", right, "' or what they make is not in the vocabulary"));
             }
             std::uint32_t priority = static_cast<std::uint32_t>(data_.merges.size());
             data_.merges.push_back({l->second, r->second, both->second, priority});
@@ -140,13 +144,13 @@ private:
         for (std::size_t i = 0; i < added.elements().size(); i++) {
             const Json& token = added.elements()[i];
             place_ = text("/added_tokens/", i);
-            std::uint32_t id = id_of(token.at("id"), [&] { return place_ + "/id"; });
+            const std::uint32_t id = id_of(token.at("id"), place_, "id");
             const std::string& content = token.at("content").as_text();
-            if (content.empty()) fail(place_, "a token without content");
+            if (content.empty()) fail(token, place_, "a token without content");
             // in the vocabulary, too, it has this id, and this id is of no other token
             const auto [same, is_new] = ids_.try_emplace(content, id);
             if (same->second != id || (is_new && !slot(id).empty() && slot(id) != content)) {
-                fail(place_, text("id ", id, " or '", content.substr(0, 80), "' belongs to another token"));
+                fail(token, place_, text("id ", id, " or '", content.substr(0, 80), "' belongs to another token"));
             }
             slot(id) = content;
             data_.is_special[id] = 1;
@@ -154,7 +158,7 @@ private:
     }
 
     void read_pre_tokenizer(const Json& pre) {
-        if (pre.is_null()) fail("/pre_tokenizer", "missing: this is not a byte-level tokenizer");
+        if (pre.is_null()) fail(pre, "/pre_tokenizer", "missing: this is not a byte-level tokenizer");
         bool byte_level = false;
         std::vector<Json> steps;
         if (pre.at("type") == "Sequence") {
@@ -165,17 +169,17 @@ private:
         for (const Json& step : steps) {
             const std::string& type = step.at("type").as_text();
             if (type == "ByteLevel") {
-                if (flag(step, "add_prefix_space")) fail("/pre_tokenizer", "add_prefix_space is not supported");
+                if (flag(step, "add_prefix_space")) fail(pre, "/pre_tokenizer", "add_prefix_space is not supported");
                 byte_level = true;
                 if (const Json* regex = step.find("use_regex"); regex == nullptr || regex->as_bool())
-                    set_pattern({SplitRule::gpt2, ""});
+                    set_pattern(pre, {SplitRule::gpt2, ""});
             } else if (type == "Split" && step.at("pattern").contains("Regex") && keeps_pieces(step)) {
-                set_pattern(pattern_of(step.at("pattern").at("Regex").as_text()));
+                set_pattern(pre, pattern_of(step.at("pattern").at("Regex").as_text()));
             } else {
-                fail("/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
+                fail(pre, "/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
             }
         }
-        if (!byte_level) fail("/pre_tokenizer", "no ByteLevel step");
+        if (!byte_level) fail(pre, "/pre_tokenizer", "no ByteLevel step");
     }
 
     // Pieces are the matches, and what lies between them, if anything, is kept.
@@ -184,8 +188,9 @@ private:
         return behavior != nullptr && (*behavior == "Isolated" || (*behavior == "Removed" && flag(step, "invert")));
     }
 
-    void set_pattern(SplitPattern pattern) {
-        if (data_.pattern.rule != SplitRule::none) fail("/pre_tokenizer", "more than one pattern is not supported");
+    void set_pattern(const Json& pre, SplitPattern pattern) {
+        if (data_.pattern.rule != SplitRule::none)
+            fail(pre, "/pre_tokenizer", "more than one pattern is not supported");
         data_.pattern = std::move(pattern);
     }
 
@@ -199,12 +204,11 @@ private:
             }
         }
         auto first = std::find(data_.is_special.begin(), data_.is_special.end(), 1);
-        if (first == data_.is_special.end()) fail("/added_tokens", "no token to separate documents");
+        if (first == data_.is_special.end()) fail(json_, "/added_tokens", "no token to separate documents");
         data_.end_of_text = static_cast<std::uint32_t>(first - data_.is_special.begin());
     }
 
     const Json& json_;
-    std::string_view content_;
     const std::string& name_;
     std::string place_;
     std::size_t max_ids_;
@@ -230,11 +234,7 @@ Json pre_tokenizer_of(const SplitPattern& pattern) {
 
 std::vector<BpeMerge> merges_of(const TokenizerData& data) {
     if (!data.merge_by_rank) return data.merges;
-    std::vector<std::string> ordinary = data.tokens;
-    for (std::uint32_t id = 0; id < ordinary.size(); id++) {
-        if (data.is_special[id]) ordinary[id].clear();
-    }
-    std::vector<BpeMerge> merges = all_merges(ordinary);
+    std::vector<BpeMerge> merges = all_merges(data.tokens, data.is_special);
     auto key = [](const BpeMerge& merge) { return std::tuple(merge.priority, merge.left, merge.right); };
     std::sort(merges.begin(), merges.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
     return merges;
@@ -245,7 +245,7 @@ std::vector<BpeMerge> merges_of(const TokenizerData& data) {
 TokenizerData parse_huggingface(std::string_view content, const std::string& name) {
     try {
         Json json = parse_json(content);
-        return HuggingFaceReader(json, content, name, content.size()).read();   // a token takes bytes
+        return HuggingFaceReader(json, name, content.size()).read();   // a token takes bytes
     } catch (const JsonSyntaxError& problem) {
         malformed_tokenizer(name, problem.byte, text("not JSON: ", problem.what()));
     }
@@ -298,9 +298,9 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
         for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
             std::string spelled = data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
             if (const Json* given = ids.find(spelled); given == nullptr || *given != id) {
-                const std::size_t place = json_place(content, json_pointer_part(spelled));
                 throw Error(ErrorKind::bad_data,
-                            text(name, ": offset ", place, ": token '", spelled, "' does not have the id ", id),
+                            text(name, ": offset ", (given ? *given : ids).offset(), ": token '", spelled,
+                                 "' does not have the id ", id),
                             "The file does not belong to the vocab.bpe beside it.");
             }
         }

@@ -117,20 +117,20 @@ struct DocumentReader::State {
     }
 
     bool next(InputBatch& batch);
-    void text_part(InputBatch& batch);
-    bool separated_documents(InputBatch& batch);
-    bool lines(InputBatch& batch);
+    bool text_part(InputBatch& batch);
+    bool delimited_documents(InputBatch& batch);
     std::size_t cut_of_pending() const;
     struct Span {
         std::size_t begin, count;
     };
-    // What of a text that ends with a separator of so many bytes is the document.
-    Span document_within(std::string_view text, std::size_t separator) const {
-        if (!options.keep_separator) text.remove_suffix(separator);
-        if (!options.strip) return {0, text.size()};
-        constexpr const char* white = " \t\n\v\f\r";
-        const std::size_t begin = std::min(text.find_first_not_of(white), text.size());
-        return {begin, begin == text.size() ? 0 : text.find_last_not_of(white) + 1 - begin};
+    // What of a text that ends with a delimiter of so many bytes is the document; nothing: a blank line.
+    Span document_within(std::string_view text, std::size_t delimiter_bytes) const {
+        if (jsonl || !options.keep_separator) text.remove_suffix(delimiter_bytes);
+        if (!jsonl && !options.strip) return {0, text.size()};
+        const char* white = jsonl ? " \t\r" : " \t\n\v\f\r";
+        const std::size_t begin = text.find_first_not_of(white);
+        if (begin == text.npos) return {0, 0};
+        return jsonl ? Span{0, text.size()} : Span{begin, text.find_last_not_of(white) + 1 - begin};
     }
 
     const InputOptions& options;
@@ -160,14 +160,7 @@ bool DocumentReader::State::next(InputBatch& batch) {
             if (!batch.parts.empty() && batch.jsonl != jsonl) break;   // one kind to a batch
         }
         batch.jsonl = jsonl;
-        bool more = true;
-        if (jsonl) {
-            more = lines(batch);
-        } else if (!options.separator.empty()) {
-            more = separated_documents(batch);
-        } else {
-            text_part(batch);
-        }
+        const bool more = jsonl || !options.separator.empty() ? delimited_documents(batch) : text_part(batch);
         if (!more || (end_of_file && pending().empty() && !in_document)) {
             close_file();
             file++;
@@ -176,18 +169,18 @@ bool DocumentReader::State::next(InputBatch& batch) {
     return !batch.parts.empty();
 }
 
-// The next part of a document that is a whole file.
-void DocumentReader::State::text_part(InputBatch& batch) {
+// The next part of a document that is a whole file; true.
+bool DocumentReader::State::text_part(InputBatch& batch) {
     std::size_t wanted = batch_bytes;
     while (true) {
         fill(wanted + 1);   // one more, to know whether the file ends here
         if (end_of_file && pending().size() <= wanted) {
             emit(batch, pending().size(), true);
-            return;
+            return true;
         }
         if (std::size_t cut = cut_of_pending()) {
             emit(batch, cut, false);
-            return;
+            return true;
         }
         wanted *= 2;
     }
@@ -212,59 +205,35 @@ std::size_t DocumentReader::State::cut_of_pending() const {
     return cut;
 }
 
-// Documents between separators. One that is longer than max_whole_bytes is an error; returns false when done.
-bool DocumentReader::State::separated_documents(InputBatch& batch) {
+// Lines of JSON, or documents between separators; false when the limit is reached. One that is longer than
+// max_whole_bytes is an error.
+bool DocumentReader::State::delimited_documents(InputBatch& batch) {
+    const std::string_view delimiter = jsonl ? std::string_view("\n") : options.separator;
     std::size_t searched = 0;
     while (true) {
-        std::size_t at = pending().find(options.separator, searched);
-        bool last = at == std::string_view::npos && end_of_file;
+        const std::size_t at = pending().find(delimiter, searched);
+        const bool last = at == std::string_view::npos && end_of_file;
         if (at != std::string_view::npos || last) {
-            const std::size_t separator = last ? 0 : options.separator.size();
-            const std::size_t whole = (last ? pending().size() : at) + separator;
-            const Span kept = document_within(pending().substr(0, whole), separator);
+            const std::size_t delimiter_bytes = last ? 0 : delimiter.size();
+            const std::size_t whole = (last ? pending().size() : at) + delimiter_bytes;
+            const Span kept = document_within(pending().substr(0, whole), delimiter_bytes);
             if (kept.count > 0 && over_limit(kept.begin + kept.count)) return false;
             if (kept.count > 0) {
                 drop(kept.begin);
                 emit(batch, kept.count, true, whole - kept.begin - kept.count);
             } else {
-                drop(whole);   // nothing between two separators
+                drop(whole);   // nothing between two delimiters
             }
             if (last || batch.bytes.size() >= batch_bytes) return true;
             searched = 0;
             continue;
         }
-        searched = pending().size() - std::min(pending().size(), options.separator.size() - 1);
+        searched = pending().size() - std::min(pending().size(), delimiter.size() - 1);
         if (pending().size() > max_whole_bytes) {
             throw Error(ErrorKind::bad_data,
-                        text(file_name(), ": offset ", offset, ": no separator within ", max_whole_bytes, " bytes"));
-        }
-        fill(pending().size() + batch_bytes);
-    }
-}
-
-bool DocumentReader::State::lines(InputBatch& batch) {
-    std::size_t searched = 0;
-    while (true) {
-        std::size_t at = pending().find('\n', searched);
-        bool last = at == std::string_view::npos && end_of_file;
-        if (at != std::string_view::npos || last) {
-            std::size_t count = last ? pending().size() : at;
-            bool blank = pending().find_first_not_of(" \t\r") >= count;
-            if (!blank && over_limit(count)) return false;
-            if (blank) {
-                drop(count + !last);
-            } else {
-                emit(batch, count, true, !last);
-            }
-            if (last || batch.bytes.size() >= batch_bytes) return true;
-            searched = 0;
-            continue;
-        }
-        searched = pending().size();
-        if (pending().size() > max_whole_bytes) {
-            throw Error(ErrorKind::bad_data,
-                        text(file_name(), ": offset ", offset, ": a line of more than ", max_whole_bytes, " bytes"),
-                        "JSONL has one object per line; is this another format?");
+                        text(file_name(), ": offset ", offset,
+                             jsonl ? ": a line of more than " : ": no separator within ", max_whole_bytes, " bytes"),
+                        jsonl ? "JSONL has one object per line; is this another format?" : "");
         }
         fill(pending().size() + batch_bytes);
     }

@@ -1,65 +1,54 @@
 #include "llmc/tokenizer/jsonl.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 
+#include "llmc/base/error.h"
 #include "llmc/tokenizer/unicode.h"
 
 namespace {
 
 constexpr int max_depth = 256;
 
-// A cursor over the line. Every skip_ function returns false with the error set when the line is not JSON there.
+// A cursor over the line. Functions throw what is wrong, as a literal, with the cursor where it is wrong.
 class Scanner {
 public:
     explicit Scanner(std::string_view line) : line_(line) {}
 
     JsonField find(std::string_view name, std::string& value) {
         JsonField field;
-        scan(name, value, field.found);
-        field.error = error_;
+        try {
+            scan(name, value, field.found);
+        } catch (const char* what) {
+            field.error = what;
+        }
         field.error_at = at_;
         return field;
     }
 
 private:
-    bool fail(const char* what) {
-        error_ = what;
-        return false;
+    void scan(std::string_view name, std::string& value, bool& found) {
+        skip_space();
+        if (here() != '{') throw "expected an object";
+        std::string member;
+        entries('}', [&] {
+            member.clear();
+            key(&member);
+            const bool named = member == name, wanted = named && here() == '"';
+            if (named) found = wanted;
+            if (wanted) {
+                value.clear();
+                string(&value);
+            } else {
+                skip_value(0);
+            }
+        });
+        skip_space();
+        if (at_ < line_.size()) throw "more behind the object";
     }
 
-    void scan(std::string_view name, std::string& value, bool& found) {
-        std::string key;
-        skip_space();
-        if (!take('{')) {
-            fail("expected an object");
-            return;
-        }
-        skip_space();
-        if (!take('}')) {
-            do {
-                skip_space();
-                key.clear();
-                if (!string(&key)) return;
-                skip_space();
-                if (!take(':')) {
-                    fail("expected ':'");
-                    return;
-                }
-                skip_space();
-                bool named = key == name, wanted = named && at_ < line_.size() && line_[at_] == '"';
-                if (wanted) value.clear();
-                if (named) found = wanted;
-                if (wanted ? !string(&value) : !skip_value(0)) return;
-                skip_space();
-            } while (take(','));
-            if (!take('}')) {
-                fail("expected ',' or '}'");
-                return;
-            }
-        }
-        skip_space();
-        if (at_ < line_.size()) fail("more behind the object");
-    }
+    char here() const { return at_ < line_.size() ? line_[at_] : '\0'; }
 
     bool take(char c) {
         if (at_ >= line_.size() || line_[at_] != c) return false;
@@ -67,146 +56,137 @@ private:
         return true;
     }
 
-    void skip_space() {
-        while (at_ < line_.size() &&
-               (line_[at_] == ' ' || line_[at_] == '\t' || line_[at_] == '\r' || line_[at_] == '\n')) {
-            at_++;
-        }
+    void skip_space() { at_ = std::min(line_.find_first_not_of(" \t\r\n", at_), line_.size()); }
+
+    // The members of an object or the elements of a list, with both brackets.
+    template <class Entry>
+    void entries(char close, Entry entry) {
+        at_++;
+        skip_space();
+        if (take(close)) return;
+        do {
+            skip_space();
+            entry();
+            skip_space();
+        } while (take(','));
+        if (!take(close)) throw close == '}' ? "expected ',' or '}'" : "expected ',' or ']'";
+    }
+
+    void key(std::string* out) {
+        string(out);
+        skip_space();
+        if (!take(':')) throw "expected ':'";
+        skip_space();
     }
 
     // A string, appended to `out` when that is not null.
-    bool string(std::string* out) {
-        if (!take('"')) return fail("expected a string");
+    void string(std::string* out) {
+        if (!take('"')) throw "expected a string";
         while (true) {
-            std::size_t begin = at_;
+            const std::size_t begin = at_;
             while (at_ < line_.size() && line_[at_] != '"' && line_[at_] != '\\' &&
                    static_cast<unsigned char>(line_[at_]) >= 0x20) {
                 at_++;
             }
             if (out != nullptr) out->append(line_, begin, at_ - begin);
-            if (at_ >= line_.size()) return fail("the line ends inside a string");
-            if (take('"')) return true;
-            if (!take('\\')) return fail("a control character inside a string");
-            if (!escape(out)) return false;
+            if (at_ >= line_.size()) throw "the line ends inside a string";
+            if (take('"')) return;
+            if (!take('\\')) throw "a control character inside a string";
+            const std::uint32_t code = escape();
+            if (out != nullptr) append_utf8(code, *out);
         }
     }
 
-    bool escape(std::string* out) {
-        if (at_ >= line_.size()) return fail("the line ends inside a string");
-        char c = line_[at_++];
-        std::uint32_t code = 0;
-        switch (c) {
-            case '"':
-            case '\\':
-            case '/': code = static_cast<unsigned char>(c); break;
-            case 'b': code = '\b'; break;
-            case 'f': code = '\f'; break;
-            case 'n': code = '\n'; break;
-            case 'r': code = '\r'; break;
-            case 't': code = '\t'; break;
-            case 'u':
-                if (!unicode(code)) return false;
-                break;
-            default: at_--; return fail("an unknown escape");
-        }
-        if (out != nullptr) append_utf8(code, *out);
-        return true;
+    std::uint32_t escape() {
+        constexpr std::string_view letters = "\"\\/bfnrt", codes = "\"\\/\b\f\n\r\t";
+        if (at_ >= line_.size()) throw "the line ends inside a string";
+        if (take('u')) return unicode();
+        const std::size_t which = letters.find(line_[at_]);
+        if (which == letters.npos) throw "an unknown escape";
+        at_++;
+        return static_cast<unsigned char>(codes[which]);
     }
 
-    bool unicode(std::uint32_t& code) {
-        if (!four_digits(code)) return false;
-        bool high = code >= 0xd800 && code < 0xdc00, low = code >= 0xdc00 && code < 0xe000;
-        if (high && line_.substr(at_, 2) == "\\u") {
-            std::size_t back = at_;
+    std::uint32_t unicode() {
+        auto is_high = [](std::uint32_t code) { return code >= 0xd800 && code < 0xdc00; };
+        auto is_low = [](std::uint32_t code) { return code >= 0xdc00 && code < 0xe000; };
+        const std::uint32_t code = four_digits();
+        if (is_high(code) && line_.substr(at_, 2) == "\\u") {
+            const std::size_t back = at_;
             at_ += 2;
-            std::uint32_t second = 0;
-            if (!four_digits(second)) return false;
-            if (second >= 0xdc00 && second < 0xe000) {
-                code = 0x10000 + ((code - 0xd800) << 10) + (second - 0xdc00);
-                return true;
-            }
+            const std::uint32_t second = four_digits();
+            if (is_low(second)) return 0x10000 + ((code - 0xd800) << 10) + (second - 0xdc00);
             at_ = back;   // not a pair: the second one stands for itself
         }
-        if (high || low) code = 0xfffd;
-        return true;
+        return is_high(code) || is_low(code) ? 0xfffd : code;
     }
 
-    bool four_digits(std::uint32_t& code) {
-        code = 0;
-        for (int i = 0; i < 4; i++) {
-            char c = at_ < line_.size() ? line_[at_] : '\0';
-            std::uint32_t digit = 0;
-            if (c >= '0' && c <= '9') {
-                digit = static_cast<std::uint32_t>(c - '0');
-            } else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') {
-                digit = static_cast<std::uint32_t>((c | 0x20) - 'a' + 10);
-            } else {
-                return fail("expected four hexadecimal digits");
-            }
-            code = code << 4 | digit;
-            at_++;
+    std::uint32_t four_digits() {
+        std::uint32_t code = 0;
+        const char* begin = line_.data() + at_;
+        const char* end = std::from_chars(begin, begin + std::min<std::size_t>(4, line_.size() - at_), code, 16).ptr;
+        at_ += static_cast<std::size_t>(end - begin);
+        if (end != begin + 4) throw "expected four hexadecimal digits";
+        return code;
+    }
+
+    void skip_value(int depth) {
+        if (at_ >= line_.size()) throw "the line ends where a value should be";
+        if (depth > max_depth) throw "nested too deeply";
+        if (here() == '"') return string(nullptr);
+        if (here() == '[') return entries(']', [&] { skip_value(depth + 1); });
+        if (here() == '{') {
+            return entries('}', [&] {
+                key(nullptr);
+                skip_value(depth + 1);
+            });
         }
-        return true;
-    }
-
-    bool skip_value(int depth) {
-        if (at_ >= line_.size()) return fail("the line ends where a value should be");
-        if (depth > max_depth) return fail("nested too deeply");
-        char c = line_[at_];
-        if (c == '"') return string(nullptr);
-        if (c == '{' || c == '[') return skip_container(c == '{', depth);
         for (std::string_view word : {"true", "false", "null"}) {
-            if (line_.substr(at_, word.size()) == word) {
-                at_ += word.size();
-                return true;
-            }
+            if (!line_.substr(at_).starts_with(word)) continue;
+            at_ += word.size();
+            return;
         }
-        return skip_number();
+        skip_number();
     }
 
-    bool skip_container(bool object, int depth) {
-        char close = object ? '}' : ']';
-        at_++;
-        skip_space();
-        if (take(close)) return true;
-        do {
-            skip_space();
-            if (object) {
-                if (!string(nullptr)) return false;
-                skip_space();
-                if (!take(':')) return fail("expected ':'");
-                skip_space();
-            }
-            if (!skip_value(depth + 1)) return false;
-            skip_space();
-        } while (take(','));
-        return take(close) || fail("expected ',' or the end of a list or object");
+    void skip_digits() {
+        const std::size_t begin = at_;
+        at_ = std::min(line_.find_first_not_of("0123456789", at_), line_.size());
+        if (at_ == begin) throw "expected a value";
     }
 
-    bool digits() {
-        std::size_t begin = at_;
-        while (at_ < line_.size() && line_[at_] >= '0' && line_[at_] <= '9') at_++;
-        return at_ > begin || fail("expected a value");
-    }
-
-    bool skip_number() {
+    void skip_number() {
         take('-');
-        if (!take('0') && !digits()) return false;
-        if (take('.') && !digits()) return false;
+        if (!take('0')) skip_digits();
+        if (take('.')) skip_digits();
         if (take('e') || take('E')) {
             if (!take('+')) take('-');
-            return digits();
+            skip_digits();
         }
-        return true;
     }
 
     std::string_view line_;
     std::size_t at_ = 0;
-    const char* error_ = nullptr;
 };
 
 }   // namespace
 
 JsonField find_json_string(std::string_view line, std::string_view name, std::string& value) {
     return Scanner(line).find(name, value);
+}
+
+std::string_view json_text(std::string_view line, const std::string& name, std::string& value, const std::string& file,
+                           std::uint64_t offset) {
+    const JsonField field = find_json_string(line, name, value);
+    if (field.error != nullptr) {
+        throw Error(ErrorKind::bad_data,
+                    text(file, ": offset ", offset + field.error_at, ": this line is not JSON: ", field.error),
+                    "JSONL has one JSON object per line.");
+    }
+    if (!field.found) {
+        throw Error(ErrorKind::bad_data,
+                    text(file, ": offset ", offset, ": this line has no string field \"", name, "\""),
+                    "Name the field that holds the text with --field.");
+    }
+    return value;
 }

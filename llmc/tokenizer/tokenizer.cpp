@@ -121,16 +121,11 @@ std::vector<std::string> Tokenizer::save(const std::string& folder) const {
 const BpeModel& Tokenizer::model() const {
     static std::mutex building;
     std::lock_guard lock(building);
-    if (state_->model) return *state_->model;
     const TokenizerData& d = data();
-    if (d.merge_by_rank) {
-        std::vector<std::string> ordinary = d.tokens;
-        for (std::uint32_t id = 0; id < ordinary.size(); id++) {
-            if (d.is_special[id]) ordinary[id].clear();
-        }
-        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, all_merges(ordinary), d.whole_piece_first);
-    } else {
-        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special, d.merges, d.whole_piece_first);
+    if (!state_->model) {
+        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special,
+                                                   d.merge_by_rank ? all_merges(d.tokens, d.is_special) : d.merges,
+                                                   d.whole_piece_first);
     }
     return *state_->model;
 }
