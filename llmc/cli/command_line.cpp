@@ -3,13 +3,17 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
 #include <utility>
 
-#include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/cli/named_data.h"
 #include "llmc/cli/option_faults.h"
-#include "llmc/cli/option_group.h"
 #include "llmc/cli/option_table.h"
 #include "llmc/cli/version.h"
 #include "llmc/parallel/schedule_picture.h"
@@ -20,254 +24,265 @@ namespace {
 // ---------------------------------------------------------------------------------------------------------------------
 // Checks across options
 
+constexpr const char* kHelp = "`train_gpt --help` lists every option.";
+
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
-    if (own_sizes != 0 && own_sizes != 3) {
-        throw Error(ErrorKind::usage, text("--layers ", o.layers, " --heads ", o.heads, " --channels ", o.channels,
-                                           ": expected all three of them or none"));
-    }
-    if (own_sizes == 3 && o.model != Options{}.model) {
-        throw Error(ErrorKind::usage, text("--model ", o.model, " together with --layers, --heads and --channels"),
-                    "Give either a model or sizes of your own.");
-    }
-    if (!o.tie_embeddings && !o.export_llmc.empty()) {
-        throw Error(ErrorKind::usage, "--export-llmc together with --tie-embeddings 0",
-                    "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
-    }
+    refuse_if(own_sizes != 0 && own_sizes != 3, text("--layers ", o.layers, " --heads ", o.heads, " --channels ",
+                                                     o.channels, ": expected all three of them or none"));
+    refuse_if(own_sizes == 3 && o.model != Options{}.model,
+              text("--model ", o.model, " together with --layers, --heads and --channels"),
+              "Give either a model or sizes of your own.");
+    refuse_if(!o.tie_embeddings && !o.export_llmc.empty(), "--export-llmc together with --tie-embeddings 0",
+              "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
     check_total_batch(o);
     check_layout(o);
-    if (o.output_dir.empty() && (o.checkpoint_every > 0 || o.resume || o.keep_best || o.tensorboard)) {
-        const char* flag = o.resume ? "--resume" : o.keep_best ? "--keep-best" : o.tensorboard ? "--tensorboard" : "--checkpoint-every";
-        throw Error(ErrorKind::usage, text(flag, " without --output-dir"),
-                    "Say with --output-dir where the results are.");
+    for (const auto& [flag, is_given] :
+         {std::pair("--resume", o.resume), std::pair("--keep-best", o.keep_best),
+          std::pair("--tensorboard", o.tensorboard), std::pair("--checkpoint-every", o.checkpoint_every > 0)}) {
+        refuse_if(is_given && o.output_dir.empty(), text(flag, " without --output-dir"),
+                  "Say with --output-dir where the results are.");
     }
-    if (o.keep_best && o.val_every == 0) {
-        throw Error(ErrorKind::usage, "--keep-best together with --val-every 0",
-                    "The best state is that of the lowest validation loss.");
-    }
-    if (o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0))) {
-        throw Error(ErrorKind::usage,
-                    text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
-                    "It goes back to a checkpoint where one of these z-scores is too high.");
-    }
-    if (o.resume && o.overwrite) {
-        throw Error(ErrorKind::usage, "--resume together with --overwrite",
-                    "Give --resume to continue the run in --output-dir, --overwrite to remove it.");
-    }
-    if (o.max_steps == 0) throw WrongValue("--max-steps", "0", "-1 or an integer from 1 to 2147483647");
-    if (o.max_steps > 0 && o.warmup > o.max_steps) {
-        throw WrongValue("--warmup", text(o.warmup), text("at most --max-steps = ", o.max_steps));
-    }
-    if (o.val_max_batches == 0)
-        throw WrongValue("--val-max-batches", "0", "-1 or at least 1 (--val-every 0 turns validation off)");
+    refuse_if(o.keep_best && o.val_every == 0, "--keep-best together with --val-every 0",
+              "The best state is that of the lowest validation loss.");
+    refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),
+              text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
+              "It goes back to a checkpoint where one of these z-scores is too high.");
+    refuse_if(o.resume && o.overwrite, "--resume together with --overwrite",
+              "Give --resume to continue the run in --output-dir, --overwrite to remove it.");
+    refuse_if(o.max_steps == 0, "--max-steps 0: expected -1 or an integer from 1 to 2147483647", kHelp);
+    refuse_if(o.max_steps > 0 && o.warmup > o.max_steps,
+              text("--warmup ", o.warmup, ": expected at most --max-steps = ", o.max_steps), kHelp);
+    refuse_if(o.val_max_batches == 0,
+              "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
 }
 
 // Verbs work with a model that there is, on data that is named.
-void set_defaults_of_verbs(Options& o) {
+void set_defaults_of(Verb verb, Options& o) {
     o.model.clear();
     o.val_data.clear();
     o.val_max_batches = -1;
+    if (verb == Verb::evaluate) o.seq_len = 0;   // the model's positions
 }
 
 void check_verb(Verb verb, const Options& o) {
-    if (o.model.empty()) {
-        throw Error(ErrorKind::usage, text("train_gpt ", name_of(verb), " without --model"),
-                    "Give a checkpoint, the output folder of a run, a Hugging Face folder or an llm.c model file.");
-    }
-    if (!o.generate.prompt.empty() && !o.generate.prompt_file.empty()) {
-        throw Error(ErrorKind::usage, "--prompt together with --prompt-file", "Give one of them.");
-    }
-    if (verb == Verb::export_model && o.exported.output.empty()) {
-        throw Error(ErrorKind::usage, "train_gpt export without --output", "Say where to write the model.");
-    }
-    if (verb != Verb::evaluate) {
-        if (read_launch_environment().ranks <= 1) return;
-        throw Error(ErrorKind::usage, text("train_gpt ", name_of(verb), " among several processes"),
-                    "Start it as one process.");
-    }
-    if (o.val_data.empty() && !o.hellaswag) {
-        throw Error(ErrorKind::usage, "train_gpt evaluate without --val-data, --data and --hellaswag",
-                    "Say what to measure the model on.");
-    }
-    if (o.val_max_batches == 0) throw WrongValue("--val-max-batches", "0", "-1 or at least 1");
+    refuse_if(o.model.empty(), text(program_of(verb), " without --model"),
+              "Give a checkpoint, the output folder of a run, a Hugging Face folder or an llm.c model file.");
+    refuse_if(!o.generate.prompt.empty() && !o.generate.prompt_file.empty(), "--prompt together with --prompt-file",
+              "Give one of them.");
+    refuse_if(verb == Verb::export_model && o.exported.output.empty(), "train_gpt export without --output",
+              "Say where to write the model.");
+    refuse_if(verb != Verb::evaluate && read_launch_environment().ranks > 1,
+              text(program_of(verb), " among several processes"), "Start it as one process.");
+    if (verb != Verb::evaluate) return;
+    refuse_if(o.val_data.empty() && !o.hellaswag, "train_gpt evaluate without --val-data, --data and --hellaswag",
+              "Say what to measure the model on.");
+    refuse_if(o.val_max_batches == 0, "--val-max-batches 0: expected -1 or at least 1", kHelp);
     check_layout(o);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who gives an option its value
+
+struct Given {
+    std::string value;
+    std::string where{};        // in front of what is said of it
+    bool is_recorded = false;   // by the run that is resumed
+};
+using AllGiven = std::map<std::string, Given>;   // by the option's name
+
+// Lines of at most 90 characters, which with their margin fit 120 columns.
+std::string in_lines(const std::string& words) {
+    std::string lines;
+    std::size_t begin = 0;   // of the line at hand
+    while (words.size() - begin > 90) {
+        const std::size_t end = words.rfind(' ', begin + 90);
+        lines += words.substr(begin, end - begin) + "\n";
+        begin = end + 1;
+    }
+    return lines + words.substr(begin);
+}
+
+// The parser, which puts what it finds into `given`. Its defaults are what the options are set to.
+void add_options(CLI::App& app, Verb verb, const OptionTable& table, AllGiven& given) {
+    app.set_help_flag("--help", "print this and exit")->group("General");
+    for (const OptionRow& row : table.rows()) {
+        const bool has_letter = row.letters.size() == 2 && row.letters != "-h";   // what it takes for a name
+        app.add_option_function<std::string>(
+               has_letter ? row.name + "," + row.letters : row.name,
+               [&given, &row](const std::string& value) { given[row.name] = {value}; }, in_lines(row.words))
+            ->group(row.group)
+            ->default_str(row.group == "General" ? "" : row.spell())
+            ->type_name(row.type)
+            ->configurable(row.in_files)
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);   // scripts override what they were given
+    }
+    app.set_version_flag("--version", version_text(), "print which version this is, and exit")->group("General");
+    if (verb == Verb::train) app.footer(list_of_verbs());
+}
+
+// What --print-config prints, with words or without.
+std::string config_text(Verb verb, const OptionTable& table, bool with_words) {
+    AllGiven none;
+    CLI::App app(words_of(verb), program_of(verb));
+    add_options(app, verb, table, none);
+    return app.config_to_str(true, with_words);
+}
+
+// llm.c's names that are not one letter become today's, because the parser knows none; switches that stand alone get
+// their value, because it would give them their default.
+std::vector<std::string> for_parser(const OptionTable& table, std::vector<std::string> arguments) {
+    if (!arguments.empty() && arguments.back() == "-h") arguments.back() = "--help";   // with a value it is HellaSwag
+    std::vector<std::string> result;
+    for (std::size_t i = 0; i < arguments.size(); i++) {
+        const OptionRow* const row = table.find(arguments[i]);
+        result.push_back(row != nullptr ? row->name : arguments[i]);
+        const bool alone = i + 1 == arguments.size() || arguments[i + 1].starts_with("-");
+        if (row != nullptr && row->is_switch && alone) result.push_back("1");
+    }
+    std::ranges::reverse(result);   // the parser takes them from the back
+    return result;
+}
+
+// Of the command line. `print`: the help or version, where it asks for them.
+AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std::string> arguments,
+                            std::string& print) {
+    AllGiven given;
+    CLI::App app(words_of(verb), program_of(verb));
+    add_options(app, verb, table, given);
+    try {
+        app.parse(for_parser(table, std::move(arguments)));
+    } catch (const CLI::CallForHelp&) {
+        print = app.help();
+    } catch (const CLI::CallForVersion&) {
+        print = version_text() + "\n";
+    } catch (const CLI::ExtrasError&) {
+        left_over(verb, table, app.remaining().front());
+    } catch (const CLI::ParseError& error) {
+        throw Error(ErrorKind::usage, error.what(), kHelp);
+    }
+    return given;
+}
+
+// Of --config. Error(io) where it is a device or a folder: a device never ends, and what its first bytes are taken for
+// is chance. Pipes are read: they come from other programs.
+AllGiven given_by_file(const OptionTable& table, const std::string& path) {
+    std::error_code unknown;
+    const std::filesystem::file_type type = std::filesystem::status(path, unknown).type();
+    const bool is_folder = type == std::filesystem::file_type::directory;
+    if (is_folder || type == std::filesystem::file_type::character || type == std::filesystem::file_type::block) {
+        throw Error(ErrorKind::io,
+                    text("--config ", path, ": is a ", is_folder ? "folder" : "device", ", expected a file"),
+                    "`train_gpt --print-config` writes one.");
+    }
+    std::ifstream file(path);
+    if (!file) throw Error(ErrorKind::io, text("--config ", path, ": open failed: ", std::strerror(errno)));
+    AllGiven given;
+    std::string line;
+    for (int number = 1; std::getline(file, line); number++) {
+        const std::string where = text("--config ", path, ": line ", number, ": ");
+        std::istringstream alone(line);
+        for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(alone)) {
+            const std::string name = item.parents.empty() ? item.name : line;   // sections have parents
+            const OptionRow* const row = table.find((name.size() == 1 ? "-" : "--") + name);
+            if (row == nullptr) unknown_option(table, "--" + name, where);
+            if (!row->in_files) {
+                throw Error(ErrorKind::usage, text(where, "--", name, ": only on the command line"),
+                            "Remove this line.");
+            }
+            given[row->name] = {item.inputs.empty() ? "" : item.inputs.back(), where};
+        }
+    }
+    return given;
+}
+
+// Of the options.json of the run that is resumed.
+AllGiven given_by_record(const OptionTable& table, const RunRecord& record, const std::string& folder) {
+    AllGiven given;
+    const std::string where = folder + "/options.json: ";
+    for (const OptionText& option : record.options) {
+        const OptionRow* const row = table.find("--" + option.name);
+        if (row == nullptr) {
+            throw Error(ErrorKind::bad_data, text(where, "--", option.name, ": unknown option"),
+                        "Resume with the program that began the run, or remove the file and give all options.");
+        }
+        if (!row->of_one_start) given[row->name] = {option.value, where, true};
+    }
+    return given;
+}
+
+// --data stands for the patterns that are not given beside it.
+AllGiven given_by_name(const OptionTable& table, const std::string& name) {
+    const DataPatterns found = find_named_data(name);
+    AllGiven given{{"--val-data", {found.val}}};
+    if (table.find("--train-data") != nullptr) given["--train-data"] = {found.train};
+    return given;
+}
+
+void set(const OptionRow& row, const Given& given) {
+    if (row.read(given.value)) return;
+    const std::string wrong =
+        text(given.where, row.name, " ", given.value.empty() ? "(empty)" : given.value, ": ", row.expected);
+    if (!given.is_recorded) throw Error(ErrorKind::usage, wrong, row.hint);
+    throw Error(ErrorKind::bad_data, wrong, "Restore the file from a copy, or remove it and give all options.");
+}
+
+void set_all(const OptionTable& table, const AllGiven& given) {
+    for (const OptionRow& row : table.rows()) {
+        if (const auto found = given.find(row.name); found != given.end()) set(row, found->second);
+    }
+}
+
+// The order of work that --print-schedule asks for, of the ranks that there are or shall be.
+std::string picture_of(Options o, const OptionsBeside& beside) {
+    const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
+    if (o.dp == 0) o.dp = static_cast<int>(std::max<std::int64_t>(1, ranks / (std::int64_t{o.pp} * o.cp * o.tp)));
+    check_together(o);
+    check_micro_batches(o);
+    const DrawnCosts drawn = drawn_costs_from(beside.costs);
+    return beside.picture == Picture::svg ? schedule_svg(pipeline_shape(o), drawn)
+                                          : schedule_text(pipeline_shape(o), drawn);
 }
 
 }   // namespace
 
-std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments) {
-    static constexpr std::array<std::pair<const char*, const char*>, 13> kTable{{
-        {"-h", "--hellaswag"},
-        {"-nk", "--keep-checkpoints"},
-        {"-nm", "--major-checkpoint-every"},
-        {"-ge", "--gelu-fusion"},
-        {"-sl", "--skip-loss-z"},
-        {"-sg", "--skip-norm-z"},
-        {"-lg", "--log-gpu-every"},
-        {"-pn", "--processes"},
-        {"-pr", "--process-rank"},
-        {"-pg", "--gpus-per-node"},
-        {"-pi", "--init"},
-        {"-pf", "--init-folder"},
-        {"-ps", "--init-address"},
-    }};
-    if (!arguments.empty() && arguments.back() == "-h")
-        arguments.back() = "--help";   // without a value it asks for help
-    for (std::string& argument : arguments) {
-        for (const auto& [letters, name] : kTable) {
-            if (argument == letters) argument = name;
-        }
-    }
-    return arguments;
-}
-
-// Gives switches that stand alone their value: the parser would give them their default.
-static std::vector<std::string> complete_switches(const CLI::App& app, const std::vector<std::string>& arguments) {
-    std::vector<std::string> result;
-    for (std::size_t i = 0; i < arguments.size(); i++) {
-        result.push_back(arguments[i]);
-        const CLI::Option* option = app.get_option_no_throw(arguments[i]);
-        bool is_switch = option != nullptr && option->get_expected_min() == 0 && option->get_expected_max() == 1;
-        bool alone = i + 1 == arguments.size() || arguments[i + 1].starts_with("-");
-        if (is_switch && alone && option->get_type_size() > 0) result.push_back("1");
-    }
-    return result;
-}
-
-static void set(CLI::Option& option, const std::string& value) {
-    option.add_result(value);
-    option.run_callback();
-}
-
-// On the command line itself; a file given by --config may have it too, and less to say.
-static bool is_given(const CLI::App& app, const std::vector<std::string>& arguments, const std::string& name) {
-    const CLI::Option* const option = app.get_option_no_throw(name);
-    return std::ranges::any_of(arguments, [&](const std::string& argument) {
-        return argument.starts_with("-") && app.get_option_no_throw(argument.substr(0, argument.find('='))) == option;
-    });
-}
-
-// --data stands for the patterns that are not given beside it.
-static void take_named_data(CLI::App& app, const std::vector<std::string>& arguments, const std::string& name) {
-    const CLI::Option* const data = app.get_option_no_throw("--data");
-    if (data == nullptr || data->count() == 0) return;
-    const DataPatterns found = find_named_data(name);
-    for (const auto& [flag, pattern] : {std::pair("--train-data", found.train), std::pair("--val-data", found.val)}) {
-        CLI::Option* const option = app.get_option_no_throw(flag);
-        if (option != nullptr && !is_given(app, arguments, flag)) set(*option, pattern);
-    }
-}
-
-// What nobody has given is as the run was started.
-static void take_recorded(CLI::App& app, const RunRecord& record, const std::string& folder) {
-    for (const auto& [name, value] : record.options) {
-        CLI::Option* option = app.get_option_no_throw("--" + name);
-        if (option == nullptr) {
-            throw Error(ErrorKind::bad_data, text(folder, "/options.json: --", name, ": unknown option"),
-                        "Resume with the program that began the run, or remove the file and give all options.");
-        }
-        if (option->count() > 0 || belongs_to_one_start(name)) continue;
-        try {
-            set(*option, value);
-        } catch (const WrongValue& wrong) {
-            throw Error(ErrorKind::bad_data, text(folder, "/options.json: ", wrong.message()),
-                        "Restore the file from a copy, or remove it and give all options.");
-        }
-    }
-}
-
-static std::vector<OptionText> texts_of(const CLI::App& app) {
-    std::vector<OptionText> texts;
-    for (const CLI::Option* option : app.get_options()) {
-        if (option->get_configurable() && !option->get_single_name().starts_with("help") &&
-            option->get_single_name() != "config") {
-            texts.push_back({option->get_single_name(), option->get_default_str()});
-        }
-    }
-    return texts;
-}
-
-// Sets what the options are bound to. Returns what to print and do nothing else, if anything.
-static std::string read_arguments(CLI::App& app, Verb verb, const std::vector<std::string>& of_others,
-                                  const std::vector<std::string>& arguments) {
-    auto config = [&app] { return app["--config"]->as<std::string>(); };
-    try {
-        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));   // it takes them from the back
-    } catch (const CLI::CallForHelp&) {
-        return app.help();
-    } catch (const CLI::CallForVersion&) {
-        return version_text() + "\n";
-    } catch (const CLI::ExtrasError&) {
-        refuse_option_of_others(app, verb, of_others);
-        left_over(app, app.remaining().front());
-    } catch (const CLI::ConfigError& error) {
-        look_for_unknown_keys(app, config());
-        throw Error(
-            ErrorKind::usage, text("--config ", config(), ": ", error.what()),
-            "Each line is `name = value` with the long name of an option; `train_gpt --print-config` prints them all.");
-    } catch (const CLI::FileError& error) {
-        throw Error(ErrorKind::io, text("--config ", config(), ": ", error.what()));
-    } catch (const CLI::ParseError& error) {
-        throw Error(ErrorKind::usage, error.what(), "`train_gpt --help` lists every option.");
-    } catch (const WrongValue& wrong) {
-        if (!takes_options_of_training(verb) || app["--config"]->count() == 0 || is_given(app, arguments, wrong.flag())) throw;
-        throw Error(wrong.kind(), where_in_config(app, config(), wrong) + wrong.message(), wrong.hint());
-    }
-    return "";
-}
-
 CommandLine parse_command_line(std::vector<std::string> arguments) {
     CommandLine result;
-    result.verb = take_verb(arguments);
+    const Verb verb = result.verb = take_verb(arguments);
+    const bool trains = takes_options_of_training(verb);
     Options& o = result.options;
-    if (!takes_options_of_training(result.verb)) set_defaults_of_verbs(o);
-    CLI::App app("Pretrains GPT models.", "train_gpt");
-    app.set_help_flag("--help", "print this and exit")->group("General");
-    app.set_config("--config", "", "read options from this file, lines of name = value")->group("General");
-    bool print_config = false;
-    app.add_flag("--print-config", print_config, "print all options as a file for --config, and exit")
-        ->group("General")
-        ->configurable(false);
-    app.set_version_flag("--version", version_text(), "print which version this is, and exit")->group("General");
-    app.allow_config_extras(false);
+    if (!trains) set_defaults_of(verb, o);
     OptionsBeside beside;
-    add_options(app, o, beside);
-    const std::vector<std::string> of_others = keep_options_of(result.verb, app);
-
-    check_config_file(arguments);
-    arguments = complete_switches(app, translate_llmc_flags(std::move(arguments)));
-    result.print_and_exit = read_arguments(app, result.verb, of_others, arguments);
+    const OptionTable table(verb, o, beside);
+    AllGiven given = given_by_arguments(verb, table, std::move(arguments), result.print_and_exit);
     if (!result.print_and_exit.empty()) return result;
-    take_named_data(app, arguments, beside.data_name);
-    if (!takes_options_of_training(result.verb)) {
-        check_verb(result.verb, o);
-        if (result.verb == Verb::evaluate && app["--seq-len"]->count() == 0) o.seq_len = 0;
-        result.shared = app.config_to_str(true, false);
+
+    const bool counts_micro_batches = given.contains("--val-max-micro-batches") && !given.contains("--val-max-batches");
+    // what is there already wins over what is merged
+    if (given.contains("--data")) given.merge(given_by_name(table, given["--data"].value));
+    if (given.contains("--config")) given.merge(given_by_file(table, given["--config"].value));
+    set_all(table, given);
+    if (!trains) {
+        check_verb(verb, o);
+        result.shared = config_text(verb, table, false);
         return result;
     }
-
-    const bool counts_micro_batches =
-        app["--val-max-micro-batches"]->count() > 0 && !is_given(app, arguments, "--val-max-batches");
     if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
-    if (result.recorded) take_recorded(app, *result.recorded, o.output_dir);
+    if (result.recorded) {
+        AllGiven all = given_by_record(table, *result.recorded, o.output_dir);
+        for (const auto& [name, wins] : given) all.erase(name);
+        set_all(table, all);
+    }
     if (counts_micro_batches) {
-        std::int64_t sequences = std::int64_t{beside.llmc_val_batches} * o.micro_batch;
-        set(*app.get_option_no_throw("--val-max-batches"),
-            text(beside.llmc_val_batches < 0 ? -1 : std::min<std::int64_t>(sequences, INT32_MAX)));
+        const std::int64_t sequences = std::int64_t{beside.llmc_val_batches} * o.micro_batch;
+        o.val_max_batches = sequences < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, INT32_MAX));
     }
     check_together(o);
-    result.shared = app.config_to_str(true, false);
-    result.texts = texts_of(app);
-    if (beside.picture != Picture::none) {
-        const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
-        if (o.dp == 0) o.dp = static_cast<int>(std::max<std::int64_t>(1, ranks / (std::int64_t{o.pp} * o.cp * o.tp)));
-        check_together(o);
-        check_micro_batches(o);
-        const PipelineShape shape = pipeline_shape(o);
-        const DrawnCosts drawn = drawn_costs_from(beside.costs);
-        result.print_and_exit =
-            beside.picture == Picture::svg ? schedule_svg(shape, drawn) : schedule_text(shape, drawn);
+    result.shared = config_text(verb, table, false);
+    for (const OptionRow& row : table.rows()) {
+        if (row.in_files) result.texts.push_back({row.name.substr(2), row.spell(), row.of_one_start});
     }
-    if (print_config) result.print_and_exit = app.config_to_str(true, true);
+    if (beside.picture != Picture::none) result.print_and_exit = picture_of(o, beside);
+    if (beside.print_config) result.print_and_exit = config_text(verb, table, true);
     return result;
 }

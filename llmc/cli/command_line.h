@@ -1,11 +1,12 @@
 // The command line: what a run is asked to do, parsed and checked.
 //
 // Long names, with llm.c's letters beside them, so that its scripts carry over. Its two-letter flags (`-nk`, `-sl` ...)
-// and `-h` are translated by one table before parsing, because the parser knows only one-letter names and -h as help.
+// and `-h` are translated before parsing, because the parser knows only one-letter names and -h as help.
 // `--config FILE` reads `name = value` lines (the command line wins), `--print-config` writes them.
 //
-// Every value is checked where it is read: Error(usage) names the flag, the value and what is expected. Defaults are
-// llm.c's, except:
+// A value is that of the command line, else of --config, else of the run that is resumed, else the default. Every one
+// is checked where it is read: Error(usage) names the flag, the value and what is expected. Defaults are llm.c's,
+// except:
 //   --train-data, --val-data  what data/tinyshakespeare.sh leaves
 //   --model            d12 (llm.c: gpt2_124M_bf16.bin, a file one would have to download first)
 //   --tf32             0 (llm.c: 1), so that a build for fp32 computes in fp32
@@ -26,14 +27,11 @@
 struct CommandLine {
     Verb verb = Verb::train;
     Options options;
-    std::string print_and_exit;   // the help or the configuration, where that was asked for
-    std::string shared;           // the configuration as it must be on every rank
+    std::string print_and_exit;          // the help or the configuration, where that was asked for
+    std::string shared;                  // the configuration as it must be on every rank
     std::vector<OptionText> texts;       // every option that --print-config prints
     std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
 };
 
 // `arguments` without the program's name.
 CommandLine parse_command_line(std::vector<std::string> arguments);
-
-// llm.c's flags that are not one letter, in today's names.
-std::vector<std::string> translate_llmc_flags(std::vector<std::string> arguments);

@@ -1,23 +1,120 @@
-// Every option of every verb: names, range, words for --help. What they mean together is in options.cpp.
+// Every option of every verb, one row each: names, values, words for --help. The parser, --help, --config,
+// --print-config, options.json and what is refused go through the rows. What options mean together is in
+// command_line.cpp.
 #pragma once
 
+#include <charconv>
+#include <functional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
+#include "llmc/base/error.h"
+#include "llmc/cli/verbs.h"
+#include "llmc/run/option_names.h"
 #include "llmc/run/options.h"
-
-namespace CLI {
-class App;
-}
 
 enum class Picture : std::uint8_t { none, text, svg };
 
 // What options say that only the command line itself needs.
 struct OptionsBeside {
+    std::string config;   // --config
+    bool print_config = false;
     std::string data_name;      // --data, which stands for two patterns
     int llmc_val_batches = 0;   // -m, which counts batches of B sequences where --val-max-batches counts sequences
     Picture picture = Picture::none;
     std::string costs = "1,1,1,0";   // of the picture
 };
 
-// They write to `options` and `beside`, which outlive the parser.
-void add_options(CLI::App& app, Options& options, OptionsBeside& beside);
+struct OptionRow {
+    std::string name;      // with dashes
+    std::string letters;   // of one letter, or llm.c's two: "-l", "-nk"; empty: none
+    std::string type, group, words;
+    std::function<std::string()> spell{};                   // the value as files and --help have it
+    std::function<bool(const std::string& value)> read{};   // false where it is none
+    std::string expected{};                                 // what is said of one that is none
+    std::string hint = "`train_gpt --help` lists every option.";
+    bool is_switch = false;      // standing alone it means 1
+    bool in_files = true;        // --config and options.json may have it
+    bool of_one_start = false;   // of one start of the program and not of the run: where it runs, how it is told to end
+
+    OptionRow& llmc(const char* its_letters) { return letters = its_letters, *this; }
+    OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
+    OptionRow& not_in_files() { return in_files = false, *this; }
+    OptionRow& of_start() { return of_one_start = true, *this; }
+};
+
+class OptionTable {
+public:
+    // The options that a verb takes, which write to `options` and `beside`; both outlive the table.
+    OptionTable(Verb verb, Options& options, OptionsBeside& beside);
+
+    const std::vector<OptionRow>& rows() const { return rows_; }
+    const OptionRow* find(const std::string& flag) const;   // by any of its names; null: there is none
+
+private:
+    void add_options_of_models(Options& o, OptionsBeside& beside);
+    void add_options_of_training(Options& o, OptionsBeside& beside);
+    void add_options_of_many(Options& o, OptionsBeside& beside);
+    void add_options_of_verbs(GenerateOptions& g, ExportOptions& e);
+
+    // Who takes the rows that follow.
+    template <class... Verbs>
+    void taken_by(Verbs... verbs) {
+        is_taken_ = ((verbs == verb_) || ...);
+    }
+    // Each adds a row. `names`: the long one, and one letter.
+    OptionRow& row(const std::string& names, const std::string& type, const std::string& words);
+    // One that another program serves better; `instead` says which.
+    OptionRow& elsewhere(const std::string& name, const std::string& only, const std::string& words,
+                         const std::string& instead);
+
+    OptionRow& string(const std::string& names, std::string& target, const std::string& words) {
+        OptionRow& added = row(names, "TEXT", words);
+        added.spell = [&target] { return target; };
+        added.read = [&target](const std::string& value) { return target = value, true; };
+        return added;
+    }
+
+    template <class Number>
+    OptionRow& number(const std::string& names, Number& target, std::type_identity_t<Number> low,
+                      std::type_identity_t<Number> high, const std::string& words) {
+        constexpr bool whole = std::is_integral_v<Number>;
+        OptionRow& added = row(names, whole ? "INT" : "FLOAT", words);
+        added.expected = text("expected ", whole ? "an integer" : "a number", " from ", low, " to ", high);
+        added.spell = [&target] {   // as few digits as read back to the same value: 0.0003, not 0.000300000014
+            char digits[32];
+            return std::string(digits, std::to_chars(digits, digits + sizeof digits, target).ptr);
+        };
+        added.read = [&target, low, high](const std::string& value) {
+            Number parsed{};
+            const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+            if (code != std::errc{} || end != value.data() + value.size()) return false;
+            if (!(parsed >= low && parsed <= high)) return false;   // nan too
+            target = parsed;
+            return true;
+        };
+        return added;
+    }
+
+    template <class Value>
+    OptionRow& choice(const std::string& names, Value& target, const std::string& words) {
+        OptionRow& added = row(names, names_of<Value>(), words);
+        added.expected = "expected one of " + added.type;
+        added.spell = [&target] { return std::string(name_of(target)); };
+        added.read = [&target](const std::string& value) {
+            for (const EnumName<Value>& known : EnumNames<Value>::list) {
+                if (value == known.name) return target = known.value, true;
+            }
+            return false;
+        };
+        added.is_switch = std::is_same_v<Value, bool>;
+        return added;
+    }
+
+    Verb verb_;
+    bool is_taken_ = true;
+    std::string group_;   // the title that --help has above the rows that follow
+    std::vector<OptionRow> rows_;
+    OptionRow untaken_;
+};

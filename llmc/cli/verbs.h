@@ -1,29 +1,33 @@
-// What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains.
-//
-// All verbs share one table of options (option_table.cpp). Each takes some of them, named here; the others are unknown to it
-// and left out of its `--help`.
+// What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains. option_table.cpp says which
+// options each takes.
 #pragma once
 
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
+#include "llmc/base/enum_names.h"
 
 enum class Verb { train, generate, evaluate, export_model, check };
 
+template <>
+struct EnumNames<Verb> {
+    static constexpr EnumName<Verb> list[]{{"train", Verb::train},
+                                           {"generate", Verb::generate},
+                                           {"evaluate", Verb::evaluate},
+                                           {"export", Verb::export_model},
+                                           {"check", Verb::check}};
+};
+
 // Whether a verb takes the options of training, with their meanings.
 constexpr bool takes_options_of_training(Verb verb) { return verb == Verb::train || verb == Verb::check; }
+
+// What --help says of a verb.
+const char* words_of(Verb verb);
+std::string program_of(Verb verb);   // "train_gpt generate"
+std::string list_of_verbs();         // those beside training
 
 // Takes the verb off the front of the arguments. Error(usage) naming the known ones where it is none of them.
 Verb take_verb(std::vector<std::string>& arguments);
 
 // Of the program's own arguments: whether they ask for steps, after which a run can be stopped. The others end at once.
 bool asks_for_steps(int argc, const char* const* argv);
-
-const char* name_of(Verb verb);
-
-// Gives the parser this verb's name and what its help says, and removes the options that it does not take; returns the
-// names of these.
-std::vector<std::string> keep_options_of(Verb verb, CLI::App& app);

@@ -1,5 +1,4 @@
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
 
 #include <doctest/doctest.h>
 

@@ -21,11 +21,6 @@ const char* name_of(Kind kind) {
     return names[static_cast<std::size_t>(kind)];
 }
 
-const char* name_of(PipelineKind kind) {
-    static constexpr std::array names{"naive", "gpipe", "1f1b", "interleaved", "zb"};
-    return names[static_cast<std::size_t>(kind)];
-}
-
 std::string describe(const Action& action) {
     return text(name_of(action.kind), " of micro-batch ", action.micro_batch, ", chunk ", action.chunk);
 }

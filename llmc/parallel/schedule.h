@@ -33,6 +33,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/enum_names.h"
+
 struct Action {
     enum class Kind : std::uint8_t {
         forward,
@@ -81,7 +83,14 @@ struct PipelineShape {
     int chunks = 1;   // of a stage; more than one: interleaved, or one stage
     int warmup = 0;   // more forwards before the first backward, for every stage between here and the last
 };
-const char* name_of(PipelineKind kind);   // as --pp-schedule has it
+template <>
+struct EnumNames<PipelineKind> {
+    static constexpr EnumName<PipelineKind> list[]{{"1f1b", PipelineKind::one_f_one_b},
+                                                   {"interleaved", PipelineKind::interleaved},
+                                                   {"zb", PipelineKind::zero_bubble},
+                                                   {"gpipe", PipelineKind::gpipe},
+                                                   {"naive", PipelineKind::naive}};
+};
 // Whether there can be a longer warm-up.
 constexpr bool warms_up(PipelineKind kind) {
     return kind == PipelineKind::one_f_one_b || kind == PipelineKind::zero_bubble;

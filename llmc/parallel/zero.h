@@ -123,7 +123,7 @@ struct ZeroMemory {
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes);
 
-// Doubles that all ranks add in a step, in one all-reduce: Step::Numbers (llmc/train/step.cu).
+// Doubles that all ranks add in a step, in one all-reduce: Step::Numbers (llmc/run/step.cu).
 inline constexpr std::size_t numbers_of_step = 5;
 
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is

@@ -2,56 +2,65 @@
 #pragma once
 
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "llmc/base/error.h"
+#include "llmc/base/enum_names.h"
 #include "llmc/run/options.h"
 
-// Values by name. The first name of a value is the one that is printed.
-template <class Value>
-using Names = std::vector<std::pair<const char*, Value>>;
+template <>
+struct EnumNames<bool> {
+    static constexpr EnumName<bool> list[]{{"0", false}, {"1", true}, {"false", false}, {"true", true}};
+};
 
-template <class Value>
-const char* name_in(const Names<Value>& names, Value value) {
-    for (const auto& [name, v] : names) {
-        if (v == value) return name;
-    }
-    return "?";
-}
+template <>
+struct EnumNames<ScheduleKind> {
+    static constexpr EnumName<ScheduleKind> list[]{{"cosine", ScheduleKind::cosine},
+                                                   {"linear", ScheduleKind::linear},
+                                                   {"constant", ScheduleKind::constant},
+                                                   {"wsd", ScheduleKind::wsd}};
+};
 
-template <class Value>
-std::string list_of(const Names<Value>& names) {
-    std::string list;
-    for (const auto& [name, value] : names) list += text(list.empty() ? "" : "|", name);
-    return list;
-}
+template <>
+struct EnumNames<AttentionKind> {
+    static constexpr EnumName<AttentionKind> list[]{{"auto", AttentionKind::auto_},
+                                                    {"own", AttentionKind::own},
+                                                    {"library", AttentionKind::library},
+                                                    {"own-sm90", AttentionKind::own_sm90}};
+};
 
-inline const Names<ScheduleKind> kSchedules{{"cosine", ScheduleKind::cosine},
-                                     {"linear", ScheduleKind::linear},
-                                     {"constant", ScheduleKind::constant},
-                                     {"wsd", ScheduleKind::wsd}};
-inline const Names<AttentionKind> kAttentions{{"auto", AttentionKind::auto_},
-                                       {"own", AttentionKind::own},
-                                       {"library", AttentionKind::library},
-                                       {"own-sm90", AttentionKind::own_sm90}};
-inline const Names<std::optional<Recompute>> kRecomputes{{"auto", std::nullopt},
-                                                  {"none", Recompute::none},
-                                                  {"gelu", Recompute::gelu},
-                                                  {"gelu+norm", Recompute::gelu_norm},
-                                                  {"block", Recompute::block},
-                                                  {"0", Recompute::none},
-                                                  {"1", Recompute::gelu},
-                                                  {"2", Recompute::gelu_norm},
-                                                  {"3", Recompute::block}};
-inline const Names<InitMethod> kInits{
-    {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
-inline const Names<ContextMode> kContextModes{
-    {"ring", ContextMode::ring}, {"ulysses", ContextMode::ulysses}, {"hybrid", ContextMode::hybrid}};
+template <>
+struct EnumNames<std::optional<Recompute>> {
+    using Level = Recompute;
+    static constexpr EnumName<std::optional<Recompute>> list[]{
+        {"auto", std::nullopt},  {"none", Level::none}, {"gelu", Level::gelu}, {"gelu+norm", Level::gelu_norm},
+        {"block", Level::block}, {"0", Level::none},    {"1", Level::gelu},    {"2", Level::gelu_norm},
+        {"3", Level::block}};
+};
+inline const char* name_of(Recompute level) { return name_of(std::optional<Recompute>(level)); }
 
-inline const char* name_of(ScheduleKind kind) { return name_in(kSchedules, kind); }
-inline const char* name_of(AttentionKind kind) { return name_in(kAttentions, kind); }
-inline const char* name_of(std::optional<Recompute> recompute) { return name_in(kRecomputes, recompute); }
-inline const char* name_of(InitMethod method) { return name_in(kInits, method); }
-inline const char* name_of(ContextMode mode) { return name_in(kContextModes, mode); }
+template <>
+struct EnumNames<DType> {
+    static constexpr EnumName<DType> list[]{{"fp32", DType::fp32}, {"bf16", DType::bf16}};
+};
+
+template <>
+struct EnumNames<std::optional<DType>> {
+    static constexpr EnumName<std::optional<DType>> list[]{
+        {"model", std::nullopt}, {"fp32", DType::fp32}, {"bf16", DType::bf16}};
+};
+
+template <>
+struct EnumNames<ContextMode> {
+    static constexpr EnumName<ContextMode> list[]{
+        {"ring", ContextMode::ring}, {"ulysses", ContextMode::ulysses}, {"hybrid", ContextMode::hybrid}};
+};
+
+template <>
+struct EnumNames<InitMethod> {
+    static constexpr EnumName<InitMethod> list[]{
+        {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
+};
+
+template <>
+struct EnumNames<ExportFormat> {
+    static constexpr EnumName<ExportFormat> list[]{{"hf", ExportFormat::hugging_face}, {"llmc", ExportFormat::llmc}};
+};

@@ -1,7 +1,6 @@
 #include "llmc/run/run_record.h"
 
 #include <algorithm>
-#include <array>
 #include <ctime>
 #include <filesystem>
 #include <map>
@@ -57,21 +56,12 @@ RunRecord record_from(const Json& json) {
 
 }   // namespace
 
-std::span<const char* const> options_of_one_start() {
-    static constexpr std::array kNames{"output-dir", "resume",       "overwrite",    "stop-after",
-                                       "time-limit", "trace",      "init",         "init-address", "init-folder",
-                                       "processes",  "init-timeout", "gpus-per-node"};
-    return kNames;
-}
-
-bool belongs_to_one_start(const std::string& option) { return std::ranges::count(options_of_one_start(), option) > 0; }
-
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded,
                                            const std::vector<OptionText>& now) {
     std::vector<ChangedOption> changed;
     for (const OptionText& option : now) {
         const auto was = std::ranges::find(recorded, option.name, &OptionText::name);
-        if (was == recorded.end() || was->value == option.value || belongs_to_one_start(option.name)) continue;
+        if (was == recorded.end() || was->value == option.value || option.of_one_start) continue;
         changed.push_back({option.name, was->value, option.value});
     }
     return changed;

@@ -8,13 +8,13 @@
 //              "manifests": {"data/local/manifest.json": "0123456789abcdef"}}, ...],
 //    "starts": [{"after_step": 0, "time": "2026-01-31T12:00:00Z", "program": "0123456789abcdef", "precision": "bf16",
 //                "device": "...", "processes": 8, "hosts": {"node1": 8}, "changed": {"lr": ["0.0003", "0.001"]}}, ...]}
-// "options" has every one, as --print-config spells it. "program" is the hash (xxh3) of the executable. The hash of data is one of all shards' hashes in their order, so the
-// same shards have the same hash wherever they lie; where no manifest tells a shard's hash, its name and its number of
-// tokens take that place. "options" are those of the last start, "changed" is what each start gave differently.
+// "options" has every one, as --print-config spells it. "program" is the hash (xxh3) of the executable. The hash of
+// data is one of all shards' hashes in their order, so the same shards have the same hash wherever they lie; where no
+// manifest tells a shard's hash, its name and its number of tokens take that place. "options" are those of the last
+// start, "changed" is what each start gave differently.
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +22,8 @@
 #include "llmc/io/file.h"
 
 struct OptionText {
-    std::string name, value;   // the long name, without dashes
+    std::string name, value;     // the long name, without dashes
+    bool of_one_start = false;   // of one start of the program and not of the run
     bool operator==(const OptionText&) const = default;
 };
 
@@ -43,10 +44,6 @@ struct RunRecord {
 struct ChangedOption {
     std::string name, recorded, now;
 };
-
-// Whether an option is of one start of the program and not of the run: where it runs, how it is told to end.
-bool belongs_to_one_start(const std::string& option);
-std::span<const char* const> options_of_one_start();   // their names
 
 // The options of the run that differ; those that the record does not know are left out.
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded, const std::vector<OptionText>& now);

@@ -5,7 +5,6 @@
 #include "llmc/base/error.h"
 #include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/temporary_folder_test.h"
 
 namespace {
@@ -74,7 +73,7 @@ TEST_CASE("run record: a damaged one is refused, and says what was found") {
 
 TEST_CASE("run record: options that differ are those of the run, and known to the record") {
     const std::vector<OptionText> recorded{{"lr", "1"}, {"stop-after", "3"}, {"seed", "42"}};
-    const std::vector<OptionText> now{{"lr", "2"}, {"stop-after", "4"}, {"seed", "42"}, {"new-one", "5"}};
+    const std::vector<OptionText> now{{"lr", "2"}, {"stop-after", "4", true}, {"seed", "42"}, {"new-one", "5"}};
     const std::vector<ChangedOption> changed = changed_options(recorded, now);
     REQUIRE(changed.size() == 1);
     CHECK(changed[0].name == "lr");

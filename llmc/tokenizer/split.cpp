@@ -1,10 +1,9 @@
-#include "llmc/tokenizer/split/split.h"
+#include "llmc/tokenizer/split.h"
 
 #include <cstring>
 
-#include "llmc/base/utf8.h"
-#include "llmc/tokenizer/split/split_rules.h"
-#include "llmc/tokenizer/split/unicode.h"
+#include "llmc/tokenizer/split_rules.h"
+#include "llmc/tokenizer/unicode.h"
 
 namespace {
 

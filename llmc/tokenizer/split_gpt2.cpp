@@ -13,11 +13,10 @@
 #include <bit>
 #include <cstring>
 
-#include "llmc/base/utf8.h"
-#include "llmc/tokenizer/split/simd.h"
-#include "llmc/tokenizer/split/split.h"
-#include "llmc/tokenizer/split/split_rules.h"
-#include "llmc/tokenizer/split/unicode.h"
+#include "llmc/tokenizer/simd.h"
+#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/split_rules.h"
+#include "llmc/tokenizer/unicode.h"
 
 namespace {
 
