@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "llmc/base/error.h"
-#include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/io/hash.h"
 
@@ -55,10 +54,6 @@ std::string words_of(const std::exception_ptr& error) {
     }
 }
 
-[[noreturn]] void broken(const std::string& path, const std::string& what) {
-    throw Error(ErrorKind::bad_data, text(path, ": ", what), "This checkpoint cannot be used; an older one may be.");
-}
-
 }   // namespace
 
 std::string checkpoint_name(int step) { return formatted("step_%08d", step); }
@@ -76,220 +71,246 @@ std::vector<int> list_checkpoints(const FileSystem& files, const std::string& fo
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing
 
-// Remembers size and hash of every file that is created.
-class CheckpointWriter::HashingFiles : public ForwardingFiles {
-public:
-    using ForwardingFiles::ForwardingFiles;
+namespace {
 
-    std::unique_ptr<File> create(const std::string& path) override {
-        Entry& entry = entries[path.substr(path.rfind('/') + 1)];
-        entry = Entry();
-        return std::make_unique<HashingFile>(inner_.create(path), entry);
+// Hashes what is written; at each sync `record` is what the manifest says of it.
+class HashedFile : public File {
+public:
+    HashedFile(std::unique_ptr<File> inner, const Json& tensors, Json& record)
+        : file_(std::move(inner)), tensors_(tensors), record_(record) {}
+    const std::string& path() const override { return file_->path(); }
+    std::uint64_t size() const override { return file_->size(); }
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_->read_at(offset, into); }
+    void write(std::span<const std::byte> bytes) override {
+        file_->write(bytes);
+        bytes_ += bytes.size();
+        hash_.update(bytes.data(), bytes.size());
+    }
+    void sync() override {
+        file_->sync();
+        record_ = Json::object({{"bytes", bytes_}, {"xxh3_128", hash_.digest_128()}});
+        if (!tensors_.is_null()) record_.add("tensors", tensors_);
     }
 
-    struct Entry {
-        std::uint64_t bytes = 0;
-        Hash64 hash;
-        Json tensors;   // null: not of tensors
-    };
-    std::map<std::string, Entry> entries;   // by name
-    std::map<std::string, Json> linked;     // what the manifest says of files that are not created
-
 private:
-    class HashingFile : public File {
-    public:
-        HashingFile(std::unique_ptr<File> inner, Entry& entry) : file_(std::move(inner)), entry_(entry) {}
-        const std::string& path() const override { return file_->path(); }
-        std::uint64_t size() const override { return file_->size(); }
-        void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_->read_at(offset, into); }
-        void write(std::span<const std::byte> bytes) override {
-            file_->write(bytes);
-            entry_.bytes += bytes.size();
-            entry_.hash.update(bytes.data(), bytes.size());
-        }
-        void sync() override { file_->sync(); }
-
-    private:
-        std::unique_ptr<File> file_;
-        Entry& entry_;
-    };
+    std::unique_ptr<File> file_;
+    std::uint64_t bytes_ = 0;
+    Hash64 hash_;
+    Json tensors_;   // null: the file has none
+    Json& record_;
 };
 
+}   // namespace
+
 CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks)
-    : inner_(files),
-      hashing_(std::make_unique<HashingFiles>(files)),
+    : files_(files),
       folder_(folder),
       temporary_(folder + "/" + checkpoint_name(step) + temporary_suffix),
       step_(step),
       ranks_(ranks) {
     if (ranks.rank == 0) {
         attempt([&] {
-            inner_.remove_all(temporary_);
-            inner_.make_folders(temporary_);
+            files_.remove_all(temporary_);
+            files_.make_folders(temporary_);
         });
     }
     ranks.gather("");   // the folder is there
 }
 
 CheckpointWriter::~CheckpointWriter() {
-    if (!finished_) remove_unfinished();
+    join();
+    while (afterwards_ && ranks_.ranks == 1 && !is_over()) advance();   // needs nobody, so what is written is kept
+    if (!committed_) remove_unfinished();
 }
 
 void CheckpointWriter::remove_unfinished() {
     if (ranks_.rank != 0) return;
     try {
-        inner_.remove_all(temporary_);
+        files_.remove_all(temporary_);
     } catch (const std::exception&) {
         // the error that brought us here is the one to report; the next run removes the rest
     }
 }
 
-FileSystem& CheckpointWriter::files() { return *hashing_; }
-
-void CheckpointWriter::write(const std::string& name, const std::string& content) {
-    std::unique_ptr<File> file = hashing_->create(path(name));
-    file->write(bytes_of(content));
-    file->sync();
+std::unique_ptr<File> CheckpointWriter::create(const std::string& name, const Json& tensors) {
+    return std::make_unique<HashedFile>(files_.create(temporary_ + "/" + name), tensors, manifest_[name]);
 }
 
-void CheckpointWriter::describe(const std::string& name, const std::vector<TensorEntry>& tensors) {
+SafetensorsWriter CheckpointWriter::create(const std::string& name, const std::vector<TensorEntry>& tensors,
+                                           const TensorMetadata& metadata) {
     Json all = Json::object();
     for (const TensorEntry& tensor : tensors) {
         all.add(tensor.name, Json::object({{"dtype", name_of(tensor.type)}, {"shape", tensor.shape}}));
     }
-    hashing_->entries.at(name).tensors = std::move(all);
+    return {create(name, all), tensors, metadata};
+}
+
+void CheckpointWriter::write(const std::string& name, const std::string& content) {
+    const std::unique_ptr<File> file = create(name);
+    file->write(bytes_of(content));
+    file->sync();
 }
 
 void CheckpointWriter::link_files(const std::string& of_checkpoint, const std::vector<std::string>& but) {
-    const Json manifest = parse_json(read_whole(inner_, of_checkpoint + "/" + manifest_name));
-    for (const auto& [name, file] : manifest.at("files").members()) {
-        if (std::find(but.begin(), but.end(), name) != but.end()) continue;
-        inner_.link(of_checkpoint + "/" + name, path(name));
-        hashing_->linked[name] = file;
+    const Json manifest = parse_json(read_whole(files_, of_checkpoint + "/" + manifest_name));
+    for (const auto& [name, record] : manifest.at("files").members()) {
+        if (std::ranges::count(but, name) > 0) continue;
+        files_.link(of_checkpoint + "/" + name, temporary_ + "/" + name);
+        manifest_[name] = record;
+    }
+}
+
+void CheckpointWriter::start(std::function<void()> work, std::function<void()> afterwards) {
+    afterwards_ = std::move(afterwards);
+    run_in_thread([this, work = std::move(work)] { attempt(work); });
+}
+
+void CheckpointWriter::run_in_thread(std::function<void()> work) {
+    works_ = true;
+    thread_ = std::thread([this, work = std::move(work)] {
+        work();
+        works_ = false;
+    });
+}
+
+void CheckpointWriter::join() {
+    if (!thread_.joinable()) return;
+    const auto waits = ranks_.disk_wait();
+    thread_.join();
+}
+
+void CheckpointWriter::advance() {
+    join();
+    if (phase_ == Phase::writing) {
+        const std::vector<std::string> shares = ranks_.gather(share());
+        phase_ = Phase::committing;
+        if (ranks_.rank == 0) run_in_thread([this, shares] { commit(shares); });
+    } else if (phase_ == Phase::committing) {
+        const std::string of_first = ranks_.gather(outcome())[0];
+        phase_ = Phase::over;
+        attempt([&] {
+            if (of_first.empty()) return;
+            throw Error(ErrorKind::resumable, of_first, "Start again with --resume to go on from the last checkpoint.");
+        });
     }
 }
 
 void CheckpointWriter::finish() {
-    const std::vector<std::string> shares = ranks_.gather(share());
-    if (ranks_.rank == 0) commit(shares);
-    conclude(ranks_.gather(outcome()));
+    while (!is_over()) advance();
+    if (failure_) std::rethrow_exception(failure_);
 }
 
 std::string CheckpointWriter::share() const {
     if (failure_) return failed_share + words_of(failure_);
     Json own = Json::object();
-    for (const auto& [name, file] : hashing_->linked) own.add(name, file);
-    for (const auto& [name, file] : hashing_->entries) {
-        Json told = Json::object({{"bytes", file.bytes}, {"xxh3_128", file.hash.digest_128()}});
-        if (!file.tensors.is_null()) told.add("tensors", file.tensors);
-        own.add(name, std::move(told));
-    }
+    for (const auto& [name, record] : manifest_) own.add(name, record);
     return to_text(own);
 }
 
 void CheckpointWriter::commit(const std::vector<std::string>& shares) {
     attempt([&] {
+        std::map<std::string, Json> by_name;   // equal checkpoints have equal manifests
         for (std::size_t r = 0; r < shares.size(); r++) {
-            if (shares[r][0] != failed_share) continue;
-            throw Error(ErrorKind::resumable,
-                        text("rank ", r, " could not write its files of ", temporary_, ": ", shares[r].substr(1)));
+            if (shares[r][0] == failed_share) {
+                throw Error(ErrorKind::resumable,
+                            text("rank ", r, " could not write its files of ", temporary_, ": ", shares[r].substr(1)));
+            }
+            const Json records = parse_json(shares[r]);
+            by_name.insert(records.members().begin(), records.members().end());
         }
-        write_manifest(shares);
-        inner_.sync_folder(temporary_);
+        Json all = Json::object();
+        for (const auto& [name, record] : by_name) all.add(name, record);
+        const Json manifest =
+            Json::object({{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}});
+        write(manifest_name, to_text(manifest, 2) + "\n");
+        files_.sync_folder(temporary_);
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
         const std::string replaced = final_path + removed_suffix;
-        const bool replaces = inner_.exists(final_path);
+        const bool replaces = files_.exists(final_path);
         if (replaces) {   // one that did not verify, or the best one of a run that goes on before it
-            inner_.remove_all(replaced);
-            inner_.rename(final_path, replaced);
+            files_.remove_all(replaced);
+            files_.rename(final_path, replaced);
         }
-        inner_.rename(temporary_, final_path);
-        finished_ = true;
-        inner_.sync_folder(folder_);
-        if (replaces) inner_.remove_all(replaced);
+        files_.rename(temporary_, final_path);
+        committed_ = true;
+        files_.sync_folder(folder_);
+        if (replaces) files_.remove_all(replaced);
     });
-    if (!finished_) remove_unfinished();
-}
-
-void CheckpointWriter::write_manifest(const std::vector<std::string>& shares) {
-    std::map<std::string, Json> by_name;   // equal checkpoints have equal manifests
-    for (const std::string& share : shares) {
-        const Json files = parse_json(share);
-        by_name.insert(files.members().begin(), files.members().end());
+    if (!committed_) remove_unfinished();
+    if (failure_ || !afterwards_) return;
+    try {
+        afterwards_();
+    } catch (const std::exception& error) {
+        afterwards_failure_ = error.what();
     }
-    Json all = Json::object();
-    for (const auto& [name, file] : by_name) all.add(name, file);
-    const Json manifest =
-        Json::object({{"format", format_name}, {"version", format_version}, {"step", step_}, {"files", all}});
-    write(manifest_name, to_text(manifest, 2) + "\n");
 }
 
 std::string CheckpointWriter::outcome() const { return failure_ ? words_of(failure_) : ""; }
-
-void CheckpointWriter::conclude(const std::vector<std::string>& outcomes) const {
-    if (failure_) std::rethrow_exception(failure_);
-    if (outcomes[0].empty()) return;
-    throw Error(ErrorKind::resumable, outcomes[0], "Start again with --resume to go on from the last checkpoint.");
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
 namespace {
 
-// `of_model`: what verify_model_folder looks at.
-void verify(const FileSystem& files, const std::string& path, bool of_model, int rank, int ranks) {
+// What is wrong with this rank's share of the files.
+std::string own_damage(const FileSystem& files, const std::string& path, CheckpointUse use, int rank, int ranks) {
     const std::string manifest_path = path + "/" + manifest_name;
     std::string content;
     try {
+        if (use == CheckpointUse::any_model) {   // a link that leads nowhere counts as a damaged manifest
+            if (!files.exists(path + "/.") || std::ranges::count(files.list(path), manifest_name) == 0) return "";
+        }
         content = read_whole(files, manifest_path);
     } catch (const Error& error) {
-        broken(path, text("no readable manifest: ", error.message()));
+        return text(path, ": no readable manifest: ", error.message());
     }
     try {
         const Json manifest = parse_json(content);
-        if (manifest.at("format") != format_name) broken(manifest_path, "not a manifest");
+        if (manifest.at("format") != format_name) return manifest_path + ": not a manifest";
         const bool of_64_bits = manifest.at("version") == format_version_of_64_bits;
         if (manifest.at("version") != format_version && !of_64_bits) {
-            broken(manifest_path, text("version ", quoted(manifest.at("version")), ", expected ", format_version));
+            return text(manifest_path, ": version ", quoted(manifest.at("version")), ", expected ", format_version);
         }
-        const int step = static_cast<int>(manifest.at("step").as_whole(INT_MAX));
-        if (!of_model && path.substr(path.rfind('/') + 1) != checkpoint_name(step)) {
-            broken(manifest_path, text("it says step ", step));
+        const auto step = manifest.at("step").as_whole(INT_MAX);
+        if (use == CheckpointUse::resume &&
+            path.substr(path.rfind('/') + 1) != checkpoint_name(static_cast<int>(step))) {
+            return text(manifest_path, ": it says step ", step);
         }
         std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
-        for (const auto& [name, entry] : manifest.at("files").members()) {
-            if (of_model && name.starts_with("optimizer-")) continue;
-            records.emplace_back(entry.at("bytes").as_whole(UINT64_MAX), name,
-                                 entry.at(of_64_bits ? "xxh3" : "xxh3_128").as_text());
+        for (const auto& [name, record] : manifest.at("files").members()) {
+            if (use != CheckpointUse::resume && name.starts_with("optimizer-")) continue;
+            records.emplace_back(record.at("bytes").as_whole(UINT64_MAX), name,
+                                 record.at(of_64_bits ? "xxh3" : "xxh3_128").as_text());
         }
         std::sort(records.rbegin(), records.rend());   // the largest first
         for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
             const auto& [bytes, name, hash] = records[i];
             const std::string file_path = path + "/" + name;
-            if (!files.exists(file_path)) broken(file_path, "missing");
+            if (!files.exists(file_path)) return file_path + ": missing";
             const std::unique_ptr<File> file = files.open(file_path);
-            if (file->size() != bytes) broken(file_path, text(file->size(), " bytes, the manifest says ", bytes));
+            if (file->size() != bytes) return text(file_path, ": ", file->size(), " bytes, the manifest says ", bytes);
             const std::string found = hash_of(*file, of_64_bits);
-            if (found != hash) broken(file_path, text("hash ", found, ", the manifest says ", hash));
+            if (found != hash) return text(file_path, ": hash ", found, ", the manifest says ", hash);
         }
+        return "";
     } catch (const JsonSyntaxError&) {
-        broken(manifest_path, "not a manifest");
+        return manifest_path + ": not a manifest";
     } catch (const JsonError& error) {
-        broken(manifest_path, error.what());
+        return text(manifest_path, ": ", error.what());
+    } catch (const Error& error) {
+        return error.message();
     }
 }
 
 }   // namespace
 
-void verify_checkpoint(const FileSystem& files, const std::string& path, int rank, int ranks) {
-    verify(files, path, false, rank, ranks);
-}
-
-void verify_model_folder(const FileSystem& files, const std::string& path, int rank, int ranks) {
-    if (!files.exists(path + "/.")) return;
-    const std::vector<std::string> names = files.list(path);
-    if (std::find(names.begin(), names.end(), manifest_name) != names.end()) verify(files, path, true, rank, ranks);
+std::string find_damage(const FileSystem& files, const std::string& path, CheckpointUse use,
+                        const CheckpointRanks& ranks) {
+    const std::string own = own_damage(files, path, use, ranks.rank, ranks.ranks);
+    for (const std::string& damage : ranks.gather(own)) {
+        if (!damage.empty()) return damage;
+    }
+    return "";
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
@@ -301,16 +322,9 @@ std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const 
         const std::string name = ranks.gather(steps.empty() ? "" : checkpoint_name(steps.back()))[0];
         if (name.empty()) return std::nullopt;
         const std::string path = folder + "/" + name;
-        std::string wrong;
-        try {
-            verify(files, path, use == CheckpointUse::model, ranks.rank, ranks.ranks);
-        } catch (const Error& error) {
-            wrong = error.message();
-        }
-        const std::vector<std::string> reasons = ranks.gather(wrong);
-        const auto reason = std::find_if(reasons.begin(), reasons.end(), [](const auto& r) { return !r.empty(); });
-        if (reason == reasons.end()) return FoundCheckpoint{step_of(name).value(), path};
-        skipped.push_back(*reason);
+        const std::string damage = find_damage(files, path, use, ranks);
+        if (damage.empty()) return FoundCheckpoint{step_of(name).value(), path};
+        skipped.push_back(damage);
         if (!steps.empty()) steps.pop_back();
     }
 }

@@ -20,13 +20,17 @@
 // What the files hold is not known here (llmc/run/training_state.h).
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
 
@@ -36,34 +40,40 @@ std::string checkpoint_name(int step);
 // The steps of all complete checkpoints in `folder`, ascending; none where the folder does not exist.
 std::vector<int> list_checkpoints(const FileSystem& files, const std::string& folder);
 
-// The ranks that write or read one together; by default one alone. `gather`: everyone's text, by rank; collective.
+// The ranks that write or read one together; by default one process.
 struct CheckpointRanks {
     int rank = 0, ranks = 1;
+    // Everyone's text, by rank; collective.
     std::function<std::vector<std::string>(const std::string& own)> gather = [](const std::string& own) {
         return std::vector{own};
     };
+    // Called before this rank waits for its disk; what it returns lives as long as the wait.
+    std::function<std::shared_ptr<void>()> disk_wait = [] { return nullptr; };
 };
 
-// Writes one; making it and finish() are collective. Rank 0 makes the folder, and removes it where a rank has failed or
-// the writer is destroyed before the end of finish().
+// Writes one checkpoint. Every rank writes its files, in a thread (start) while the run goes on. Then all ranks meet
+// twice (advance): when all have written, and when rank 0 has written the manifest, synced and renamed. A run that
+// calls advance() where all ranks are ready() waits for no disk.
+//
+// Rank 0 makes the folder. It removes the folder where a rank has failed, or where the writer is destroyed before its
+// end. An older folder of the same step is replaced.
 class CheckpointWriter {
 public:
     CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks = {});
-    ~CheckpointWriter();
+    ~CheckpointWriter();   // waits for the thread; one process completes what was started
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-    // Files of the checkpoint must be created through this, which hashes what is written, with these paths.
-    FileSystem& files();
-    std::string path(const std::string& name) const { return temporary_ + "/" + name; }
-    void write(const std::string& name, const std::string& content);                   // a small file at once
-    void describe(const std::string& name, const std::vector<TensorEntry>& tensors);   // of one that has been created
-    // The files of a complete checkpoint of the same step, but those named `but`: they are linked, not written. For one
-    // rank alone.
+    // Creates a file of the checkpoint: hashed as it is written, and in the manifest once it is synced.
+    std::unique_ptr<File> create(const std::string& name) { return create(name, nullptr); }
+    SafetensorsWriter create(const std::string& name, const std::vector<TensorEntry>& tensors,
+                             const TensorMetadata& metadata);
+    void write(const std::string& name, const std::string& content);   // a small file at once
+    // Gives the files of a complete checkpoint of the same step, but those named `but`, a second name here.
     void link_files(const std::string& of_checkpoint, const std::vector<std::string>& but);
 
-    // work(), some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
-    // conclude(), and later work is left out.
+    // Runs some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
+    // the end, and later work is left out.
     template <class Work>
     void attempt(Work&& work) {
         if (failure_) return;
@@ -74,46 +84,59 @@ public:
         }
     }
 
-    // When all ranks have written: manifest, syncs, rename, by rank 0. An older folder of the same step is replaced.
-    // Where a rank has failed, the folder is removed first, then it throws its error and the others Error(resumable).
+    // Attempts work() in a thread. Rank 0 calls `afterwards` there once the checkpoint is complete.
+    void start(
+        std::function<void()> work, std::function<void()> afterwards = [] {});
+    int step() const { return step_; }
+    int rank() const { return ranks_.rank; }
+    const FileSystem& files() const { return files_; }
+    bool ready() const { return !works_; }   // advance() would wait for no disk of this rank's
+    void advance();                          // the next meeting: collective
+    bool is_over() const { return phase_ == Phase::over; }
+    // All that is left: collective, waits. Throws this rank's error, or Error(resumable) where another one has failed.
     void finish();
+    const std::string& afterwards_failure() const { return afterwards_failure_; }   // on rank 0; empty: none
 
-    // The parts of finish() for whoever must not wait in between: everyone's share() goes to commit() on rank 0, then
-    // everyone's outcome() to conclude(), which throws what finish() throws. Nothing here is collective.
+    // What advance() is made of: everyone's share() goes to commit() on rank 0, then everyone has its outcome().
     std::string share() const;   // what this rank has written, or why it could not
     void commit(const std::vector<std::string>& shares);
     std::string outcome() const;   // empty, or why there is no checkpoint
-    void conclude(const std::vector<std::string>& outcomes) const;
 
 private:
-    class HashingFiles;
+    enum class Phase { writing, committing, over };
+    std::unique_ptr<File> create(const std::string& name, const Json& tensors);
+    void run_in_thread(std::function<void()> work);
+    void join();
     void remove_unfinished();
-    void write_manifest(const std::vector<std::string>& shares);
 
-    FileSystem& inner_;
-    std::unique_ptr<HashingFiles> hashing_;
+    FileSystem& files_;
     std::string folder_, temporary_;
     int step_;
     CheckpointRanks ranks_;
+    std::map<std::string, Json> manifest_;   // what it says of this rank's files
     std::exception_ptr failure_;
-    bool finished_ = false;
+    bool committed_ = false;
+
+    Phase phase_ = Phase::writing;
+    std::atomic<bool> works_ = false;   // the thread does
+    std::thread thread_;
+    std::function<void()> afterwards_;   // of a save that was started
+    std::string afterwards_failure_;
 };
 
-// Error(bad_data) saying what is wrong, unless every file is there with the size and hash the manifest says. Several
-// ranks share the files, dealt in turns from the largest on.
-void verify_checkpoint(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
+// What a checkpoint is read for: to resume a run, or for its model, which needs less of it and may have any name; a
+// folder of any program may also have no manifest, and then nothing to compare with.
+enum class CheckpointUse { resume, model, any_model };
 
-// The same for a folder that a model is read from: nothing where it has no manifest, and so is not a checkpoint (a link
-// that leads nowhere counts as a damaged one). It may have any name, and what only a resumed run reads is left out.
-void verify_model_folder(const FileSystem& files, const std::string& path, int rank = 0, int ranks = 1);
+// What is wrong with it, if not every file is there with the size and hash that the manifest says; empty: nothing. The
+// same on all ranks, which share the files, dealt in turns from the largest on. Collective.
+std::string find_damage(const FileSystem& files, const std::string& path, CheckpointUse use = CheckpointUse::resume,
+                        const CheckpointRanks& ranks = {});
 
 struct FoundCheckpoint {
     int step;
     std::string path;
 };
-
-// What a checkpoint is read for: a model alone needs less of it.
-enum class CheckpointUse { resume, model };
 
 // The newest checkpoint that verifies, the same on all ranks: of those that rank 0 sees. What was passed over, and why,
 // is added to `skipped`.

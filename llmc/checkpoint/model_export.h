@@ -8,6 +8,7 @@
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/stage.h"
+#include "llmc/model/weight_source.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/tokenizer/tokenizer.h"
 
@@ -27,3 +28,16 @@ std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, Tenso
 // Of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of layers [in, out], without
 // rows that pad the vocabulary.
 TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info);
+
+// Writes such a tensor; `values` has the padding rows, stored [out, in].
+template <class T>
+void write_hugging_face(SafetensorsWriter& file, const ParamInfo& info, std::span<const T> values) {
+    values = values.first(static_cast<std::size_t>(info.exported_elements()));
+    if (!info.hf_transposed) return file.write_values(values);
+    const std::int64_t rows = info.exported_rows, cols = info.tensor.cols;
+    const std::int64_t strip = std::max<std::int64_t>(1, (1 << 20) / rows);   // columns that are converted at once
+    for (std::int64_t first = 0; first < cols; first += strip) {
+        const std::vector<T> columns = transposed(values, rows, cols, first, std::min(first + strip, cols));
+        file.write_values(std::span(columns));
+    }
+}

@@ -21,19 +21,6 @@ std::string newest_model(const FileSystem& files, const std::string& run, const 
         "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
-void verify_together(const FileSystem& files, const std::string& model, const CheckpointRanks& ranks) {
-    std::string wrong;
-    try {
-        verify_model_folder(files, model, ranks.rank, ranks.ranks);
-    } catch (const Error& error) {
-        wrong = error.message();
-    }
-    for (const std::string& reason : ranks.gather(wrong)) {
-        if (reason.empty()) continue;
-        throw Error(ErrorKind::bad_data, text("--model: ", reason), "Restore it from a copy, or take another one.");
-    }
-}
-
 }   // namespace
 
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
@@ -42,8 +29,8 @@ std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string&
     const bool is_run = files.exists(model + "/.") && !files.exists(model + "/config.json");
     if (ranks.gather(is_run ? "a run" : "")[0] == "a run") {
         model = newest_model(files, model, log, ranks);
-    } else {
-        verify_together(files, model, ranks);
+    } else if (const std::string damage = find_damage(files, model, CheckpointUse::any_model, ranks); !damage.empty()) {
+        throw Error(ErrorKind::bad_data, "--model: " + damage, "Restore it from a copy, or take another one.");
     }
     return open_weights(files, model);
 }

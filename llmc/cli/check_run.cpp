@@ -133,7 +133,6 @@ private:
     std::string time_steps();
     double time_validation(Step& step, const TokenSet& tokens);
     int last_step() const { return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_; }
-    bool has_masters() const { return options_.master_weights && sizeof(floatX) < sizeof(float); }
 
     const CommandLine& asked_;
     Options options_;
@@ -210,7 +209,8 @@ std::string RunCheck::check_disk() const {
     std::uint64_t more = checkpoints_to_come(saved, after_step_, last_step(), options_.checkpoint_every,
                                              options_.keep_checkpoints, options_.major_checkpoint_every);
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
-    const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config), has_masters())),
+    const double each = static_cast<double>(
+                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_state_names(options_))),
                  bytes = each * static_cast<double>(more);
     const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
                                    ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");

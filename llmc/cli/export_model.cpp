@@ -5,25 +5,15 @@
 #include "llmc/base/log.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/checkpoint/model_file.h"
-#include "llmc/io/safetensors.h"
-#include "llmc/model/weight_source.h"
 
 namespace {
-
-// A tensor in Hugging Face's orientation, without the rows that pad the vocabulary.
-std::vector<float> exported(const WeightSource& weights, const ParamInfo& info) {
-    std::vector<float> values = weights.read(info);
-    values.resize(static_cast<std::size_t>(info.exported_elements()));
-    if (!info.hf_transposed) return values;
-    return transposed<float>(values, info.exported_rows, info.tensor.cols, 0, info.tensor.cols);
-}
 
 template <class T>
 void write_tensors(SafetensorsWriter& writer, const ParamTable& table, const WeightSource& weights) {
     for (const ParamInfo& info : table.all()) {
-        const std::vector<float> values = exported(weights, info);
+        const std::vector<float> values = weights.read(info);
         const std::vector<T> stored(values.begin(), values.end());
-        writer.write_values(std::span<const T>(stored));
+        write_hugging_face<T>(writer, info, stored);
     }
 }
 
@@ -40,7 +30,7 @@ void write_hugging_face(FileSystem& files, const std::string& folder, const Weig
         entries.push_back(hugging_face_entry(table, info));
         entries.back().type = type;
     }
-    SafetensorsWriter writer(files, folder + "/model.safetensors", entries, TensorMetadata{{"format", "pt"}});
+    SafetensorsWriter writer(files.create(folder + "/model.safetensors"), entries, TensorMetadata{{"format", "pt"}});
     if (dtype == DType::bf16) {
         write_tensors<bf16>(writer, table, weights);
     } else {

@@ -276,8 +276,9 @@ template std::vector<double> SafetensorsFile::read_as(const TensorEntry&) const;
 template std::vector<float> SafetensorsFile::read_as(const TensorEntry&) const;
 template std::vector<std::int64_t> SafetensorsFile::read_as(const TensorEntry&) const;
 
-SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path, std::vector<TensorEntry> entries,
-                                     const TensorMetadata& metadata) {
+SafetensorsWriter::SafetensorsWriter(std::unique_ptr<File> file, const std::vector<TensorEntry>& entries,
+                                     const TensorMetadata& metadata)
+    : file_(std::move(file)) {
     Json json = Json::object();
     if (!metadata.empty()) {
         Json& texts = *json.add("__metadata__", Json::object());
@@ -294,7 +295,6 @@ SafetensorsWriter::SafetensorsWriter(FileSystem& files, const std::string& path,
     std::string header = to_text(json);
     header.resize((header.size() + data_alignment - 1) / data_alignment * data_alignment, ' ');
     const std::uint64_t length = header.size();
-    file_ = files.create(path);
     file_->write(std::as_bytes(std::span(&length, 1)));
     file_->write(std::as_bytes(std::span(header)));
 }

@@ -74,7 +74,7 @@ private:
 class SafetensorsWriter {
 public:
     // Only name, type and shape of the entries are read.
-    SafetensorsWriter(FileSystem& files, const std::string& path, std::vector<TensorEntry> entries,
+    SafetensorsWriter(std::unique_ptr<File> file, const std::vector<TensorEntry>& entries,
                       const TensorMetadata& metadata);
 
     void write(std::span<const std::byte> bytes);

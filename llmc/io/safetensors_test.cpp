@@ -36,7 +36,7 @@ std::string error_of(const TemporaryFolder& folder, const std::string& bytes) {
 std::string write_sample(const TemporaryFolder& folder) {
     const std::string path = folder / "sample.safetensors";
     SafetensorsWriter writer(
-        real_files(), path,
+        real_files().create(path),
         {{"a", TensorType::F32, {2, 3}, 0}, {"none", TensorType::F64, {0}, 0}, {"b", TensorType::I64, {}, 0}},
         {{"format", "pt"}});
     const std::vector<float> a{1, 2, 3, 4, 5, -0.5f};
@@ -70,8 +70,8 @@ TEST_CASE("safetensors: what is written is read back") {
 TEST_CASE("safetensors: half precision is converted exactly") {
     TemporaryFolder folder;
     const std::string path = folder / "half.safetensors";
-    SafetensorsWriter writer(real_files(), path, {{"bf16", TensorType::BF16, {3}, 0}, {"f16", TensorType::F16, {5}, 0}},
-                             {});
+    SafetensorsWriter writer(real_files().create(path),
+                             {{"bf16", TensorType::BF16, {3}, 0}, {"f16", TensorType::F16, {5}, 0}}, {});
     const std::vector<std::uint16_t> values{0x3f80, 0xc020, 0x0001, 0x3c00, 0xc100, 0x0001, 0x7c00, 0x8000};
     writer.write_values(std::span(values));
     writer.finish();
@@ -166,7 +166,7 @@ TEST_CASE("safetensors: the time for 40,000 tensors is not quadratic") {
         std::vector<TensorEntry> entries;
         for (int i = 0; i < tensors; i++) entries.push_back({text("layer.", i, ".weight"), TensorType::U8, {1}, 0});
         const std::clock_t start = std::clock();
-        SafetensorsWriter writer(real_files(), folder / "many.safetensors", entries, {});
+        SafetensorsWriter writer(real_files().create(folder / "many.safetensors"), entries, {});
         writer.write(std::vector<std::byte>(entries.size()));
         writer.finish();
         const SafetensorsFile file(real_files(), folder / "many.safetensors");
@@ -191,7 +191,7 @@ TEST_CASE("safetensors: tensors at odd bytes are read as they are") {
 
 TEST_CASE("safetensors: a writer given too much or too little data is a bug") {
     TemporaryFolder folder;
-    SafetensorsWriter writer(real_files(), folder / "short.safetensors", {{"t", TensorType::U8, {4}, 0}}, {});
+    SafetensorsWriter writer(real_files().create(folder / "short.safetensors"), {{"t", TensorType::U8, {4}, 0}}, {});
     CHECK_THROWS_AS(writer.finish(), Error);
     const std::string bytes = "01234";
     CHECK_THROWS_AS(writer.write(std::as_bytes(std::span(bytes))), Error);

@@ -53,7 +53,7 @@ void write_hugging_face(const std::string& folder, const ParamTable& table, cons
         entries.push_back(entry);
     }
     entries.insert(entries.end(), extra.begin(), extra.end());
-    SafetensorsWriter writer(real_files(), folder + "/model.safetensors", entries, {{"format", "pt"}});
+    SafetensorsWriter writer(real_files().create(folder + "/model.safetensors"), entries, {{"format", "pt"}});
     for (int i = 0; i < table.size(); i++) {
         const std::vector<float> ours = values_of(table, i);
         const auto rows = static_cast<std::size_t>(table[i].exported_rows),

@@ -1,5 +1,6 @@
 #include "llmc/optim/optimizer.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "llmc/kernels/adamw.cuh"
@@ -13,19 +14,17 @@ constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so master
 template <class G>
 class AdamOptimizer : public Optimizer {
 public:
-    AdamOptimizer(Stage& stage, const Gradients<G>& gradients, const OptimizerOptions& options, Arena& arena)
-        : stage_(stage),
-          options_(options),
-          m_(arena, "optimizer m", stage.storage(), StateKind::optimizer),
-          v_(arena, "optimizer v", stage.storage(), StateKind::optimizer) {
-        if (options.master_weights && kRoundedParameters) {
-            masters_ = ModelState<float>(arena, "master weights", stage.storage(), StateKind::optimizer);
-            has_masters_ = true;
+    AdamOptimizer(Stage& stage, const Gradients<G>& gradients, const std::vector<ParamGroup>& groups,
+                  const OptimizerOptions& options, Arena& arena)
+        : Optimizer(stage.storage(), options, arena), stage_(stage), options_(options) {
+        make_tables(gradients, groups, arena);
+        for (const OptimizerState& state : states_) {
+            if (!state.is_weights) {
+                state.values.zero(stream());
+            } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
+                copy_parameters(state.values);
+            }
         }
-        make_tables(gradients, arena);
-        m_.zero(stream());
-        v_.zero(stream());
-        if (has_masters_ && masters_.unit(0).data() != nullptr) copy_masters();   // else memory is only counted
     }
 
     void sum_squares(double* sum) override { sum_of_squares(sum, norm_table_, false, stream()); }
@@ -42,33 +41,35 @@ public:
         adamw_update(adam_table_, adam, stream());
     }
 
-    ModelState<float>& first_moments() override { return m_; }
-    ModelState<float>& second_moments() override { return v_; }
-    ModelState<float>* masters() override { return has_masters_ ? &masters_ : nullptr; }
-
 private:
     cudaStream_t stream() const { return stage_.stream(); }
 
     // What this rank updates, and of what it adds the squares.
-    void make_tables(const Gradients<G>& gradients, Arena& arena) {
+    void make_tables(const Gradients<G>& gradients, const std::vector<ParamGroup>& groups, Arena& arena) {
+        const ParamStorage& storage = stage_.storage();
+        const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
         std::vector<AdamRange<floatX, G>> adam;
-        std::vector<NormRange<G>> norm;
-        for (const TensorPlace& place : stage_.storage().tensors()) {
-            const ParamInfo& info = stage_.table()[place.param];
-            for (const OwnedRange& owned : owned_ranges(info.tensor, stage_.storage().place(), StateKind::optimizer)) {
-                AdamRange<floatX, G> range{};
-                range.parameter = stage_.parameters().owned(place.param) + owned.local_begin;
-                range.master = has_masters_ ? masters_.tensor(place.param) + owned.local_begin : nullptr;
-                range.gradient = gradients.kept().owned(place.param) + owned.local_begin;
-                range.m = m_.tensor(place.param) + owned.local_begin;
-                range.v = v_.tensor(place.param) + owned.local_begin;
-                range.count = owned.length;
-                range.weight_decay = info.decays ? options_.weight_decay : 0.0f;
-                range.tensor_key = info.random_tensor();
-                range.span = owned.global;
-                adam.push_back(range);
+        for (const ParamGroup& group : groups) {
+            for (int param : group.params) {
+                const ParamInfo& info = stage_.table()[param];
+                if (storage.find(param) == nullptr) continue;
+                for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
+                    auto at = [&](const ModelState<float>& state) { return state.tensor(param) + owned.local_begin; };
+                    adam.push_back({.parameter = stage_.parameters().owned(param) + owned.local_begin,
+                                    .master = weights != states_.end() ? at(weights->values) : nullptr,
+                                    .gradient = gradients.kept().owned(param) + owned.local_begin,
+                                    .m = at(state("m")),
+                                    .v = at(state("v")),
+                                    .count = owned.length,
+                                    .weight_decay = group.weight_decay,
+                                    .tensor_key = info.random_tensor(),
+                                    .span = owned.global});
+                }
             }
-            for (const OwnedRange& sole : sole_ranges(info.tensor, stage_.storage().place())) {
+        }
+        std::vector<NormRange<G>> norm;
+        for (const TensorPlace& place : storage.tensors()) {
+            for (const OwnedRange& sole : sole_ranges(stage_.table()[place.param].tensor, storage.place())) {
                 norm.push_back({gradients.kept().shard(place.param) + sole.local_begin, sole.length});
             }
         }
@@ -76,10 +77,10 @@ private:
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
     }
 
-    void copy_masters() {
+    void copy_parameters(const ModelState<float>& weights) {
         if constexpr (kRoundedParameters) {
             for (const TensorPlace& place : stage_.storage().tensors()) {
-                cast(masters_.tensor(place.param), stage_.parameters().owned(place.param),
+                cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
                      stage_.storage().padded_elements(place, StateKind::optimizer), stream());
             }
         }
@@ -87,17 +88,42 @@ private:
 
     Stage& stage_;
     OptimizerOptions options_;
-    ModelState<float> m_, v_, masters_;
-    bool has_masters_ = false;
     AdamTable<floatX, G> adam_table_;
     NormTable<G> norm_table_;
 };
 
 }   // namespace
 
+std::vector<OptimizerStateName> optimizer_state_names(const OptimizerOptions& options) {
+    std::vector<OptimizerStateName> names{{"m"}, {"v"}};
+    if (options.master_weights && kRoundedParameters) names.insert(names.begin(), {"master", true});
+    return names;
+}
+
+std::vector<ParamGroup> param_groups(const ParamTable& table, const OptimizerOptions& options) {
+    std::vector<ParamGroup> groups{{UpdateRule::adamw, options.weight_decay, {}}, {UpdateRule::adamw, 0, {}}};
+    for (int param = 0; param < table.size(); param++) groups[table[param].decays ? 0 : 1].params.push_back(param);
+    return groups;
+}
+
+Optimizer::Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena) {
+    for (const OptimizerStateName& name : optimizer_state_names(options)) {
+        states_.push_back({name, ModelState<float>(arena, "optimizer " + name.name, storage, StateKind::optimizer)});
+    }
+}
+
+const ModelState<float>& Optimizer::state(std::string_view name) const {
+    const auto found = std::ranges::find(states_, name, &OptimizerState::name);
+    ENSURE(found != states_.end(), "the optimizer keeps no ", name);
+    return found->values;
+}
+
+double Optimizer::bytes_per_parameter() const { return static_cast<double>(sizeof(float) * states_.size()); }
+
 std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena) {
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<AdamOptimizer<G>>(stage, gradients, options, arena);
+        return std::make_unique<AdamOptimizer<G>>(stage, gradients, param_groups(stage.table(), options), options,
+                                                  arena);
     };
     return std::visit(with, stage.gradients());
 }

@@ -108,14 +108,16 @@ public:
           storage_(table_, {c.mesh, coordinates_of(c.mesh, rank), c.zero},
                    stage_of(c, coordinates_of(c.mesh, rank).pp)),
           stream_(stream),
-          parameters_(arena, "parameters", storage_, StateKind::parameters),
-          m_(arena, "m", storage_, StateKind::optimizer),
-          v_(arena, "v", storage_, StateKind::optimizer) {
-        if (c.masters) masters_.emplace(arena, "masters", storage_, StateKind::optimizer);
+          parameters_(arena, "parameters", storage_, StateKind::parameters) {
+        OptimizerOptions options;
+        options.master_weights = c.masters;
+        for (const OptimizerStateName& name : optimizer_state_names(options)) {
+            states_.push_back({name, ModelState<float>(arena, name.name, storage_, StateKind::optimizer)});
+        }
     }
 
     const ParamStorage& storage() const { return storage_; }
-    TrainedTensors tensors() const { return {parameters_, m_, v_, masters_ ? &*masters_ : nullptr}; }
+    TrainedTensors tensors() const { return {parameters_, states_}; }
 
     // Every element as it should be, found one by one (home_of), padding zero.
     void fill() const {
@@ -155,7 +157,8 @@ public:
         std::uint64_t bytes = 0;
         for (const TensorPlace& place : storage_.tensors()) {
             for (const OwnedRange& range : storage_.exported_ranges(place, StateKind::parameters)) {
-                bytes += static_cast<std::uint64_t>(range.length) * (masters_ ? sizeof(float) : sizeof(floatX));
+                bytes +=
+                    static_cast<std::uint64_t>(range.length) * (states_[0].is_weights ? sizeof(float) : sizeof(floatX));
             }
             for (const OwnedRange& range : storage_.exported_ranges(place, StateKind::optimizer)) {
                 bytes += 2 * static_cast<std::uint64_t>(range.length) * sizeof(float);
@@ -175,9 +178,9 @@ private:
     template <class Visit>
     void for_states(Visit&& visit) const {
         visit(parameters_, Kind::master);
-        visit(m_, Kind::m);
-        visit(v_, Kind::v);
-        if (masters_) visit(*masters_, Kind::master);
+        for (const OptimizerState& state : states_) {
+            visit(state.values, state.is_weights ? Kind::master : state.name == "m" ? Kind::m : Kind::v);
+        }
     }
     template <class T>
     std::size_t offset(const ModelState<T>& state, const TensorPlace& place) const {
@@ -213,8 +216,7 @@ private:
     ParamStorage storage_;
     cudaStream_t stream_;
     ModelState<floatX> parameters_;
-    ModelState<float> m_, v_;
-    std::optional<ModelState<float>> masters_;
+    std::vector<OptimizerState> states_;
     mutable std::map<std::pair<int, bool>, Homes> homes_;
 };
 
@@ -455,14 +457,14 @@ TEST_CASE("reshard: four ranks share the writing: at least three times as fast a
                 rank.state.fill();
                 ThrottledFiles slow(real_files(), 2e6);
                 HostTensors memory(rank.state.tensors(), rank.gatherer);
-                StateSave save(slow, folder / (c.name() + "-" + std::to_string(attempt)), run_state(),
-                               rank.state.tensors(), memory, extras, rank.gatherer, rank.ranks());
+                CheckpointWriter save(slow, folder / (c.name() + "-" + std::to_string(attempt)), run_state().step,
+                                      rank.ranks());
+                start_save(save, run_state(), rank.state.tensors(), memory, extras, rank.gatherer);
                 me.world.gather_text("");
                 const auto start = std::chrono::steady_clock::now();
                 save.finish();
                 const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
                 if (me.rank() == 0) seconds[i] = std::min(seconds[i], taken.count());
-                save.throw_if_failed();
             });
         }
     }

@@ -131,7 +131,7 @@ void Step::wait_for_all_gather() {
 std::string Step::memory_by_formula() const {
     const double gradient_bytes = stage_.options().grad_dtype == DType::bf16 ? 2 : 4;
     const ZeroMemory memory =
-        zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->masters() != nullptr ? 12 : 8);
+        zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
     return formatted(
         "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",

@@ -145,7 +145,7 @@ RunEnd Trainer::end_at_signal() {
 // would only let the run go on into the same.
 RunEnd Trainer::end_at_bad_steps() {
     parts_.step.wait_for_all_gather();
-    finish_save();   // of a step before
+    end_save();   // of a step before
     parts_.log.warning(
         "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
         "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer "
@@ -245,7 +245,7 @@ void Trainer::train_step() {
 bool Trainer::rewind() {
     const StepResult spike = *std::exchange(spike_, std::nullopt);
     const int from = step_;
-    finish_save();
+    end_save();
     parts_.step.wait_for_all_gather();
     std::vector<std::string> skipped;
     std::optional<Communicator::Alone> alone;   // each rank hashes and reads its share in its own time
@@ -400,8 +400,8 @@ bool Trainer::write_sample() {
 // The folder's only one. What it held is removed last, so that it always holds one.
 void Trainer::save_best() {
     const std::string folder = options_.output_dir + "/" + kBestFolder;
-    finish_save();
-    start_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
+    end_save();
+    begin_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
         for (int step : list_checkpoints(parts_.files, folder)) {
             if (step != best) remove_checkpoint(parts_.files, folder, step);
         }
@@ -410,11 +410,11 @@ void Trainer::save_best() {
 
 bool Trainer::save_checkpoint() {
     if (options_.output_dir.empty()) return true;
-    finish_save();
+    end_save();
     if (saved_step_ == step_) return true;
     const AfterStep next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
     if (best_step_ == step_ && link_checkpoint(next)) return true;
-    start_save(options_.output_dir, next, [this] { remove_older_checkpoints(); });
+    begin_save(options_.output_dir, next, [this] { remove_older_checkpoints(); });
     return true;
 }
 
@@ -469,26 +469,29 @@ RunState Trainer::state_now(AfterStep next) const {
     return state;
 }
 
-void Trainer::start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
+void Trainer::begin_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
     if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
     agree_on_algorithms();   // on those of problems that were met since
     if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
-    const CheckpointRanks ranks{agreement_.rank(), agreement_.ranks(),
-                                [this](const std::string& own) { return agreement_.gather(own); }};
-    const AroundSave around{[this] { parts_.metrics.sync(); }, std::move(remove_older)};
     save_folder_ = folder;
-    save_.emplace(parts_.files, folder, state_now(next), tensors_of(parts_.step), *host_tensors_,
-                  CheckpointExtras{parts_.tokenizer_file, matmul_choices_}, gatherer_, ranks, around);
+    save_.emplace(parts_.files, folder, step_,
+                  CheckpointRanks{agreement_.rank(), agreement_.ranks(),
+                                  [this](const std::string& own) { return agreement_.gather(own); },
+                                  [this] { return gatherer_.works_alone(); }});
+    const CheckpointExtras extras{parts_.tokenizer_file, matmul_choices_, [this] { parts_.metrics.sync(); },
+                                  std::move(remove_older)};
+    start_save(*save_, state_now(next), tensors_of(parts_.step), *host_tensors_, extras, gatherer_);
 }
 
 void Trainer::end_save() {
+    if (!save_) return;
     const std::string name = save_folder_ + "/" + checkpoint_name(save_->step());
     save_failure_ = nullptr;
     try {
-        save_->throw_if_failed();
+        save_->finish();
         (save_folder_ == options_.output_dir ? saved_step_ : best_step_) = save_->step();
         parts_.log.line("checkpoint %s", name.c_str());
-        if (std::string why = save_->after_failure(); !why.empty()) {
+        if (const std::string& why = save_->afterwards_failure(); !why.empty()) {
             parts_.log.warning("older checkpoints could not be removed: %s", why.c_str());
         }
     } catch (const std::exception& error) {
@@ -498,13 +501,7 @@ void Trainer::end_save() {
     save_.reset();
 }
 
-void Trainer::finish_save() {
-    if (!save_) return;
-    save_->finish();
-    end_save();
-}
-
 void Trainer::settle_saves() {
-    finish_save();
+    end_save();
     if (save_failure_) std::rethrow_exception(save_failure_);
 }

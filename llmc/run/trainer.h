@@ -111,10 +111,9 @@ private:
     void remove_older_checkpoints();
     void save_best();
     // Saves beside the steps that follow, then calls `remove_older` on the first rank. Not while another is under way.
-    void start_save(const std::string& folder, AfterStep next, std::function<void()> remove_older);
+    void begin_save(const std::string& folder, AfterStep next, std::function<void()> remove_older);
     void check_replicas();
-    void end_save();       // the one under way is over
-    void finish_save();    // waits for it, if there is one
+    void end_save();       // waits for the one under way, and tells what became of it
     void settle_saves();   // before the run ends: no save is under way, and the last one has not failed
     // After the step at hand; of what has an interval, only validation is also made before the first step.
     bool is_due(AfterStep work) const;
@@ -139,9 +138,9 @@ private:
     Gatherer gatherer_;            // of checkpoints
     std::string matmul_choices_;   // of all ranks
     std::optional<HostTensors> host_tensors_;
-    std::optional<StateSave> save_;     // under way
-    std::string save_folder_;           // where
-    std::exception_ptr save_failure_;   // of the last save
+    std::optional<CheckpointWriter> save_;   // under way
+    std::string save_folder_;                // where
+    std::exception_ptr save_failure_;        // of the last save
     std::optional<Validation> validation_;
     OutlierDetector loss_outliers_, norm_outliers_;
     double loss_z_ = 0, norm_z_ = 0;     // of the last step

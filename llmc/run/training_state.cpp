@@ -98,8 +98,8 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 
 // What others are told of the model and its tokenizer. Of that, tokenizer.json can encode; data prepared by llm.c's
 // scripts have only tokenizer.bin.
-void write_description(CheckpointWriter& writer, const FileSystem& files, const ModelConfig& config,
-                       const std::string& tokenizer_file) {
+void write_description(CheckpointWriter& writer, const ModelConfig& config, const std::string& tokenizer_file) {
+    const FileSystem& files = writer.files();
     std::optional<Tokenizer> tokenizer;
     if (!tokenizer_file.empty()) {
         const std::string content = read_whole(files, tokenizer_file);
@@ -115,88 +115,29 @@ void write_description(CheckpointWriter& writer, const FileSystem& files, const 
 
 }   // namespace
 
-StateSave::StateSave(FileSystem& files, const std::string& folder, const RunState& state, const TrainedTensors& tensors,
-                     HostTensors& memory, const CheckpointExtras& extras, const Gatherer& gatherer,
-                     const CheckpointRanks& ranks, AroundSave around)
-    : step_(state.step),
-      gatherer_(gatherer),
-      ranks_(ranks),
-      around_(std::move(around)),
-      writer_(files, folder, state.step, ranks) {
+void start_save(CheckpointWriter& writer, const RunState& state, const TrainedTensors& tensors, HostTensors& memory,
+                const CheckpointExtras& extras, const Gatherer& gatherer) {
     memory.fill(tensors, gatherer);
     const ParamTable& table = tensors.storage().table();
-    start([this, &files, &memory, &table, state, extras] {
-        if (ranks_.rank == 0) writer_.attempt(around_.before);
-        memory.write(writer_);
-        if (ranks_.rank > 0) return;
-        writer_.attempt([&] {
-            write_description(writer_, files, table.config(), extras.tokenizer_file);
-            writer_.write("model.safetensors.index.json", tensor_index(table));
-            writer_.write("run.json", run_json(state));
-            writer_.write(kMatmulChoicesFile, extras.matmul_choices);
-        });
-    });
+    auto work = [&writer, &memory, &table, state, extras] {
+        if (writer.rank() == 0) extras.before();
+        memory.write(writer);
+        if (writer.rank() > 0) return;
+        write_description(writer, table.config(), extras.tokenizer_file);
+        writer.write("model.safetensors.index.json", tensor_index(table));
+        writer.write("run.json", run_json(state));
+        writer.write(kMatmulChoicesFile, extras.matmul_choices);
+    };
+    writer.start(work, extras.afterwards);
 }
-
-StateSave::~StateSave() {
-    if (thread_.joinable()) thread_.join();
-    if (ranks_.ranks == 1) finish();   // an error ends the run; this needs nobody, so what is written is kept
-}
-
-void StateSave::start(std::function<void()> work) {
-    works_ = true;
-    thread_ = std::thread([this, work = std::move(work)] {
-        work();
-        works_ = false;
-    });
-}
-
-void StateSave::advance() {
-    if (thread_.joinable()) {
-        const auto alone = gatherer_.works_alone();
-        thread_.join();
-    }
-    if (phase_ == Phase::writing) {
-        const std::vector<std::string> shares = ranks_.gather(writer_.share());
-        phase_ = Phase::committing;
-        if (ranks_.rank > 0) return;
-        start([this, shares] {
-            writer_.commit(shares);
-            if (!writer_.outcome().empty()) return;
-            try {
-                around_.after();
-            } catch (const std::exception& error) {
-                after_failure_ = error.what();
-            }
-        });
-    } else if (phase_ == Phase::committing) {
-        const std::vector<std::string> outcomes = ranks_.gather(writer_.outcome());
-        phase_ = Phase::over;
-        try {
-            writer_.conclude(outcomes);
-        } catch (...) {
-            failure_ = std::current_exception();
-        }
-    }
-}
-
-void StateSave::finish() {
-    while (!is_over()) advance();
-}
-
-void StateSave::throw_if_failed() const {
-    if (failure_) std::rethrow_exception(failure_);
-}
-
-std::string StateSave::after_failure() const { return after_failure_; }
 
 void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
                          const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
                          const CheckpointRanks& ranks) {
     HostTensors memory(tensors, gatherer);
-    StateSave save(files, folder, state, tensors, memory, extras, gatherer, ranks);
-    save.finish();
-    save.throw_if_failed();
+    CheckpointWriter writer(files, folder, state.step, ranks);
+    start_save(writer, state, tensors, memory, extras, gatherer);
+    writer.finish();
 }
 
 void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,

@@ -175,8 +175,8 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
                     AdamRange<floatX, float> range{};
                     range.parameter = rank.stage().parameters().owned(place.param) + owned.local_begin;
                     range.gradient = gradients.kept().owned(place.param) + owned.local_begin;
-                    range.m = optimizer.first_moments().tensor(place.param) + owned.local_begin;
-                    range.v = optimizer.second_moments().tensor(place.param) + owned.local_begin;
+                    range.m = optimizer.state("m").tensor(place.param) + owned.local_begin;
+                    range.v = optimizer.state("v").tensor(place.param) + owned.local_begin;
                     range.count = owned.length;
                     range.weight_decay = info.decays ? 0.1f : 0.0f;
                     range.tensor_key = info.random_tensor();

@@ -141,10 +141,8 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
                 const char* groups[] = {"parameters/", "gradients/", "optimizer ", "unsharded parameters/",
                                         "unsharded gradients/"};
                 for (const Allocation& allocation : rank.arena().allocations()) {
-                    const std::string name = allocation.name.starts_with("master weights/") ? "optimizer masters"
-                                             : allocation.name.starts_with("reduced gradients/")
-                                                 ? "unsharded gradients/"
-                                                 : allocation.name;
+                    const std::string name =
+                        allocation.name.starts_with("reduced gradients/") ? "unsharded gradients/" : allocation.name;
                     bool known = false;
                     for (const char* other : {"optimizer tables/", "activations/", "workspace/", "batch/", "step/"}) {
                         known = known || name.starts_with(other);

@@ -409,13 +409,12 @@ void require_equal_copies(const ModelState<T>& state, const std::string& name, T
 // Of all that a run leaves.
 inline void require_equal_copies(Rank& rank, TestRank& me) {
     Step& step = rank.step();
-    Optimizer& optimizer = step.optimizer();
     step.wait_for_all_gather();
     CUDA_CHECK(cudaStreamSynchronize(step.stage().stream()));
     require_equal_copies(step.stage().parameters(), "parameters", me);
-    require_equal_copies(optimizer.first_moments(), "first moments", me);
-    require_equal_copies(optimizer.second_moments(), "second moments", me);
-    if (optimizer.masters() != nullptr) require_equal_copies(*optimizer.masters(), "masters", me);
+    for (const OptimizerState& state : step.optimizer().states()) {
+        require_equal_copies(state.values, state.name.c_str(), me);
+    }
 }
 
 // What one process alone, without communicators, makes of the same batches.

@@ -61,7 +61,7 @@ TEST_CASE("evaluate: a stage without backward has parameters and one micro-batch
     CHECK(without.bytes["parameters"] == without.bytes["(parameters)"]);
     CHECK(without.bytes["activations"] == without.bytes["(a block)"] + without.bytes["(residual streams)"]);
     for (const char* group :
-         {"gradients", "unsharded gradients", "optimizer m", "optimizer v", "master weights", "optimizer tables"}) {
+         {"gradients", "unsharded gradients", "optimizer m", "optimizer v", "optimizer master", "optimizer tables"}) {
         CHECK_MESSAGE(without.bytes.count(group) == 0, group);
     }
     CHECK(with.bytes.count("optimizer m") == 1);   // so it is looked for by its name

@@ -82,14 +82,14 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
 // A group's parts and contents.
 using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
 
-std::string group_of(const char* what, const TensorSpec& tensor) {
+std::string group_of(const std::string& what, const TensorSpec& tensor) {
     constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary"};
     return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
 }
 
 // One copy of a part of a tensor.
 template <class T>
-void add_hashes(std::string& lines, GroupHashes& groups, const char* what, const ModelState<T>& state,
+void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what, const ModelState<T>& state,
                 cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
     for (const TensorPlace& place : storage.tensors()) {
@@ -177,11 +177,11 @@ std::string earliest(const std::vector<std::string>& by_rank) {
 ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream) {
     ReplicaHashes result;
     GroupHashes groups;
-    auto add = [&](const char* what, const auto& state) { add_hashes(result.tensors, groups, what, state, stream); };
+    auto add = [&](const std::string& what, const auto& state) {
+        add_hashes(result.tensors, groups, what, state, stream);
+    };
     add("parameter", tensors.parameters);
-    if (tensors.masters != nullptr) add("master", *tensors.masters);
-    add("m", tensors.m);
-    add("v", tensors.v);
+    for (const OptimizerState& state : tensors.states) add(state.name, state.values);
     for (const auto& [name, hashes] : groups) {
         result.groups +=
             text(name, " ", hash_to_text(hashes.first.digest()), " ", hash_to_text(hashes.second.digest()), "\n");

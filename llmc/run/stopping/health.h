@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/state_tensors.h"
+#include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/run/step.h"
 
 // Which tensor of this rank first has a value that is not finite, after a step whose loss or norm is not: parameters in
@@ -22,7 +22,7 @@ std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, 
 // finite.
 std::string earliest(const std::vector<std::string>& by_rank);
 
-// Hashes of what this rank keeps of each tensor: parameters, masters and moments, with which part of it that is; a line
+// Hashes of what this rank keeps of each tensor, parameters and optimizer states, with which part of it that is; a line
 // for each, and a line for all together that meshes cut and copy alike, so that ranks which have copies of one of them
 // have copies of all: few, however many layers there are.
 struct ReplicaHashes {

@@ -69,7 +69,7 @@ private:
 struct StopVotes {
     double asking = 0;     // how many ranks ask
     double rank_sum = 0;   // of their numbers: the one that asks, where it is one
-    double saved = 0;      // how many ranks are done with their part of a checkpoint under way (StateSave)
+    double saved = 0;      // how many ranks are done with their part of a checkpoint under way (CheckpointWriter)
 
     static StopVotes of(int rank, bool asks) { return asks ? StopVotes{1, static_cast<double>(rank)} : StopVotes{}; }
     bool any() const { return asking > 0; }

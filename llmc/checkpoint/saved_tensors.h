@@ -3,9 +3,9 @@
 // Two files for each of the N units (embedding, layers, head), numbered from 1:
 //   model-00002-of-0000N.safetensors       the parameters in Hugging Face's form and the build's precision
 //                                          (model_export.h); model.safetensors.index.json says which are where
-//   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: "master.<name>", or
-//                                          "parameter.<name>" in the build's precision where there are no masters; and
-//                                          "m.<name>", "v.<name>". fp32 but for parameters
+//   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: the optimizer's states
+//                                          in fp32, "master.<name>", "m.<name>" and "v.<name>"; without masters first
+//                                          "parameter.<name>" in the build's precision
 // The files do not depend on the mesh or the ZeRO stage. A unit is written by one rank of the stage that holds it (a
 // tied embedding: of the first), dealt in turns, so that the ranks of a stage write at the same time. A rank reads the
 // ranges that it keeps, and nothing else but headers; parameters that have masters are rounded from them.
@@ -22,13 +22,13 @@
 #include "llmc/base/pinned.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/model/precision.h"
+#include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/gather.h"
 
-// What a rank keeps of them.
+// What a rank keeps of a run's tensors.
 struct TrainedTensors {
     const ModelState<floatX>& parameters;   // as the last update left them everywhere
-    const ModelState<float>&m, &v;
-    const ModelState<float>* masters = nullptr;   // null: there are none
+    const std::vector<OptimizerState>& states;
 
     const ParamStorage& storage() const { return parameters.storage(); }
 };
@@ -37,7 +37,7 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; what else it holds is small.
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, bool has_masters);
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateName>& states);
 
 // The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
@@ -55,20 +55,18 @@ public:
 
 private:
     struct Held {
-        int param;
-        std::size_t at;   // byte
-    };
-    struct Unit {
-        int unit;
-        std::vector<std::vector<Held>> states;   // the parameters, then each exact state but those
+        int unit, param;
+        std::string state;   // empty: the parameter
+        std::size_t at;      // byte
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // the bytes of all
     template <class T>
     std::span<T> values_of(const Held& held) const;
+    void write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const;
 
     const ParamTable& table_;
-    bool has_masters_;
-    std::vector<Unit> own_;   // in the order of the stage's units, every ranks-th
+    bool has_weights_;         // else parameters are a part of the exact state
+    std::vector<Held> held_;   // in the order in which they are gathered
     PinnedBuffer<std::byte> memory_;
 };
 

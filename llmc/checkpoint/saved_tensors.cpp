@@ -1,0 +1,229 @@
+#include "llmc/checkpoint/saved_tensors.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/log.h"
+#include "llmc/base/stream.h"
+#include "llmc/checkpoint/model_export.h"
+
+namespace {
+
+constexpr std::int64_t piece_elements = 1 << 20;   // that are read at once
+
+template <class States>
+bool has_weights(const States& states) {
+    return std::ranges::any_of(states, &OptimizerStateName::is_weights);
+}
+
+std::string unit_file(const char* kind, const ParamTable& table, int unit) {
+    return formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units());
+}
+
+// All that a stage saves, in the order in which it is gathered. use(writer, unit, param, state): the rank of the stage
+// that writes it; state null: the parameters.
+template <class Use>
+void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
+    int writer = 0;   // units are dealt in turns
+    for (const UnitPlace& unit : tensors.storage().units()) {
+        const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
+        for (int param : params) use(writer, unit.unit, param, nullptr);
+        for (const OptimizerState& state : tensors.states) {
+            for (int param : params) {
+                if (state.holds(param)) use(writer, unit.unit, param, &state);
+            }
+        }
+        writer = (writer + 1) % ranks;
+    }
+}
+
+// Reads what this rank stores of a tensor, piece by piece: use(first, values) with local elements from `first` on.
+template <class T, class Use>
+void read_pieces(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
+                 const TensorPlace& place, StateKind kind, Use&& use) {
+    const ParamInfo& info = storage.table()[place.param];
+    const TensorEntry& entry = file.entry(name + "." + info.name);
+    if (entry.shape != info.file_shape(false) || bytes_of(entry.type) != sizeof(T)) {
+        throw Error(ErrorKind::bad_data,
+                    text(file.path(), ": ", entry.name, " has another shape or type than the model's"));
+    }
+    const std::vector<OwnedRange> ranges = storage.exported_ranges(place, kind);
+    const std::int64_t total = storage.padded_elements(place, kind);
+    for (std::int64_t first = 0; first < total; first += piece_elements) {
+        const std::int64_t past = std::min(first + piece_elements, total);
+        std::vector<T> values(static_cast<std::size_t>(past - first), static_cast<T>(0.0f));
+        for (const OwnedRange& range : ranges_within(ranges, first, past)) {
+            for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
+                file.read(entry, static_cast<std::uint64_t>(global) * sizeof(T),
+                          std::as_writable_bytes(std::span(values))
+                              .subspan(static_cast<std::size_t>(local) * sizeof(T),
+                                       static_cast<std::size_t>(count) * sizeof(T)));
+            });
+        }
+        use(first, values);
+    }
+}
+
+// Values of local elements from `first` on of what a state keeps of a tensor.
+template <class T>
+void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int64_t first, std::span<const T> values,
+                  cudaStream_t stream) {
+    const std::int64_t at = state.storage().tensor_offset(place, state.state()) + first;
+    state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(at));
+    wait_for(stream);   // a copy of them may be kept until then
+}
+
+// Exact weights, and the parameters that are rounded from them, of which this rank keeps as much or more.
+void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& weights,
+                  const TensorPlace& place, cudaStream_t stream) {
+    const ParamStorage& storage = tensors.storage();
+    const StateKind kept = tensors.parameters.state();
+    const std::int64_t owned = storage.owned_offset(place, kept),
+                       owned_end = owned + storage.padded_elements(place, StateKind::optimizer);
+    read_pieces<float>(
+        file, weights.name, storage, place, kept, [&](std::int64_t first, std::span<const float> values) {
+            const std::vector<floatX> rounded(values.begin(), values.end());
+            upload_piece<floatX>(tensors.parameters, place, first, rounded, stream);
+            const std::int64_t from = std::max(first, owned),
+                               to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);
+            if (from >= to) return;
+            upload_piece<float>(
+                weights.values, place, from - owned,
+                values.subspan(static_cast<std::size_t>(from - first), static_cast<std::size_t>(to - from)), stream);
+        });
+}
+
+}   // namespace
+
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateName>& states) {
+    std::uint64_t elements = 0;
+    for (const ParamInfo& info : table.all()) elements += static_cast<std::uint64_t>(info.exported_elements());
+    const std::size_t exact = has_weights(states) ? 0 : sizeof(floatX);   // parameters a second time
+    return elements * (sizeof(floatX) + exact + states.size() * sizeof(float));
+}
+
+std::string tensor_index(const ParamTable& table) {
+    Json names = Json::object();
+    std::uint64_t bytes = 0;
+    for (const ParamInfo& info : table.all()) {
+        const TensorEntry entry = hugging_face_entry(table, info);
+        names.add(entry.name, unit_file("model", table, info.unit));
+        bytes += entry.bytes();
+    }
+    const Json metadata = Json::object({{"total_size", bytes}});
+    return to_text(Json::object({{"metadata", metadata}, {"weight_map", names}}), 2) + "\n";
+}
+
+HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer)
+    : table_(tensors.storage().table()),
+      has_weights_(has_weights(tensors.states)),
+      memory_(lay_out(tensors, gatherer)) {}
+
+std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
+    constexpr std::size_t line = 64;   // bytes; tensors begin at multiples
+    std::size_t bytes = 0;
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state) {
+        if (writer != gatherer.rank()) return;
+        held_.push_back({unit, param, state != nullptr ? state->name : "", bytes});
+        const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
+        bytes += static_cast<std::size_t>(table_[param].tensor.elements()) * size;
+        bytes = (bytes + line - 1) / line * line;
+    });
+    return bytes;
+}
+
+template <class T>
+std::span<T> HostTensors::values_of(const Held& held) const {
+    return {reinterpret_cast<T*>(memory_.values().data() + held.at),
+            static_cast<std::size_t>(table_[held.param].tensor.elements())};
+}
+
+void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
+    std::size_t next = 0;   // of what is held here
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state) {
+        const Held* const held = writer == gatherer.rank() ? &held_[next++] : nullptr;
+        auto gather = [&]<class T>(const ModelState<T>& values) {
+            gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer);
+        };
+        if (state != nullptr) {
+            gather(state->values);
+        } else {
+            gather(tensors.parameters);
+        }
+    });
+    gatherer.wait();
+}
+
+void HostTensors::write(CheckpointWriter& checkpoint) const {
+    auto first = held_.begin();
+    while (first != held_.end()) {
+        const auto past = std::find_if(first, held_.end(), [&](const Held& held) { return held.unit != first->unit; });
+        write_unit(checkpoint, {first, past});
+        first = past;
+    }
+}
+
+// The unit's two files.
+void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const {
+    auto is_parameter = [](const Held& held) { return held.state.empty(); };
+    auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };
+    std::vector<TensorEntry> parameters, exact;
+    for (const Held& held : unit) {
+        const ParamInfo& info = table_[held.param];
+        if (is_parameter(held)) parameters.push_back(hugging_face_entry(table_, info));
+        if (!is_exact(held)) continue;
+        exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
+                         is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
+    }
+    const int number = unit.front().unit;
+    SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
+    for (const Held& held : unit) {
+        if (is_parameter(held)) write_hugging_face(model, table_[held.param], values_of<const floatX>(held));
+    }
+    model.finish();
+    SafetensorsWriter optimizer = checkpoint.create(unit_file("optimizer", table_, number), exact, {});
+    for (const Held& held : unit) {
+        const auto count = static_cast<std::size_t>(table_[held.param].exported_elements());
+        if (!is_parameter(held)) {
+            optimizer.write_values(values_of<const float>(held).first(count));
+        } else if (!has_weights_) {
+            optimizer.write_values(values_of<const floatX>(held).first(count));
+        }
+    }
+    optimizer.finish();
+}
+
+void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
+                  cudaStream_t stream) {
+    const ParamStorage& storage = tensors.storage();
+    const ParamTable& table = storage.table();
+    std::optional<SafetensorsFile> file;
+    int unit = -1;   // whose file is open
+    for (const TensorPlace& place : storage.tensors()) {
+        const ParamInfo& info = table[place.param];
+        if (info.unit != unit) file.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
+        unit = info.unit;
+        if (const bool saved = file->find("master." + info.name) != nullptr; saved != has_weights(tensors.states)) {
+            throw Error(ErrorKind::bad_data,
+                        text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
+                        text("Resume it with --master-weights ", saved ? 1 : 0, "."));
+        }
+        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state) {
+            read_pieces<T>(*file, name, storage, place, state.state(),
+                           [&](std::int64_t first, std::span<const T> values) {
+                               upload_piece<T>(state, place, first, values, stream);
+                           });
+        };
+        if (!has_weights(tensors.states)) read("parameter", tensors.parameters);
+        for (const OptimizerState& state : tensors.states) {
+            if (!state.holds(place.param)) continue;
+            if (state.is_weights) {
+                read_weights(*file, tensors, state, place, stream);
+            } else {
+                read(state.name, state.values);
+            }
+        }
+    }
+}
