@@ -68,7 +68,7 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     record.options = asked.texts;
     record.data = inputs.data;
     record.starts.push_back(describe_start({after_step, precision_name, name_of_device(), hosts, changed}));
-    std::optional<Communicator::Alone> alone;   // the others go on to where they wait for this rank
+    std::optional<Communicator::LocalWork> alone;   // the others go on to where they wait for this rank
     if (all != nullptr) alone.emplace(*all, "writes a file");
     write_run_record(real_files(), folder, record);
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes llmc/tokenizer/unicode_table.inc: the class of every code point as tiktoken's regular expressions see it.
+"""Writes llmc/tokenizer/split/unicode_table.inc: the class of every code point as tiktoken's regular expressions see it.
 
     python3 -m venv venv && venv/bin/pip install tiktoken
-    venv/bin/python dev/reference/unicode_classes.py > llmc/tokenizer/unicode_table.inc
+    venv/bin/python dev/reference/unicode_classes.py > llmc/tokenizer/split/unicode_table.inc
 
 Asked of tiktoken itself rather than of a Unicode data file, so that both agree on the version of Unicode.
 """

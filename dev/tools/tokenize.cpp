@@ -30,8 +30,8 @@
 #include "llmc/data/questions.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/bpe_train.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/bpe/bpe_train.h"
+#include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;

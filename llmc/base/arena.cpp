@@ -16,13 +16,16 @@ struct Arena::State {
 std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes) {
     if (!state_) state_ = std::make_shared<State>();
     if (bytes == 0) return nullptr;
-    if (counts_) {
-        state_->allocations.push_back({std::move(name), bytes, nullptr});
+    void* address = nullptr;
+    auto note = [&] {
+        state_->allocations.push_back({std::move(name), bytes, address});
         state_->bytes += bytes;
         state_->high_water = std::max(state_->high_water, state_->bytes);
+    };
+    if (counts_) {
+        note();
         return nullptr;
     }
-    void* address = nullptr;
     cudaError_t status = cudaMalloc(&address, bytes);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();   // not sticky: the program may go on after giving something back
@@ -35,10 +38,7 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
     }
     CUDA_CHECK(status);
     if (name_device_memory) name_device_memory(address, name.c_str());
-    State& state = *state_;
-    state.allocations.push_back({std::move(name), bytes, address});
-    state.bytes += bytes;
-    state.high_water = std::max(state.high_water, state.bytes);
+    note();
     return std::shared_ptr<void>(address, [owner = state_, bytes](void* pointer) {
         cudaFree(pointer);   // a failure here has already shown itself at an earlier call
         owner->bytes -= bytes;

@@ -44,7 +44,7 @@ private:
 // stand-in.
 [[noreturn]] void invariant_failed(const char* condition, const char* file, int line, const std::string& message);
 
-// One argument of text(), added to what is there. The work is in error.cpp: streams would cost every file a second to
+// Appends one argument of text(). The work is in error.cpp: streams would cost every file a second to
 // compile.
 void append_text(std::string& out, std::string_view value);
 void append_text(std::string& out, char value);

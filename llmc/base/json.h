@@ -18,7 +18,7 @@
 // Arrays and objects within each other: no file of ours has ten. Reading, printing and copying need stack for each.
 inline constexpr std::size_t deepest_json = 256;
 
-// Something is missing in a value, or of another kind than asked for: in the one that begins at this offset.
+// A value lacks something or is of another kind than asked for; `offset`: where it begins in its text.
 class JsonError : public std::runtime_error {
 public:
     explicit JsonError(const std::string& what, std::size_t its_offset = 0)
@@ -26,7 +26,7 @@ public:
     std::size_t offset;
 };
 
-// A text is not JSON, at this byte, counted from 1.
+// The text is not JSON; `byte`: where, counted from 1.
 class JsonSyntaxError : public JsonError {
 public:
     JsonSyntaxError(std::size_t its_byte, const std::string& what) : JsonError(what, its_byte - 1), byte(its_byte) {}
@@ -63,7 +63,7 @@ public:
     bool is_array() const { return std::holds_alternative<Elements>(value_); }
     bool is_object() const { return std::holds_alternative<Object>(value_); }
 
-    // Of its first byte in the text that parse_json was given; 0 for other values.
+    // Of its first byte in the text that was parsed; 0 for values made otherwise.
     std::size_t offset() const { return offset_; }
 
     // Each throws JsonError where the value is something else.
@@ -79,7 +79,7 @@ public:
     const Json* find(std::string_view key) const;   // null: not there, or no object
     bool contains(std::string_view key) const { return find(key) != nullptr; }
 
-    // To an object. The value there, until the next is added; null, and nothing is done, when it has the key.
+    // Adds a member to an object. Returns its value, valid until the next add(); null where the key is taken.
     Json* add(const std::string& key, Json value);
     Json& append(Json value);   // to an array
 
@@ -117,5 +117,5 @@ Json parse_json(std::string_view text);
 // The text of a value, on one line where `indent` is negative.
 std::string to_text(const Json& json, int indent = -1);
 
-// The same in a message, where it may be of any length: its beginning.
+// The beginning of that text, for messages.
 std::string quoted(const Json& json);

@@ -1,28 +1,18 @@
 #include "llmc/base/printable.h"
 
 #include <cstddef>
-#include <cstdint>
+
+#include "llmc/base/utf8.h"
 
 namespace {
 
 // Bytes of the character that begins here; 0: none that is well-formed and shown.
 std::size_t shown_length(std::string_view bytes) {
-    const auto at = [&](std::size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0u; };
-    const std::uint32_t lead = at(0);
-    if (lead == '\n' || lead == '\t' || (lead >= 0x20 && lead < 0x7f)) return 1;
-    const std::size_t length = lead >= 0xc2 && lead <= 0xdf   ? 2
-                               : lead >= 0xe0 && lead <= 0xef ? 3
-                               : lead >= 0xf0 && lead <= 0xf4 ? 4
-                                                              : 0;
-    if (length == 0) return 0;
-    std::uint32_t code = lead & (0x7fu >> length);
-    for (std::size_t i = 1; i < length; i++) {
-        if ((at(i) & 0xc0) != 0x80) return 0;
-        code = code << 6 | (at(i) & 0x3f);
-    }
-    constexpr std::uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};   // of each length; below U+00A0 are controls
-    const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-    return code < smallest[length] || surrogate || code > 0x10ffff ? 0 : length;
+    const auto first = static_cast<unsigned char>(bytes[0]);
+    if (first < 0x80) return first == '\n' || first == '\t' || (first >= 0x20 && first < 0x7f) ? 1 : 0;
+    if (valid_utf8_prefix(bytes.substr(0, 4)) == 0) return 0;
+    const Utf8Char character = decode_utf8(bytes.data());
+    return character.code < 0xa0 ? 0 : character.length;   // below are controls
 }
 
 }   // namespace

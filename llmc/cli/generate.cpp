@@ -12,13 +12,13 @@
 #include "llmc/base/printable.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
+#include "llmc/base/utf8.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/model/weights.h"
 #include "llmc/process/world.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/tokenizer/tokenizer.h"
-#include "llmc/tokenizer/unicode.h"
 
 namespace {
 

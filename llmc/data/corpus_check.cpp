@@ -7,7 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;

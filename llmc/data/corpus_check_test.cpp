@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/corpus.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/temporary_folder_test.h"
 
 namespace fs = std::filesystem;

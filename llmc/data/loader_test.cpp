@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/temporary_folder_test.h"
 
 TEST_CASE("permutation: a bijection for every length") {

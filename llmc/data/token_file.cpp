@@ -121,29 +121,3 @@ std::uint64_t hash_of_tokens(const FileSystem& files, const std::string& path) {
     }
     return hash.digest();
 }
-
-void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
-                      std::span<const std::uint32_t> ids) {
-    if (ids.empty() || ids.size() > kMaxFileTokens) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": ", ids.size(), " tokens, a token file holds 1 to ", kMaxFileTokens),
-                    "Write several smaller files.");
-    }
-    const auto header = token_file_header(format, ids.size());
-    std::string content(kTokenHeaderBytes + ids.size() * bytes_per_token(format), '\0');
-    std::memcpy(content.data(), header.data(), kTokenHeaderBytes);
-    char* body = content.data() + kTokenHeaderBytes;
-    if (format == TokenFormat::llama3) {
-        std::memcpy(body, ids.data(), ids.size_bytes());
-    } else {
-        for (std::size_t i = 0; i < ids.size(); i++) {
-            if (ids[i] > 65535) {
-                throw Error(ErrorKind::bad_data,
-                            text(path, ": token ", i, " has id ", ids[i], ", uint16 holds up to 65535"));
-            }
-            std::uint16_t id = static_cast<std::uint16_t>(ids[i]);
-            std::memcpy(body + 2 * i, &id, 2);
-        }
-    }
-    write_whole(files, path, content);
-}

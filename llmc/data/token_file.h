@@ -50,8 +50,3 @@ private:
 
 // xxh3 of all bytes behind the header: the hash of a shard in its manifest.
 std::uint64_t hash_of_tokens(const FileSystem& files, const std::string& path);
-
-// Writes a small token file (all of it or none; shard_writer.h streams large ones). Ids that the format cannot hold are
-// Error(bad_data).
-void write_token_file(FileSystem& files, const std::string& path, TokenFormat format,
-                      std::span<const std::uint32_t> ids);

@@ -1,4 +1,5 @@
 #include "llmc/data/token_file.h"
+#include "llmc/data/write_token_file_test.h"
 
 #include <doctest/doctest.h>
 

@@ -44,10 +44,10 @@ public:
     template <class T>
     std::vector<T> gather_to_first(const ModelState<T>& state, int param) const;
 
-    // While it lives this rank does alone what may take any time (Communicator::Alone).
-    std::unique_ptr<Communicator::Alone> works_alone() const {
+    // Local work of any length while it lives.
+    std::unique_ptr<Communicator::LocalWork> works_alone() const {
         Communicator* const any = group_ != nullptr ? group_ : all_;
-        return any == nullptr ? nullptr : std::make_unique<Communicator::Alone>(*any, "writes a file");
+        return any == nullptr ? nullptr : std::make_unique<Communicator::LocalWork>(*any, "writes a file");
     }
 
     // Waits for everything gathered so far.

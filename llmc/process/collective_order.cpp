@@ -106,7 +106,7 @@ bool CollectiveOrder::finish_front(int rank) {
     return true;
 }
 
-// `rank` comes to its oldest event; then ranks go on as far as they can. Which have come to another event.
+// Moves `rank` to its oldest event, then all ranks as far as they can. Returns those that have reached another event.
 std::set<int> CollectiveOrder::advance(int rank) {
     std::set<int> moved;
     for (std::vector<int> coming{rank}; !coming.empty();) {
@@ -147,7 +147,7 @@ bool CollectiveOrder::find_cycle(int rank, std::map<int, bool>& on_path, std::ve
     return false;
 }
 
-// `among`: ranks that have come to another event since there was none. A new cycle goes through one of them.
+// `among`: ranks that have reached another event since the last check. A new cycle goes through one of them.
 std::optional<std::string> CollectiveOrder::cycle(const std::set<int>& among) const {
     std::map<int, bool> on_path;
     std::vector<Wait> path;

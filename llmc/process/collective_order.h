@@ -1,4 +1,4 @@
-// Debug mode (--check-collectives): can the communication of all ranks together wait for itself for ever?
+// Debug mode (--check-collectives): detects deadlocks in the order of all ranks' collectives.
 //
 // NCCL's operations may block a device until all their ranks have come. So the calls of all ranks must form one order
 // without cycles, over all communicators: two ranks that call two collectives in opposite orders can deadlock on GPUs,
@@ -32,7 +32,7 @@ struct CollectiveRecord {
 };
 using CollectiveEvent = std::vector<CollectiveRecord>;   // calls that start together
 
-// What this rank has called and not told yet. Calls come from the rank's own thread; `take` may come from another one.
+// This rank's calls that were not taken yet. Calls come from the rank's own thread; `take` may come from another one.
 class CollectiveLog {
 public:
     void add(CollectiveRecord record);

@@ -125,7 +125,7 @@ void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& mo
                text("number ", collectives_, " of group ", name_)});
 }
 
-// Both ends of a transfer say the same; what a rank sends itself concerns no other.
+// Both ends log a transfer alike; one from a rank to itself is not logged.
 void Communicator::log_transfer(std::size_t n, ncclDataType_t type, int from, int to) {
     if (log_ == nullptr || from == to) return;
     const int peer = from == rank_ ? to : from;
@@ -139,7 +139,7 @@ void Communicator::log_transfer(std::size_t n, ncclDataType_t type, int from, in
 
 void Communicator::count(const char* operation, double Traffic::*kind, double bytes) {
     ENSURE(comm_ != nullptr, operation, " on group ", name_, ", which this rank does not belong to");
-    ENSURE(alone_ == nullptr, operation, " on group ", name_, " by a rank that works alone");
+    ENSURE(local_work_ == nullptr, operation, " on group ", name_, " during local work: ", local_work_.load());
     operation_ = operation;
     issued_at_ = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     issued_++;

@@ -42,15 +42,15 @@ struct Traffic {
     double total() const { return all_reduce + reduce_scatter + all_gather + broadcast + point_to_point; }
 };
 
-// What the watchdog tells about a rank: the last operation it asked for, and its number in this communicator.
+// A rank's progress, for the watchdog: the last operation it issued, and its number in this communicator.
 struct CommProgress {
-    std::uint64_t issued = 0;           // operations asked for
-    std::uint64_t of_all = 0;           // of these, those in which every rank of the group takes part
+    std::uint64_t issued = 0;           // operations issued
+    std::uint64_t of_all = 0;           // of these, those of every rank of the group
     std::uint64_t done = 0;             // of these, how many the host knows to be finished
-    const char* operation = "";         // the last one asked for; a literal
+    const char* operation = "";         // the last one issued; a literal
     std::uint64_t issued_at = 0;        // when, in nanoseconds of a steady clock
-    const char* alone = nullptr;        // what this rank does alone just now while the others wait for it; a literal
-    int micro_batch = -1, chunk = -1;   // that the last one was about, where somebody said so
+    const char* local_work = nullptr;   // that this rank does now while the others may wait for it; a literal
+    int micro_batch = -1, chunk = -1;   // of the last one, where about() named them
 };
 
 // One call, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`, or of `out` where
@@ -83,11 +83,11 @@ public:
     const Traffic& traffic() const { return traffic_; }
     void reset_traffic() { traffic_ = {}; }
     CommProgress progress() const {
-        return {issued_, of_all_, done_, operation_, issued_at_, alone_, micro_batch_, chunk_};
+        return {issued_, of_all_, done_, operation_, issued_at_, local_work_, micro_batch_, chunk_};
     }   // from any thread
-    // What the next operation is about, for the watchdog.
+    // Names what the next operation is about, for the watchdog.
     void about(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = chunk; }
-    // Before the host waits: for all that was asked for so far. After it has: it was done.
+    // Before the host waits for all operations issued so far; after it has waited.
     void note_waiting() { waited_for_ = issued_.load(); }
     void note_done() { done_ = waited_for_; }
     void note_all_done() { done_ = issued_.load(); }
@@ -112,14 +112,14 @@ public:
     template <class T>
     void all_to_all(T* out, const T* in, std::size_t count, cudaStream_t stream);
 
-    // While one lives, this rank works alone, for however long, and the others may wait for it: no stall, says the
-    // watchdog. It calls nothing on the communicator meanwhile. `what`: a literal.
-    class Alone {
+    // While one lives, this rank works locally for any length of time and the others may wait for it: the watchdog sees
+    // no stall. It issues nothing on the communicator meanwhile. `what`: a literal.
+    class LocalWork {
     public:
-        Alone(Communicator& group, const char* what) : group_(group) { group_.alone_ = what; }
-        ~Alone() { group_.alone_ = nullptr; }
-        Alone(const Alone&) = delete;
-        Alone& operator=(const Alone&) = delete;
+        LocalWork(Communicator& group, const char* what) : group_(group) { group_.local_work_ = what; }
+        ~LocalWork() { group_.local_work_ = nullptr; }
+        LocalWork(const LocalWork&) = delete;
+        LocalWork& operator=(const LocalWork&) = delete;
 
     private:
         Communicator& group_;
@@ -176,7 +176,7 @@ private:
     std::atomic<std::uint64_t> issued_ = 0, of_all_ = 0, done_ = 0, issued_at_ = 0;
     std::uint64_t waited_for_ = 0;
     std::atomic<const char*> operation_ = "";
-    std::atomic<const char*> alone_ = nullptr;
+    std::atomic<const char*> local_work_ = nullptr;
     std::atomic<int> micro_batch_ = -1, chunk_ = -1;
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;

@@ -49,7 +49,7 @@ public:
     // Listens on `port` (0: any) of all interfaces, or of loopback alone. Throws Error(io).
     explicit ListeningSocket(int port, bool only_loopback = false);
     int port() const { return port_; }
-    int fd() const { return socket_.fd(); }   // readable when somebody has come
+    int fd() const { return socket_.fd(); }   // readable when a connection is pending
     std::optional<Socket> accept(double timeout_seconds);
 
 private:

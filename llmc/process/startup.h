@@ -49,7 +49,7 @@ public:
     int rank() const { return rank_; }
     int ranks() const { return ranks_; }
 
-    // Everyone's text, by rank. Throws Error(no_device) naming the ranks that have not come in time.
+    // Every rank's text, by rank. Throws Error(no_device) naming the ranks that have not joined in time.
     virtual std::vector<std::string> all_gather(const std::string& own) = 0;
     std::string from_rank_0(const std::string& own) { return all_gather(rank_ == 0 ? own : "")[0]; }
     // The address by which this rank has reached rank 0, in digits; empty where it has not by any.
@@ -67,7 +67,7 @@ struct Startup {
 // What all ranks of this run know, and others do not; empty: the environment says nothing.
 std::string run_secret();
 
-// Meets the others. What the environment does not say of local ranks is counted by host (own_host_identity).
+// Joins the other processes. Local ranks that the environment does not give are counted by host (own_host_identity).
 // Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
 // Error(no_device) naming who did not come.
 Startup start_up(const StartupOptions& options);

@@ -20,12 +20,12 @@
 
 namespace {
 
-// What a rank does, as far as others may have to wait for it. Heartbeats tell it.
+// What a rank does, as far as others may have to wait for it. Heartbeats carry it.
 enum class Activity : char {
     computes = 'c',
     waits = 'h',       // it has collectives under way, for which its host waits
     has_asked = 'w',   // it has collectives under way, and its host goes on
-    alone = 'a',       // what may take any time: it says that it works alone, or it starts up
+    local = 'a',       // local work of any length (Communicator::LocalWork), or start-up
 };
 
 bool is_under_way(Activity activity) { return activity == Activity::waits || activity == Activity::has_asked; }
@@ -53,7 +53,7 @@ struct Peer {
     std::string host;
     std::string last_words = "start-up";   // where it was, in words
     std::uint64_t progress = 0;            // grows with everything it does
-    Activity activity = Activity::alone;
+    Activity activity = Activity::local;
     AskedFor asked_for;
     double heard = 0;    // when its last message came (Impl::clock)
     bool gone = false;   // it said goodbye
@@ -100,7 +100,7 @@ struct Watchdog::Impl {
                 send_beats();
                 next_beat = steady_seconds() + options.heartbeat_seconds;
             }
-            advance_clock();   // before listening: what has come until now is heard, and only then judged
+            advance_clock();   // before listening, so that messages that have arrived are read before peers are judged
             listen(std::min(0.05, options.heartbeat_seconds / 2));
             look_for_silence();
             look_for_failure();
@@ -134,7 +134,7 @@ struct Watchdog::Impl {
     // Where this rank is now, the latest operation first.
     void look_at_own_place() {
         bool waits = false;
-        std::string alone;
+        std::string local_work;
         own_progress = static_cast<std::uint64_t>(step.load());
         own_asked_for.clear();
         std::vector<std::pair<std::uint64_t, std::string>> groups;
@@ -144,7 +144,7 @@ struct Watchdog::Impl {
                 const CommProgress p = c->progress();
                 own_progress += p.issued;
                 own_asked_for[group] = p.of_all;
-                if (p.alone != nullptr) alone = text(" (alone: ", p.alone, ")");
+                if (p.local_work != nullptr) local_work = text(" (alone: ", p.local_work, ")");
                 if (p.issued == 0) continue;
                 waits |= p.issued > p.done;
                 groups.emplace_back(
@@ -155,12 +155,12 @@ struct Watchdog::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        own_activity = !alone.empty()              ? Activity::alone
+        own_activity = !local_work.empty()         ? Activity::local
                        : waits && *host_is_waiting ? Activity::waits
                        : waits                     ? Activity::has_asked
                        : has_stepped               ? Activity::computes
-                                                   : Activity::alone;
-        own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + alone;
+                                                   : Activity::local;
+        own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + local_work;
         for (const auto& [when, what] : groups) own_words += ", " + what;
     }
 
@@ -230,7 +230,7 @@ struct Watchdog::Impl {
         return text("rank ", rank, " on ", peers[static_cast<std::size_t>(rank)].host);
     }
 
-    // Its last words can be a heartbeat old; where this rank is tells what waits for it now.
+    // The peer's last words can be a heartbeat old; this rank's own place shows what waits for it now.
     void declare_lost(int rank, const std::string& how) {
         look_at_own_place();
         start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].last_words,
@@ -247,17 +247,18 @@ struct Watchdog::Impl {
         }
     }
 
-    // Every rank is alive, some wait in collectives, and none advances. To blame are those that do not wait: they are
-    // elsewhere, in a loop perhaps. While one works alone, nobody is.
+    // Aborts when all ranks are alive, some wait in collectives, and none advances. Ranks that do not wait are to
+    // blame: they are elsewhere, in a loop perhaps. No rank is while one does local work.
     void look_for_stall() {
-        bool some_wait = is_under_way(own_activity), all_wait = some_wait, one_alone = own_activity == Activity::alone;
+        bool some_wait = is_under_way(own_activity), all_wait = some_wait,
+             one_is_local = own_activity == Activity::local;
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (!is_connected(peers[r])) continue;
             some_wait |= is_under_way(peers[r].activity);
             all_wait &= is_under_way(peers[r].activity);
-            one_alone |= peers[r].activity == Activity::alone;
+            one_is_local |= peers[r].activity == Activity::local;
         }
-        if (own_progress != seen_own_progress || !some_wait || one_alone) {
+        if (own_progress != seen_own_progress || !some_wait || one_is_local) {
             seen_own_progress = own_progress;
             last_advance = clock;
         }
@@ -266,9 +267,9 @@ struct Watchdog::Impl {
                          all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(all_wait)));
     }
 
-    // Those that have nothing under way. Where all have, of those whose hosts do not wait, or of all if every host
-    // does: those that keep another waiting and wait for nobody; where they wait in a circle, all that keep another
-    // waiting; where nobody does, all.
+    // Names the ranks that have nothing under way. Where all have, considers those whose hosts do not wait (all, if
+    // every host does), and of these names the ones that keep another rank waiting and wait for none; in a cycle, all
+    // that keep another waiting; else all.
     std::string stalled_ranks(bool all_wait) const {
         struct Rank {
             Activity activity;
@@ -414,7 +415,7 @@ struct Watchdog::Impl {
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // of the thread alone
     std::uint64_t own_progress = 0, seen_own_progress = 0;
-    Activity own_activity = Activity::alone;
+    Activity own_activity = Activity::local;
     AskedFor own_asked_for;
     std::string own_words = "start-up";
     double clock = 0, listened_at = 0;   // seconds; see advance_clock

@@ -23,12 +23,12 @@
 struct WatchdogOptions {
     double heartbeat_seconds = 0.25;
     double silence_seconds = 30;   // a rank not heard for so long counts as hung (--peer-timeout)
-    // Some ranks have had collectives under way for so long and no rank has advanced: whoever has none under way counts
-    // as hung (in a loop, say, while the others wait for it). Where all have some under way, a rank that has asked for
-    // fewer operations of a group than another one of that group keeps it waiting: named are those that keep others
-    // waiting and wait for nobody (ranks of different groups, as pipeline stages, have nothing to compare). Not while
-    // some rank says that it works alone (Communicator::Alone), or has not finished a step yet and has no collective
-    // under way: it may read its files for the first time. 0: never.
+    // Limit for collectives under way while no rank advances. A rank that has none under way then counts as hung (in a
+    // loop, say, while the others wait for it). Where all have some under way, a rank that has issued fewer operations
+    // of a group than another of that group keeps it waiting; named are the ranks that keep others waiting and wait for
+    // none (ranks of different groups, such as pipeline stages, cannot be compared). Suspended while a rank does local
+    // work (Communicator::LocalWork), or has finished no step yet and has no collective under way: it may read its
+    // files for the first time. 0: never.
     double stall_seconds = 600;
     double grace_seconds = 1;               // after a loss, for the main thread to end by itself
     double connect_seconds = 60;            // for everyone to reach rank 0 (World: --init-timeout)

@@ -76,11 +76,11 @@ void World::make_world(const ncclUniqueId& id) {
     all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
     std::vector<int> everyone(static_cast<std::size_t>(ranks()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    introduce(*all_, everyone);
+    add_observers(*all_, everyone);
 }
 
-// To those that look at communicators.
-void World::introduce(Communicator& communicator, const std::vector<int>& members) {
+// Registers a communicator with the collective log and the watchdog.
+void World::add_observers(Communicator& communicator, const std::vector<int>& members) {
     if (log_) communicator.log_into(*log_, members);
     if (watchdog_) watchdog_->watch(communicator, members);
 }
@@ -92,7 +92,7 @@ Communicator* World::group(AxisSet axes) {
     if (group == nullptr) {
         group = std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axes), group_rank(mesh_, at_, axes),
                                                group_name(mesh_, axes));
-        introduce(*group, group_members(mesh_, at_, axes));
+        add_observers(*group, group_members(mesh_, at_, axes));
     }
     return group.get();
 }
@@ -108,7 +108,7 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
     auto link = std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
                                                text("pp ", what, " ", from, " to ", to));
     if (!member) return nullptr;
-    introduce(*link, {rank_at(from), rank_at(to)});
+    add_observers(*link, {rank_at(from), rank_at(to)});
     link_groups_.push_back(std::move(link));
     return link_groups_.back().get();
 }
@@ -140,7 +140,7 @@ Communicator* World::group(const std::string& name, const std::vector<int>& memb
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
     group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
                                            static_cast<int>(own - members.begin()), name);
-    introduce(*group, members);
+    add_observers(*group, members);
     return group.get();
 }
 

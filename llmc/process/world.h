@@ -95,7 +95,7 @@ public:
 private:
     void leave(const std::exception& error);
     void make_world(const ncclUniqueId& id);
-    void introduce(Communicator& communicator, const std::vector<int>& members);
+    void add_observers(Communicator& communicator, const std::vector<int>& members);
     const PipelineLinks& pipeline_links(bool ring, bool tied);
     Communicator* make_link(int from, int to, bool exists, const char* what);
     void for_communicators(const std::function<void(Communicator&)>& what);

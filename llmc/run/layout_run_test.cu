@@ -11,6 +11,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/data/token_file.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/choices/matmul_choices.h"
@@ -457,7 +458,7 @@ struct LonelyFiles : ForwardingFiles {
     std::unique_ptr<File> open(const std::string& path) const override {
         if (path.find("/step_") != std::string::npos) {
             read = true;
-            ENSURE(all == nullptr || all->progress().alone != nullptr, path, " is read while others wait unaware");
+            ENSURE(all == nullptr || all->progress().local_work != nullptr, path, " is read while others wait unaware");
         }
         return inner_.open(path);
     }

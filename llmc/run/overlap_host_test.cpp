@@ -3,6 +3,7 @@
 // speeds. What is recorded is the training loop itself, so that what it asks for between passes counts.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/data/token_file.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/layout_options.h"

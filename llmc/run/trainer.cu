@@ -248,7 +248,7 @@ bool Trainer::rewind() {
     end_save();
     parts_.step.wait_for_all_gather();
     std::vector<std::string> skipped;
-    std::optional<Communicator::Alone> alone;   // each rank hashes and reads its share in its own time
+    std::optional<Communicator::LocalWork> alone;   // each rank hashes and reads its share in its own time
     const auto works_alone = [&] {
         if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "reads a checkpoint");
     };
@@ -428,7 +428,7 @@ bool Trainer::link_checkpoint(AfterStep next) {
     const std::string name = checkpoint_name(step_);
     std::string failure;
     if (agreement_.rank() == 0) {
-        std::optional<Communicator::Alone> alone;
+        std::optional<Communicator::LocalWork> alone;
         if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "writes a file");
         try {
             parts_.metrics.sync();

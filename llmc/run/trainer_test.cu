@@ -15,6 +15,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/stream.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/io/throttled_files_test.h"

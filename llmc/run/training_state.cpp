@@ -11,7 +11,7 @@
 #include "llmc/model/weight_source.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/option_names.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/pieces.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/bpe/pieces.h"
 #include "llmc/tokenizer/tokenizer.h"
-#include "llmc/tokenizer/unicode.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
 
 namespace fs = std::filesystem;
 

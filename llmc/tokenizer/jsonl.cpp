@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
 
 namespace {
 

@@ -41,6 +41,7 @@ TEST_CASE("tokenizer_jsonl: escapes") {
           "A");
     CHECK(find(R"({"text": "\u0000"})").value == std::string(1, '\0'));
     CHECK(find(R"({"\u0074ext": "key"})").value == "key");
+    CHECK(find("{\"text\": \"a\xff\"}").value == "a\xff");   // not UTF-8
 }
 
 TEST_CASE("tokenizer_jsonl: what is not JSON is refused where it is wrong") {

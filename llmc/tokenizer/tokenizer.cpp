@@ -6,7 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace fs = std::filesystem;
 

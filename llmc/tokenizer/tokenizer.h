@@ -19,9 +19,9 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/tokenizer/bpe.h"
-#include "llmc/tokenizer/pieces.h"
-#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/bpe/bpe.h"
+#include "llmc/tokenizer/bpe/pieces.h"
+#include "llmc/tokenizer/split/split.h"
 
 // What the file formats read and write.
 struct TokenizerData {

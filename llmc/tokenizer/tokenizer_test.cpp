@@ -8,8 +8,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder_test.h"
-#include "llmc/tokenizer/files.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/tokenizer/files/files.h"
+#include "llmc/tokenizer/split/unicode.h"
 
 namespace {
 

@@ -18,8 +18,8 @@
 #include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/tokenizer/bpe_train.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/bpe/bpe_train.h"
+#include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/tokenizer.h"
 

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/data/token_file.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/trainer.h"

@@ -6,6 +6,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_test.h"

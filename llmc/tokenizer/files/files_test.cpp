@@ -1,6 +1,6 @@
 // Tokenizer files that are not what they should be; tokenizer_test.cpp has those that are.
 
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 #include <doctest/doctest.h>
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/tokenizer/bpe.h"
-#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/bpe/bpe.h"
+#include "llmc/tokenizer/split/split.h"
 
 // How often a piece was found in the cache.
 struct PieceCounts {

@@ -1,9 +1,10 @@
-#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/split/split.h"
 
 #include <cstring>
 
-#include "llmc/tokenizer/split_rules.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/split_rules.h"
+#include "llmc/tokenizer/split/unicode.h"
 
 namespace {
 

@@ -1,20 +1,9 @@
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 namespace {
-
-constexpr CharClass letter = CharClass::letter, number = CharClass::number, space = CharClass::space;
-
-struct ClassRange {
-    std::uint32_t first, last;
-    CharClass char_class;
-};
-constexpr ClassRange class_ranges[] = {
-#include "llmc/tokenizer/unicode_table.inc"
-};
 
 // One character at `at`, `left` bytes before the end. When valid is false, `length` is its maximal subpart.
 struct Checked {
@@ -38,26 +27,6 @@ Checked check_char(const unsigned char* at, std::size_t left) {
 }
 
 }   // namespace
-
-const CharTable& CharTable::get() {
-    static const CharTable table;
-    return table;
-}
-
-CharTable::CharTable() {
-    std::vector<CharClass> flat(block_count * 256, CharClass::other);
-    for (const ClassRange& range : class_ranges) {
-        std::fill(flat.begin() + range.first, flat.begin() + range.last + 1, range.char_class);
-    }
-    std::size_t distinct = 0;
-    for (std::size_t block = 0; block < block_count; block++) {
-        const CharClass* classes = flat.data() + block * 256;
-        std::size_t same = 0;
-        while (same < distinct && std::memcmp(classes_[same], classes, 256) != 0) same++;
-        if (same == distinct) std::memcpy(classes_[distinct++], classes, 256);
-        block_[block] = static_cast<std::uint16_t>(same);
-    }
-}
 
 std::size_t valid_utf8_prefix(std::string_view text) {
     const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());

@@ -1,6 +1,6 @@
-#include "llmc/tokenizer/pieces.h"
+#include "llmc/tokenizer/bpe/pieces.h"
 
-#include "llmc/tokenizer/cache.h"
+#include "llmc/tokenizer/bpe/cache.h"
 
 namespace {
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "llmc/base/utf8.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/bpe/bpe_train.h"
 #include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
-#include "llmc/tokenizer/unicode.h"
 
 namespace {
 

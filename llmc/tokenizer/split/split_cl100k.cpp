@@ -7,9 +7,10 @@
 // Not PCRE2: that is several times slower, and knows the Unicode of its own version (10.42 classes 9,393 code points
 // otherwise than tiktoken, so ids would differ).
 
-#include "llmc/tokenizer/split.h"
-#include "llmc/tokenizer/split_rules.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/split.h"
+#include "llmc/tokenizer/split/split_rules.h"
+#include "llmc/tokenizer/split/unicode.h"
 
 namespace {
 

@@ -13,10 +13,11 @@
 #include <bit>
 #include <cstring>
 
-#include "llmc/tokenizer/simd.h"
-#include "llmc/tokenizer/split.h"
-#include "llmc/tokenizer/split_rules.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/simd.h"
+#include "llmc/tokenizer/split/split.h"
+#include "llmc/tokenizer/split/split_rules.h"
+#include "llmc/tokenizer/split/unicode.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/bpe/bpe_train.h"
 
 #include <doctest/doctest.h>
 
@@ -9,7 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder_test.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace {
 

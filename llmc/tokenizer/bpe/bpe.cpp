@@ -1,4 +1,4 @@
-#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe/bpe.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,6 +1,6 @@
 // vocab.bpe, tiktoken ranks and llm.c's tokenizer.bin. Hugging Face's tokenizer.json is in huggingface.cpp.
 
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 #include <unordered_set>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
 
 namespace {
 

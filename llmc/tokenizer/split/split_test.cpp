@@ -1,4 +1,4 @@
-#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/split/split.h"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/unicode.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/unicode.h"
 
 namespace {
 

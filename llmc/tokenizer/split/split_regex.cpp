@@ -1,7 +1,7 @@
 // Pieces by PCRE2: any pattern, and the oracle of the hand-written splitters.
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/split.h"
+#include "llmc/tokenizer/split/split.h"
 
 #ifdef USE_PCRE2
 

@@ -6,7 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace {
 

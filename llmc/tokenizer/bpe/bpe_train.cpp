@@ -1,11 +1,11 @@
-#include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/bpe/bpe_train.h"
 
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
 
 #include "llmc/base/error.h"
-#include "llmc/tokenizer/files.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace {
 

@@ -1,29 +1,9 @@
-// What a tokenizer needs to know of Unicode: the class of a character, UTF-8, and which bytes are not UTF-8.
-//
-// The classes are those of tiktoken's regular expressions (\p{L}, \p{N}, \s; Unicode 16), taken from it by
-// dev/reference/unicode_classes.py, so that splitting agrees with it on every code point.
+// UTF-8: to code points and back, and which bytes are none.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-
-enum class CharClass : std::uint8_t { other, letter, number, space };
-
-// Classes of all code points: two levels, blocks of 256 that are equal stored once.
-class CharTable {
-public:
-    static const CharTable& get();
-
-    CharClass operator[](std::uint32_t code) const { return classes_[block_[code >> 8]][code & 0xff]; }
-
-private:
-    CharTable();
-    static constexpr std::size_t block_count = 0x110000 >> 8;
-    static constexpr std::size_t max_distinct_blocks = 512;
-    std::uint16_t block_[block_count] = {};
-    CharClass classes_[max_distinct_blocks][256] = {};
-};
 
 struct Utf8Char {
     std::uint32_t code;
