@@ -10,13 +10,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 
 #include "llmc/base/error.h"
 
-namespace {
-
-[[noreturn]] void fail(const std::string& path, const char* call, int code) {
+void fail_on_file(const std::string& path, const char* call, int code) {
     std::string hint;
     if (code == ENOENT) hint = "Check the path; relative paths start at the folder the program was started in.";
     if (code == EACCES || code == EPERM || code == EROFS) hint = "Check the permissions of the file and its folder.";
@@ -24,6 +21,8 @@ namespace {
     if (code == EMFILE || code == ENFILE) hint = "Raise the limit on open files (ulimit -n).";
     throw Error(ErrorKind::io, text(path, ": ", call, " failed: ", std::strerror(code)), hint);
 }
+
+namespace {
 
 const char* kind_of(const struct stat& info) {
     return S_ISDIR(info.st_mode)    ? "folder"
@@ -53,7 +52,7 @@ public:
 
     struct stat status() const {
         struct stat info {};
-        if (::fstat(descriptor_, &info) != 0) fail(path_, "fstat", errno);
+        if (::fstat(descriptor_, &info) != 0) fail_on_file(path_, "fstat", errno);
         return info;
     }
 
@@ -62,7 +61,7 @@ public:
         while (done < into.size()) {
             ssize_t n = ::pread(descriptor_, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
             if (n < 0 && errno == EINTR) continue;
-            if (n < 0) fail(path_, "read", errno);
+            if (n < 0) fail_on_file(path_, "read", errno);
             if (n == 0) {
                 throw Error(ErrorKind::bad_data,
                             text(path_, ": the file ends at byte ", offset + done, ", expected ", into.size(),
@@ -77,14 +76,15 @@ public:
         while (!bytes.empty()) {
             ssize_t n = ::write(descriptor_, bytes.data(), bytes.size());
             if (n < 0 && errno == EINTR) continue;
-            if (n < 0) fail(path_, "write", errno);
+            if (n < 0) fail_on_file(path_, "write", errno);
             bytes = bytes.subspan(static_cast<std::size_t>(n));
         }
         if (grows_) check_still_there();
     }
 
     void sync() override {
-        if (::fsync(descriptor_) != 0 && errno != EINVAL) fail(path_, "fsync", errno);   // EINVAL: a pipe or device
+        if (::fsync(descriptor_) != 0 && errno != EINVAL)
+            fail_on_file(path_, "fsync", errno);   // EINVAL: a pipe or device
     }
 
 private:
@@ -93,7 +93,7 @@ private:
         const struct stat own = status();
         struct stat found {};
         if (::stat(path_.c_str(), &found) != 0) {
-            if (errno != ENOENT && errno != ENOTDIR) fail(path_, "stat", errno);
+            if (errno != ENOENT && errno != ENOTDIR) fail_on_file(path_, "stat", errno);
         } else if (found.st_ino == own.st_ino && found.st_dev == own.st_dev) {
             return;
         }
@@ -126,23 +126,23 @@ public:
     }
 
     void rename(const std::string& from, const std::string& to) override {
-        if (::rename(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "rename", errno);
+        if (::rename(from.c_str(), to.c_str()) != 0) fail_on_file(text(from, " -> ", to), "rename", errno);
     }
 
     void link(const std::string& from, const std::string& to) override {
-        if (::link(from.c_str(), to.c_str()) != 0) fail(text(from, " -> ", to), "link", errno);
+        if (::link(from.c_str(), to.c_str()) != 0) fail_on_file(text(from, " -> ", to), "link", errno);
     }
 
     void remove_all(const std::string& path) override {
         std::error_code code;
         std::filesystem::remove_all(path, code);
-        if (code) fail(path, "remove", code.value());
+        if (code) fail_on_file(path, "remove", code.value());
     }
 
     void make_folders(const std::string& path) override {
         std::error_code code;
         std::filesystem::create_directories(path, code);
-        if (code) fail(path, "mkdir", code.value());
+        if (code) fail_on_file(path, "mkdir", code.value());
     }
 
     void sync_folder(const std::string& path) override {
@@ -153,7 +153,7 @@ public:
 
     std::vector<std::string> list(const std::string& folder) const override {
         DIR* entries = ::opendir(folder.c_str());
-        if (entries == nullptr) fail(folder, "opendir", errno);
+        if (entries == nullptr) fail_on_file(folder, "opendir", errno);
         std::vector<std::string> names;
         while (const dirent* entry = ::readdir(entries)) {
             std::string name = entry->d_name;
@@ -170,7 +170,7 @@ private:
         do {
             descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
         } while (descriptor < 0 && errno == EINTR);
-        if (descriptor < 0) fail(path, (flags & O_CREAT) != 0 ? "create" : "open", errno);
+        if (descriptor < 0) fail_on_file(path, (flags & O_CREAT) != 0 ? "create" : "open", errno);
         return std::make_unique<RealFile>(path, descriptor, grows);
     }
 };
@@ -234,102 +234,4 @@ void try_output_file(FileSystem& files, const std::string& flag, const std::stri
     const std::string temporary = path + ".tmp";
     files.create(temporary);
     files.remove_all(temporary);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Faults on purpose
-
-struct FaultyFiles::Plan {
-    Plan(std::uint64_t its_at, FileFault its_fault, bool its_reads)
-        : at(its_at), fault(its_fault), count_reads(its_reads) {}
-    std::uint64_t at;
-    FileFault fault;
-    bool count_reads;
-    std::uint64_t next = 0;
-    bool stopped = false;
-    std::mutex mutex;   // a checkpoint is written beside the run
-
-    // Counts one operation. True when it is the one to tear; throws when it is to fail.
-    bool meet(const std::string& path, const char* call, bool is_write = false) {
-        std::lock_guard lock(mutex);
-        bool hit = next++ == at;
-        if (hit && fault == FileFault::stop) stopped = true;
-        if (hit && fault == FileFault::tear && is_write) return true;
-        if (hit || stopped) fail(path, call, stopped ? EIO : ENOSPC);
-        return false;
-    }
-};
-
-namespace {
-
-class FaultyFile : public File {
-public:
-    FaultyFile(std::unique_ptr<File> inner, std::shared_ptr<FaultyFiles::Plan> plan)
-        : inner_(std::move(inner)), plan_(std::move(plan)) {}
-
-    const std::string& path() const override { return inner_->path(); }
-    std::uint64_t size() const override { return inner_->size(); }
-
-    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
-        if (plan_->count_reads) plan_->meet(path(), "read");
-        inner_->read_at(offset, into);
-    }
-
-    void write(std::span<const std::byte> bytes) override {
-        if (plan_->meet(path(), "write", true)) {
-            inner_->write(bytes.first(bytes.size() / 2));
-            fail(path(), "write", ENOSPC);
-        }
-        inner_->write(bytes);
-    }
-
-    void sync() override {
-        plan_->meet(path(), "fsync");
-        inner_->sync();
-    }
-
-private:
-    std::unique_ptr<File> inner_;
-    std::shared_ptr<FaultyFiles::Plan> plan_;
-};
-
-}   // namespace
-
-FaultyFiles::FaultyFiles(FileSystem& inner, std::uint64_t at, FileFault fault, bool count_reads)
-    : ForwardingFiles(inner), plan_(std::make_shared<Plan>(at, fault, count_reads)) {}
-FaultyFiles::~FaultyFiles() = default;
-
-std::uint64_t FaultyFiles::operations() const { return plan_->next; }
-
-std::unique_ptr<File> FaultyFiles::open(const std::string& path) const {
-    if (plan_->count_reads) plan_->meet(path, "open");
-    return std::make_unique<FaultyFile>(inner_.open(path), plan_);
-}
-std::unique_ptr<File> FaultyFiles::create(const std::string& path) {
-    plan_->meet(path, "create");
-    return std::make_unique<FaultyFile>(inner_.create(path), plan_);
-}
-std::unique_ptr<File> FaultyFiles::append(const std::string& path) {
-    plan_->meet(path, "create");
-    return std::make_unique<FaultyFile>(inner_.append(path), plan_);
-}
-void FaultyFiles::rename(const std::string& from, const std::string& to) {
-    plan_->meet(text(from, " -> ", to), "rename");
-    inner_.rename(from, to);
-}
-void FaultyFiles::link(const std::string& from, const std::string& to) {
-    plan_->meet(text(from, " -> ", to), "link");
-    inner_.link(from, to);
-}
-void FaultyFiles::remove_all(const std::string& path) {
-    plan_->meet(path, "remove");
-    inner_.remove_all(path);
-}
-void FaultyFiles::make_folders(const std::string& path) {
-    plan_->meet(path, "mkdir");
-    inner_.make_folders(path);
-}
-void FaultyFiles::sync_folder(const std::string& path) {
-    plan_->meet(path, "fsync");
-    inner_.sync_folder(path);
 }

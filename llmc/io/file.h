@@ -1,8 +1,8 @@
 // Files and folders, behind an interface that can be made to fail on purpose.
 //
 // Everything that touches a disk goes through FileSystem, for two reasons: every failure becomes an Error(io) that
-// names the file, the call and the cause; and a test can put FaultyFiles in front, which fails, tears or stops at any
-// chosen operation, so that what the program does then is tested and not hoped for.
+// names the file, the call and the cause; and a test can put FaultyFiles (faulty_files_test.h) in front, which fails,
+// tears or stops at any chosen operation, so that what the program does then is tested and not hoped for.
 //
 // Reading is by offset (pread), never through a mapping: a file that shrinks under us is then an Error with its name,
 // not a SIGBUS. Writing is sequential. Nothing here is buffered: callers hand over large pieces.
@@ -46,6 +46,9 @@ public:
     virtual std::vector<std::string> list(const std::string& folder) const = 0;   // names inside, sorted
 };
 
+// Error(io) of a call of the system on a file; `code` is its errno.
+[[noreturn]] void fail_on_file(const std::string& path, const char* call, int code);
+
 // The machine's own files.
 FileSystem& real_files();
 
@@ -87,36 +90,4 @@ public:
 
 protected:
     FileSystem& inner_;
-};
-
-// What FaultyFiles does at the operation it was told to fail.
-enum class FileFault {
-    fail,   // the call fails as on a full disk: Error(io), nothing was done
-    tear,   // a write puts down only its first half, then fails; any other call fails
-    stop,   // as if the power went off before this call: Error(io), and every later call fails too
-};
-
-// Operation number `at` (counted from 0) meets `fault`. Counted are the operations that change the disk: create,
-// append, write, sync, rename, link, remove, make and sync folders; with `count_reads` also open and read.
-class FaultyFiles : public ForwardingFiles {
-public:
-    explicit FaultyFiles(FileSystem& inner, std::uint64_t at = UINT64_MAX, FileFault fault = FileFault::fail,
-                         bool count_reads = false);
-    ~FaultyFiles() override;
-
-    std::uint64_t operations() const;   // counted so far
-
-    std::unique_ptr<File> open(const std::string& path) const override;
-    std::unique_ptr<File> create(const std::string& path) override;
-    std::unique_ptr<File> append(const std::string& path) override;
-    void rename(const std::string& from, const std::string& to) override;
-    void link(const std::string& from, const std::string& to) override;
-    void remove_all(const std::string& path) override;
-    void make_folders(const std::string& path) override;
-    void sync_folder(const std::string& path) override;
-
-    struct Plan;
-
-private:
-    std::shared_ptr<Plan> plan_;   // shared with the files it opened
 };

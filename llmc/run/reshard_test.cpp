@@ -17,6 +17,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
+#include "llmc/io/faulty_files_test.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/mesh/element_home_test.h"
 #include "llmc/model/weight_source.h"

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
+#include "llmc/io/faulty_files_test.h"
 #include "llmc/io/temporary_folder_test.h"
 
 namespace {
