@@ -24,8 +24,8 @@ constexpr unsigned most_cluster_blocks = 8;
 std::string shape(dim3 d) { return text("(", d.x, ",", d.y, ",", d.z, ")"); }
 
 [[noreturn]] void refuse(cudaError_t status, const std::string& why, const Launch& how, const std::string& kernel) {
-    throw Error(ErrorKind::bug, text(how.file(), ":", how.line(), ": launch of ", kernel, " with grid ", shape(how.grid()),
-                                     ", block ", shape(how.block()), ", ", how.shared_bytes(),
+    throw Error(ErrorKind::bug, text(how.file(), ":", how.line(), ": launch of ", kernel, " with grid ",
+                                     shape(how.grid()), ", block ", shape(how.block()), ", ", how.shared_bytes(),
                                      " bytes of shared memory failed: ", cudaGetErrorName(status), ": ", why));
 }
 
@@ -51,23 +51,15 @@ std::string wrong_dimensions(const Launch& how) {
     return "";
 }
 
-#ifdef LAUNCH_ON_HOST
-
-std::string name_of(const void* kernel) { return host::kernel_name(kernel); }
-std::size_t most_shared_bytes(const void*) { return host::most_shared_bytes; }
-void allow_shared_bytes(const void*, std::size_t) {}
-
-#else
-
 std::string name_of(const void* kernel) {
     const char* symbol = nullptr;
     if (cudaFuncGetName(&symbol, kernel) != cudaSuccess || !symbol) {
         cudaGetLastError();
         return "a kernel";
     }
-    int status = 0;
-    char* readable = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
-    std::string name = status == 0 ? readable : symbol;
+    int status = 0;   // a CPU's are readable already, and not to be taken for types ("f" for float)
+    char* readable = symbol[0] == '_' ? abi::__cxa_demangle(symbol, nullptr, nullptr, &status) : nullptr;
+    std::string name = readable ? readable : symbol;
     std::free(readable);
     return name;
 }
@@ -86,8 +78,6 @@ void allow_shared_bytes(const void* kernel, std::size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-#endif
-
 // Checks the size, and raises the kernel's limit to what the device allows at its first launch that needs it.
 void check_shared_memory(const Launch& how, const void* kernel) {
     constexpr std::size_t granted_to_all = 48 << 10;
@@ -104,7 +94,8 @@ void check_shared_memory(const Launch& how, const void* kernel) {
         found = limits.emplace(kernel, limit).first;
     }
     if (how.shared_bytes() > found->second) {
-        refuse(cudaErrorInvalidValue, text("at most ", found->second, " bytes of dynamic shared memory for this kernel"), how,
+        refuse(cudaErrorInvalidValue,
+               text("at most ", found->second, " bytes of dynamic shared memory for this kernel"), how,
                name_of(kernel));
     }
 }

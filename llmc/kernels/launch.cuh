@@ -14,16 +14,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 #include <type_traits>
 
 #ifdef HOST_EXECUTION_MODEL   // defined by the stand-in <cuda_runtime.h>
-#define LAUNCH_ON_HOST 1
-#include <cuda_bf16.h>
-
-#include "llmc/cuda_on_cpu/checks/checks.h"
-#include "llmc/cuda_on_cpu/exec/grid.h"
-#include "llmc/cuda_on_cpu/queue/queue.h"
+#include "llmc/cuda_on_cpu/exec/launch.h"
 #endif
 
 // Blocks (or anything) of `size` that cover `count`.
@@ -61,14 +55,14 @@ public:
     std::size_t bytes() const { return bytes_; }   // declared, reads and writes together
     bool overlaps_previous() const { return overlap_previous_; }
 
-#ifdef LAUNCH_ON_HOST
+#ifdef HOST_EXECUTION_MODEL
     const std::vector<host::Access>& accesses() const { return accesses_; }
 #endif
 
 private:
     Launch& declare(const void* pointer, std::size_t bytes, [[maybe_unused]] bool write) {
         if (pointer) bytes_ += bytes;
-#ifdef LAUNCH_ON_HOST
+#ifdef HOST_EXECUTION_MODEL
         if (pointer && bytes > 0) accesses_.push_back({pointer, bytes, write});
 #endif
         return *this;
@@ -82,174 +76,23 @@ private:
     dim3 cluster_{1, 1, 1};
     bool overlap_previous_ = false;
     std::size_t bytes_ = 0;
-#ifdef LAUNCH_ON_HOST
+#ifdef HOST_EXECUTION_MODEL
     std::vector<host::Access> accesses_;
 #endif
 };
 
-// Throws the Error of a launch that was refused: cudaErrorInvalidConfiguration for dimensions, cudaErrorInvalidValue for
-// too much shared memory, as CUDA returns them. `kernel` is the kernel's address.
+// Throws the Error of a launch that was refused: cudaErrorInvalidConfiguration for dimensions, cudaErrorInvalidValue
+// for too much shared memory, as CUDA returns them. `kernel` is the kernel's address.
 void check_launch(const Launch& how, const void* kernel);
 
 // Throws if `status` is an error, naming the launch.
 void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 
-#ifdef LAUNCH_ON_HOST
+#ifndef HOST_EXECUTION_MODEL   // the same for a CPU: llmc/cuda_on_cpu/exec/launch.h
 
-// Stands before a loop over the few elements of one thread: unrolled on a GPU, vector instructions on a CPU. (g++ must be
-// kept from unrolling it too: that comes first, and its vectoriser seldom finds the vectors in what is left.)
-#define VECTOR_LOOP _Pragma("GCC unroll 1")
-
-// For device functions that contain a collective: CALLER as the last parameter of the declaration and CALLER_HERE as the last
-// argument of the collective inside make it count as called where the function is called, so that faults name the kernel's
-// line, and threads that call the function in different branches do not meet. Nothing on a GPU.
-#define CALLER , const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
-#define CALLER_HERE , site_file, site_line
-
-// The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of blockDim:
-// `threads` on a GPU; on a CPU one, since a thread's loop over all of it is faster than many threads with a share each, above
-// all where they meet. With the check `shape` (as in tests) as many as on a GPU, so that what runs there is what is tested.
-constexpr bool loop_threads_may_be_one = true;
-inline unsigned loop_threads(unsigned threads) { return host::checks().gpu_shape ? threads : 1; }
-
-// Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave.
-#define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
-
-namespace host {
-
-// A kernel and its arguments; runs one thread after the other for the scheduler.
+// Puts a launch that has been checked into its stream.
 template <class... Parameters>
-struct KernelCall {
-    void (*kernel)(Parameters...);
-    std::tuple<Parameters...> arguments;
-
-    HOST_NO_ADDRESS_SANITIZER static void run(void* self) {
-        KernelCall& call = *static_cast<KernelCall*>(self);
-        Block& block = *Block::current();
-        do {
-            std::apply(call.kernel, call.arguments);
-        } while (block.next_thread());
-    }
-};
-
-}   // namespace host
-
-template <class... Parameters>
-void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
-    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied as bytes");
-    const void* address = reinterpret_cast<const void*>(kernel);
-    check_launch(how, address);
-    using Call = host::KernelCall<Parameters...>;
-    Call call{kernel, std::tuple<Parameters...>(arguments...)};
-    host::Grid grid{host::kernel_name(address), how.file(), how.line(), how.grid(), how.block(), how.shared_bytes(),
-                    how.accesses(), {}};
-    host::Operation operation;
-    operation.name = grid.kernel;
-    operation.file = how.file();
-    operation.line = how.line();
-    operation.accesses = how.accesses();
-    operation.step = [call, grid]() mutable {
-        grid.task = {Call::run, &call};
-        host::GridFault fault = host::run_grid(grid);
-        if (fault.error != cudaSuccess) host::report_fault(fault.error, std::move(fault.message));
-        return true;
-    };
-    check_launched(host::enqueue(how.stream(), std::move(operation)), how, address);
-}
-
-// Eight elements of one type as another (Vec8 of vec.cuh), by vector instructions.
-constexpr bool vector_conversions_exist = true;
-template <class Floats, class Halves>
-__forceinline__ Floats widened8(const Halves& from) {
-    Floats to;
-    host::bf16_bits_to_float8(&from, &to.values[0]);
-    return to;
-}
-template <class Halves, class Floats>
-__forceinline__ Halves narrowed8(const Floats& from) {
-    Halves to;
-    host::float_to_bf16_bits8(&from.values[0], &to);
-    return to;
-}
-
-// The larger of two, in one instruction; either where one is not a number.
-__forceinline__ float larger(float a, float b) { return a > b ? a : b; }
-
-namespace host {
-
-// What every lane of a warp ends with when v_i = op(v_i, v_{i xor d}) for d = 16, 8, 4, 2, 1, op being commutative.
-template <class T, class Op>
-inline T butterfly_of(T (&v)[warp_lanes], Op op) {
-    for (unsigned distance = warp_lanes / 2; distance > 0; distance /= 2) {
-        for (unsigned i = 0; i < distance; i++) v[i] = op(v[i], v[i + distance]);
-    }
-    return v[0];
-}
-template <class T, class Op>
-inline T butterfly_of_slots(const std::uint64_t (&slots)[warp_lanes], Op op) {
-    T v[warp_lanes];
-    for (unsigned i = 0; i < warp_lanes; i++) v[i] = from_slot<T>(slots[i]);
-    return butterfly_of(v, op);
-}
-
-}   // namespace host
-
-// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. One
-// rendezvous instead of five; the same bits, because op is commutative.
-template <class T, class Op>
-inline T warp_butterfly(T value, Op, HOST_SITE) {
-    static_assert(std::is_empty_v<Op> && std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
-    host::Block& block = *host::Block::current();
-    host::Warp& warp = block.warp();
-    unsigned lane = block.lane();
-    warp.in[lane] = host::to_slot(value);
-    block.rendezvous(0xffffffffu, {site_file, site_line}, [](host::Warp& all, std::uint32_t participants) {
-        if (participants != 0xffffffffu) host::fail_partial_warp();
-        std::uint64_t result = host::to_slot(host::butterfly_of_slots<T>(all.in, Op()));
-        for (unsigned i = 0; i < host::warp_lanes; i++) all.out[i] = result;
-    });
-    return host::from_slot<T>(warp.out[lane]);
-}
-
-// The result of a block in whole warps: every warp's butterfly, then one over the warps' results, with op's neutral
-// element for the warps up to 32 that do not exist. The last thread to arrive computes it for all, so each thread waits
-// once; the bits are those of the shuffles and barriers that a GPU needs (block_reduce_by_warps in reduce.cuh).
-constexpr bool block_butterfly_exists = true;
-template <class T, class Op>
-inline T block_butterfly(T value, Op, HOST_SITE) {
-    static_assert(std::is_empty_v<Op> && std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
-    host::Block& block = *host::Block::current();
-    block.warp().in[block.lane()] = host::to_slot(value);
-    return host::from_slot<T>(block.meet({site_file, site_line}, [](const host::Warp* warps, unsigned count) {
-        T results[host::warp_lanes];
-        for (unsigned w = 0; w < host::warp_lanes; w++) {
-            results[w] = w < count ? host::butterfly_of_slots<T>(warps[w].in, Op()) : Op::template neutral<T>();
-        }
-        return host::to_slot(count == 1 ? results[0] : host::butterfly_of(results, Op()));
-    }));
-}
-
-#else
-
-#define VECTOR_LOOP _Pragma("unroll")
-
-#define CALLER
-#define CALLER_HERE
-
-constexpr bool loop_threads_may_be_one = false;
-inline unsigned loop_threads(unsigned threads) { return threads; }
-
-// Declared 1,024-byte aligned: the bulk copies and their swizzles need it, and the base is that anyway.
-#define DYNAMIC_SHARED(type, name)                               \
-    extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[]; \
-    type* const name = reinterpret_cast<type*>(dynamic_shared_memory)
-
-template <class... Parameters>
-void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
-    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied as bytes");
-    const void* address = reinterpret_cast<const void*>(kernel);
-    check_launch(how, address);
-
+cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
     if (how.cluster().x * how.cluster().y * how.cluster().z > 1) {
@@ -272,8 +115,27 @@ void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity
     config.attrs = attributes;
     config.numAttrs = count;
     void* pointers[sizeof...(Parameters) + 1] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
-    check_launched(cudaLaunchKernelExC(&config, address, pointers), how, address);
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
 }
+
+// Stands before a loop over the few elements of one thread: unrolled on a GPU, vector instructions on a CPU.
+#define VECTOR_LOOP _Pragma("unroll")
+
+// For device functions that contain a collective: CALLER as the last parameter of the declaration and CALLER_HERE as
+// the last argument of the collective inside. On a CPU the collective then counts as called where the function is.
+#define CALLER
+#define CALLER_HERE
+
+// The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of
+// blockDim: `threads`; on a CPU one.
+constexpr bool loop_threads_may_be_one = false;
+inline unsigned loop_threads(unsigned threads) { return threads; }
+
+// Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave. 1,024-byte aligned: the
+// bulk copies and their swizzles need it, and the base is that anyway.
+#define DYNAMIC_SHARED(type, name)                                           \
+    extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[]; \
+    type* const name = reinterpret_cast<type*>(dynamic_shared_memory)
 
 // The value of lane (own xor distance), for any type of 4 or 8 bytes.
 template <class T>
@@ -291,8 +153,8 @@ __device__ __forceinline__ T shuffle_xor(const T& value, int distance) {
     }
 }
 
-// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. op must be
-// commutative.
+// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. op must
+// be commutative.
 template <class T, class Op>
 __device__ __forceinline__ T warp_butterfly(T value, Op op) {
 #pragma unroll
@@ -300,8 +162,18 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
     return value;
 }
 
-constexpr bool block_butterfly_exists = false;
-constexpr bool vector_conversions_exist = false;
+constexpr bool block_butterfly_exists = false;    // a whole block's at once
+constexpr bool vector_conversions_exist = false;   // Vec8 of vec.cuh to another type, by the host's instructions
+
+// The larger of two, in one instruction.
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
 #endif
+
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied as bytes");
+    const void* address = reinterpret_cast<const void*>(kernel);
+    check_launch(how, address);
+    check_launched(start_kernel(kernel, how, arguments...), how, address);
+}

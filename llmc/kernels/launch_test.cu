@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "llmc/base/arena.h"
@@ -96,4 +97,19 @@ TEST_CASE("launch: blocks and grids beyond the device's limits are refused with 
     // nothing was started, and nothing sticks
     CHECK(data.download(device.stream)[0] == 0);
     CHECK(cudaStreamSynchronize(device.stream) == cudaSuccess);
+}
+
+TEST_CASE("launch: what the runtime says of a kernel") {
+    const char* name = nullptr;
+    CHECK(cudaFuncGetName(&name, reinterpret_cast<const void*>(write_position)) == cudaSuccess);
+    CHECK(std::string(name).find("write_position") != std::string::npos);
+    const void* kernel = reinterpret_cast<const void*>(reverse_block<true>);
+    cudaFuncAttributes attributes;
+    CHECK(cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess);
+    CHECK(attributes.sharedSizeBytes == 0);
+    int most = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) == cudaSuccess);
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most + 1) == cudaErrorInvalidValue);
+    cudaGetLastError();   // that one is not the next test's
 }

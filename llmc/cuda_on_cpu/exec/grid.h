@@ -53,6 +53,6 @@ extern __thread char* dynamic_shared_memory;
 extern __thread std::size_t dynamic_shared_bytes;   // as the launch asked for
 
 // "layernorm_forward<float>" for the address of that kernel, from the program's own symbols.
-std::string kernel_name(const void* kernel);
+const std::string& kernel_name(const void* kernel);
 
 }   // namespace host

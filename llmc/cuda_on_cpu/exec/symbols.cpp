@@ -144,9 +144,9 @@ std::string Symbols::function(const void* address) const {
     return found == functions_.end() || found->offset != offset ? "" : demangled(found->name);
 }
 
-std::string kernel_name(const void* kernel) {
+const std::string& kernel_name(const void* kernel) {
     static std::mutex mutex;
-    static std::map<const void*, std::string> known;
+    static std::map<const void*, std::string> known;   // what was given out stays where it is
     std::lock_guard<std::mutex> lock(mutex);
     auto found = known.find(kernel);
     if (found != known.end()) return found->second;

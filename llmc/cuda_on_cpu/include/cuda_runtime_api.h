@@ -34,6 +34,11 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
+// ---- kernels. Names are readable, not mangled; static shared memory is not counted.
+cudaError_t cudaFuncGetName(const char** name, const void* kernel);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+
 // ---- memory
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes, HOST_CALL_SITE);
 cudaError_t cudaFree(void* pointer, HOST_CALL_SITE);

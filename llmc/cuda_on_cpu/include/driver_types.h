@@ -84,6 +84,14 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault = 4   // the direction follows from the pointers
 };
 
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8
+};
+
+struct cudaFuncAttributes {
+    std::size_t sharedSizeBytes;   // static shared memory
+};
+
 enum cudaMemoryType {
     cudaMemoryTypeUnregistered = 0,
     cudaMemoryTypeHost = 1,

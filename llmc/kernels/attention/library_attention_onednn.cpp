@@ -1,274 +1,23 @@
-// Library attention on a CPU: blocks of queries against blocks of keys, multiplied by oneDNN, softmax in vector loops.
-//
-// Forward is one task per (batch, head, block of queries), backward one per (batch, head); both keep a running block in
-// fp32 (FlashAttention's online softmax, and its recomputation in backward). Blocks of keys that a causal mask hides
-// are skipped, and the last visible one is cut short. bf16 is widened block by block.
+// Library attention on a CPU (llmc/cuda_on_cpu/blas/attention.h): operations on the stream. Forward is one task per
+// (batch, head, block of queries), backward one per (batch, head).
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 
 #include "llmc/base/check.h"
+#include "llmc/cuda_on_cpu/blas/attention.h"
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
-#include "llmc/cuda_on_cpu/blas/gemm.h"
-#include "llmc/cuda_on_cpu/blas/vector_math.h"
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/queue/queue.h"
 #include "llmc/kernels/attention/library_attention.h"
 
 namespace {
 
-using std::int64_t;
-
-constexpr int query_block = 128, key_block = 256;
-
-// bf16 as the vector conversions take it.
-template <class T>
-struct Stored {
-    using type = T;
-};
-template <>
-struct Stored<bf16> {
-    using type = std::uint16_t;
-};
-template <class T>
-using StoredType = std::conditional_t<std::is_const_v<T>, const typename Stored<std::remove_const_t<T>>::type,
-                                      typename Stored<T>::type>;
-
-// Rows of HS channels in fp32.
-struct Rows {
-    const float* data;
-    int64_t stride;
-};
-
-template <class T>
-StoredType<T>* row_of(const HeadsView<T>& view, int b, int h, int64_t t) {
-    return reinterpret_cast<StoredType<T>*>(view.data + b * view.batch + t * view.token + h * view.head);
-}
-
-// Tokens t .. t+count-1 of one head: where they are if they are fp32, else widened into `buffer`.
-template <class T>
-Rows load(const HeadsView<const T>& view, int b, int h, int64_t t, int count, int HS, std::vector<float>& buffer) {
-    if constexpr (std::is_same_v<T, float>) {
-        (void)count, (void)HS, (void)buffer;
-        return {row_of(view, b, h, t), view.token};
-    } else {
-        buffer.resize(static_cast<std::size_t>(count) * HS);
-        for (int i = 0; i < count; i++) {
-            const std::uint16_t* from = row_of(view, b, h, t + i);
-            float* __restrict to = buffer.data() + static_cast<int64_t>(i) * HS;
-            for (int c = 0; c < HS; c++) to[c] = host::widen(from[c]);
-        }
-        return {buffer.data(), HS};
-    }
-}
-
-template <class T>
-void store(const HeadsView<T>& view, int b, int h, int64_t t, int count, int HS, const float* rows) {
-    for (int i = 0; i < count; i++) {
-        StoredType<T>* __restrict to = row_of(view, b, h, t + i);
-        const float* from = rows + static_cast<int64_t>(i) * HS;
-        for (int c = 0; c < HS; c++) host::narrow(from[c], to + c);
-    }
-}
-
-// How many of the keys j0 .. j0+keys-1 query i sees.
-int visible(const AttentionShape& s, int64_t i, int64_t j0, int keys) {
-    if (!s.causal) return keys;
-    return static_cast<int>(std::clamp<int64_t>(s.q0 + i - s.k0 - j0 + 1, 0, keys));
-}
-
-// How many keys, from the first, the queries up to `last` see.
-int visible_keys(const AttentionShape& s, int64_t last) { return visible(s, last, 0, s.Tk); }
-
-float dot(const float* a, const float* b, int n) {
-    float lanes[16] = {};
-    int i = 0;
-    for (; i + 16 <= n; i += 16) {
-        for (int l = 0; l < 16; l++) lanes[l] += a[i + l] * b[i + l];
-    }
-    for (; i < n; i++) lanes[0] += a[i] * b[i];
-    float sum = 0;
-    for (float lane : lanes) sum += lane;
-    return sum;
-}
-
-float largest(const float* x, int n) {
-    float lanes[16];
-    std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
-    int i = 0;
-    for (; i + 16 <= n; i += 16) {
-        for (int l = 0; l < 16; l++) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
-    }
-    for (; i < n; i++) lanes[0] = std::max(lanes[0], x[i]);
-    return *std::max_element(lanes, lanes + 16);
-}
-
-// x[i] = exp(x[i] - shift) for the first n of `length` elements, 0 for the others; their sum.
-float exponentials(float* __restrict x, float shift, int n, int length) {
-    float lanes[16] = {};
-    int i = 0;
-    for (; i + 16 <= n; i += 16) {
-        for (int l = 0; l < 16; l++) {
-            x[i + l] = host::vector_exp(x[i + l] - shift);
-            lanes[l] += x[i + l];
-        }
-    }
-    for (; i < n; i++) {
-        x[i] = host::vector_exp(x[i] - shift);
-        lanes[0] += x[i];
-    }
-    std::fill(x + n, x + length, 0.0f);
-    float sum = 0;
-    for (float lane : lanes) sum += lane;
-    return sum;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
-
-struct ForwardScratch {
-    std::vector<float> q, k, v, scores, sums, highest, total;
-};
-
-// Takes a block of scores into the running softmax: scores become exp(score - highest), and what was summed so far is
-// rescaled where `highest` has grown.
-void online_softmax(ForwardScratch& w, const AttentionShape& s, int64_t i0, int queries, int64_t j0, int keys) {
-    for (int i = 0; i < queries; i++) {
-        float* row = w.scores.data() + static_cast<int64_t>(i) * keys;
-        int seen = visible(s, i0 + i, j0, keys);
-        if (seen == 0) {
-            std::fill(row, row + keys, 0.0f);
-            continue;
-        }
-        float before = w.highest[i], highest = std::max(before, largest(row, seen));
-        float rescale = host::vector_exp(before - highest);   // 0 at the first block, where `before` is -infinity
-        float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
-        if (rescale != 1.0f) {
-            for (int c = 0; c < s.HS; c++) sums[c] *= rescale;
-        }
-        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys);
-        w.highest[i] = highest;
-    }
-}
-
-template <class T, class O>
-void forward_block(const AttentionForward<T, O>& a, int b, int h, int block) {
-    static thread_local ForwardScratch w;
-    const AttentionShape& s = a.shape;
-    const int64_t i0 = int64_t{block} * query_block;
-    const int queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
-    Rows q = load(a.q, b, h, i0, queries, s.HS, w.q);
-    w.sums.assign(static_cast<std::size_t>(queries) * s.HS, 0.0f);
-    w.highest.assign(queries, -std::numeric_limits<float>::infinity());
-    w.total.assign(queries, 0.0f);
-    const int keys_seen = visible_keys(s, i0 + queries - 1);
-    for (int j0 = 0; j0 < keys_seen; j0 += key_block) {
-        const int keys = std::min(key_block, keys_seen - j0);
-        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
-        w.scores.resize(static_cast<std::size_t>(queries) * keys);
-        host::sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
-                                   w.scores.data(), keys);
-        online_softmax(w, s, i0, queries, j0, keys);
-        host::sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride,
-                                   1.0f, w.sums.data(), s.HS);
-    }
-    float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq + i0;
-    for (int i = 0; i < queries; i++) {
-        float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
-        float inverse = w.total[i] > 0 ? 1.0f / w.total[i] : 0.0f;
-        for (int c = 0; c < s.HS; c++) sums[c] *= inverse;
-        lse[i] = w.highest[i] + std::log(w.total[i]);   // -infinity where no key was seen
-    }
-    store(a.out, b, h, i0, queries, s.HS, w.sums.data());
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
-
-struct BackwardScratch {
-    std::vector<float> q, k, v, dout, out, p, ds, dq, dk, dv;
-};
-
-// p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
-void probabilities(BackwardScratch& w, const AttentionShape& s, const float* lse, const float* delta, int64_t i0,
-                   int queries, int64_t j0, int keys) {
-    for (int i = 0; i < queries; i++) {
-        float* __restrict p = w.p.data() + static_cast<int64_t>(i) * keys;
-        float* __restrict ds = w.ds.data() + static_cast<int64_t>(i) * keys;
-        int seen = visible(s, i0 + i, j0, keys);
-        exponentials(p, lse[i0 + i], seen, keys);
-        float d = delta[i0 + i];
-        for (int j = 0; j < seen; j++) ds[j] = p[j] * (ds[j] - d);
-        std::fill(ds + seen, ds + keys, 0.0f);
-    }
-}
-
-template <class T, class G>
-void compute_delta(const AttentionBackward<T, G>& a, BackwardScratch& w, int b, int h, float* delta) {
-    const int HS = a.shape.HS;
-    for (int64_t i0 = 0; i0 < a.shape.Tq; i0 += query_block) {
-        int queries = static_cast<int>(std::min<int64_t>(query_block, a.shape.Tq - i0));
-        Rows out = load(a.out, b, h, i0, queries, HS, w.out), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
-        for (int i = 0; i < queries; i++) {
-            delta[i0 + i] = dot(out.data + i * out.stride, dout.data + i * dout.stride, HS);
-        }
-    }
-}
-
-// The contribution of one block of queries to the gradients: of its own dq, and of the keys' dk and dv.
-template <class T, class G>
-void backward_pair(const AttentionBackward<T, G>& a, BackwardScratch& w, int b, int h, const float* delta, int64_t i0,
-                   int64_t j0, int keys, const Rows& k, const Rows& v) {
-    const AttentionShape& s = a.shape;
-    const int HS = s.HS, queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
-    Rows q = load(a.q, b, h, i0, queries, HS, w.q), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
-    w.p.resize(static_cast<std::size_t>(queries) * keys);
-    w.ds.resize(static_cast<std::size_t>(queries) * keys);
-    host::sgemm_on_this_thread(false, true, queries, keys, HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
-                               w.p.data(), keys);
-    host::sgemm_on_this_thread(false, true, queries, keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f,
-                               w.ds.data(), keys);
-    const float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq;
-    probabilities(w, s, lse, delta, i0, queries, j0, keys);
-    host::sgemm_on_this_thread(true, false, keys, HS, queries, 1.0f, w.p.data(), keys, dout.data, dout.stride, 1.0f,
-                               w.dv.data(), HS);
-    host::sgemm_on_this_thread(true, false, keys, HS, queries, s.scale, w.ds.data(), keys, q.data, q.stride, 1.0f,
-                               w.dk.data(), HS);
-    host::sgemm_on_this_thread(false, false, queries, HS, keys, s.scale, w.ds.data(), keys, k.data, k.stride, 1.0f,
-                               w.dq.data() + i0 * HS, HS);
-}
-
-template <class T, class G>
-void backward_head(const AttentionBackward<T, G>& a, int b, int h) {
-    static thread_local BackwardScratch w;
-    const AttentionShape& s = a.shape;
-    float* delta = a.delta + (int64_t{b} * s.NH + h) * s.Tq;
-    compute_delta(a, w, b, h, delta);
-    w.dq.assign(static_cast<std::size_t>(s.Tq) * s.HS, 0.0f);
-    for (int64_t j0 = 0; j0 < s.Tk; j0 += key_block) {
-        const int keys = static_cast<int>(std::min<int64_t>(key_block, s.Tk - j0));
-        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
-        w.dk.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
-        w.dv.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
-        for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
-            const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
-            if (visible(s, last, j0, keys) > 0) backward_pair(a, w, b, h, delta, i0, j0, keys, k, v);
-        }
-        store(a.dk, b, h, j0, keys, s.HS, w.dk.data());
-        store(a.dv, b, h, j0, keys, s.HS, w.dv.data());
-    }
-    store(a.dq, b, h, 0, s.Tq, s.HS, w.dq.data());
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Operations on the stream
-
 // All that a view touches, gaps between its rows included.
 template <class T>
 host::Access access(const HeadsView<T>& view, const AttentionShape& s, int tokens) {
-    int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (s.NH - 1) * view.head + s.HS;
+    std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (s.NH - 1) * view.head + s.HS;
     return {view.data, static_cast<std::size_t>(last) * sizeof(T), !std::is_const_v<T>};
 }
 
@@ -324,14 +73,15 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
     operation.accesses = {access(a.out, s, s.Tq), rows_access(a.lse, s, true), access(a.q, s, s.Tq),
                           access(a.k, s, s.Tk), access(a.v, s, s.Tk)};
     operation.step = [a] {
-        const int blocks = (a.shape.Tq + query_block - 1) / query_block;
+        const int blocks = (a.shape.Tq + host::attention::query_block - 1) / host::attention::query_block;
         host::parallel_for(
-            int64_t{a.shape.B} * a.shape.NH * blocks,
-            [&](int64_t task) {
-                int64_t head = task / blocks;
+            std::int64_t{a.shape.B} * a.shape.NH * blocks,
+            [&](std::int64_t task) {
+                std::int64_t head = task / blocks;
                 // longest first: with a causal mask the last queries see the most keys
                 int block = blocks - 1 - static_cast<int>(task % blocks);
-                forward_block(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH), block);
+                host::attention::forward_block(a, static_cast<int>(head / a.shape.NH),
+                                               static_cast<int>(head % a.shape.NH), block);
             },
             1);
         return true;
@@ -351,9 +101,10 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
                           rows_access(a.lse, s, false)};
     operation.step = [a] {
         host::parallel_for(
-            int64_t{a.shape.B} * a.shape.NH,
-            [&](int64_t head) {
-                backward_head(a, static_cast<int>(head / a.shape.NH), static_cast<int>(head % a.shape.NH));
+            std::int64_t{a.shape.B} * a.shape.NH,
+            [&](std::int64_t head) {
+                host::attention::backward_head(a, static_cast<int>(head / a.shape.NH),
+                                               static_cast<int>(head % a.shape.NH));
             },
             1);
         return true;

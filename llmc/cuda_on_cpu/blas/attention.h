@@ -1,0 +1,277 @@
+// Attention on a CPU, block by block: blocks of queries against blocks of keys, multiplied by oneDNN, softmax in vector
+// loops. What cuDNN is on a GPU; llmc/kernels asks for it by its own argument structs (AttentionForward and
+// AttentionBackward, whose members are used here by name).
+//
+// Both passes keep a running block in fp32 (FlashAttention's online softmax, and its recomputation in backward). Blocks
+// of keys that a causal mask hides are skipped, and the last visible one is cut short. bf16 is widened block by block.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "llmc/cuda_on_cpu/blas/gemm.h"
+#include "llmc/cuda_on_cpu/blas/vector_math.h"
+
+namespace host::attention {
+
+using std::int64_t;
+
+constexpr int query_block = 128, key_block = 256;
+
+// bf16 as the vector conversions take it.
+template <class T>
+struct Stored {
+    using type = T;
+};
+template <>
+struct Stored<__nv_bfloat16> {
+    using type = std::uint16_t;
+};
+template <class T>
+using StoredType = std::conditional_t<std::is_const_v<T>, const typename Stored<std::remove_const_t<T>>::type,
+                                      typename Stored<T>::type>;
+
+// Rows of HS channels in fp32.
+struct Rows {
+    const float* data;
+    int64_t stride;
+};
+
+template <class View>
+using Element = std::remove_pointer_t<decltype(View::data)>;
+
+template <class View>
+StoredType<Element<View>>* row_of(const View& view, int b, int h, int64_t t) {
+    return reinterpret_cast<StoredType<Element<View>>*>(view.data + b * view.batch + t * view.token + h * view.head);
+}
+
+// Tokens t .. t+count-1 of one head: where they are if they are fp32, else widened into `buffer`.
+template <class View>
+Rows load(const View& view, int b, int h, int64_t t, int count, int HS, std::vector<float>& buffer) {
+    if constexpr (std::is_same_v<Element<View>, const float>) {
+        (void)count, (void)HS, (void)buffer;
+        return {row_of(view, b, h, t), view.token};
+    } else {
+        buffer.resize(static_cast<std::size_t>(count) * HS);
+        for (int i = 0; i < count; i++) {
+            const std::uint16_t* from = row_of(view, b, h, t + i);
+            float* __restrict to = buffer.data() + static_cast<int64_t>(i) * HS;
+            for (int c = 0; c < HS; c++) to[c] = widen(from[c]);
+        }
+        return {buffer.data(), HS};
+    }
+}
+
+template <class View>
+void store(const View& view, int b, int h, int64_t t, int count, int HS, const float* rows) {
+    for (int i = 0; i < count; i++) {
+        StoredType<Element<View>>* __restrict to = row_of(view, b, h, t + i);
+        const float* from = rows + static_cast<int64_t>(i) * HS;
+        for (int c = 0; c < HS; c++) narrow(from[c], to + c);
+    }
+}
+
+// How many of the keys j0 .. j0+keys-1 query i sees.
+template <class Shape>
+int visible(const Shape& s, int64_t i, int64_t j0, int keys) {
+    if (!s.causal) return keys;
+    return static_cast<int>(std::clamp<int64_t>(s.q0 + i - s.k0 - j0 + 1, 0, keys));
+}
+
+// How many keys, from the first, the queries up to `last` see.
+template <class Shape>
+int visible_keys(const Shape& s, int64_t last) {
+    return visible(s, last, 0, s.Tk);
+}
+
+inline float dot(const float* a, const float* b, int n) {
+    float lanes[16] = {};
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) lanes[l] += a[i + l] * b[i + l];
+    }
+    for (; i < n; i++) lanes[0] += a[i] * b[i];
+    float sum = 0;
+    for (float lane : lanes) sum += lane;
+    return sum;
+}
+
+inline float largest(const float* x, int n) {
+    float lanes[16];
+    std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+    }
+    for (; i < n; i++) lanes[0] = std::max(lanes[0], x[i]);
+    return *std::max_element(lanes, lanes + 16);
+}
+
+// x[i] = exp(x[i] - shift) for the first n of `length` elements, 0 for the others; their sum.
+inline float exponentials(float* __restrict x, float shift, int n, int length) {
+    float lanes[16] = {};
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) {
+            x[i + l] = vector_exp(x[i + l] - shift);
+            lanes[l] += x[i + l];
+        }
+    }
+    for (; i < n; i++) {
+        x[i] = vector_exp(x[i] - shift);
+        lanes[0] += x[i];
+    }
+    std::fill(x + n, x + length, 0.0f);
+    float sum = 0;
+    for (float lane : lanes) sum += lane;
+    return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+struct ForwardScratch {
+    std::vector<float> q, k, v, scores, sums, highest, total;
+};
+
+// Takes a block of scores into the running softmax: scores become exp(score - highest), and what was summed so far is
+// rescaled where `highest` has grown.
+template <class Shape>
+void online_softmax(ForwardScratch& w, const Shape& s, int64_t i0, int queries, int64_t j0, int keys) {
+    for (int i = 0; i < queries; i++) {
+        float* row = w.scores.data() + static_cast<int64_t>(i) * keys;
+        int seen = visible(s, i0 + i, j0, keys);
+        if (seen == 0) {
+            std::fill(row, row + keys, 0.0f);
+            continue;
+        }
+        float before = w.highest[i], highest = std::max(before, largest(row, seen));
+        float rescale = vector_exp(before - highest);   // 0 at the first block, where `before` is -infinity
+        float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
+        if (rescale != 1.0f) {
+            for (int c = 0; c < s.HS; c++) sums[c] *= rescale;
+        }
+        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys);
+        w.highest[i] = highest;
+    }
+}
+
+// The outputs of one block of queries of a head.
+template <class Forward>
+void forward_block(const Forward& a, int b, int h, int block) {
+    static thread_local ForwardScratch w;
+    const auto& s = a.shape;
+    const int64_t i0 = int64_t{block} * query_block;
+    const int queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
+    Rows q = load(a.q, b, h, i0, queries, s.HS, w.q);
+    w.sums.assign(static_cast<std::size_t>(queries) * s.HS, 0.0f);
+    w.highest.assign(queries, -std::numeric_limits<float>::infinity());
+    w.total.assign(queries, 0.0f);
+    const int keys_seen = visible_keys(s, i0 + queries - 1);
+    for (int j0 = 0; j0 < keys_seen; j0 += key_block) {
+        const int keys = std::min(key_block, keys_seen - j0);
+        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
+        w.scores.resize(static_cast<std::size_t>(queries) * keys);
+        sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
+                             w.scores.data(), keys);
+        online_softmax(w, s, i0, queries, j0, keys);
+        sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride, 1.0f,
+                             w.sums.data(), s.HS);
+    }
+    float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq + i0;
+    for (int i = 0; i < queries; i++) {
+        float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
+        float inverse = w.total[i] > 0 ? 1.0f / w.total[i] : 0.0f;
+        for (int c = 0; c < s.HS; c++) sums[c] *= inverse;
+        lse[i] = w.highest[i] + std::log(w.total[i]);   // -infinity where no key was seen
+    }
+    store(a.out, b, h, i0, queries, s.HS, w.sums.data());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+struct BackwardScratch {
+    std::vector<float> q, k, v, dout, out, p, ds, dq, dk, dv;
+};
+
+// p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
+template <class Shape>
+void probabilities(BackwardScratch& w, const Shape& s, const float* lse, const float* delta, int64_t i0, int queries,
+                   int64_t j0, int keys) {
+    for (int i = 0; i < queries; i++) {
+        float* __restrict p = w.p.data() + static_cast<int64_t>(i) * keys;
+        float* __restrict ds = w.ds.data() + static_cast<int64_t>(i) * keys;
+        int seen = visible(s, i0 + i, j0, keys);
+        exponentials(p, lse[i0 + i], seen, keys);
+        float d = delta[i0 + i];
+        for (int j = 0; j < seen; j++) ds[j] = p[j] * (ds[j] - d);
+        std::fill(ds + seen, ds + keys, 0.0f);
+    }
+}
+
+template <class Backward>
+void compute_delta(const Backward& a, BackwardScratch& w, int b, int h, float* delta) {
+    const int HS = a.shape.HS;
+    for (int64_t i0 = 0; i0 < a.shape.Tq; i0 += query_block) {
+        int queries = static_cast<int>(std::min<int64_t>(query_block, a.shape.Tq - i0));
+        Rows out = load(a.out, b, h, i0, queries, HS, w.out), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
+        for (int i = 0; i < queries; i++) {
+            delta[i0 + i] = dot(out.data + i * out.stride, dout.data + i * dout.stride, HS);
+        }
+    }
+}
+
+// The contribution of one block of queries to the gradients: of its own dq, and of the keys' dk and dv.
+template <class Backward>
+void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const float* delta, int64_t i0, int64_t j0,
+                   int keys, const Rows& k, const Rows& v) {
+    const auto& s = a.shape;
+    const int HS = s.HS, queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
+    Rows q = load(a.q, b, h, i0, queries, HS, w.q), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
+    w.p.resize(static_cast<std::size_t>(queries) * keys);
+    w.ds.resize(static_cast<std::size_t>(queries) * keys);
+    sgemm_on_this_thread(false, true, queries, keys, HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f, w.p.data(),
+                         keys);
+    sgemm_on_this_thread(false, true, queries, keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f,
+                         w.ds.data(), keys);
+    const float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq;
+    probabilities(w, s, lse, delta, i0, queries, j0, keys);
+    sgemm_on_this_thread(true, false, keys, HS, queries, 1.0f, w.p.data(), keys, dout.data, dout.stride, 1.0f,
+                         w.dv.data(), HS);
+    sgemm_on_this_thread(true, false, keys, HS, queries, s.scale, w.ds.data(), keys, q.data, q.stride, 1.0f,
+                         w.dk.data(), HS);
+    sgemm_on_this_thread(false, false, queries, HS, keys, s.scale, w.ds.data(), keys, k.data, k.stride, 1.0f,
+                         w.dq.data() + i0 * HS, HS);
+}
+
+// All gradients of one head.
+template <class Backward>
+void backward_head(const Backward& a, int b, int h) {
+    static thread_local BackwardScratch w;
+    const auto& s = a.shape;
+    float* delta = a.delta + (int64_t{b} * s.NH + h) * s.Tq;
+    compute_delta(a, w, b, h, delta);
+    w.dq.assign(static_cast<std::size_t>(s.Tq) * s.HS, 0.0f);
+    for (int64_t j0 = 0; j0 < s.Tk; j0 += key_block) {
+        const int keys = static_cast<int>(std::min<int64_t>(key_block, s.Tk - j0));
+        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
+        w.dk.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
+        w.dv.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
+        for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
+            const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
+            if (visible(s, last, j0, keys) > 0) backward_pair(a, w, b, h, delta, i0, j0, keys, k, v);
+        }
+        store(a.dk, b, h, j0, keys, s.HS, w.dk.data());
+        store(a.dv, b, h, j0, keys, s.HS, w.dv.data());
+    }
+    store(a.dq, b, h, 0, s.Tq, s.HS, w.dq.data());
+}
+
+}   // namespace host::attention
