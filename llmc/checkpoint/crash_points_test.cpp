@@ -360,7 +360,8 @@ TEST_CASE("crash points: no operation of a save by four writers can lose a run")
 TEST_CASE("crash points: the same in 40 interleavings" * doctest::skip()) { check_crash_points(40, 1, 10000); }
 
 TEST_CASE("crash points: each rule of the protocol, broken alone, loses a run") {
-    for (const auto& [mutation, name] : kMutations) {
+    for (const auto& [mutation, what] : kMutations) {
+        const std::string& name = what;
         CAPTURE(name);
         std::optional<std::string> lost;
         for (std::uint64_t seed = 0; !lost && seed < 6; seed++) lost = try_all(seed, 1, mutation);

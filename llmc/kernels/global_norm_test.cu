@@ -68,19 +68,22 @@ TEST_CASE("norm: gradients are scaled down to the largest norm, never up") {
 
 TEST_CASE("norm: an element that is not finite, or a norm that no float holds, asks to skip the update") {
     // of the large ones one has a norm that a float holds, though not its square; two have not
-    for (auto [bad, count, skip] : {std::tuple{static_cast<double>(NAN), 1, 1}, {static_cast<double>(INFINITY), 1, 1},
-                                    {3e38, 1, 0}, {3e38, 2, 1}}) {
-        INFO(count, " times ", bad);
+    struct Bad {
+        double value;
+        int count, skip;
+    };
+    for (const Bad bad : {Bad{NAN, 1, 1}, {INFINITY, 1, 1}, {3e38, 1, 0}, {3e38, 2, 1}}) {
+        INFO(bad.count, " times ", bad.value);
         KernelTest test;
         Doubles values = random_values<float>(5000, 1.0, 1);
-        for (int i = 0; i < count; i++) values[static_cast<std::size_t>(4321 - i)] = bad;
+        for (int i = 0; i < bad.count; i++) values[static_cast<std::size_t>(4321 - i)] = bad.value;
         auto tensor = test.tensor<float>(values);
         NormTable<float> table = make_norm_table<float>(test.arena, "test/norm", {{tensor.data(), 5000}}, test.stream);
         DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
         DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
         sum_of_squares(sum.data(), table, false, test.stream);
         finish_global_norm(norm.data(), sum.data(), nullptr, 1.0f, test.stream);
-        CHECK(norm.download(test.stream)[0].skip == skip);
+        CHECK(norm.download(test.stream)[0].skip == bad.skip);
     }
 }
 

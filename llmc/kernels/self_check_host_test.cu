@@ -56,7 +56,7 @@ TEST_CASE("self_check: a device whose instructions are right passes") {
 TEST_CASE("self_check: an instruction that is wrong is named, alone among the instructions") {
     using ptx_model::Damage;
     Stream device;
-    for (auto [damage, name] : {std::pair{Damage::ldmatrix, "ldmatrix_x4:"},
+    for (const auto& [damage, its_name] : {std::pair{Damage::ldmatrix, "ldmatrix_x4:"},
                                 {Damage::ldmatrix_transposed, "ldmatrix_x4_transposed:"},
                                 {Damage::mma, "mma_m16n8k16:"},
                                 {Damage::pack, "pack_bf16:"},
@@ -64,7 +64,8 @@ TEST_CASE("self_check: an instruction that is wrong is named, alone among the in
                                 {Damage::add_release, "add_release, load_acquire:"},
                                 {Damage::load_acquire, "add_release, load_acquire:"},
                                 {Damage::exp2, "exp2_approximate:"}}) {
-        CAPTURE(std::string(name));
+        const std::string name = its_name;
+        CAPTURE(name);
         const Damaged damaged(damage);
         const std::vector<std::string> found = self_check(device.stream);
         CHECK(naming(found, text("instruction ", name)) == 1);
@@ -88,11 +89,12 @@ TEST_CASE(
     using ptx_model::Damage;
     Stream device;
     CHECK(sm90_attention_refusal() == "");
-    for (auto [damage, name] : {std::pair{Damage::tma_load, "tma_load:"},
+    for (const auto& [damage, its_name] : {std::pair{Damage::tma_load, "tma_load:"},
                                 {Damage::tma_store, "tma_store:"},
                                 {Damage::wgmma, "wgmma, both operands in shared memory:"},
                                 {Damage::wgmma_registers, "wgmma, one operand in registers:"}}) {
-        CAPTURE(std::string(name));
+        const std::string name = its_name;
+        CAPTURE(name);
         const Damaged damaged(damage);
         const std::vector<std::string> found = self_check_sm90(device.stream);
         CHECK(naming(found, text("instruction ", name)) == 1);

@@ -124,7 +124,7 @@ TEST_CASE("matmul: gradients of weight and bias are made apart where that is fas
     };
     // together: two algorithms; apart: the product's two, within the time of both operations
     for (const auto& [apart, is_apart] : {std::pair{4.0, true}, {6.0, false}}) {
-        auto seconds = [&, asked = 0](const std::function<void()>& work, cudaStream_t) mutable {
+        auto seconds = [apart = apart, asked = 0](const std::function<void()>& work, cudaStream_t) mutable {
             const int mine = asked++;
             work();
             return mine == 2 ? apart : 5.0 + mine;

@@ -67,7 +67,8 @@ TEST_CASE("shared sequences: where there is a ring its hop and its attention are
     Layout alone;
     alone.seq_len = 48, alone.heads = 4;
     const Result expected = Rank(alone).train(2);
-    for (const auto& [cp, ulysses] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {2, 1}, {4, 2}}) {
+    for (const auto& [ranks, of_ulysses] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {2, 1}, {4, 2}}) {
+        const int cp = ranks, ulysses = of_ulysses;
         const Layout layout = layout_of(cp, ulysses, 1, 0, 1, 48, 4);
         on_layout(layout, [&](Rank& rank, TestRank& me) {
             const std::optional<RingTimes> times = rank.stage().time_ring();

@@ -150,12 +150,16 @@ TEST_CASE("evaluation: ranks that share the questions answer as many right as on
 TEST_CASE("evaluation: ranks that share a question's tokens answer as many right as one") {
     const int count = 20;
     int expected = -1;
-    for (const auto& [mesh, ulysses] : {std::pair{MeshShape{}, 1}, std::pair{MeshShape{1, 1, 2, 1}, 1},
-                                        std::pair{MeshShape{1, 2, 2, 1}, 2}, std::pair{MeshShape{1, 1, 4, 1}, 2}}) {
+    struct Shared {
+        MeshShape mesh;
+        int ulysses;
+    };
+    for (const Shared shared : {Shared{{}, 1}, {{1, 1, 2, 1}, 1}, {{1, 2, 2, 1}, 2}, {{1, 1, 4, 1}, 2}}) {
+        const MeshShape mesh = shared.mesh;
         int right = -1;
         on_ranks(mesh, [&](TestRank& me) {
             StageOptions options = shape(me, 0);
-            options.ulysses = ulysses;
+            options.ulysses = shared.ulysses;
             const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
             options.cut_points = cut_points.get();
             Stage model(custom_model_config(2, 2, 32, T, vocab), options, me.arena, me.stream);
