@@ -136,6 +136,7 @@ cudaError_t enqueue_copy(Device& device, CUstream_st& stream, Copy copy) {
     Operation operation{copy.name, copy.file, copy.line, {}, {}, {}, {}};
     operation.step = [to = copy.to, from = copy.from] { return copy_rows(to, from), true; };
     if (checks().races || checks().memory) {
+        operation.touches = Touches::declared;
         if (to != Where::pageable) operation.accesses.push_back({copy.to.begin, copy.to.span(), true});
         if (from != Where::pageable) operation.accesses.push_back({copy.from.begin, copy.from.span(), false});
     }
@@ -186,7 +187,10 @@ cudaError_t fill(Device& device, CUstream_st& stream, const char* name, void* to
     if (where == Where::pageable) return fail(cudaErrorInvalidValue, "the destination is pageable host memory");
     Operation operation{name, file, line, {}, {}, {}, {}};
     operation.step = [=] { return std::memset(to, value, bytes), true; };
-    if (checks().races || checks().memory) operation.accesses.push_back({to, bytes, true});
+    if (checks().races || checks().memory) {
+        operation.touches = Touches::declared;
+        operation.accesses.push_back({to, bytes, true});
+    }
     if (cudaError_t error = device.enqueue(stream, std::move(operation)); error != cudaSuccess) return error;
     return where == Where::pinned && !asynchronous ? device.wait_for(stream) : cudaSuccess;
 }

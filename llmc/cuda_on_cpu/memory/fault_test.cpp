@@ -85,6 +85,35 @@ TEST_CASE("fault: a host function that touches device memory is at fault, and th
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
 }
 
+TEST_CASE("fault: an operation finds open what it touches, and the host in between nothing") {
+    TestDevice device;
+    cudaStream_t stream = device.stream();
+    volatile int* declared = device.allocate<int>(1);
+    volatile int* other = device.allocate<int>(1);
+    auto outcome = [&](host::Touches touches, volatile int* touched) {
+        auto operation = host::operation("toucher", {{const_cast<int*>(declared), 4, true}}, [=] { *touched = 1; });
+        operation.touches = touches;
+        REQUIRE(host::enqueue(stream, std::move(operation)) == cudaSuccess);
+        cudaStreamSynchronize(stream);
+        CHECK_FALSE(device->memory.is_open());
+        CHECK_FALSE(host::host_fault_of([&] { (void)*declared; }).empty());
+        CHECK_FALSE(host::host_fault_of([&] { (void)*other; }).empty());
+        return host::take_fault();
+    };
+    CHECK(outcome(host::Touches::declared, declared) == "");
+    CHECK(outcome(host::Touches::anything, other) == "");
+    CHECK(contains(outcome(host::Touches::declared, other), "'toucher'"));
+    CHECK(contains(outcome(host::Touches::nothing, declared), "'toucher'"));
+    // a fill opens its range until the wait ends, but not to the host's code that comes next
+    int* const filled = const_cast<int*>(declared);
+    CHECK(cudaMemsetAsync(filled, 0, 4, stream) == cudaSuccess);
+    CHECK(cudaLaunchHostFunc(
+              stream, [](void* p) { *static_cast<volatile int*>(p) = 1; }, filled) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
+    CHECK(contains(host::take_fault(), "'host function'"));
+    CHECK_FALSE(host::host_fault_of([&] { (void)*declared; }).empty());
+}
+
 TEST_CASE("fault: exceptions pass through a guarded body") {
     CHECK_THROWS_AS(host::host_fault_of([] { throw 3; }), int);
     TestDevice device;

@@ -277,7 +277,8 @@ std::vector<Memory::Pages> Memory::live_runs() const {
     return runs(false);
 }
 
-void Memory::protect_all(bool accessible) const {
+void Memory::protect_all(bool accessible) {
+    open_ranges_.clear();
     for (const Pages& run : runs(true))
         mprotect(run.begin, static_cast<std::size_t>(run.end - run.begin),
                  accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
@@ -291,6 +292,25 @@ void Memory::open() {
 void Memory::close() {
     std::lock_guard lock(mutex_);
     if (--open_count_ == 0) protect_all(false);
+}
+
+void Memory::open_range(const void* begin, std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    auto next = live_.upper_bound(address_of(begin));
+    if (is_open() || bytes == 0 || next == live_.begin() || !std::prev(next)->second.guarded) return;
+    const Block& block = std::prev(next)->second;
+    const std::uintptr_t first = address_of(begin) / page_size() * page_size();
+    const std::uintptr_t last = round_up(address_of(begin) + bytes, page_size());
+    const Pages pages{static_cast<char*>(pointer_to(std::max(first, block.map_begin))),
+                      static_cast<char*>(pointer_to(std::min(last, block.map_end)))};
+    open_ranges_.push_back(pages);
+    protect(pages, PROT_READ | PROT_WRITE);
+}
+
+void Memory::close_ranges() {
+    std::lock_guard lock(mutex_);
+    for (const Pages& pages : open_ranges_) protect(pages, PROT_NONE);
+    open_ranges_.clear();
 }
 
 void Memory::restore_open_count(int count) {

@@ -5,10 +5,10 @@
 //   - an allocation ends at an inaccessible page. CUDA promises 256-byte alignment, so up to 255 bytes lie between its
 //     last byte and that page; they, and the bytes before it on its first page, hold a pattern that is verified;
 //   - addresses are not reused until the range has been used up, so that a use after free faults and is named.
-// Opening and closing happens around every wait of the host, so it must cost few system calls: these allocations lie
-// side by side from the middle of the range on, and all that lies between them is guard pages that do not mind what is
-// done to the mapping around them. Where the kernel has no such pages, each allocation is opened and closed for itself.
-// With the poison check on, fresh memory is filled with 0xFF.
+// Opening and closing happens around every wait of the host for kernels, so it must cost few system calls: these
+// allocations lie side by side from the middle of the range on, and all that lies between them is guard pages that do
+// not mind what is done to the mapping around them. Where the kernel has no such pages, each allocation is opened and
+// closed for itself. With the poison check on, fresh memory is filled with 0xFF.
 #pragma once
 
 #include <cstddef>
@@ -69,6 +69,11 @@ public:
     int open_count() const { return open_count_; }
     void restore_open_count(int count);
 
+    // Makes the pages of a range within one allocation accessible until close_ranges, which leaves open what `open` has
+    // opened. No-op for memory that is open, or was allocated while memory was not checked.
+    void open_range(const void* begin, std::size_t bytes);
+    void close_ranges();
+
     // From now on as where the kernel has no guard pages (for tests of that; nothing must have been allocated).
     void do_without_guard_pages() { guard_pages_ = false; }
 
@@ -93,7 +98,7 @@ private:
     void forget_freed(std::uintptr_t begin, std::uintptr_t end);
     void give_back_pages(const Block& block);
     std::vector<Pages> runs(bool only_guarded) const;
-    void protect_all(bool accessible) const;
+    void protect_all(bool accessible);
     static std::optional<std::string> damage_of(std::uintptr_t begin, const Block& block);
     static std::string text_of(std::uintptr_t begin, const Block& block, bool live);
 
@@ -109,6 +114,7 @@ private:
     std::size_t bytes_used_ = 0;
     std::size_t bytes_total_ = 0;
     int open_count_ = 0;
+    std::vector<Pages> open_ranges_;
 };
 
 // Keeps a device's memory open for the host while it lives.

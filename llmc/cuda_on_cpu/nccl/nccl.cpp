@@ -165,6 +165,7 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     for (const CollectiveCall& call : calls) {
         for (const Access& access : accesses(call)) operation.accesses.push_back(access);
     }
+    operation.touches = Touches::declared;
     operation.work.exchanges = conversation->exchanges();
     operation.step = [conversation] { return conversation->step(); };
     operation.waiting = [conversation] { return conversation->waiting(); };

@@ -34,6 +34,7 @@ struct CUstream_st {
     struct Queued {
         host::Operation operation;
         std::vector<std::pair<std::shared_ptr<StreamProgress>, std::uint64_t>> after;
+        std::uint64_t opened = 0;   // what it touches was opened in the opening of this number
     };
     std::shared_ptr<StreamProgress> progress;
     std::deque<Queued> queue;
@@ -99,6 +100,7 @@ public:
     cudaError_t usable();
     bool idle() const;
     void note_progress() { moved_ = true; }
+    void close_memory();   // to host code in the midst of a wait; operations open what they touch again
 
     // The first queued operation that touches the range, and its stream's number; null if there is none.
     const Operation* queued_on(const void* begin, std::size_t bytes, int* stream) const;
@@ -110,11 +112,14 @@ public:
     std::string take_fault();
 
 private:
+    struct CloseOpened;
     template <class Done>
     cudaError_t run_until(Done done);
     bool advance();
     bool advance(CUstream_st& stream);
-    bool run_step(Operation& operation);
+    bool run_step(CUstream_st::Queued& queued);
+    void open_for(CUstream_st::Queued& queued);
+    void close_opened();
     cudaError_t push(CUstream_st& stream, Operation operation, const Operation** in_queue = nullptr);
     void drop_queued();
     std::string standstill() const;
@@ -126,6 +131,8 @@ private:
     std::uint64_t random_ = 0;
     std::uint64_t random_seed_ = 0;
     bool in_step_ = false;
+    bool opened_all_ = false;     // memory, since a wait began
+    std::uint64_t opening_ = 1;   // ends with the wait, or where host code comes between
     bool moved_ = false;
 
     mutable std::mutex fault_mutex_;

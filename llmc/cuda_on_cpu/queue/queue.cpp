@@ -123,7 +123,7 @@ cudaError_t Device::push(CUstream_st& stream, Operation operation, const Operati
 
 cudaError_t Device::record_event(CUevent_st& event, CUstream_st& stream, const char* file, int line) {
     auto record = std::make_shared<CUevent_st::Record>();
-    Operation operation{"cudaEventRecord", file, line, {}, {}, {}, {}};
+    Operation operation{"cudaEventRecord", file, line, {}, {}, {}, {}, Touches::nothing};
     operation.step = [record] {
         record->time = SteadyClock::now();
         return true;
@@ -141,7 +141,7 @@ cudaError_t Device::record_event(CUevent_st& event, CUstream_st& stream, const c
 cudaError_t Device::wait_in_stream(CUstream_st& stream, CUevent_st& event, const char* file, int line) {
     auto record = event.record;
     if (!record) return cudaSuccess;   // as CUDA has it: an event never recorded is complete
-    Operation operation{"cudaStreamWaitEvent", file, line, {}, {}, {}, {}};
+    Operation operation{"cudaStreamWaitEvent", file, line, {}, {}, {}, {}, Touches::nothing};
     operation.step = [record] { return record->finished(); };
     operation.waiting = [record] { return text("waits for an event recorded in stream ", record->stream->id); };
     if (cudaError_t error = push(stream, std::move(operation)); error != cudaSuccess) return error;
@@ -182,17 +182,46 @@ bool Device::advance(CUstream_st& stream) {
     CUstream_st::Queued& head = stream.queue.front();
     for (const auto& [other, ticket] : head.after)
         if (other->done < ticket) return false;
-    if (!run_step(head.operation)) return false;
+    if (!run_step(head)) return false;
     stream.queue.pop_front();
     stream.progress->done++;
     return true;
 }
 
+// Opens what an operation touches, until the wait ends. Most waits are for one copy, which touches little: to open all
+// took a fifth of the time of tests of many ranks.
+void Device::open_for(CUstream_st::Queued& queued) {
+    const Operation& operation = queued.operation;
+    if (memory.is_open() || operation.touches == Touches::nothing || queued.opened == opening_) return;
+    queued.opened = opening_;
+    if (operation.touches == Touches::anything) {
+        memory.open();
+        opened_all_ = true;
+        return;
+    }
+    for (const Access& access : operation.accesses)
+        if (memory.owns(access.begin)) memory.open_range(access.begin, access.bytes);
+}
+
+void Device::close_memory() {
+    memory.restore_open_count(0);
+    memory.close_ranges();
+    opening_++;
+}
+
+void Device::close_opened() {
+    if (std::exchange(opened_all_, false)) memory.close();
+    memory.close_ranges();
+    opening_++;
+}
+
 // With memory checked, a fault inside the step ends the step and becomes the device's; else it ends the process.
-bool Device::run_step(Operation& operation) {
+bool Device::run_step(CUstream_st::Queued& queued) {
+    Operation& operation = queued.operation;
     auto fault_of_operation = [&](cudaError_t error, const std::string& message) {
         report_fault(error, text("'", operation.name, "' (", place(operation.file, operation.line), "): ", message));
     };
+    open_for(queued);
     const int open_count = memory.open_count();   // a host function closes it meanwhile
     in_step_ = true;
     bool finished = true;
@@ -232,12 +261,18 @@ bool Device::advance() {
     return false;
 }
 
+// Closes what operations have opened.
+struct Device::CloseOpened {
+    Device& device;
+    ~CloseOpened() { device.close_opened(); }
+};
+
 template <class Done>
 cudaError_t Device::run_until(Done done) {
     if (cudaError_t error = usable(); error != cudaSuccess) return error;
     if (done()) return cudaSuccess;
     prepare_thread_for_faults();
-    OpenMemory open(memory);
+    const CloseOpened at_the_end{*this};
     int idle_rounds = 0;
     SteadyClock::time_point still_since;
     while (fault() == cudaSuccess && !done()) {
@@ -271,7 +306,7 @@ cudaError_t Device::perform_all() {
 }
 
 void Device::poll() {
-    OpenMemory open(memory);
+    const CloseOpened at_the_end{*this};
     prepare_thread_for_faults();
     advance();
     if (fault() != cudaSuccess) drop_queued();

@@ -39,6 +39,13 @@ struct Work {
     std::vector<Exchange> exchanges;
 };
 
+// What of the device's memory a step may touch. Where memory is checked, it finds only that open.
+enum class Touches {
+    anything,
+    declared,   // what `accesses` name, all of which are said
+    nothing,    // it is the host's code, or none
+};
+
 struct Operation {
     std::string name;        // the kernel or call, as a person would name it
     const char* file = "";   // where the program asked for it; must live as long as the program
@@ -47,6 +54,7 @@ struct Operation {
     std::function<bool()> step;             // does some work; true when finished, polled until then
     std::function<std::string()> waiting;   // optional: "waits for ...", shown when nothing moves
     Work work;                              // optional
+    Touches touches = Touches::anything;
 };
 
 // Adds an operation to the end of a stream (null: the legacy default stream). Returns cudaErrorInvalidResourceHandle

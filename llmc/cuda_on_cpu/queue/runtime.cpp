@@ -303,11 +303,12 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     CUstream_st* found = call.stream(stream);
     if (!found) return call.error;
     if (!function) return fail(cudaErrorInvalidValue, "no function");
-    host::Operation operation{"host function", file, line, {}, {}, {}, {}};
-    operation.step = [function, user_data, &memory = call.device.memory] {
-        memory.close();   // it is the host, after all
+    host::Operation operation{"host function", file, line, {}, {}, {}, {}, host::Touches::nothing};
+    operation.step = [function, user_data, &device = call.device] {
+        const int open_count = device.memory.open_count();
+        device.close_memory();   // it is the host, after all
         function(user_data);
-        memory.open();
+        device.memory.restore_open_count(open_count);
         return true;
     };
     return pass_on(call.device.enqueue(*found, std::move(operation)));
