@@ -258,7 +258,8 @@ private:
     Warp warps_[most_block_warps];
     Barrier barriers_[barrier_count];
     uint3 positions_[most_block_threads];          // threadIdx by linear index, for dimensions_
-    FiberStacks stacks_{most_block_threads};
+    LentStacks lent_stacks_{most_block_threads};
+    FiberStacks& stacks_ = *lent_stacks_;
     StackBounds main_stack_;
     void* discarded_ = nullptr;                    // the context of a fiber that ends
     alignas(64) char landing_stack_[4096];         // where a signal handler's switch to main stands

@@ -3,8 +3,11 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #include "llmc/cuda_on_cpu/memory/guard_pages.h"
 
@@ -98,6 +101,40 @@ void* FiberStacks::start(int index, void (*entry)()) const {
     *--top = reinterpret_cast<void*>(entry);
     for (int word = 0; word < saved_words; word++) *--top = nullptr;
     return top;
+}
+
+namespace {
+
+struct Spare {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<FiberStacks>> stacks;
+};
+Spare& spare() {
+    static Spare* spare = new Spare;   // never destroyed: threads may end after statics
+    return *spare;
+}
+
+}   // namespace
+
+LentStacks::LentStacks(int most) {
+    {
+        std::lock_guard lock(spare().mutex);
+        auto& stacks = spare().stacks;
+        auto fits = std::find_if(stacks.begin(), stacks.end(), [&](const auto& s) { return s->most() == most; });
+        if (fits != stacks.end()) {
+            stacks_ = std::move(*fits);
+            stacks.erase(fits);
+        }
+    }
+    if (stacks_)
+        stacks_->reset();
+    else
+        stacks_ = std::make_unique<FiberStacks>(most);
+}
+
+LentStacks::~LentStacks() {
+    std::lock_guard lock(spare().mutex);
+    spare().stacks.push_back(std::move(stacks_));
 }
 
 bool FiberStacks::in_guard(const void* address) const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -64,6 +65,8 @@ public:
     // The stack pointer from which host_fiber_switch starts `entry` on stack `index`. `entry` must not return.
     void* start(int index, void (*entry)()) const;
 
+    int most() const { return most_; }
+
     // Whether the address lies in the guard page of one of the stacks: a stack overflow.
     bool in_guard(const void* address) const;
 
@@ -82,6 +85,20 @@ private:
     int most_;
     int made_ = 0;
     std::vector<int> free_;
+};
+
+// The stacks of the calling thread. When it ends the next thread gets them: tests make many short-lived threads, and
+// the pages and guards of a thousand stacks take longer than many a kernel.
+class LentStacks {
+public:
+    explicit LentStacks(int most);
+    ~LentStacks();
+    LentStacks(const LentStacks&) = delete;
+    LentStacks& operator=(const LentStacks&) = delete;
+    FiberStacks& operator*() const { return *stacks_; }
+
+private:
+    std::unique_ptr<FiberStacks> stacks_;
 };
 
 }   // namespace host
