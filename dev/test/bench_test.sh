@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The benchmarks' program: what it lists, measures and writes; with `all`, every benchmark once (minutes). (Speeds are not
 # judged, only that they can be true: other work may share the machine.)
+# Alone: it measures.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 bench=build/${DEVICE:-cpu}-bf16/bench

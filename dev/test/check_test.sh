@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `train_gpt check`: what is right passes and leaves nothing behind, alone and with 2 and 4 ranks; each thing that can be
 # wrong is planted, named in its line, and ends with the code that the run itself has, while the other lines are right.
+# Alone: it predicts how long steps take.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 

@@ -26,9 +26,7 @@ short_checks() {
     check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test
     builds_for_cuda
     # after the builds, because some look at what those left
-    for script in dev/test/*_test.sh; do
-        check "$(basename "$script")" "$script"
-    done
+    check_scripts dev/test/*_test.sh
 }
 
 if [ "$length" = short ] || part short; then short_checks; fi
@@ -102,7 +100,11 @@ if part reliability; then
     check "crash points of a save, 40 interleavings" whole bf16 'crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
     check "200 ranks killed at random moments" dev/test/killed.sh
+    check "read-only disks and cut sockets, named within 5 s" dev/test/cut_off_test.sh long
     check "1,000 strangers at every port" dev/test/strangers_test.sh 1000
+fi
+if part clang; then
+    check "every source of the CPU build, clang++, syntax" dev/test/clang_syntax.sh
 fi
 if part scripts; then
     builds_for_cpu

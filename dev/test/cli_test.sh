@@ -95,7 +95,7 @@ expect 64 "expected one of auto|mpi|tcp|fs" -pi pmix
 expect 64 "needs a folder that all ranks see" -pi fs -pn 2
 expect 64 "Expected HOST:PORT" -pi tcp -ps :29500 -pn 2
 expect 64 "--dp 3 does not fit" "${data[@]}" "${tiny[@]}" --dp 3
-expect 69 "of 2 ranks these have not come within 1 s: 1" -pi tcp -ps 127.0.0.1:$((20000 + $$ % 30000)) -pn 2 --init-timeout 1
+expect 69 "of 2 ranks these have not come within 1 s: 1" -pi tcp -ps 127.0.0.1:$((20000 + $$ % 10000)) -pn 2 --init-timeout 1
 mkdir "$work/rendezvous"
 expect 69 "of 2 ranks these have not come within 1 s: 1" -pi fs -pf "$work/rendezvous" -pn 2 --init-timeout 1
 expect 69 "of 2 ranks these have not come within 1 s: 0" -pi fs -pf "$work/rendezvous" -pn 2 -pr 1 --init-timeout 1

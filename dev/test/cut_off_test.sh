@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# What a run meets while it trains: its file system turns read-only, and a rank's sockets are cut. Each is named within
-# 5 s, with the file or the rank, and the run goes on by --resume to the records of one that nothing happened to.
+# What a run meets while it trains: its file system turns read-only, and a rank's sockets are cut. Each is named, with the
+# file or the rank, and the run goes on by --resume to the records of one that nothing happened to. `cut_off_test.sh long`,
+# for a machine that does nothing else, also asks that they are named within 5 s.
 #
 # What makes it happen is preloaded (LD_PRELOAD) and acts when a file with its name appears; a mount that turns read-only
 # is one besides, where this machine allows mounts: what was open before stays writable there, as it is for Linux.
+# Alone: peers that are silent for seconds count as lost.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 launch=$PWD/scripts/launch.sh
 cd "$work" || exit 70
-limit_ms=5000
+limit_ms=$([ "${1:-}" != long ] || echo 5000)
 
 seq 1 20000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
@@ -133,7 +135,7 @@ named() {
         sleep 0.01
     done
     took_ms=$((($(date +%s%N) - began) / 1000000))
-    [ "$took_ms" -le "$limit_ms" ]
+    [ -z "$limit_ms" ] || [ "$took_ms" -le "$limit_ms" ]
 }
 records() { without_times "$1/out/metrics.jsonl"; }
 goes_on() {   # what is left goes on to the records of the undisturbed run, whole checkpoints only

@@ -2,6 +2,7 @@
 # gpu_check.sh itself, with programs that stand for the real ones: its table and JSON name every step that failed, that ran
 # out of its time, that was left no time and whose program was not built; its exit code tells; nothing stays behind. Then
 # limited.sh, and where cuda.mk finds CUDA.
+# Alone: steps have seconds.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)

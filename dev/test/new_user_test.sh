@@ -5,6 +5,7 @@
 # It ends with what was typed, what was seen and how long it took.
 #
 # From nothing: dev/test/bare_machine.sh 'make deps && bash dev/test/new_user_test.sh', where it also builds.
+# Alone: keys are typed while it trains.
 began=$SECONDS
 source "$(dirname "$0")/common.sh"
 root=$PWD steps=${NEW_USER_STEPS:-30}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The CUDA build on a machine without a GPU: it starts, says what is missing, and exits with 69.
+# Alone: it builds.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 passed=0 failed=0

@@ -4,6 +4,7 @@
 #
 # A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
 # are made in the folders of the others, so that only the objects concerned are compiled, and made again at the end.
+# Alone: it builds.
 . "$(dirname "$0")/common.sh"
 train_gpt=build/cpu-bf16/train_gpt tokenize=build/cpu/tokenize   # as make names them
 needs "$train_gpt" "$tokenize"

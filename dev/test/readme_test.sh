@@ -3,6 +3,7 @@
 # The model and the number of steps are small: ./train_gpt is a script that adds options of its own behind those given.
 # What `make` is asked for must be one of its targets; what would be downloaded is made here, mpirun and sbatch start
 # nothing. And docs/options.md is what --help says.
+# Alone: keys are typed and what is built is used.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize" "build/$device$variant/loss_curve"
 root=$PWD

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the project's checks and sums them up: `dev/test/run.sh short`, or `long [PART...]`: all parts, or those.
 #
-# A check is a line `check NAME COMMAND...` below. It passes when the command exits 0. What doctest programs count as
+# A check is a line `check NAME COMMAND...` in checks.sh. It passes when the command exits 0. What doctest programs count as
 # test cases is added up; a script counts as one check, or as many as it reports in a line "N passed, N failed".
 # The last line printed is "N passed, N failed, N skipped"; skips print their reason.
 set -uo pipefail
@@ -29,23 +29,53 @@ count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log
     if [ "$status" -eq 0 ] && [ "$p" -eq 0 ] && ! grep -qaE '^SKIPPED' "$log"; then p=1; fi
 }
 
-check() {
-    local name=$1 log="$logs/${1//[^a-zA-Z0-9]/-}.log" start=$SECONDS status
-    shift
-    printf '%-58s ' "$name"
-    "$@" >"$log" 2>&1 </dev/null
-    status=$?
-    local p f
+log_of() { echo "$logs/${1//[^a-zA-Z0-9]/-}.log"; }
+
+perform() {   # NAME COMMAND...: into its log; status and seconds stand beside it
+    local log start=$SECONDS
+    log=$(log_of "$1")
+    "${@:2}" >"$log" 2>&1 </dev/null
+    echo "$? $((SECONDS - start))" >"$log.status"
+}
+
+report() {   # NAME: what has been performed counts
+    local name=$1 log status seconds p f
+    log=$(log_of "$name")
+    read -r status seconds <"$log.status"
     count "$log" "$status"
     passed=$((passed + p)) failed=$((failed + f))
     skipped=$((skipped + $(grep -acE '^SKIPPED' "$log")))
-    printf '%6d passed, %d failed %6d s\n' "$p" "$f" $((SECONDS - start))
+    printf '%6d passed, %d failed %6d s\n' "$p" "$f" "$seconds"
     grep -aE '^SKIPPED' "$log" | sed 's/^/    /'
     if [ "$status" -ne 0 ]; then
         failures+=("$name")
         tail -n 40 "$log" | sed 's/^/    | /'
         echo "    (exit $status; whole log: $log)"
     fi
+}
+
+check() {   # NAME COMMAND...
+    printf '%-58s ' "$1"
+    perform "$@"
+    report "$1"
+}
+
+# Scripts, two at a time, for most leave a core idle; those that must have the machine to themselves come last.
+check_scripts() {   # SCRIPT...
+    local script alone=() beside=()
+    for script; do
+        if grep -q '^# Alone: ' "$script"; then alone+=("$script"); else beside+=("$script"); fi
+    done
+    for script in "${beside[@]}"; do
+        while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n; done
+        perform "$(basename "$script")" "$script" &
+    done
+    wait
+    for script in "${beside[@]}"; do
+        printf '%-58s ' "$(basename "$script")"
+        report "$(basename "$script")"
+    done
+    for script in "${alone[@]}"; do check "$(basename "$script")" "$script"; done
 }
 
 # Whether the part of the long checks that follows is to run; it is announced. Unknown names are an error at the end.

@@ -283,7 +283,7 @@ grep -qx '#SBATCH --signal=B:USR1@120' scripts/multi_node/slurm.sh && grep -qx '
 verdict $? "the batch script asks for a signal and to be put back"
 cp scripts/multi_node/slurm.sh "$work/spooled"   # as sbatch does
 in_slurm=(env "PATH=$fakes:$PATH" SLURM_JOB_ID=17 "SLURM_SUBMIT_DIR=$root" SLURM_JOB_NUM_NODES=2 'SLURM_JOB_NODELIST=node[6-7]'
-    SLURM_NTASKS_PER_NODE=4 "PORT=$((10000 + $$ % 20000))" "$work/spooled" scripts/run_gpt3_13B.sh)
+    SLURM_NTASKS_PER_NODE=4 "PORT=$((30000 + $$ % 2000))" "$work/spooled" scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "step    4/4" "${in_slurm[@]}"
 asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --tp" "srun's words"

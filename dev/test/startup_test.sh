@@ -18,7 +18,7 @@ run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*
     32 --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 5 --val-every 5 --val-max-batches 4 --sample-every 0
     --zero 2 --init-timeout 30)
 ranks=3
-port=$((10000 + $$ % 20000))
+port=$((10000 + $$ % 10000))   # other scripts have other ranges
 
 # steps, losses and norms: all but times
 source dev/test/without_times.sh

@@ -6,6 +6,7 @@
 # Ports are found as anybody finds them: the listening sockets of the ranks' processes, TCP and unix. A rank connects to
 # another one only after all ports that are there have had their strangers (LD_PRELOAD), so that none is open for too
 # short a time to be met.
+# Alone: peers that are silent for seconds count as lost.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 launch=$PWD/scripts/launch.sh

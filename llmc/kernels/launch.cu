@@ -10,7 +10,7 @@
 #include "llmc/base/check.h"
 #include "llmc/kernels/operation_timer.h"
 
-#if !defined(LAUNCH_ON_HOST) && CUDART_VERSION < 12080
+#if !defined(HOST_EXECUTION_MODEL) && CUDART_VERSION < 12080
 #error "train_gpt needs CUDA 12.8 or later, the first that knows sm_100a"
 #endif
 
