@@ -97,9 +97,9 @@ fi
 
 # ---- 5. loops that are divided over the cores are optimised
 grep -rlE 'parallel_for' llmc --include='*.cpp' --include='*.cu' | grep -v '_test\.' | sort >"$work/parallel"
+make --no-print-directory -nB DEVICE=cpu $(sed 's|.*|build/cpu/obj/&.o|' "$work/parallel") >"$work/commands" 2>&1
 while read -r source; do
-    object=build/cpu/obj/$source.o
-    make --no-print-directory -nB DEVICE=cpu "$object" 2>&1 | grep -F -- "-o $object" | grep -q -- ' -O3 ' || echo "$source"
+    grep -F -- "-o build/cpu/obj/$source.o" "$work/commands" | grep -q -- ' -O3 ' || echo "$source"
 done <"$work/parallel" >"$work/unoptimised"
 [ -s "$work/parallel" ] || echo "no source calls parallel_for" >"$work/unoptimised"
 report "what runs on all cores is compiled with -O3" "$work/unoptimised"
