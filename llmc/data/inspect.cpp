@@ -14,20 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t block_tokens = 1 << 18;
-
-// Passes all tokens of a shard on, in blocks.
-template <class Visit>
-void for_each_block(const std::string& path, std::int64_t vocab_size, Visit visit) {
-    TokenFile file(real_files(), path);
-    std::vector<std::int32_t> block;
-    for (std::uint64_t first = 0; first < file.count(); first += block.size()) {
-        block.resize(std::min<std::uint64_t>(block_tokens, file.count() - first));
-        file.read(first, block, vocab_size);
-        visit(block);
-    }
-}
-
 [[noreturn]] void differs(const std::string& file, const std::string& what) {
     throw Error(ErrorKind::bad_data, text(file, ": ", what), "Prepare the corpus again, or copy it again.");
 }
@@ -67,7 +53,7 @@ std::vector<std::string> shards_of(const std::string& path, const std::string& s
 void decode_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards,
                    const std::function<void(const std::string&)>& write) {
     for (const std::string& path : shards) {
-        for_each_block(path, tokenizer.vocab_size(), [&](const std::vector<std::int32_t>& block) {
+        TokenFile(real_files(), path).for_each_block(tokenizer.vocab_size(), [&](std::span<const std::int32_t> block) {
             write(tokenizer.decode(block.data(), block.size()));
         });
     }
@@ -79,7 +65,7 @@ CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::stri
     std::int32_t end_of_text = static_cast<std::int32_t>(tokenizer.end_of_text());
     std::uint64_t document = 0;
     for (const std::string& path : shards) {
-        for_each_block(path, tokenizer.vocab_size(), [&](const std::vector<std::int32_t>& block) {
+        TokenFile(real_files(), path).for_each_block(tokenizer.vocab_size(), [&](std::span<const std::int32_t> block) {
             for (std::int32_t id : block) {
                 stats.id_counts[static_cast<std::size_t>(id)]++;
                 document = id == end_of_text ? 0 : document + 1;

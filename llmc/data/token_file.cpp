@@ -101,13 +101,19 @@ void TokenFile::read(std::uint64_t first, std::span<std::int32_t> into, std::int
                 "The file was made with another tokenizer than the model's: prepare it again, or set --vocab-size.");
 }
 
+void TokenFile::for_each_block(std::int64_t vocab_size,
+                               const std::function<void(std::span<const std::int32_t>)>& visit) const {
+    std::vector<std::int32_t> block;
+    for (std::uint64_t first = 0; first < count_; first += block.size()) {
+        block.resize(std::min<std::uint64_t>(1 << 20, count_ - first));
+        read(first, block, vocab_size);
+        visit(block);
+    }
+}
+
 void TokenFile::check_ids(std::int64_t vocab_size) const {
     if (format_ == TokenFormat::gpt2 && vocab_size > 65535) return;   // every uint16 is a valid id
-    std::vector<std::int32_t> ids(std::min<std::uint64_t>(count_, 1 << 20));
-    for (std::uint64_t first = 0; first < count_; first += ids.size()) {
-        std::uint64_t n = std::min<std::uint64_t>(ids.size(), count_ - first);
-        read(first, std::span(ids).first(n), vocab_size);
-    }
+    for_each_block(vocab_size, [](std::span<const std::int32_t>) {});
 }
 
 std::uint64_t hash_of_tokens(const FileSystem& files, const std::string& path) {

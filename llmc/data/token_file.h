@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,7 +40,9 @@ public:
     // Reads tokens [first, first + into.size()). Each must be below `vocab_size`.
     void read(std::uint64_t first, std::span<std::int32_t> into, std::int64_t vocab_size) const;
 
-    // Reads the whole file for nothing but that check.
+    // Reads the whole file, block by block.
+    void for_each_block(std::int64_t vocab_size, const std::function<void(std::span<const std::int32_t>)>& visit) const;
+    // Reads the whole file for nothing but the check of its ids.
     void check_ids(std::int64_t vocab_size) const;
 
 private:

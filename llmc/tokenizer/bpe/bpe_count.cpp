@@ -16,18 +16,13 @@ struct PieceHash {
     std::size_t operator()(std::string_view piece) const { return hash64(piece); }
 };
 
-class PieceCounter {
-public:
-    void add(std::string_view piece, std::uint64_t count) {
-        auto found = counts_.find(piece);
-        if (found == counts_.end()) found = counts_.try_emplace(std::string(piece)).first;
-        found->second += count;
-    }
-    const auto& counts() const { return counts_; }
+using PieceMap = std::unordered_map<std::string, std::uint64_t, PieceHash, std::equal_to<>>;
 
-private:
-    std::unordered_map<std::string, std::uint64_t, PieceHash, std::equal_to<>> counts_;
-};
+void add(PieceMap& counts, std::string_view piece, std::uint64_t count) {
+    auto found = counts.find(piece);
+    if (found == counts.end()) found = counts.try_emplace(std::string(piece)).first;
+    found->second += count;
+}
 
 // Splits the documents of a batch into pieces and counts them; bytes that are not UTF-8 are left out.
 class BatchCounter {
@@ -47,7 +42,7 @@ public:
             }
         }
     }
-    const PieceCounter& counter() const { return counter_; }
+    const PieceMap& counts() const { return counts_; }
 
 private:
     void count_pieces(std::string_view text) {
@@ -55,7 +50,7 @@ private:
         splitter_->begin(text);
         while (std::size_t count = splitter_->next(ends, split_capacity)) {
             for (std::size_t i = 0; i < count; i++) {
-                counter_.add(text.substr(begin, ends[i] - begin), 1);
+                add(counts_, text.substr(begin, ends[i] - begin), 1);
                 begin = ends[i];
             }
         }
@@ -64,7 +59,7 @@ private:
     const InputOptions& input_;
     std::string value_;
     std::unique_ptr<PieceSplitter> splitter_;
-    PieceCounter counter_;
+    PieceMap counts_;
 };
 
 }   // namespace
@@ -92,12 +87,12 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
                 report({work.bytes_read, reader.bytes_total(), 0, 0, 0});
             });
 
-    PieceCounter all;
+    PieceMap all;
     for (const BatchCounter& counter : counters) {
-        for (const auto& [bytes, count] : counter.counter().counts()) all.add(bytes, count);
+        for (const auto& [piece, count] : counter.counts()) add(all, piece, count);
     }
     std::vector<PieceCount> pieces;
-    for (const auto& [bytes, count] : all.counts()) pieces.push_back({bytes, count});
+    for (const auto& [piece, count] : all) pieces.push_back({piece, count});
     std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
     return pieces;
 }

@@ -270,24 +270,17 @@ std::string to_huggingface(const TokenizerData& data) {
     for (const BpeMerge& merge : merges_of(data)) {
         merges.append(Json::array({spelled[merge.left], spelled[merge.right]}));
     }
-    Json model = Json::object({{"type", "BPE"},
-                               {"dropout", nullptr},
-                               {"unk_token", nullptr},
-                               {"continuing_subword_prefix", nullptr},
-                               {"end_of_word_suffix", nullptr},
-                               {"fuse_unk", false},
-                               {"byte_fallback", false},
-                               {"ignore_merges", data.whole_piece_first}});
+    Json model = parse_json(R"({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false})");
+    model.add("ignore_merges", data.whole_piece_first);
     model.add("vocab", std::move(vocab));
     model.add("merges", std::move(merges));
-    Json json = Json::object({{"version", "1.0"},
-                              {"truncation", nullptr},
-                              {"padding", nullptr},
-                              {"added_tokens", std::move(added)},
-                              {"normalizer", nullptr},
-                              {"pre_tokenizer", pre_tokenizer_of(data.pattern)},
-                              {"post_processor", nullptr},
-                              {"decoder", byte_level_step(true)}});
+    Json json = parse_json(R"({"version": "1.0", "truncation": null, "padding": null})");
+    json.add("added_tokens", std::move(added));
+    json.add("normalizer", nullptr);
+    json.add("pre_tokenizer", pre_tokenizer_of(data.pattern));
+    json.add("post_processor", nullptr);
+    json.add("decoder", byte_level_step(true));
     json.add("model", std::move(model));
     return to_text(json, 1) + "\n";
 }
