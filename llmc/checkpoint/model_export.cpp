@@ -76,6 +76,6 @@ std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, Tenso
 
 // Names need no prefix, except beside lm_head's.
 TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info) {
-    const bool plain = table.config().tied || info.kind == Param::lmhead;
+    const bool plain = table.config().tied || info.name == "lm_head.weight";
     return {plain ? info.name : "transformer." + info.name, parameter_type, info.file_shape(true)};
 }

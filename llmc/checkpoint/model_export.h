@@ -34,7 +34,7 @@ template <class T>
 void write_hugging_face(SafetensorsWriter& file, const ParamInfo& info, std::span<const T> values) {
     values = values.first(static_cast<std::size_t>(info.exported_elements()));
     if (!info.hf_transposed) return file.write_values(values);
-    const std::int64_t rows = info.exported_rows, cols = info.tensor.cols;
+    const std::int64_t rows = info.exported_rows(), cols = info.tensor.cols;
     const std::int64_t strip = std::max<std::int64_t>(1, (1 << 20) / rows);   // columns that are converted at once
     for (std::int64_t first = 0; first < cols; first += strip) {
         const std::vector<T> columns = transposed(values, rows, cols, first, std::min(first + strip, cols));

@@ -19,7 +19,7 @@ struct SmallDecoder {
         const ParamTable& table = decoder.parameters().storage().table();
         for (int p = 0; p < table.size(); p++) {
             const ParamInfo& param = table[p];
-            if (!param.is_matrix) continue;
+            if (!param.is_matrix()) continue;
             std::vector<float> values(static_cast<std::size_t>(param.tensor.elements()));
             for (std::size_t i = 0; i < static_cast<std::size_t>(param.exported_elements()); i++) {
                 values[i] = 0.3f * normal(mix64(param.random_tensor()), i);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "llmc/kernels/rows/layernorm.cuh"
+#include "llmc/model/sublayer.h"
 
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
                      int ulysses) {
@@ -16,12 +17,13 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     sizes.C = static_cast<int>(config.channels);
     sizes.NH = static_cast<int>(config.heads) / mesh.tp;
     sizes.HS = static_cast<int>(config.head_size());
-    sizes.F = 4 * sizes.C / mesh.tp;
+    sizes.F = static_cast<int>(config.mlp_width()) / mesh.tp;
     sizes.V = static_cast<int>(std::clamp<std::int64_t>(config.vocab_size - first, 0, Vp));
     sizes.Vp = static_cast<int>(Vp);
     sizes.first_token = static_cast<int>(first);
     sizes.residual_parts = sequence_parallel ? mesh.tp : 1;
     sizes.ulysses = ulysses;
+    sizes.model = config;
     return sizes;
 }
 
@@ -53,47 +55,44 @@ void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, boo
     }
 }
 
-namespace {
-
-// What a block keeps: per_tensor(member, name, elements, the level of recompute that drops it and those above).
-template <class PerTensor>
-void for_block_tensors(const RankSizes& sizes, PerTensor&& per_tensor) {
-    using Block = BlockActivations;
-    const std::int64_t R = sizes.rows(), Rr = sizes.residual_rows(), C = sizes.C, F = sizes.F;
-    const std::int64_t heads = std::int64_t{sizes.NH} * sizes.HS;
-    per_tensor(&Block::ln1, "ln1", Rr * C, Recompute::gelu_norm);
-    per_tensor(&Block::ln1_mean, "ln1_mean", Rr, Recompute::block);
-    per_tensor(&Block::ln1_rstd, "ln1_rstd", Rr, Recompute::block);
-    per_tensor(&Block::qkv, "qkv", R * 3 * heads, Recompute::block);
-    per_tensor(&Block::atty, "atty", R * heads, Recompute::block);
-    if (sizes.ulysses > 1) per_tensor(&Block::attended, "attended", R * heads, Recompute::block);
-    per_tensor(&Block::lse, "lse", R * sizes.NH, Recompute::block);
-    per_tensor(&Block::residual2, "residual2", Rr * C, Recompute::block);
-    per_tensor(&Block::ln2, "ln2", Rr * C, Recompute::gelu_norm);
-    per_tensor(&Block::ln2_mean, "ln2_mean", Rr, Recompute::block);
-    per_tensor(&Block::ln2_rstd, "ln2_rstd", Rr, Recompute::block);
-    per_tensor(&Block::fch, "fch", R * F, Recompute::block);
-    per_tensor(&Block::fch_gelu, "fch_gelu", R * F, Recompute::gelu);
+std::vector<KeptTensor> layer_kept(const RankSizes& sizes) {
+    std::vector<KeptTensor> all;
+    const std::vector<SublayerKind> kinds = sizes.model.sublayers();
+    for (std::size_t i = 0; i < kinds.size(); i++) {
+        if (i > 0) all.push_back({.name = "residual2", .elements = std::int64_t{sizes.residual_rows()} * sizes.C});
+        for (const KeptTensor& tensor : type_of(kinds[i]).kept(sizes)) all.push_back(tensor);
+    }
+    return all;
 }
+
+std::vector<std::size_t> lent_bytes(const RankSizes& sizes) {
+    std::vector<std::size_t> bytes;
+    for (const KeptTensor& tensor : layer_kept(sizes)) {
+        if (tensor.lent) bytes.push_back(static_cast<std::size_t>(tensor.bytes()));
+    }
+    return bytes;
+}
+
+namespace {
 
 // One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of
 // the first set, which has no prefix, fills. (Not known by its addresses: an arena may only count.)
 Activations make_activations(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
-                             int layers, Recompute recompute, BlockActivations& shared) {
+                             int layers, Recompute recompute, LayerActivations& shared) {
     Activations set;
+    const std::vector<KeptTensor> kept = layer_kept(sizes);
+    shared.resize(kept.size());
     for (int layer = 0; layer < layers; layer++) {
-        BlockActivations& block = set.blocks.emplace_back();
-        for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
-                                              Recompute dropped_from) {
-            const bool dropped = recompute >= dropped_from, fills_shared = prefix.empty() && layer == 0;
+        LayerActivations& places = set.layers.emplace_back(kept.size());
+        for (std::size_t i = 0; i < kept.size(); i++) {
+            const bool dropped = recompute >= kept[i].dropped_from, fills_shared = prefix.empty() && layer == 0;
             if (!dropped || fills_shared) {
                 const std::string where = dropped ? "shared/" : text(prefix, "h.", layer, "/");
-                block.*member = buffers.take<T>(arena, "activations/" + where + name, count);
+                places[i] = buffers.take<std::byte>(arena, "activations/" + where + kept[i].name, kept[i].bytes());
             }
-            if (dropped && fills_shared) shared.*member = block.*member;
-            if (dropped) block.*member = shared.*member;
-        });
-        if (sizes.ulysses == 1) block.attended = block.atty;
+            if (dropped && fills_shared) shared[i] = places[i];
+            if (dropped) places[i] = shared[i];
+        }
     }
     for (int layer = 0; layer <= layers; layer++) {
         const std::string name = text("activations/", prefix, "h.", layer, "/residual");
@@ -105,17 +104,21 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
 DelayedMemory make_delayed(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
                            int layers, Recompute recompute, std::int64_t norm_bytes) {
     DelayedMemory memory;
+    const std::vector<KeptTensor> kept = layer_kept(sizes);
     for (int layer = 0; layer < layers; layer++) {
-        BlockActivations& block = memory.recomputed.emplace_back(BlockActivations{});
-        for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char* name, std::int64_t count,
-                                              Recompute dropped_from) {
-            if (recompute < dropped_from) return;
-            block.*member = buffers.take<T>(arena, text("activations/", prefix, "h.", layer, "/", name), count);
-        });
+        LayerActivations& places = memory.recomputed.emplace_back(kept.size());
+        for (std::size_t i = 0; i < kept.size(); i++) {
+            if (recompute < kept[i].dropped_from) continue;
+            const std::string name = text("activations/", prefix, "h.", layer, "/", kept[i].name);
+            places[i] = buffers.take<std::byte>(arena, name, kept[i].bytes());
+        }
     }
     if (norm_bytes > 0) {
-        memory.norms = buffers.take<std::byte>(arena, text("activations/", prefix, "layernorms"),
-                                               layers * 4 * norm_stride(sizes.C) * norm_bytes);
+        const std::int64_t vectors = 2 * static_cast<std::int64_t>(sizes.model.sublayers().size());
+        const std::int64_t of_layer = vectors * norm_stride(sizes.C) * norm_bytes;
+        std::byte* const all =
+            buffers.take<std::byte>(arena, text("activations/", prefix, "layernorms"), layers * of_layer);
+        for (int layer = 0; layer < layers; layer++) memory.norms.push_back(all + layer * of_layer);
     }
     return memory;
 }
@@ -123,27 +126,25 @@ DelayedMemory make_delayed(Arena& arena, Buffers& buffers, const std::string& pr
 }   // namespace
 
 std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute recompute) {
-    std::int64_t block = 0;
-    for_block_tensors(sizes,
-                      [&]<class T>(T* BlockActivations::*, const char*, std::int64_t count, Recompute dropped_from) {
-                          if (recompute < dropped_from) block += count * static_cast<std::int64_t>(sizeof(T));
-                      });
+    std::int64_t of_layer = 0;
+    for (const KeptTensor& tensor : layer_kept(sizes)) {
+        if (recompute < tensor.dropped_from) of_layer += tensor.bytes();
+    }
     const std::int64_t residual =
         std::int64_t{sizes.residual_rows()} * sizes.C * static_cast<std::int64_t>(sizeof(floatX));
-    return layers * block + (layers + 1) * residual;
+    return layers * of_layer + (layers + 1) * residual;
 }
 
-BlockActivations moved(BlockActivations block, const BlockActivations& places, const RankSizes& sizes) {
-    for_block_tensors(sizes, [&]<class T>(T* BlockActivations::*member, const char*, std::int64_t, Recompute) {
-        if (places.*member != nullptr) block.*member = places.*member;
-    });
-    if (sizes.ulysses == 1) block.attended = block.atty;
-    return block;
+LayerActivations moved(LayerActivations a, const LayerActivations& places) {
+    for (std::size_t i = 0; i < a.size(); i++) {
+        if (places[i] != nullptr) a[i] = places[i];
+    }
+    return a;
 }
 
 ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute,
                                const InFlight& in_flight, std::int64_t norm_bytes) {
-    BlockActivations shared{};
+    LayerActivations shared;
     for (int i = 0; i < in_flight.activations; i++) {
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
         activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
@@ -164,7 +165,7 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
 
 Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, bool backward) {
     const auto R = static_cast<std::size_t>(sizes.rows()), Rr = static_cast<std::size_t>(sizes.residual_rows());
-    const auto C = static_cast<std::size_t>(sizes.C), NH = static_cast<std::size_t>(sizes.NH);
+    const auto C = static_cast<std::size_t>(sizes.C);
     if (classifier_rows > 0) {
         logits = arena.allocate<floatX>("workspace/logits",
                                         static_cast<std::size_t>(classifier_rows) * static_cast<std::size_t>(sizes.Vp));
@@ -174,9 +175,14 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
         losses = arena.allocate<float>("workspace/losses", R);
     }
     rows_c = arena.allocate<floatX>("workspace/rows_c", R * C);
-    rows_3c = arena.allocate<floatX>("workspace/rows_3c", R * 3 * NH * static_cast<std::size_t>(sizes.HS));
-    delta = arena.allocate<float>("workspace/attention_delta", R * NH);
+    for (const SublayerKind kind : sizes.model.sublayers()) {
+        for (const ScratchTensor& tensor : type_of(kind).scratch(sizes)) {
+            if (tensor.backward_only && !backward) continue;
+            const std::size_t bytes = tensor.fp32 ? sizeof(float) : sizeof(floatX);
+            scratch_[tensor.name] = arena.allocate<std::byte>(text("workspace/", tensor.name),
+                                                              static_cast<std::size_t>(tensor.elements) * bytes);
+        }
+    }
     if (!backward) return;
-    rows_4c = arena.allocate<floatX>("workspace/rows_4c", R * static_cast<std::size_t>(sizes.F));
-    layernorm = arena.allocate<float>("workspace/layernorm", layernorm_backward_scratch(static_cast<int>(Rr), sizes.C));
+    norm_sums = arena.allocate<float>("workspace/layernorm", layernorm_backward_scratch(static_cast<int>(Rr), sizes.C));
 }

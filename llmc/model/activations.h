@@ -1,5 +1,5 @@
 // Memory of forward and backward: what forward keeps for backward, one set per chunk and micro-batch in flight, and
-// scratch, which all of them share.
+// scratch, which all of them share. What there is of both, sublayers declare.
 //
 // Shapes are those of RankSizes: R rows, of which tensor parallelism may leave a rank fewer in the residual region
 // (Rr). The recompute level says what is not kept but computed again in backward, into one buffer shared by all layers
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct RankSizes {
     int first_token;      // where that begins
     int residual_parts;   // ranks that share the rows of the residual region (cut_points.h)
     int ulysses;          // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
+    ModelConfig model;    // of which this is one rank's part
 
     int rows() const { return B * T; }
     int residual_rows() const {
@@ -53,34 +55,35 @@ enum class Recompute : std::uint8_t {
     block,       // everything of a block but its input
 };
 
-// What one block's forward leaves behind.
-struct BlockActivations {
-    floatX* ln1;         // (Rr, C)
-    float* ln1_mean;     // (Rr)
-    float* ln1_rstd;     // (Rr)
-    floatX* qkv;         // (R, 3 NH HS): (B, T, 3, NH, HS), after attention with its tokens and heads
-    floatX* attended;    // (R, NH HS) its output, with its tokens and heads: atty, unless heads are exchanged
-    floatX* atty;        // (R, NH HS): (B, T, NH, HS)
-    float* lse;          // (B, NH, T) log-sum-exp of each query's scores, likewise
-    floatX* residual2;   // (Rr, C) residual stream after attention
-    floatX* ln2;         // (Rr, C)
-    float* ln2_mean;     // (Rr)
-    float* ln2_rstd;     // (Rr)
-    floatX* fch;         // (R, F) before GELU
-    floatX* fch_gelu;    // (R, F)
+// A tensor that a layer's forward keeps for its backward, as its sublayer declares it (sublayer.h).
+struct KeptTensor {
+    const char* name;   // llm.c's
+    std::int64_t elements;
+    Recompute dropped_from = Recompute::block;   // this level and those above compute it again
+    bool statistic = false;                      // fp32, of rows: else of the type of activations
+    // Once the sublayer's backward has run, and its gradients of weights are not delayed, it is memory that sublayers
+    // below may work in: nobody reads it again.
+    bool lent = false;
+
+    std::int64_t bytes() const {
+        return elements * static_cast<std::int64_t>(statistic ? sizeof(float) : sizeof(floatX));
+    }
 };
 
-// Where gradients that delayed gradients of weights read are kept: in the places of activations that backward has read
-// for the last time, so that a delayed block takes no more memory than before.
-struct BlockGradients {
-    floatX* dout;         // (Rr, C) of the block's output: instead of that
-    floatX* dfch;         // (R, F) instead of fch
-    floatX* dresidual2;   // (Rr, C) instead of residual2
-    floatX* dqkv;         // (R, 3 NH HS) instead of qkv
-    void* norms;          // (4, norm_stride) of the gradients' type: weight and bias of ln2, then of ln1; null: no need
+// What sublayers of one kind work with inside an action. All layers share it.
+struct ScratchTensor {
+    const char* name;
+    std::int64_t elements;
+    bool fp32 = false;
+    bool backward_only = true;
 };
-// Elements from one vector of `norms` to the next: vector accesses stay aligned.
-constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
+
+// Of all sublayers of a layer in order, and between them the residual stream.
+std::vector<KeptTensor> layer_kept(const RankSizes& sizes);
+// Bytes of those that are lent to the sublayers below theirs.
+std::vector<std::size_t> lent_bytes(const RankSizes& sizes);
+// Where they are, in the same order.
+using LayerActivations = std::vector<std::byte*>;
 
 // Takes device memory by name and keeps it.
 class Buffers {
@@ -97,7 +100,7 @@ private:
 
 // What the forward of one chunk keeps of one micro-batch. Layers are counted from the chunk's first.
 struct Activations {
-    std::vector<BlockActivations> blocks;
+    std::vector<LayerActivations> layers;
     std::vector<floatX*> residual;   // (Rr, C) input of layer i; one more: the output of the last
     OwnedEvent sent;                 // recorded behind what sends the output to another rank
 };
@@ -151,11 +154,11 @@ std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute 
 // What gradients of weights of a chunk and micro-batch need besides its activations while they are delayed: all that
 // recompute has dropped is made again in backward_input, and kept from there to backward_weight.
 struct DelayedMemory {
-    std::vector<BlockActivations> recomputed = {};   // of each layer; null: what was kept, or is not needed
-    std::byte* norms = nullptr;                      // (layers, 4, norm_stride) (BlockGradients::norms)
+    std::vector<LayerActivations> recomputed = {};   // of each layer; null: what was kept, or is not needed
+    std::vector<std::byte*> norms = {};   // of each layer: (sublayers, 2, norm_stride) of the gradients' type
 };
-// Activations of a block, some of them in other places.
-BlockActivations moved(BlockActivations block, const BlockActivations& places, const RankSizes& sizes);
+// `a`, but of what is in `places` that.
+LayerActivations moved(LayerActivations a, const LayerActivations& places);
 
 class ActivationPool {
 public:
@@ -185,10 +188,16 @@ struct Workspace {
     DeviceBuffer<float> lnf_mean;   // (Rr)
     DeviceBuffer<float> lnf_rstd;   // (Rr)
     DeviceBuffer<float> losses;     // (R) negative log likelihood of each target
-    // of all layers
-    DeviceBuffer<floatX> rows_c;     // (R, C)   a block's output before it joins the residual stream; gradients
-    DeviceBuffer<floatX> rows_3c;    // (R, 3 NH HS)  gradient of q, k, v
-    DeviceBuffer<floatX> rows_4c;    // (R, F)   gradient inside the MLP
-    DeviceBuffer<float> delta;       // (B, NH, T) attention backward
-    DeviceBuffer<float> layernorm;   // partial sums of layernorm backward
+    // of all sublayers
+    DeviceBuffer<floatX> rows_c;     // (R, C)   a sublayer's output before it joins the residual stream; gradients
+    DeviceBuffer<float> norm_sums;   // partial sums of a norm's backward
+    // of the kinds of sublayers, by name (ScratchTensor); null where there is none
+    template <class T>
+    T* scratch(const std::string& name) const {
+        const auto found = scratch_.find(name);
+        return found == scratch_.end() ? nullptr : reinterpret_cast<T*>(found->second.data());
+    }
+
+private:
+    std::map<std::string, DeviceBuffer<std::byte>> scratch_;
 };

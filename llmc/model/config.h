@@ -8,6 +8,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+// A branch of the residual stream (sublayer.h).
+enum class SublayerKind : std::uint8_t { attention, mlp };
 
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
@@ -19,6 +23,9 @@ struct ModelConfig {
     bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
 
     std::int64_t head_size() const { return channels / heads; }   // HS
+    std::int64_t mlp_width() const { return 4 * channels; }       // F
+    // Of every layer, in order.
+    std::vector<SublayerKind> sublayers() const { return {SublayerKind::attention, SublayerKind::mlp}; }
     friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 

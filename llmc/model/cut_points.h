@@ -1,6 +1,6 @@
 // Where parallelism enters the model: named points between its pieces, at which one device does nothing.
 //
-// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) cuts a block between enter_columns and leave_rows: the
+// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) cuts a sublayer between enter_columns and leave_rows: the
 // layers after the one are cut by rows, those before the other by columns. Outside of them is the residual region:
 // there each tp rank has all rows, or some of them (sequence parallelism: Korthikanti et al., "Reducing activation
 // recomputation in large transformer models", 2022). Context parallelism lives in `attend`.
@@ -16,6 +16,8 @@
 
 #include <functional>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "llmc/model/activations.h"
 #include "llmc/model/attention_choice.h"
@@ -31,11 +33,8 @@ struct Rows {
     int first, count;
 };
 
-// What a layer's MLP has kept, (R, F) each, while its attention's backward runs: nobody reads it again. Null where
-// delayed gradients of weights do.
-struct SpentActivations {
-    floatX *fch = nullptr, *fch_gelu = nullptr;
-};
+// Memory that a cut point may work in: activations that nobody reads again (KeptTensor::lent).
+using LentMemory = std::vector<std::span<std::byte>>;
 
 // A step of a ring: keys and values travel (on a stream of their own) while a block of attention is computed.
 struct RingStep {
@@ -93,10 +92,9 @@ public:
         attention.forward(arguments, stream);
     }
     // `dout` becomes that of the arguments, which read q, k, v and the output as `attend` has left them; dq, dk and dv
-    // become `dqkv`, as the layer below takes it. `spent` is memory to work in. Tells the queue when gradients are on
-    // their last way.
+    // become `dqkv`, as the layer below takes it. Tells the queue when gradients are on their last way.
     virtual void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                                 floatX* /*dqkv*/, floatX* /*dout*/, const SpentActivations& /*spent*/,
+                                 floatX* /*dqkv*/, floatX* /*dout*/, const LentMemory& /*lent*/,
                                  WeightGradientQueue& /*queue*/, cudaStream_t stream) {
         attention.backward(arguments, stream);
     }
@@ -113,7 +111,7 @@ public:
     virtual void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t);
 };
 
-// What the pieces of a stage (embedding, blocks, head) work with, beside parameters and activations.
+// What the pieces of a stage (embedding, sublayers, head) work with, beside parameters and activations.
 struct StageTools {
     Matmul& matmul;
     const AttentionChoice<floatX>& attention;

@@ -1,16 +1,16 @@
 // A GPT that writes: it reads tokens, remembers their keys and values, and says what may come next.
 //
-// One sequence, one device. A token costs a pass of its own row alone: each weight is read once (matrix times vector)
-// and each layer attends over the keys and values kept of what was read before. So the logits are those of a pass over
-// all tokens, up to the order in which sums are added.
+// One sequence, one device, the layers that training has (layer.h). A token costs a pass of its own row alone: each
+// weight is read once (matrix times vector) and each layer attends over the keys and values kept of what was read
+// before. So the logits are those of a pass over all tokens, up to the order in which sums are added.
 #pragma once
 
 #include <span>
 #include <vector>
 
-#include "llmc/kernels/matmul/matmul.h"
-#include "llmc/model/param_storage.h"
-#include "llmc/model/precision.h"
+#include "llmc/model/embedding.h"
+#include "llmc/model/head.h"
+#include "llmc/model/layer.h"
 
 class Decoder {
 public:
@@ -33,17 +33,23 @@ public:
 
 private:
     void read_rows(std::span<const std::int32_t> tokens);
-    void layer(int l, int rows);
-    void matmul(floatX* out, const floatX* in, Param weight, Param bias, int l, const MatmulShape& shape);
-    void add_and_normalise(int rows, Param weight, Param bias, int l);
 
     cudaStream_t stream_;
     ParamStorage storage_;
     ModelState<floatX> parameters_;
     Matmul matmul_;
-    int C_, NH_, position_ = 0;
-    std::vector<DeviceBuffer<floatX>> cache_;   // of each layer (positions, 3, NH, HS): queries, keys, values
+    RankSizes sizes_;   // of the rows that are read at once
+    AttentionChoice<floatX> attention_;
+    CutPoints one_device_;
+    Workspace workspace_;
+    StageTools tools_;
+    ActivationPool activations_;   // of one layer, which all take in turns
+    Embedding embedding_;
+    std::vector<Layer> layers_;
+    Head head_;
+    std::vector<DeviceBuffer<floatX>> cache_memory_;
+    std::vector<std::vector<floatX*>> caches_;   // of each layer and sublayer: (positions, its elements)
     DeviceBuffer<std::int32_t> tokens_;
-    // of the rows at hand: the residual stream, what a norm makes of it, what is to be added to it, the MLP's inside
-    DeviceBuffer<floatX> residual_, normed_, added_, hidden_, logits_;
+    DeviceBuffer<floatX> normed_, logits_;   // what the head's norm has made, logits of the last row
+    int position_ = 0;
 };

@@ -6,15 +6,21 @@
 
 class Embedding {
 public:
-    Embedding(const StageTools& tools, const ModelState<floatX>& parameters) : tools_(tools), parameters_(parameters) {}
+    Embedding(const StageTools& tools, const ModelState<floatX>& parameters)
+        : tools_(tools),
+          parameters_(parameters),
+          wte_(parameters.tensor("wte.weight")),
+          wpe_(parameters.tensor("wpe.weight")) {}
 
     // out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
     // Adds to what a tied classifier on this rank has written to dwte since it was begun; else dwte begins at zero.
-    template <class G>
-    void backward(const floatX* dout, const Batch& batch, Gradients<G>& gradients, WeightGradientQueue& queue) const;
+    void backward(const floatX* dout, const Batch& batch, AnyGradients& gradients, WeightGradientQueue& queue) const;
+    // Generation: out (rows, C), of one sequence from `position` on.
+    void cached(floatX* out, const int* tokens, int position, int rows) const;
 
 private:
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;
+    const floatX *wte_, *wpe_;
 };

@@ -20,7 +20,8 @@ struct GoldenGpt {
 
 // A tensor of a Hugging Face file in our storage: [out, in] and padded.
 inline Doubles from_hugging_face(const Doubles& values, const ParamInfo& param) {
-    const auto rows = static_cast<std::size_t>(param.exported_rows), cols = static_cast<std::size_t>(param.tensor.cols);
+    const auto rows = static_cast<std::size_t>(param.exported_rows()),
+               cols = static_cast<std::size_t>(param.tensor.cols);
     ENSURE(values.size() == rows * cols, param.name, " has ", values.size(), " values");
     Doubles result(static_cast<std::size_t>(param.tensor.elements()), 0.0);
     for (std::size_t row = 0; row < rows; row++) {

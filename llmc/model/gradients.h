@@ -5,9 +5,11 @@
 // are not at the same micro-batch, and a tied embedding is written by two of them: so each tensor has its own answer.
 #pragma once
 
+#include <variant>
 #include <vector>
 
 #include "llmc/model/param_storage.h"
+#include "llmc/model/precision.h"
 
 // G: float, or bf16 to save memory.
 template <class G>
@@ -33,8 +35,7 @@ public:
         G* data;
         bool accumulate;
     };
-    Target next(Param kind, int layer = -1) {
-        const int param = kept_.index(kind, layer);
+    Target next(int param) {
         const TensorPlace* place = kept_.storage().find(param);
         ENSURE(place != nullptr, "this rank holds no ", kept_.storage().table()[param].name);
         const auto index = static_cast<std::size_t>(place - kept_.storage().tensors().data());
@@ -56,3 +57,10 @@ private:
     ModelState<G> kept_, unsharded_;
     std::vector<bool> begun_;   // per tensor of the storage
 };
+
+// Gradients of the type that a run keeps them in.
+#if defined(PRECISION_BF16)
+using AnyGradients = std::variant<Gradients<float>, Gradients<bf16>>;
+#else
+using AnyGradients = std::variant<Gradients<float>>;   // never narrower than what they are gradients of
+#endif

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "llmc/kernels/rows/classifier.cuh"
-#include "llmc/kernels/rows/layernorm.cuh"
 
 void CutPoints::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
     fused_classifier(arguments, stream);
@@ -22,9 +21,10 @@ int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size) {
 
 Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows)
     : tools_(tools),
-      parameters_(parameters),
+      vocabulary_is_whole_(parameters.storage().place().mesh.tp == 1),
       chunk_rows_(chunk_rows),
-      classifier_(tools.matmul, parameters, parameters.storage().table().classifier(), std::nullopt) {}
+      norm_(tools, parameters, "ln_f"),
+      classifier_(tools.matmul, parameters, parameters.storage().table().classifier(), -1) {}
 
 template <class PerChunk>
 void Head::for_chunks(PerChunk&& per_chunk) const {
@@ -32,18 +32,17 @@ void Head::for_chunks(PerChunk&& per_chunk) const {
     for (int first = 0; first < rows; first += chunk_rows_) per_chunk(first, std::min(chunk_rows_, rows - first));
 }
 
-void Head::final_layernorm(const floatX* in) const {
+Norm::Output Head::normed() const {
     const Workspace& w = tools_.workspace;
-    layernorm_forward(LayerNormForward<floatX>{w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data(), in,
-                                               parameters_.tensor(Param::lnfw), parameters_.tensor(Param::lnfb),
-                                               tools_.sizes.residual_rows(), tools_.sizes.C},
-                      tools_.stream);
+    return {w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data()};
 }
+
+void Head::final_norm(const floatX* in) const { norm_.forward(normed(), in); }
 
 void Head::logits(floatX* out, int first_row, int count) const {
     const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
     const floatX* const rows = lnf + std::int64_t{first_row} * tools_.sizes.C;
-    if (parameters_.storage().place().mesh.tp == 1) return classifier_.forward(out, rows, count, tools_.stream);
+    if (vocabulary_is_whole_) return classifier_.forward(out, rows, count, tools_.stream);
     ENSURE(count <= chunk_rows_, count, " rows of logits, room for ", chunk_rows_);
     floatX* const shard = tools_.workspace.logits.data();
     classifier_.forward(shard, rows, count, tools_.stream);
@@ -60,7 +59,7 @@ void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, boo
 }
 
 void Head::loss(const floatX* in, const Batch& batch) const {
-    final_layernorm(in);
+    final_norm(in);
     const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
     for_chunks([&](int first, int count) {
         classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count,
@@ -69,35 +68,27 @@ void Head::loss(const floatX* in, const Batch& batch) const {
     });
 }
 
-template <class G>
 void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
-                             Gradients<G>& gradients) const {
+                             AnyGradients& gradients) const {
     CutPoints& cut = tools_.cut_points;
-    const RankSizes& sizes = tools_.sizes;
     const Workspace& workspace = tools_.workspace;
     const cudaStream_t stream = tools_.stream;
-    final_layernorm(in);
+    final_norm(in);
     const floatX* const lnf = cut.enter_columns(workspace.lnf.data(), stream);
     floatX* const logits = workspace.logits.data();
     floatX* const dlnf = workspace.rows_c.data();
     for_chunks([&](int first, int count) {
-        const std::int64_t offset = std::int64_t{first} * sizes.C;
+        const std::int64_t offset = std::int64_t{first} * tools_.sizes.C;
         classifier_.forward(logits, lnf + offset, count, stream);
         chunk_loss(batch, first, count, dloss, true);
         classifier_.backward_input(dlnf + offset, logits, count, stream);
         classifier_.backward_weight(gradients, logits, lnf + offset, count, stream);
     });
     WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
-    const auto dweight = gradients.next(Param::lnfw), dbias = gradients.next(Param::lnfb);
-    layernorm_backward(LayerNormBackward<floatX, G>{dresidual, dweight.data, dbias.data, workspace.layernorm.data(),
-                                                    cut.enter_columns_backward(dlnf, nothing, stream), in,
-                                                    parameters_.tensor(Param::lnfw), workspace.lnf_mean.data(),
-                                                    workspace.lnf_rstd.data(), sizes.residual_rows(), sizes.C, false,
-                                                    dweight.accumulate},
-                       stream);
+    norm_.backward({.din = dresidual,
+                    .dout = cut.enter_columns_backward(dlnf, nothing, stream),
+                    .in = in,
+                    .kept = normed(),
+                    .add_to_din = false},
+                   gradients, nothing);
 }
-
-template void Head::loss_and_backward(floatX*, const floatX*, const Batch&, float, Gradients<float>&) const;
-#if defined(PRECISION_BF16)
-template void Head::loss_and_backward(floatX*, const floatX*, const Batch&, float, Gradients<bf16>&) const;
-#endif

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "llmc/model/batch.h"
-#include "llmc/model/cut_points.h"
+#include "llmc/model/norm.h"
 
 // Rows of logits that exist at once when the user does not say: `rows` in as few even chunks as keep them within 2.25
 // GiB (each after the first reads and writes the classifier's whole gradient again), a multiple of 128.
@@ -18,21 +18,28 @@ public:
     void loss(const floatX* in, const Batch& batch) const;
     // The same, with dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the classifier. The
     // total loss is `dloss` times the sum of losses.
-    template <class G>
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
-                           Gradients<G>& gradients) const;
+                           AnyGradients& gradients) const;
 
-    // For sampling: the layernorm of all rows, then logits of some of them over the whole vocabulary, (count, tp x Vp).
-    void final_layernorm(const floatX* in) const;
+    // For sampling: the norm of all rows, then logits of some of them over the whole vocabulary, (count, tp x Vp).
+    void final_norm(const floatX* in) const;
     void logits(floatX* out, int first_row, int count) const;
 
+    // Generation: the norm that reads the last layer's output, and logits of one row that it has made.
+    const Norm& norm() const { return norm_; }
+    void cached_logits(floatX* out, const floatX* normed_row) const {
+        classifier_.forward_few(out, normed_row, 1, tools_.stream);
+    }
+
 private:
+    Norm::Output normed() const;
     template <class PerChunk>
     void for_chunks(PerChunk&& per_chunk) const;   // (first row, rows)
     void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
 
     const StageTools& tools_;
-    const ModelState<floatX>& parameters_;
+    bool vocabulary_is_whole_;   // on this rank
     int chunk_rows_;
+    Norm norm_;
     Linear classifier_;
 };

@@ -12,10 +12,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "llmc/kernels/matmul/matmul.h"
+#include "llmc/kernels/matmul/matvec.cuh"
 #include "llmc/model/gradients.h"
 #include "llmc/model/precision.h"
 
@@ -64,17 +64,17 @@ private:
 
 class Linear {
 public:
-    Linear(Matmul& matmul, const ModelState<floatX>& parameters, Param weight, std::optional<Param> bias,
-           int layer = -1)
-        : matmul_(matmul), weight_kind_(weight), bias_kind_(bias), layer_(layer) {
+    // `weight` and `bias` are indices of the parameter table; -1: no bias.
+    Linear(Matmul& matmul, const ModelState<floatX>& parameters, int weight, int bias)
+        : matmul_(matmul), weight_index_(weight), bias_index_(bias) {
         const ParamStorage& storage = parameters.storage();
-        const TensorSpec& tensor = storage.table()[parameters.index(weight, layer)].tensor;
+        const TensorSpec& tensor = storage.table()[weight].tensor;
         const TensorSpec shard = tp_shard_of(tensor, storage.place().mesh.tp);
         out_ = static_cast<int>(shard.rows);
         in_ = static_cast<int>(shard.cols);
-        weight_ = parameters.tensor(weight, layer);
+        weight_ = parameters.tensor(weight);
         const bool adds_bias = tensor.cut != TensorCut::columns || storage.place().at.tp == 0;
-        if (bias && adds_bias) bias_ = parameters.tensor(*bias, layer);
+        if (bias >= 0 && adds_bias) bias_ = parameters.tensor(bias);
     }
 
     int out_channels() const { return out_; }
@@ -91,6 +91,11 @@ public:
     void forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), stream);
     }
+    // The same where rows are few (generation): a single one is a matrix times a vector.
+    void forward_few(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
+        if (rows == 1) return matrix_vector<floatX>({out, in, weight_, bias_, out_, in_}, stream);
+        forward(out, in, rows, stream);
+    }
     // din (rows, in), dout (rows, out).
     void backward_input(floatX* din, const floatX* dout, int rows, cudaStream_t stream) const {
         matmul_.input_gradient<floatX>(din, dout, weight_, shape(rows), false, stream);
@@ -100,26 +105,28 @@ public:
                              cudaStream_t stream) const {
         matmul_.input_gradient_gelu<floatX>(din, dout, weight_, pre_gelu, shape(rows), stream);
     }
-    template <class G>
-    void backward_weight(Gradients<G>& gradients, const floatX* dout, const floatX* in, int rows,
+    void backward_weight(AnyGradients& any_gradients, const floatX* dout, const floatX* in, int rows,
                          cudaStream_t stream) const {
-        const auto dweight = gradients.next(weight_kind_, layer_);
-        if (!bias_kind_) {
-            return matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate, stream);
-        }
-        const auto dbias = gradients.next(*bias_kind_, layer_);
-        ENSURE(dbias.accumulate == dweight.accumulate, "a bias whose gradient is made more often than its weight's");
-        matmul_.weight_and_bias_gradient<floatX, G>(dweight.data, dbias.data, dout, in, shape(rows), dweight.accumulate,
-                                                    stream);
+        auto with = [&]<class G>(Gradients<G>& gradients) {
+            const auto dweight = gradients.next(weight_index_);
+            if (bias_index_ < 0) {
+                return matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate,
+                                                          stream);
+            }
+            const auto dbias = gradients.next(bias_index_);
+            ENSURE(dbias.accumulate == dweight.accumulate,
+                   "a bias whose gradient is made more often than its weight's");
+            matmul_.weight_and_bias_gradient<floatX, G>(dweight.data, dbias.data, dout, in, shape(rows),
+                                                        dweight.accumulate, stream);
+        };
+        std::visit(with, any_gradients);
     }
 
 private:
     MatmulShape shape(int rows) const { return {rows, out_, in_}; }
 
     Matmul& matmul_;
-    Param weight_kind_;
-    std::optional<Param> bias_kind_;
-    int layer_;
+    int weight_index_, bias_index_;
     int out_, in_;
     const floatX *weight_, *bias_ = nullptr;
 };

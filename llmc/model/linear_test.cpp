@@ -34,9 +34,10 @@ public:
         gradients_.begin_step();
     }
     ~Parts() { CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }   // before its memory is freed
-    Parts& operator()(Param kind, int layer = -1) {
-        const auto target = gradients_.next(kind, layer);
-        CHECK(target.data == gradients_.unsharded().tensor(kind, layer));
+    Parts& operator()(const char* name, int layer = -1) {
+        const int param = storage_.table().index(name, layer);
+        const auto target = gradients_.next(param);
+        CHECK(target.data == gradients_.unsharded().tensor(param));
         story_ += target.accumulate ? "+" : "=";
         return *this;
     }
@@ -83,19 +84,22 @@ TEST_CASE("gradients: every tensor's first part of a step overwrites, whenever i
     for (int zero_stage : {0, 1}) {
         Parts part(zero_stage);
         // the upper layer has done two micro-batches before the lower one begins
-        part(Param::qkvw, 1).ready(2)(Param::qkvw, 1).ready(2)(Param::qkvw, 0)(Param::qkvb, 0).ready(1)(Param::qkvw, 0);
+        part("attn.c_attn.weight", 1)
+            .ready(2)("attn.c_attn.weight", 1)
+            .ready(2)("attn.c_attn.weight", 0)("attn.c_attn.bias", 0)
+            .ready(1)("attn.c_attn.weight", 0);
         CHECK(part.next_step() == "=+==+");
-        CHECK(part(Param::qkvw, 1).next_step() == "=");
+        CHECK(part("attn.c_attn.weight", 1).next_step() == "=");
     }
 }
 
 TEST_CASE("gradients: where each micro-batch is reduced to shards, its first part overwrites") {
     for (int zero_stage : {2, 3}) {
         Parts part(zero_stage);
-        part(Param::qkvw, 1)(Param::qkvw, 1).ready(2)(Param::qkvw, 1);
+        part("attn.c_attn.weight", 1)("attn.c_attn.weight", 1).ready(2)("attn.c_attn.weight", 1);
         CHECK(part.next_step() == "=+=");
         // a tied classifier is two micro-batches ahead of the embedding, which adds to what it has written
-        part(Param::wte)(Param::wte)(Param::wte)(Param::wpe).ready(0)(Param::wte)(Param::wpe);
+        part("wte.weight")("wte.weight")("wte.weight")("wpe.weight").ready(0)("wte.weight")("wpe.weight");
         CHECK(part.next_step() == "=++===");
     }
 }

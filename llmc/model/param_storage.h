@@ -124,8 +124,8 @@ public:
         const TensorPlace* place = storage_->find(param);
         return place ? unit(place->slot).data() + storage_->tensor_offset(*place, state_) : nullptr;
     }
-    T* tensor(Param kind, int layer = -1) const { return tensor(index(kind, layer)); }
-    int index(Param kind, int layer = -1) const { return storage_->table().index(kind, layer); }
+    T* tensor(std::string_view name, int layer = -1) const { return tensor(index(name, layer)); }
+    int index(std::string_view name, int layer = -1) const { return storage_->table().index(name, layer); }
 
     // The part of a tensor that this rank's optimizer owns: `tensor` itself where this state is sharded.
     T* owned(int param) const {

@@ -7,57 +7,44 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/base/rng.h"
 #include "llmc/mesh/tensor_spec.h"
 #include "llmc/model/config.h"
 
-// Kinds of parameters, in the order in which llm.c's model files store them.
-enum class Param : std::uint8_t {
-    wte,        // (Vp, C)  token embedding, and the classifier where that is tied to it
-    wpe,        // (maxT, C) position embedding
-    ln1w,       // (C)      layernorm before attention
-    ln1b,       // (C)
-    qkvw,       // (3C, C)  queries, keys, values
-    qkvb,       // (3C)
-    attprojw,   // (C, C)   attention's projection back into the residual stream
-    attprojb,   // (C)
-    ln2w,       // (C)      layernorm before the MLP
-    ln2b,       // (C)
-    fcw,        // (4C, C)  MLP up
-    fcb,        // (4C)
-    fcprojw,    // (C, 4C)  MLP down
-    fcprojb,    // (C)
-    lnfw,       // (C)      layernorm before the classifier
-    lnfb,       // (C)
-    lmhead,     // (Vp, C)  classifier, where it is not wte; llm.c's files have none
-};
-constexpr int llmc_param_kinds = 16;   // those before lmhead
-
 enum class Init : std::uint8_t { zeros, ones, normal };
 
-struct ParamInfo {
-    Param kind;
-    int layer;                    // -1 outside the layers
-    int unit;                     // 0 embedding, 1 + l layer l, 1 + L head
-    std::string name;             // GPT-2's and Hugging Face's, without "transformer."
-    TensorSpec tensor;            // stored [out, in], vocabulary padded; and how meshes cut it
-    bool is_matrix;               // else a vector of tensor.rows elements
-    std::int64_t exported_rows;   // rows before padding: V for wte and lmhead, else tensor.rows
-    bool hf_transposed;           // Hugging Face stores it [in, out] (its Conv1D)
-    bool decays;                  // weight decay: matrices and embeddings, as llm.c
-    Init init;
-    float deviation;   // of the normal distribution; padding rows are zero whatever `init` says
+// A parameter as the piece of the model that has it declares it (sublayer.h).
+struct ParamRow {
+    std::string name;    // GPT-2's, within its layer
+    TensorSpec tensor;   // stored [out, in], vocabulary padded; and how meshes cut it
+    Init init = Init::zeros;
+    bool writes_residual = false;    // drawn smaller, by the root of how many such there are: GPT-2, section 2.3
+    bool decays = false;             // weight decay: matrices and embeddings, as llm.c
+    bool hf_transposed = false;      // Hugging Face stores it [in, out] (GPT-2's Conv1D)
+    std::int64_t padding_rows = 0;   // the last ones, always zero
 
-    std::int64_t exported_elements() const { return exported_rows * tensor.cols; }
+    bool is_matrix() const { return tensor.cols > 1; }   // else a vector of tensor.rows elements
+    std::int64_t exported_rows() const { return tensor.rows - padding_rows; }
+    std::int64_t exported_elements() const { return exported_rows() * tensor.cols; }
     // In files, without padding rows: [out, in], or as Hugging Face has it.
     std::vector<std::int64_t> file_shape(bool hugging_face) const {
-        if (!is_matrix) return {exported_rows};
-        if (hugging_face && hf_transposed) return {tensor.cols, exported_rows};
-        return {exported_rows, tensor.cols};
+        if (!is_matrix()) return {exported_rows()};
+        if (hugging_face && hf_transposed) return {tensor.cols, exported_rows()};
+        return {exported_rows(), tensor.cols};
     }
+};
+
+// Its place in the model.
+struct ParamInfo : ParamRow {
+    int layer = -1;           // -1 outside the layers; `name` is then whole, else it begins with "h.<layer>."
+    int unit = 0;             // 0 embedding, 1 + l layer l, 1 + L head
+    float deviation = 0.0f;   // of Init::normal
+
     // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
     // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
     // number of layers, or what other tensors there are.
@@ -69,17 +56,14 @@ public:
     explicit ParamTable(const ModelConfig& config);
 
     const ModelConfig& config() const { return config_; }
-    const std::vector<ParamInfo>& all() const { return params_; }   // units in order, each in the order of Param
+    const std::vector<ParamInfo>& all() const { return params_; }   // units in order, each as its pieces declare
     const ParamInfo& operator[](int index) const { return params_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(params_.size()); }
 
-    // The tensor that makes logits.
-    Param classifier() const { return config_.tied ? Param::wte : Param::lmhead; }
-
-    // Index of a parameter; layer -1 for those outside the layers.
-    int index(Param kind, int layer = -1) const;
-    // Index by Hugging Face name, with or without "transformer."; -1 when there is none.
-    int find(const std::string& name) const;
+    // Index of a parameter by its name, within its layer where there is one; `find` gives -1 when there is none.
+    int index(std::string_view name, int layer = -1) const;
+    int find(std::string_view name, int layer = -1) const;
+    int classifier() const { return index(config_.tied ? "wte.weight" : "lm_head.weight"); }   // it makes logits
 
     int units() const { return static_cast<int>(config_.layers) + 2; }
     int embedding_unit() const { return 0; }
@@ -97,4 +81,5 @@ public:
 private:
     ModelConfig config_;
     std::vector<ParamInfo> params_;
+    std::map<std::string, int, std::less<>> by_name_;
 };

@@ -216,8 +216,9 @@ private:
         Doubles output, lnf;   // of the last block; normalised
     };
 
-    const Doubles& at(Param kind, int layer = -1) const {
-        return parameters[static_cast<std::size_t>(table.index(kind, layer))];
+    const Doubles& classifier() const { return parameters[static_cast<std::size_t>(table.classifier())]; }
+    const Doubles& at(std::string_view name, int layer = -1) const {
+        return parameters[static_cast<std::size_t>(table.index(name, layer))];
     }
     Index C() const { return static_cast<Index>(table.config().channels); }
     Index V() const { return static_cast<Index>(table.config().vocab_size); }
@@ -230,16 +231,16 @@ private:
     Doubles block_forward(BlockTrace& b, int l, int B, int T) const {
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
-        b.ln1 = layernorm(b.input, at(Param::ln1w, l), at(Param::ln1b, l), R, C());
-        b.qkv = linear(b.ln1, at(Param::qkvw, l), at(Param::qkvb, l), R, 3 * C(), C());
+        b.ln1 = layernorm(b.input, at("ln_1.weight", l), at("ln_1.bias", l), R, C());
+        b.qkv = linear(b.ln1, at("attn.c_attn.weight", l), at("attn.c_attn.bias", l), R, 3 * C(), C());
         b.atty = attention(b.qkv, attention_sizes(B, T));
-        b.residual2 = linear(b.atty, at(Param::attprojw, l), at(Param::attprojb, l), R, C(), C());
+        b.residual2 = linear(b.atty, at("attn.c_proj.weight", l), at("attn.c_proj.bias", l), R, C(), C());
         add_to(b.residual2, b.input);
-        b.ln2 = layernorm(b.residual2, at(Param::ln2w, l), at(Param::ln2b, l), R, C());
-        b.fch = linear(b.ln2, at(Param::fcw, l), at(Param::fcb, l), R, 4 * C(), C());
+        b.ln2 = layernorm(b.residual2, at("ln_2.weight", l), at("ln_2.bias", l), R, C());
+        b.fch = linear(b.ln2, at("mlp.c_fc.weight", l), at("mlp.c_fc.bias", l), R, 4 * C(), C());
         b.fch_gelu = b.fch;
         for (double& x : b.fch_gelu) x = gelu(x);
-        Doubles output = linear(b.fch_gelu, at(Param::fcprojw, l), at(Param::fcprojb, l), R, C(), 4 * C());
+        Doubles output = linear(b.fch_gelu, at("mlp.c_proj.weight", l), at("mlp.c_proj.bias", l), R, C(), 4 * C());
         add_to(output, b.residual2);
         return output;
     }
@@ -251,7 +252,7 @@ private:
         for (Index r = 0; r < R; r++) {
             const Index token = static_cast<Index>(tokens[r]), position = r % static_cast<Index>(T);
             for (Index c = 0; c < C(); c++) {
-                stream[r * C() + c] = at(Param::wte)[token * C() + c] + at(Param::wpe)[position * C() + c];
+                stream[r * C() + c] = at("wte.weight")[token * C() + c] + at("wpe.weight")[position * C() + c];
             }
         }
         trace.blocks.resize(static_cast<std::size_t>(layers()));
@@ -261,10 +262,10 @@ private:
             stream = block_forward(block, l, B, T);
         }
         trace.output = stream;
-        trace.lnf = reference::layernorm(stream, at(Param::lnfw), at(Param::lnfb), R, C());
+        trace.lnf = reference::layernorm(stream, at("ln_f.weight"), at("ln_f.bias"), R, C());
 
         ReferenceResult result;
-        result.logits = reference::linear(trace.lnf, at(table.classifier()), {}, R, V(), C());
+        result.logits = reference::linear(trace.lnf, classifier(), {}, R, V(), C());
         result.losses.assign(R, 0.0);
         for (Index r = 0; r < R; r++) {
             if (targets[r] < 0) continue;
@@ -283,21 +284,25 @@ private:
                         int T) const {
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
-        auto d = [&](Param kind) -> Doubles& { return gradients[static_cast<std::size_t>(table.index(kind, l))]; };
+        auto d = [&](std::string_view name) -> Doubles& {
+            return gradients[static_cast<std::size_t>(table.index(name, l))];
+        };
 
-        Doubles dfch = linear_backward(d(Param::fcprojw), &d(Param::fcprojb), dstream, b.fch_gelu,
-                                       at(Param::fcprojw, l), R, C(), 4 * C());
+        Doubles dfch = linear_backward(d("mlp.c_proj.weight"), &d("mlp.c_proj.bias"), dstream, b.fch_gelu,
+                                       at("mlp.c_proj.weight", l), R, C(), 4 * C());
         for (Index i = 0; i < dfch.size(); i++) dfch[i] *= gelu_derivative(b.fch[i]);
-        Doubles dln2 = linear_backward(d(Param::fcw), &d(Param::fcb), dfch, b.ln2, at(Param::fcw, l), R, 4 * C(), C());
+        Doubles dln2 = linear_backward(d("mlp.c_fc.weight"), &d("mlp.c_fc.bias"), dfch, b.ln2, at("mlp.c_fc.weight", l),
+                                       R, 4 * C(), C());
         add_to(dstream,
-               layernorm_backward(d(Param::ln2w), d(Param::ln2b), dln2, b.residual2, at(Param::ln2w, l), R, C()));
+               layernorm_backward(d("ln_2.weight"), d("ln_2.bias"), dln2, b.residual2, at("ln_2.weight", l), R, C()));
 
-        Doubles datty = linear_backward(d(Param::attprojw), &d(Param::attprojb), dstream, b.atty,
-                                        at(Param::attprojw, l), R, C(), C());
+        Doubles datty = linear_backward(d("attn.c_proj.weight"), &d("attn.c_proj.bias"), dstream, b.atty,
+                                        at("attn.c_proj.weight", l), R, C(), C());
         Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T));
-        Doubles dln1 =
-            linear_backward(d(Param::qkvw), &d(Param::qkvb), dqkv, b.ln1, at(Param::qkvw, l), R, 3 * C(), C());
-        add_to(dstream, layernorm_backward(d(Param::ln1w), d(Param::ln1b), dln1, b.input, at(Param::ln1w, l), R, C()));
+        Doubles dln1 = linear_backward(d("attn.c_attn.weight"), &d("attn.c_attn.bias"), dqkv, b.ln1,
+                                       at("attn.c_attn.weight", l), R, 3 * C(), C());
+        add_to(dstream,
+               layernorm_backward(d("ln_1.weight"), d("ln_1.bias"), dln1, b.input, at("ln_1.weight", l), R, C()));
     }
 
     void backward(ReferenceResult& result, std::span<const int> tokens, std::span<const int> targets, int B, int T,
@@ -305,7 +310,9 @@ private:
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
         std::vector<Doubles>& gradients = result.gradients;
         for (const Doubles& p : parameters) gradients.emplace_back(p.size(), 0.0);
-        auto d = [&](Param kind) -> Doubles& { return gradients[static_cast<std::size_t>(table.index(kind))]; };
+        auto d = [&](std::string_view name) -> Doubles& {
+            return gradients[static_cast<std::size_t>(table.index(name))];
+        };
 
         Doubles dlogits(R * V(), 0.0);
         for (Index r = 0; r < R; r++) {
@@ -317,18 +324,18 @@ private:
                 dlogits[r * V() + v] = (p - (v == target ? 1.0 : 0.0)) / static_cast<double>(R);
             }
         }
-        Doubles dlnf = reference::linear_backward(d(table.classifier()), nullptr, dlogits, trace.lnf,
-                                                  at(table.classifier()), R, V(), C());
-        Doubles dstream =
-            reference::layernorm_backward(d(Param::lnfw), d(Param::lnfb), dlnf, trace.output, at(Param::lnfw), R, C());
+        Doubles dlnf = reference::linear_backward(gradients[static_cast<std::size_t>(table.classifier())], nullptr,
+                                                  dlogits, trace.lnf, classifier(), R, V(), C());
+        Doubles dstream = reference::layernorm_backward(d("ln_f.weight"), d("ln_f.bias"), dlnf, trace.output,
+                                                        at("ln_f.weight"), R, C());
         for (int l = layers() - 1; l >= 0; l--) {
             block_backward(dstream, gradients, trace.blocks[static_cast<std::size_t>(l)], l, B, T);
         }
         for (Index r = 0; r < R; r++) {
             const Index token = static_cast<Index>(tokens[r]), position = r % static_cast<Index>(T);
             for (Index c = 0; c < C(); c++) {
-                d(Param::wte)[token * C() + c] += dstream[r * C() + c];
-                d(Param::wpe)[position * C() + c] += dstream[r * C() + c];
+                d("wte.weight")[token * C() + c] += dstream[r * C() + c];
+                d("wpe.weight")[position * C() + c] += dstream[r * C() + c];
             }
         }
     }

@@ -19,7 +19,7 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
             text("--seq-len must be between 1 and ", config.max_seq_len, "."));
     }
     check_tensor_parallel(config, options.place.mesh, options.sequence_parallel, options.B, options.T);
-    const std::int64_t widest = std::max(4 * config.channels, config.padded_vocab_size);
+    const std::int64_t widest = std::max(config.mlp_width(), config.padded_vocab_size);
     if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
                     "Lower --micro-batch.");
@@ -63,8 +63,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 
     sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T, options.ulysses);
     max_rows_ = sizes_.rows();
-    const int classifier_rows =
-        options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_) : classifier_chunk_rows(max_rows_, sizes_.Vp);
+    const int classifier_rows = options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_)
+                                                            : classifier_chunk_rows(max_rows_, sizes_.Vp);
     max_layers_ = 0;
     bool head = false;
     for (const Chunk& chunk : options_.chunks) {
@@ -85,11 +85,11 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                               *workspace_, options.gelu_fusion, stream});
     tools_->cut_points.set_sizes(sizes_);
     for (const Chunk& chunk : options_.chunks) {
-        chunks_.push_back({chunk, blocks_.size()});
+        chunks_.push_back({chunk, layers_.size()});
         if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
         for (int layer = static_cast<int>(chunk.layers.begin); layer < static_cast<int>(chunk.layers.end); layer++) {
-            blocks_.emplace_back(*tools_, unsharded_, layer);
-            block_slots_.push_back(slot_of(Param::ln1w, layer));
+            layers_.emplace_back(*tools_, unsharded_, layer);
+            layer_slots_.push_back(slot_of(table().unit_params(table().layer_unit(layer)).front()));
         }
         if (chunk.head) head_.emplace(*tools_, unsharded_, classifier_rows);
     }
@@ -115,7 +115,7 @@ bool Stage::follows(int chunk_index) const {
 
 // With a tied classifier the head reads wte: the embedding's, or where another rank has that, its own copy.
 void Stage::add_head_use(Uses& uses) const {
-    std::vector<int> slots{slot_of(Param::lnfw)};
+    std::vector<int> slots{slot_of(table().index("ln_f.weight"))};
     const int classifier = slot_of(table().classifier());
     if (classifier != slots[0]) slots.insert(slots.begin(), classifier);
     uses.push_back(std::move(slots));
@@ -123,15 +123,15 @@ void Stage::add_head_use(Uses& uses) const {
 
 void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
-    if (place.what.embedding) uses.push_back({slot_of(Param::wpe)});
-    for (std::size_t i = 0; i < blocks_of(chunk_index); i++) uses.push_back({block_slots_[place.first_block + i]});
+    if (place.what.embedding) uses.push_back({slot_of(table().index("wpe.weight"))});
+    for (std::size_t i = 0; i < layers_of(chunk_index); i++) uses.push_back({layer_slots_[place.first_layer + i]});
     if (place.what.head && purpose != Purpose::training) add_head_use(uses);
 }
 
 void Stage::add_backward_uses(Uses& uses, int chunk_index) const {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     if (place.what.head) add_head_use(uses);
-    for (std::size_t i = blocks_of(chunk_index); i-- > 0;) uses.push_back({block_slots_[place.first_block + i]});
+    for (std::size_t i = layers_of(chunk_index); i-- > 0;) uses.push_back({layer_slots_[place.first_layer + i]});
 }
 
 void Stage::begin_pass(const Uses& uses) const {
@@ -172,7 +172,7 @@ Stage::Output Stage::output(int chunk_index, int micro_batch) {
     const Flight& own = flight(chunk_index, micro_batch);
     ENSURE(own.phase != Flight::Phase::input && own.activations, "chunk ", chunk_index, " of micro-batch ", micro_batch,
            " has no output before its forward, nor after its backward");
-    return {own.activations->residual[blocks_of(chunk_index)], own.activations->sent};
+    return {own.activations->residual[layers_of(chunk_index)], own.activations->sent};
 }
 
 Border& Stage::output_gradient(int chunk_index, int micro_batch) {
@@ -231,19 +231,22 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
     own.phase = Flight::Phase::forward;
     const Activations& a = *own.activations;
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
-    const std::size_t blocks = blocks_of(chunk_index);
+    const std::size_t layers = layers_of(chunk_index);
     if (place.what.embedding) use([&] { embedding_->forward(a.residual[0], batch); });
     if (show_ && place.what.embedding) show_(table().embedding_unit(), "encoded", a.residual[0], border_elements());
-    for (std::size_t i = 0; i < blocks; i++) {
-        use([&] { blocks_[place.first_block + i].forward(a.residual[i + 1], a.residual[i], a.blocks[i]); });
-        if (show_)
-            show_block(static_cast<int>(place.what.layers.begin + static_cast<std::int64_t>(i)), a.blocks[i],
-                       a.residual[i + 1]);
+    for (std::size_t i = 0; i < layers; i++) {
+        const Layer& layer = layers_[place.first_layer + i];
+        use([&] { layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
+        if (!show_) continue;
+        const int unit = table().layer_unit(static_cast<int>(place.what.layers.begin + static_cast<std::int64_t>(i)));
+        layer.show(
+            [&](const char* name, const floatX* values, std::int64_t count) { show_(unit, name, values, count); },
+            a.layers[i], a.residual[i + 1]);
     }
     if (!place.what.head || purpose == Purpose::training) return;
     use([&] {
-        if (purpose == Purpose::loss) head_->loss(a.residual[blocks], batch);
-        if (purpose == Purpose::logits) head_->final_layernorm(a.residual[blocks]);
+        if (purpose == Purpose::loss) head_->loss(a.residual[layers], batch);
+        if (purpose == Purpose::logits) head_->final_norm(a.residual[layers]);
     });
     if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), border_elements());
 }
@@ -291,7 +294,7 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
         own.delayed = pool_->delayed.take();
         own.activations->sent.wait(stream_);   // gradients take the output's place
     }
-    std::visit([&](auto& gradients) { backward(gradients, own, chunk_index, batch, dloss); }, *gradients_);
+    backward(own, chunk_index, batch, dloss);
     if (chunk(chunk_index).embedding) {
         own.dresidual->used.record(stream_);
         pool_->gradients.give_back(std::exchange(own.dresidual, nullptr));
@@ -299,52 +302,48 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
     land(chunk_index, micro_batch, !delays);
 }
 
-template <class G>
-void Stage::backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss) {
+void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dloss) {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const Activations& a = *own.activations;
-    const std::size_t blocks = blocks_of(chunk_index);
+    const std::size_t layers = layers_of(chunk_index);
     floatX* const dresidual = own.dresidual->data;
     if (place.what.head) {
-        const int slot = slot_of(Param::lnfw);
+        const int slot = slot_of(table().index("ln_f.weight"));
         const int classifier = slot_of(table().classifier());
         if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
         gradients_begin(slot);
-        use([&] { head_->loss_and_backward(dresidual, a.residual[blocks], batch, dloss, gradients); });
-        gradients_ready(gradients, slot);
+        use([&] { head_->loss_and_backward(dresidual, a.residual[layers], batch, dloss, *gradients_); });
+        gradients_ready(slot);
     }
-    for (std::size_t i = blocks; i-- > 0;) {
-        const Block& block = blocks_[place.first_block + i];
-        const int slot = block_slots_[place.first_block + i];
+    for (std::size_t i = layers; i-- > 0;) {
+        const Layer& layer = layers_[place.first_layer + i];
+        const int slot = layer_slots_[place.first_layer + i];
         if (own.delayed != nullptr) {   // what the unit's gradients are in may be another unit's until then
             own.weights.add([this, slot] { gradients_begin(slot); });
         } else {
             gradients_begin(slot);
         }
         use([&] {
-            BlockActivations b = a.blocks[i];
-            G* norms = nullptr;
-            if (own.delayed != nullptr) {
-                b = moved(b, own.delayed->recomputed[i], sizes_);
-                if (own.delayed->norms != nullptr) {
-                    norms = reinterpret_cast<G*>(own.delayed->norms) +
-                            static_cast<std::int64_t>(i) * 4 * norm_stride(sizes_.C);
-                }
+            if (own.delayed == nullptr) {
+                layer.recompute(a.residual[i], a.layers[i], options_.recompute);
+                layer.backward(dresidual, a.residual[i], a.layers[i], nullptr, *gradients_, own.weights);
+                return;
             }
-            block.recompute(a.residual[i], b, options_.recompute);
-            const BlockGradients kept{a.residual[i + 1], b.fch, b.residual2, b.qkv, norms};
-            block.backward(dresidual, a.residual[i], b, own.delayed ? &kept : nullptr, gradients, own.weights);
+            const LayerActivations made = moved(a.layers[i], own.delayed->recomputed[i]);
+            const Layer::Delayed kept{a.residual[i + 1], own.delayed->norms.empty() ? nullptr : own.delayed->norms[i]};
+            layer.recompute(a.residual[i], made, options_.recompute);
+            layer.backward(dresidual, a.residual[i], made, &kept, *gradients_, own.weights);
         });
-        own.weights.then([this, &gradients, slot] { gradients_ready(gradients, slot); });
-        // What recompute overwrites no gradient may wait for. Else the last ones hide the next block's first
+        own.weights.then([this, slot] { gradients_ready(slot); });
+        // What recompute overwrites no gradient may wait for. Else the last ones hide the next layer's first
         // collective.
         if (own.delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
     }
     if (place.what.embedding) {
-        const int slot = slot_of(Param::wpe);
+        const int slot = slot_of(table().index("wpe.weight"));
         gradients_begin(slot);
-        embedding_->backward(dresidual, batch, gradients, own.weights);
-        gradients_ready(gradients, slot);
+        embedding_->backward(dresidual, batch, *gradients_, own.weights);
+        gradients_ready(slot);
     }
     if (own.delayed == nullptr) own.weights.drain();
 }

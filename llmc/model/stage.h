@@ -2,7 +2,7 @@
 // chunk of layers for one micro-batch. One device holds one chunk: everything.
 //
 //   residual(0)   = embedding(tokens)                    in the first chunk
-//   residual(l+1) = block l (residual(l))
+//   residual(l+1) = layer l (residual(l))
 //   loss          = head(residual(L), targets)           in the last chunk; in training with its backward
 // A list of actions says when each of them happens (llmc/parallel/schedule.h), and somebody carries it out
 // (llmc/parallel/pipeline.h). Any order is allowed in which forward of a chunk comes before its backward_input, that
@@ -19,15 +19,14 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "llmc/mesh/context_cut.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/batch.h"
-#include "llmc/model/block.h"
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
+#include "llmc/model/layer.h"
 #include "llmc/model/unit_hooks.h"
 #include "llmc/model/weights.h"
 
@@ -62,13 +61,6 @@ enum class Purpose : std::uint8_t {
     loss,       // the loss of every position
     logits,     // logits of some rows may be asked for
 };
-
-// Gradients of the type that a run keeps them in.
-#if defined(PRECISION_BF16)
-using AnyGradients = std::variant<Gradients<float>, Gradients<bf16>>;
-#else
-using AnyGradients = std::variant<Gradients<float>>;   // never narrower than what they are gradients of
-#endif
 
 class Stage {
 public:
@@ -171,7 +163,7 @@ public:
     Border& input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
-    // ---- looking at activations (stage_show.cu)
+    // ---- looking at activations
 
     // Of the forward passes from now on, who is shown each activation when all that makes it is queued: on the device,
     // as many values, of a unit of the table. It may wait for the stream. Empty: nobody.
@@ -194,7 +186,7 @@ public:
 private:
     struct ChunkPlace {
         Chunk what;
-        std::size_t first_block;
+        std::size_t first_layer;
     };
     // A chunk of a micro-batch, from its input to its last gradient.
     struct Flight {
@@ -206,9 +198,9 @@ private:
         WeightGradientQueue weights;
     };
 
-    int slot_of(Param kind, int layer = -1) const { return storage_->find(table().index(kind, layer))->slot; }
+    int slot_of(int param) const { return storage_->find(param)->slot; }
     void add_head_use(Uses& uses) const;
-    std::size_t blocks_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
+    std::size_t layers_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
     std::size_t residual_bytes() const { return sizeof(floatX) * static_cast<std::size_t>(border_elements()); }
     Flight& flight(int chunk_index, int micro_batch);
     Flight& begin_flight(int chunk_index, int micro_batch);
@@ -216,9 +208,6 @@ private:
     void take_input(int chunk_index, int micro_batch, Purpose purpose);
     void take_output_gradient(int chunk_index, int micro_batch);
     void land(int chunk_index, int micro_batch, bool activations_are_done);
-    void show_block(int layer, const BlockActivations& a, const floatX* out) const;
-    template <class G>
-    void backward(Gradients<G>& gradients, Flight& own, int chunk_index, const Batch& batch, float dloss);
     // Work that reads the parameters of the next entry of the pass.
     template <class Work>
     void use(Work&& work) const {
@@ -229,10 +218,10 @@ private:
     void gradients_begin(int slot) const {
         if (hooks_) hooks_->gradients_begin(slot);
     }
-    template <class G>
-    void gradients_ready(Gradients<G>& gradients, int slot) {
+    void backward(Flight& own, int chunk_index, const Batch& batch, float dloss);
+    void gradients_ready(int slot) {
         matmul_.add_bias_gradients(stream_);
-        gradients.unit_ready(slot);
+        std::visit([slot](auto& gradients) { gradients.unit_ready(slot); }, *gradients_);
         if (hooks_) hooks_->gradients_ready(slot);
     }
 
@@ -254,8 +243,8 @@ private:
     std::optional<Workspace> workspace_;
     std::optional<StageTools> tools_;
     std::optional<Embedding> embedding_;
-    std::vector<Block> blocks_;
-    std::vector<int> block_slots_;   // in the storage's units
+    std::vector<Layer> layers_;
+    std::vector<int> layer_slots_;   // in the storage's units
     std::optional<Head> head_;
     std::vector<ChunkPlace> chunks_;
     std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch

@@ -60,7 +60,7 @@ std::vector<T> transposed(std::span<const T> values, std::int64_t rows, std::int
     return result;
 }
 
-// The table's indices in the order of llm.c's model files.
+// The table's indices in the order of llm.c's model files: embedding, each tensor of layers stacked over them, head.
 std::vector<int> llmc_order(const ParamTable& table);
 
 // Writes an llm.c model file (type fp32 or bf16, rounded to nearest) of the tensors that `read` gives by table index.

@@ -130,7 +130,7 @@ public:
         const Place& place = places_.at(param.name);
         std::vector<float> values = place.file->read_as<float>(*place.entry);
         if (param.hf_transposed) {
-            values = transposed<float>(values, param.tensor.cols, param.exported_rows, 0, param.exported_rows);
+            values = transposed<float>(values, param.tensor.cols, param.exported_rows(), 0, param.exported_rows());
         }
         values.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
         return values;

@@ -29,12 +29,12 @@ std::uint16_t narrow(float value) {
     throw Error(ErrorKind::bad_data, text(path, ": byte ", index * 4, ": ", what), hint);
 }
 
-// Bytes before a parameter: kinds follow each other, each stacked over the layers.
+// Bytes before a parameter.
 std::uint64_t offset_of(const ParamTable& table, const ParamInfo& param, std::uint64_t element_bytes) {
     std::int64_t elements = 0;
-    for (const ParamInfo& other : table.all()) {
-        const bool before = other.kind < param.kind || (other.kind == param.kind && other.layer < param.layer);
-        if (before) elements += other.tensor.elements();
+    for (const int i : llmc_order(table)) {
+        if (table[i].name == param.name) break;
+        elements += table[i].tensor.elements();
     }
     return header_bytes + static_cast<std::uint64_t>(elements) * element_bytes;
 }
@@ -137,12 +137,14 @@ std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std
 
 std::vector<int> llmc_order(const ParamTable& table) {
     ENSURE(table.config().tied, "llm.c's files have no classifier of its own");
-    std::vector<int> order;
-    for (int kind = 0; kind < llmc_param_kinds; kind++) {
-        for (int i = 0; i < table.size(); i++) {   // in this order, a kind's layers ascend
-            if (table[i].kind == static_cast<Param>(kind)) order.push_back(i);
+    std::vector<int> order = table.unit_params(table.embedding_unit());
+    const std::vector<int> first = table.unit_params(table.layer_unit(0));   // layers have as many, one after another
+    for (const int param : first) {
+        for (int layer = 0; layer < table.config().layers; layer++) {
+            order.push_back(param + layer * static_cast<int>(first.size()));
         }
     }
+    for (const int i : table.unit_params(table.head_unit())) order.push_back(i);
     return order;
 }
 

@@ -47,8 +47,8 @@ void write_hugging_face(const std::string& folder, const ParamTable& table, cons
                         bool copies_classifier = true) {
     std::vector<TensorEntry> entries;
     for (const ParamInfo& param : table.all()) {
-        TensorEntry entry{prefix + param.name, type, {param.exported_rows}, 0};
-        if (param.is_matrix) entry.shape.push_back(param.tensor.cols);
+        TensorEntry entry{prefix + param.name, type, {param.exported_rows()}, 0};
+        if (param.is_matrix()) entry.shape.push_back(param.tensor.cols);
         if (param.hf_transposed) std::swap(entry.shape[0], entry.shape[1]);
         entries.push_back(entry);
     }
@@ -56,7 +56,7 @@ void write_hugging_face(const std::string& folder, const ParamTable& table, cons
     SafetensorsWriter writer(real_files().create(folder + "/model.safetensors"), entries, {{"format", "pt"}});
     for (int i = 0; i < table.size(); i++) {
         const std::vector<float> ours = values_of(table, i);
-        const auto rows = static_cast<std::size_t>(table[i].exported_rows),
+        const auto rows = static_cast<std::size_t>(table[i].exported_rows()),
                    cols = static_cast<std::size_t>(table[i].tensor.cols);
         for (std::size_t k = 0; k < rows * cols; k++) {
             const float value = table[i].hf_transposed ? ours[k % rows * cols + k / rows] : ours[k];
@@ -120,9 +120,9 @@ TEST_CASE("weight_source: the layout of an llm.c file is the documented one") {
         std::memcpy(&value, bytes.data() + at, 4);
         return value;
     };
-    CHECK(first_value(ln1w) == static_cast<float>(table.index(Param::ln1w, 0)));
-    CHECK(first_value(ln1w + 4 * 16) == static_cast<float>(table.index(Param::ln1w, 1)));
-    CHECK(first_value(ln1w + 4 * 32) == static_cast<float>(table.index(Param::ln1b, 0)));
+    CHECK(first_value(ln1w) == static_cast<float>(table.index("ln_1.weight", 0)));
+    CHECK(first_value(ln1w + 4 * 16) == static_cast<float>(table.index("ln_1.weight", 1)));
+    CHECK(first_value(ln1w + 4 * 32) == static_cast<float>(table.index("ln_1.bias", 0)));
 }
 
 TEST_CASE("weight_source: damaged llm.c files are refused or hold a model, 2,000 mutants") {

@@ -22,9 +22,10 @@ ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaSt
     : cut_{world.mesh().cp, ulysses, world.at().cp},
       arena_(arena),
       stream_(stream),
+      lent_(lent),
       ring_group_(group_of(world, "cp ring", cut_.ring_members())),
       ulysses_group_(group_of(world, "cp ulysses", cut_.ulysses_members())) {
-    if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream, lent);
+    if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream);
     if (ulysses_group_ != nullptr) ulysses_.emplace(*ulysses_group_, arena, stream);
 }
 
@@ -32,7 +33,7 @@ void ContextParallel::set_sizes(const RankSizes& sizes) {
     ENSURE(sizes.ulysses == cut_.ulysses && sizes.NH % cut_.ulysses == 0, sizes.NH, " heads over groups of ",
            cut_.ulysses, " ranks; the stage has groups of ", sizes.ulysses);
     sizes_ = sizes;
-    if (ring_) ring_->reserve(sizes.attention());
+    if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_bytes(sizes) : std::vector<std::size_t>{});
     if (ulysses_) ulysses_->reserve(exchange(3));
     const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
     if (positions.size() > positions_.size()) {
@@ -61,11 +62,11 @@ void ContextParallel::attend(const AttentionChoice<floatX>& attention, const Att
 
 void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
                                       const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
-                                      const SpentActivations& spent, WeightGradientQueue& queue, cudaStream_t stream) {
+                                      const LentMemory& lent, WeightGradientQueue& queue, cudaStream_t stream) {
     ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
     if (ulysses_) ulysses_->to_heads(dout, dout, exchange(1));
     if (ring_) {
-        ring_->backward(attention, arguments, spent, queue);
+        ring_->backward(attention, arguments, lent, queue);
     } else {
         attention.backward(arguments, stream);
     }

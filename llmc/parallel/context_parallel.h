@@ -16,7 +16,7 @@
 class ContextParallel : public CutPoints {
 public:
     // Makes the communicators of rings and groups: collective over the world.
-    // `lent`: backward is given spent activations, because gradients of weights are not delayed.
+    // `lent`: backward is given memory that gradients may travel in.
     ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent = false);
 
     void set_sizes(const RankSizes& sizes) override;
@@ -30,7 +30,7 @@ public:
         return din;
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, const SpentActivations& spent, WeightGradientQueue& queue,
+                         floatX* dqkv, floatX* dout, const LentMemory& lent, WeightGradientQueue& queue,
                          cudaStream_t stream) override;
     std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
                                       const AttentionForward<floatX>& arguments) override {
@@ -48,6 +48,7 @@ private:
     ContextCut cut_;
     Arena& arena_;
     cudaStream_t stream_;
+    bool lent_;
     Communicator *ring_group_, *ulysses_group_;
     std::optional<Ring> ring_;
     std::optional<Ulysses> ulysses_;

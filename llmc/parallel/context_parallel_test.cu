@@ -48,7 +48,7 @@ public:
           arena_(arena),
           stream_(stream),
           positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
-        sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.HS, 0, 0, 0, 0, 1, c.ulysses};
+        sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
         if (c.cp > 1) context_.emplace(world, c.ulysses, arena, stream);
         if (context_) context_->set_sizes(sizes_);
         attention_.emplace(c.attention, sizes_.attention(), arena, AttentionUse{c.ulysses < c.cp});

@@ -25,9 +25,9 @@ public:
         context_.attend(attention, arguments, qkv, out, stream);
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, const SpentActivations& spent, WeightGradientQueue& queue,
+                         floatX* dqkv, floatX* dout, const LentMemory& lent, WeightGradientQueue& queue,
                          cudaStream_t stream) override {
-        context_.attend_backward(attention, arguments, dqkv, dout, spent, queue, stream);
+        context_.attend_backward(attention, arguments, dqkv, dout, lent, queue, stream);
     }
     std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
                                       const AttentionForward<floatX>& arguments) override {

@@ -1,5 +1,6 @@
 #include "llmc/parallel/ring.h"
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -53,13 +54,13 @@ std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit) {
         1e3 * times.hop_s, 1e3 * times.block_s, static_cast<long long>(std::ceil(hidden / unit)) * unit);
 }
 
-Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute, bool lent)
-    : group_(group), arena_(arena), compute_(compute), lent_(lent) {}
+Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute) : group_(group), arena_(arena), compute_(compute) {}
 
-void Ring::reserve(const AttentionShape& own) {
+void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& lent) {
     const std::size_t n = elements(own), rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
                                                 static_cast<std::size_t>(own.Tq);
     if (n <= block_.size()) return;
+    lent_ = lent.size() >= 2 && std::min(lent[0], lent[1]) >= 2 * n * sizeof(float);
     for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", 2 * n);
     for (auto& buffer : key_gradients_) {
         if (!lent_) buffer = arena_.allocate<float>("context/dkeys and dvalues", 2 * n);
@@ -159,18 +160,19 @@ RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionFor
 // ---------------------------------------------------------------------------------------------------------------------
 
 void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                    const SpentActivations& spent, WeightGradientQueue& queue) {
-    ENSURE(!lent_ || (spent.fch != nullptr && spent.fch_gelu != nullptr), "a ring that is lent no memory");
+                    const LentMemory& lent, WeightGradientQueue& queue) {
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq, N = group_.size();
     const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
     const std::size_t travelling_elements = 2 * elements(shape);
     const HeadsView<float> dq = accumulator(own.dq, sum_, shape), dk = accumulator(own.dk, key_sum_, shape),
                            dv = accumulator(own.dv, value_sum_, shape);
-    // (R, F) has room for keys' and values' gradients in fp32, (R, 2, NH HS): F is 4 NH HS
     auto gradients_at = [&](int step) {
-        if (!lent_) return key_gradients_[static_cast<std::size_t>(step) % 2].data();
-        return reinterpret_cast<float*>(step % 2 == 0 ? spent.fch : spent.fch_gelu);
+        const std::size_t turn = static_cast<std::size_t>(step) % 2;
+        if (!lent_) return key_gradients_[turn].data();
+        ENSURE(lent.size() >= 2 && lent[turn].size() >= sizeof(float) * travelling_elements, "a ring is lent ",
+               lent.size(), " pieces of memory, and needs two of ", sizeof(float) * travelling_elements, " bytes");
+        return reinterpret_cast<float*>(lent[turn].data());
     };
     copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
     copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);

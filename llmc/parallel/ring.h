@@ -14,11 +14,12 @@
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. What a rank sends per call, s elements of one of q, k, v: forward 2(N-1)s; backward as much again, and
-// 2(N-1)s in fp32. Gradients travel in memory that the layer's MLP lends, unless delayed gradients of weights read it.
+// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has room.
 #pragma once
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
@@ -35,17 +36,18 @@ std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit);
 
 class Ring {
 public:
-    // `group`: the ranks of the ring, in its order. `lent`: backward is given memory to travel in (SpentActivations).
-    Ring(Communicator& group, Arena& arena, cudaStream_t compute, bool lent = false);
+    // `group`: the ranks of the ring, in its order.
+    Ring(Communicator& group, Arena& arena, cudaStream_t compute);
 
-    // Takes memory for calls of at most this shape. Nothing may be under way.
-    void reserve(const AttentionShape& own);
+    // Takes memory for calls of at most this shape. Nothing may be under way. `lent`: bytes of the memory that backward
+    // will be given; gradients of keys and values travel in the first two pieces where they have room.
+    void reserve(const AttentionShape& own, const std::vector<std::size_t>& lent = {});
 
     // The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first chunk and second.
     void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
     // `queue`: gradients of weights that wait to hide the last hop.
     void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                  const SpentActivations& spent, WeightGradientQueue& queue);
+                  const LentMemory& lent, WeightGradientQueue& queue);
     // One step of forward, to be measured. The shape is as above.
     RingStep step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
 
@@ -62,7 +64,7 @@ private:
     Communicator& group_;
     Arena& arena_;
     cudaStream_t compute_;
-    bool lent_;
+    bool lent_ = false;
     OwnedStream traffic_{StreamPriority::greatest};
     // (B, T, 2, NH, HS): keys and values, or their gradients, in turns of steps
     std::array<DeviceBuffer<floatX>, 2> keys_;

@@ -15,8 +15,8 @@
 // all-reduce 2fRC. A layer makes 4 gathers or scatters forward and 6 backward (two gather what entered columns again,
 // so that it need not be kept), 3 more under block recompute, 2 more where gradients of weights are delayed (outputs'
 // gradients are gathered again); the embedding 1 + 1, the head 1 + 1. Without sequence parallelism a layer makes 2
-// all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward and the head 1 backward. The
-// loss 6f x 4 bytes a row.
+// all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward and the head 1 backward.
+// The loss 6f x 4 bytes a row.
 //
 // Overlap: traffic is on a stream of its own. In a layer's backward it hides behind matmuls, but for the first gather
 // of the last layer; the head's and the embedding's exchanges do not. What enters again hides behind the gradient of

@@ -504,8 +504,8 @@ TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the
                 const ModelState<floatX>& state = rank.state.tensors().parameters;
                 const ParamTable& table = state.storage().table();
                 const bool first_stage_only = flip.c.mesh.pp > 1;
-                char* const at =
-                    reinterpret_cast<char*>(first_stage_only ? state.tensor(Param::wte) : state.tensor(Param::ln1w, 1));
+                char* const at = reinterpret_cast<char*>(first_stage_only ? state.tensor("wte.weight")
+                                                                          : state.tensor("ln_1.weight", 1));
                 me.require(at != nullptr && table.size() > 0, "it holds no such tensor");
                 char byte = 0;
                 CUDA_CHECK(cudaMemcpyAsync(&byte, at, 1, cudaMemcpyDeviceToHost, me.stream));

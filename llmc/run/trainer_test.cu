@@ -355,7 +355,7 @@ TEST_CASE("trainer: of values that are not finite the first tensor is named, whi
                    run.model.gradients());
     }
     // in the midst of a run: a weight, of which all gradients before its layer are made
-    const int middle = run.model.table().index(Param::fcw, 1);
+    const int middle = run.model.table().index("mlp.c_fc.weight", 1);
     plant(run.model.parameters().tensor(middle), static_cast<floatX>(static_cast<float>(INFINITY)));
     const auto before = run.weights();
     const std::string said = run.output / "said";
@@ -371,25 +371,25 @@ TEST_CASE("trainer: of values that are not finite the first tensor is named, whi
 
 TEST_CASE("trainer: a value that is first not finite in the forward pass is named, and nothing is updated") {
     struct Planted {
-        Param param;
+        const char* param;
         int layer;
         float value;            // finite, of all elements
         const char* expected;   // what it makes overflow
     };
     const float most = 3.3e38f;
     for (const auto& [param, layer, value, expected] : {
-             Planted{Param::wpe, -1, most, "encoded ("},
-             {Param::ln1w, 1, most, "ln1 of layer 1 ("},
-             {Param::qkvw, 1, most, "qkv of layer 1 ("},
-             {Param::qkvb, 1, 1e30f, "atty of layer 1 ("},   // scores
-             {Param::attprojw, 0, most, "residual2 of layer 0 ("},
-             {Param::ln2w, 1, most, "ln2 of layer 1 ("},
-             {Param::fcw, 1, most, "fch of layer 1 ("},
-             {Param::fcprojw, 1, most, "residual3 of layer 1 ("},
-             {Param::lnfw, -1, most, "lnf ("},
+             Planted{"wpe.weight", -1, most, "encoded ("},
+             {"ln_1.weight", 1, most, "ln1 of layer 1 ("},
+             {"attn.c_attn.weight", 1, most, "qkv of layer 1 ("},
+             {"attn.c_attn.bias", 1, 1e30f, "atty of layer 1 ("},   // scores
+             {"attn.c_proj.weight", 0, most, "residual2 of layer 0 ("},
+             {"ln_2.weight", 1, most, "ln2 of layer 1 ("},
+             {"mlp.c_fc.weight", 1, most, "fch of layer 1 ("},
+             {"mlp.c_proj.weight", 1, most, "residual3 of layer 1 ("},
+             {"ln_f.weight", -1, most, "lnf ("},
          }) {
         TestRun run;
-        auto fill = [&](Param kind, int of_layer, float with) {
+        auto fill = [&](const char* kind, int of_layer, float with) {
             const int index = run.model.table().index(kind, of_layer);
             const std::vector<floatX> values(download_tensor(run.model.parameters(), index, run.stream.get()).size(),
                                              static_cast<floatX>(with));
@@ -398,7 +398,7 @@ TEST_CASE("trainer: a value that is first not finite in the forward pass is name
             wait_for(run.stream.get());
         };
         fill(param, layer, value);
-        if (param == Param::wpe) fill(Param::wte, -1, value);
+        if (std::string(param) == "wpe.weight") fill("wte.weight", -1, value);
         INFO(expected);
         const auto before = run.weights();
         const std::string said = run.output / "said";

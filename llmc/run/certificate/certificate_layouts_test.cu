@@ -242,7 +242,7 @@ TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, ov
             expect("border", sends->traffic().total(), m * R / 2 * C * b);
 
             const ParamStorage& storage = stage.storage();
-            const TensorPlace& wte = *storage.find(storage.table().index(Param::wte));
+            const TensorPlace& wte = *storage.find(storage.table().index("wte.weight"));
             expect("tied", links.tied->traffic().total(),
                    static_cast<double>(storage.padded_elements(wte, StateKind::optimizer)) * sizeof(float));
             const ZeroTraffic formula = zero_traffic(storage, 2, b, sizeof(float));
@@ -325,8 +325,8 @@ void twice(const CommCall& call) {
     }
 }
 
-// What the certificate finds wrong on rank 0 with a run whose traffic of one kind is damaged on all ranks alike; nothing
-// where it was passed over (on_ranks.h).
+// What the certificate finds wrong on rank 0 with a run whose traffic of one kind is damaged on all ranks alike;
+// nothing where it was passed over (on_ranks.h).
 std::optional<std::string> damaged(const Layout& layout, Damage damage, const Site& site, const Result& expected) {
     std::string story;
     std::atomic<int> hits = 0;

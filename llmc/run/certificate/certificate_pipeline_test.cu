@@ -144,7 +144,7 @@ TEST_CASE("certificate: what a pipeline sends is a border for each micro-batch a
             expect(links.input, 0);
             expect(links.output_gradient, 0);
             const ParamStorage& storage = rank.stage().storage();
-            const TensorPlace* wte = storage.find(storage.table().index(Param::wte));
+            const TensorPlace* wte = storage.find(storage.table().index("wte.weight"));
             me.require((wte != nullptr) == (links.tied != nullptr), "who has the tied tensor");
             if (wte != nullptr) {
                 const double shard =

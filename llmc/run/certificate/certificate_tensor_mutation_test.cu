@@ -55,7 +55,8 @@ public:
         if (at < 0 || stage->storage().place().at.tp == 0)
             return TensorParallel::leave_rows(out, to, rows, work, stream);
         const int channels = stage->sizes().C;
-        const floatX* const bias = stage->parameters().tensor(at % 2 == 0 ? Param::attprojb : Param::fcprojb, at / 2);
+        const floatX* const bias =
+            stage->parameters().tensor(at % 2 == 0 ? "attn.c_proj.bias" : "mlp.c_proj.bias", at / 2);
         auto with_bias = [&](Rows part) {
             work(part);
             const Launch where{dim3(static_cast<unsigned>(part.count)), dim3(32), 0, stream};
@@ -127,7 +128,7 @@ TEST_CASE("certificate: q, k and v that are cut one behind the other instead of 
             const ModelState<floatX>& parameters = rank.stage().parameters();
             const ShardPlace& place = rank.stage().storage().place();
             for (int layer = 0; layer < 3; layer++) {
-                for (const Param kind : {Param::qkvw, Param::qkvb}) {
+                for (const char* kind : {"attn.c_attn.weight", "attn.c_attn.bias"}) {
                     const int param = parameters.index(kind, layer);
                     TensorSpec tensor = rank.stage().table()[param].tensor;
                     if (!by_heads) tensor.blocks = {};

@@ -239,7 +239,7 @@ TEST_CASE("trainer: --check-replicas K ends the run within K steps of a bit that
                 // in the exponent of a moment, from 0 to 2: parameters would get their masters' values
                 if (me.rank() == 1) {
                     const float flipped = 2;
-                    CUDA_CHECK(cudaMemcpyAsync(step.optimizer().state("m").tensor(Param::ln1w, 1), &flipped, sizeof flipped,
+                    CUDA_CHECK(cudaMemcpyAsync(step.optimizer().state("m").tensor("ln_1.weight", 1), &flipped, sizeof flipped,
                                                cudaMemcpyHostToDevice, me.stream));
                     wait_for(me.stream);
                 }

@@ -1,0 +1,104 @@
+#include "llmc/model/layer.h"
+
+Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer) : tools_(tools) {
+    std::size_t first = 0;
+    for (const SublayerKind kind : tools.sizes.model.sublayers()) {
+        if (!first_.empty()) first++;   // the residual stream between
+        first_.push_back(first);
+        sublayers_.push_back(type_of(kind).make({tools, parameters, layer, first}));
+        first += type_of(kind).kept(tools.sizes).size();
+    }
+}
+
+// The residual stream before sublayer i > 0.
+floatX* Layer::between(std::size_t i, const LayerActivations& a) const {
+    return reinterpret_cast<floatX*>(a[first_[i] - 1]);
+}
+const floatX* Layer::input(std::size_t i, const floatX* in, const LayerActivations& a) const {
+    return i == 0 ? in : between(i, a);
+}
+
+Sublayer::Next Layer::next_of(std::size_t i, const LayerActivations& a) const {
+    return {sublayers_[i]->norm(), sublayers_[i]->normed(a)};
+}
+Sublayer::Next Layer::first(const LayerActivations& a) const { return next_of(0, a); }
+
+// All but the sum that is the layer's output.
+void Layer::forward_inside(const floatX* in, const LayerActivations& a) const {
+    sublayers_[0]->norm().forward(sublayers_[0]->normed(a), in);
+    for (std::size_t i = 0; i < sublayers_.size(); i++) {
+        sublayers_[i]->inside(a);
+        if (i + 1 == sublayers_.size()) return;
+        const Sublayer::Next next = next_of(i + 1, a);
+        sublayers_[i]->join(between(i + 1, a), input(i, in, a), a, &next);
+    }
+}
+
+void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
+    forward_inside(in, a);
+    sublayers_.back()->join(out, input(sublayers_.size() - 1, in, a), a, nullptr);
+}
+
+void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
+    if (level == Recompute::block) return forward_inside(in, a);
+    for (std::size_t i = 0; i < sublayers_.size(); i++) sublayers_[i]->recompute(input(i, in, a), a, level);
+}
+
+void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
+                     AnyGradients& gradients, WeightGradientQueue& queue) const {
+    const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
+    LentMemory lent;
+    const std::size_t n = sublayers_.size();
+    const std::int64_t aside_bytes =
+        2 * norm_stride(tools_.sizes.C) *
+        std::visit([]<class G>(Gradients<G>&) { return std::int64_t{sizeof(G)}; }, gradients);
+    for (std::size_t i = n; i-- > 0;) {
+        floatX* const output = delayed == nullptr ? nullptr : i + 1 < n ? between(i + 1, a) : delayed->out;
+        sublayers_[i]->backward({.dresidual = dresidual,
+                                 .in = input(i, in, a),
+                                 .a = a,
+                                 .kept_dout = output,
+                                 .norm_aside = delayed && delayed->norms
+                                                   ? delayed->norms + static_cast<std::int64_t>(i) * aside_bytes
+                                                   : nullptr,
+                                 .lent = lent,
+                                 .gradients = gradients,
+                                 .queue = queue});
+        if (delayed) continue;
+        const std::size_t end = i + 1 < n ? first_[i + 1] - 1 : kept.size();
+        for (std::size_t k = first_[i]; k < end; k++) {
+            if (kept[k].lent) lent.push_back({a[k], static_cast<std::size_t>(kept[k].bytes())});
+        }
+    }
+}
+
+void Layer::cached(floatX* residual, const std::vector<floatX*>& caches, const CachedStep& step,
+                   const Sublayer::Next& next) const {
+    for (std::size_t i = 0; i < sublayers_.size(); i++) {
+        const floatX* const added = sublayers_[i]->cached({step.a, caches[i], step.position, step.rows});
+        const Sublayer::Next to = i + 1 < sublayers_.size() ? next_of(i + 1, step.a) : next;
+        to.norm.add_forward(residual, {to.to.out}, residual, added, step.rows);
+    }
+}
+
+std::vector<std::int64_t> Layer::cache_elements() const {
+    std::vector<std::int64_t> elements;
+    for (const auto& sublayer : sublayers_) elements.push_back(sublayer->cache_elements());
+    return elements;
+}
+
+void Layer::show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const LayerActivations& a,
+                 const floatX* out) const {
+    const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
+    for (std::size_t i = 0; i < kept.size(); i++) {
+        if (!kept[i].statistic) show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);
+    }
+    show("residual3", out, std::int64_t{tools_.sizes.residual_rows()} * tools_.sizes.C);
+}
+
+const Attention& Layer::attention() const {
+    for (const auto& sublayer : sublayers_) {
+        if (const auto* found = dynamic_cast<const Attention*>(sublayer.get())) return *found;
+    }
+    ENSURE(false, "a layer without attention");
+}

@@ -1,0 +1,78 @@
+#include "llmc/model/norm.h"
+
+#include "llmc/kernels/rows/residual.cuh"
+
+Norm::Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer)
+    : tools_(tools),
+      weight_index_(parameters.index(name + ".weight", layer)),
+      bias_index_(parameters.index(name + ".bias", layer)),
+      weight_(parameters.tensor(weight_index_)),
+      bias_(parameters.tensor(bias_index_)) {}
+
+// Norms see this rank's rows of the residual region, so under sequence parallelism their gradients are partial sums.
+std::vector<ParamRow> Norm::parameters(const std::string& name, const ModelConfig& config) {
+    const TensorSpec vector{.rows = config.channels, .partial = {Axis::tp}};
+    return {{.name = name + ".weight", .tensor = vector, .init = Init::ones},
+            {.name = name + ".bias", .tensor = vector}};
+}
+
+void Norm::forward(const Output& to, const floatX* in, int rows) const {
+    layernorm_forward(LayerNormForward<floatX>{.out = to.out,
+                                               .mean = to.mean,
+                                               .rstd = to.rstd,
+                                               .in = in,
+                                               .weight = weight_,
+                                               .bias = bias_,
+                                               .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
+                                               .C = tools_.sizes.C},
+                      tools_.stream);
+}
+
+void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, const floatX* added, int rows) const {
+    residual_layernorm_forward(ResidualLayerNormForward<floatX>{.residual = residual,
+                                                                .out = to.out,
+                                                                .mean = to.mean,
+                                                                .rstd = to.rstd,
+                                                                .a = in,
+                                                                .b = added,
+                                                                .weight = weight_,
+                                                                .bias = bias_,
+                                                                .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
+                                                                .C = tools_.sizes.C},
+                               tools_.stream);
+}
+
+void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGradientQueue& queue) const {
+    std::visit(
+        [&]<class G>(Gradients<G>& gradients) {
+            using Target = typename Gradients<G>::Target;
+            const int C = tools_.sizes.C;
+            G* const aside = static_cast<G*>(args.aside);
+            const Target dweight = aside ? Target{aside, false} : gradients.next(weight_index_);
+            const Target dbias = aside ? Target{aside + norm_stride(C), false} : gradients.next(bias_index_);
+            layernorm_backward(LayerNormBackward<floatX, G>{.din = args.din,
+                                                            .dweight = dweight.data,
+                                                            .dbias = dbias.data,
+                                                            .scratch = tools_.workspace.norm_sums.data(),
+                                                            .dout = args.dout,
+                                                            .in = args.in,
+                                                            .weight = weight_,
+                                                            .mean = args.kept.mean,
+                                                            .rstd = args.kept.rstd,
+                                                            .rows = tools_.sizes.residual_rows(),
+                                                            .C = C,
+                                                            .accumulate_input = args.add_to_din,
+                                                            .accumulate_parameters = dweight.accumulate},
+                               tools_.stream);
+            if (aside == nullptr) return;
+            queue.add([this, &gradients, dweight, dbias, C] {
+                for (const auto& [index, from] : {std::pair{weight_index_, dweight.data}, {bias_index_, dbias.data}}) {
+                    const Target to = gradients.next(index);
+                    ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
+                    const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);
+                    CUDA_CHECK(cudaMemcpyAsync(to.data, from, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
+                }
+            });
+        },
+        any_gradients);
+}

@@ -1,0 +1,46 @@
+// The norm before a sublayer or the classifier, on this rank's rows of the residual region.
+//
+// Layer normalisation: Ba et al., "Layer normalization", 2016; kernels in llmc/kernels/rows/layernorm.cuh.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/model/cut_points.h"
+
+class Norm {
+public:
+    // What it makes, and keeps for its backward: (rows, C), and statistics of each row, or null without backward.
+    struct Output {
+        floatX* out;
+        float *mean = nullptr, *rstd = nullptr;
+    };
+
+    // Its parameters are "<name>.weight" and "<name>.bias", of a layer or, with -1, outside the layers.
+    Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer = -1);
+    static std::vector<ParamRow> parameters(const std::string& name, const ModelConfig& config);
+
+    // to.out = norm(in), of this rank's residual rows unless `rows` says how many.
+    void forward(const Output& to, const floatX* in, int rows = -1) const;
+    // The same of residual = in + added, which is written too.
+    void add_forward(floatX* residual, const Output& to, const floatX* in, const floatX* added, int rows = -1) const;
+
+    // din = the gradient of `in`, or added to it, from that of the output. Gradients of parameters go to their place,
+    // unless `aside` (2, norm_stride, of the gradients' type) is given: then they wait there for the queue.
+    struct Backward {
+        floatX* din;
+        const floatX *dout, *in;
+        Output kept;
+        bool add_to_din;
+        void* aside = nullptr;
+    };
+    void backward(const Backward& args, AnyGradients& gradients, WeightGradientQueue& queue) const;
+
+private:
+    const StageTools& tools_;
+    int weight_index_, bias_index_;
+    const floatX *weight_, *bias_;
+};
+
+// Elements from one vector of gradients that wait aside to the next: vector accesses stay aligned.
+constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }

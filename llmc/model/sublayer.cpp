@@ -1,0 +1,11 @@
+#include "llmc/model/sublayer.h"
+
+#include "llmc/model/sublayers/attention.h"
+#include "llmc/model/sublayers/mlp.h"
+
+const SublayerType& type_of(SublayerKind kind) {
+    static constexpr SublayerType attention = {Attention::parameters, Attention::kept, Attention::scratch,
+                                               make_sublayer<Attention>};
+    static constexpr SublayerType mlp = {Mlp::parameters, Mlp::kept, Mlp::scratch, make_sublayer<Mlp>};
+    return kind == SublayerKind::attention ? attention : mlp;
+}

@@ -1,0 +1,35 @@
+// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix.
+// Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section 2.3.
+#pragma once
+
+#include "llmc/model/sublayers/branch.h"
+
+class Attention : public Branch {
+public:
+    static std::vector<ParamRow> parameters(const ModelConfig& config);
+    static std::vector<KeptTensor> kept(const RankSizes& sizes);
+    static std::vector<ScratchTensor> scratch(const RankSizes& sizes);
+    explicit Attention(const SublayerPlace& place);
+
+    // The call on these activations, for whoever prepares or measures it. Backward goes from the gradient of its
+    // output, in rows_c of the workspace, to that of q, k and v, in its scratch.
+    AttentionForward<floatX> forward_arguments(const LayerActivations& a) const;
+    AttentionBackward<floatX> backward_arguments(const LayerActivations& a) const;
+    // Fills what the calls read with values drawn from a normal distribution.
+    void fill_randomly(const LayerActivations& a) const;
+
+    std::int64_t cache_elements() const override { return in().out_channels(); }
+
+private:
+    enum Kept : std::size_t { kQkv = kIn, kAtty = kOwn, kLse, kAttended };
+
+    void enter(const floatX* normed, Rows rows, const LayerActivations& a) const override;
+    void mix(const LayerActivations& a) const override;
+    floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
+    void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
+    void cached_inside(const CachedStep& step) const override;
+    // The output with the tokens and heads that attention has here: atty, unless ranks exchange heads for tokens.
+    floatX* attended(const LayerActivations& a) const { return at(a, tools().sizes.ulysses > 1 ? kAttended : kAtty); }
+
+    float* delta_;   // scratch: (B, NH, T)
+};

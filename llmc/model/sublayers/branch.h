@@ -1,0 +1,56 @@
+// A sublayer of two linear layers: norm, `in` (cut by rows), something inside, `out` (cut by columns). Attention and
+// MLP are such, and say only what is inside. The cut points between (cut_points.h) are here.
+#pragma once
+
+#include "llmc/model/sublayer.h"
+
+class Branch : public Sublayer {
+public:
+    Norm::Output normed(const LayerActivations& a) const override;
+    void inside(const LayerActivations& a) const override;
+    void join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const override;
+    void recompute(const floatX* in, const LayerActivations& a, Recompute level) const override;
+    void backward(const SublayerBackward& args) const override;
+    const floatX* cached(const CachedStep& step) const override;
+
+protected:
+    // The first kept tensors of every branch. Its own follow.
+    enum Kept : std::size_t { kNormed, kMean, kRstd, kIn, kOwn };
+    static std::vector<KeptTensor> kept(const char* norm, const char* mean, const char* rstd, const KeptTensor& in,
+                                        const RankSizes& sizes);
+
+    // Names as in the parameter table: "ln_1", "attn.c_attn", "attn.c_proj".
+    Branch(const SublayerPlace& place, const char* norm, const char* in, const char* out, floatX* din);
+
+    // The first linear layer on some rows that have entered, and what is made of it row by row, into activations.
+    virtual void enter(const floatX* normed, Rows rows, const LayerActivations& a) const = 0;
+    // What is made of all rows.
+    virtual void mix(const LayerActivations&) const {}
+    virtual floatX* out_input(const LayerActivations& a) const = 0;   // what is projected back
+    // The gradient of the first linear layer's output, into din(), from that of the branch's.
+    virtual void inside_backward(const floatX* dout, const SublayerBackward& args) const = 0;
+    virtual void recompute_inside(const LayerActivations&, Recompute) const {}
+    // From the cached step's normed rows to out_input.
+    virtual void cached_inside(const CachedStep& step) const = 0;
+
+    const StageTools& tools() const { return tools_; }
+    const Linear& in() const { return in_; }
+    const Linear& out() const { return out_; }
+    floatX* din() const { return din_; }
+    template <class T = floatX>
+    T* at(const LayerActivations& a, std::size_t which) const {
+        return reinterpret_cast<T*>(a[first_ + which]);
+    }
+
+private:
+    const StageTools& tools_;
+    std::size_t first_;
+    Linear in_, out_;
+    floatX* din_;   // scratch: (R, channels of `in`)
+};
+
+// Row `rows.first` of a tensor.
+template <class T>
+T* at_row(T* tensor, Rows rows, int channels) {
+    return tensor + std::int64_t{rows.first} * channels;
+}
