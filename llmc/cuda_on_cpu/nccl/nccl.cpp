@@ -165,7 +165,8 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     for (const CollectiveCall& call : calls) {
         for (const Access& access : accesses(call)) operation.accesses.push_back(access);
     }
-    operation.touches = Touches::declared;
+    // it touches more than it declares: its step also takes in what peers have sent to others that wait on this rank
+    operation.touches = Touches::anything;
     operation.work.exchanges = conversation->exchanges();
     operation.step = [conversation] { return conversation->step(); };
     operation.waiting = [conversation] { return conversation->waiting(); };
