@@ -290,16 +290,12 @@ std::string RunCheck::time_steps() {
     RunParts model(of_stage, model_.config, world_, arena, stream_.get());
     start_weights(model.stage, model_.weights.get(), options_.seed);
     Step& step = model.step.emplace(model.stage, options_, arena, groups);
-    const RunInputs inputs{"",
-                           {},
-                           nullptr,
-                           model_.config,
-                           nullptr,
-                           checkpoint_,
-                           std::move(val_tokens_),
-                           std::move(*train_tokens_),
-                           max_steps_,
-                           data_};
+    const RunInputs inputs{.config = model_.config,
+                           .checkpoint = checkpoint_,
+                           .val_tokens = std::move(val_tokens_),
+                           .train_tokens = std::move(*train_tokens_),
+                           .max_steps = max_steps_,
+                           .data = data_};
     const std::optional<RunState> state = resume(inputs, asked_.recorded, options_, step, log_);
     const std::string about =
         settle_attention(model.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);

@@ -11,6 +11,7 @@
 #include "llmc/run/evaluation/validation.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
+#include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
 
 namespace {
@@ -71,11 +72,7 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     of_stage.backward = false;
     RunParts parts(of_stage, config, world, arena, stream.get());
     Stage& stage = parts.stage;
-    if (weights) {
-        load_parameters(stage.parameters(), *weights, stream.get());
-    } else {
-        stage.initialize(options.seed);
-    }
+    start_weights(stage, weights.get(), options.seed);
     Step& step = parts.step.emplace(stage, options, arena, groups);
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/checkpoint/model_file.h"
 
@@ -45,38 +46,29 @@ void write_llmc(FileSystem& files, const std::string& path, const WeightSource& 
     write_llmc_model(files, path, weights.config(), dtype, [&](int param) { return weights.read(table[param]); });
 }
 
-void check_output(const FileSystem& files, const std::string& output) {
-    if (!files.exists(output)) return;
-    throw Error(ErrorKind::usage, text("--output ", output, ": there is something by that name already"),
-                "Give another name, or remove it.");
-}
-
 }   // namespace
 
 int export_model(FileSystem& files, const Options& options) {
     const ExportOptions& wish = options.exported;
-    if (is_descriptor(options.model)) {
-        throw Error(ErrorKind::usage, text("--model ", options.model, ": a size by name has no weights to export"),
-                    "Give a model that has been trained.");
-    }
+    refuse_if(is_descriptor(options.model),
+              text("--model ", options.model, ": a size by name has no weights to export"),
+              "Give a model that has been trained.");
     const Log log;
     const std::string output = std::filesystem::path(wish.output + "/").parent_path().string();   // no slash at its end
-    check_output(files, output);
+    refuse_if(files.exists(output), text("--output ", output, ": there is something by that name already"),
+              "Give another name, or remove it.");
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights = find_weights(files, model, log);
-    if (wish.to == ExportFormat::llmc && !weights->config().tied) {
-        throw Error(ErrorKind::usage, text("--to llmc: the model in ", model, " has a classifier of its own"),
-                    "llm.c's files have none: export it with --to hf.");
-    }
+    refuse_if(wish.to == ExportFormat::llmc && !weights->config().tied,
+              text("--to llmc: the model in ", model, " has a classifier of its own"),
+              "llm.c's files have none: export it with --to hf.");
     const std::string where = tokenizer_of_model(files, model, options.generate.tokenizer);
     std::optional<Tokenizer> tokenizer;
     if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());
     const DType dtype = wish.dtype.value_or(weights->type());
     const std::string unfinished = output + ".unfinished";
-    if (files.exists(unfinished)) {
-        throw Error(ErrorKind::usage, text(unfinished, ": an export to ", output, " was cut and has left this"),
-                    "Remove it, or give another --output.");
-    }
+    refuse_if(files.exists(unfinished), text(unfinished, ": an export to ", output, " was cut and has left this"),
+              "Remove it, or give another --output.");
     try {
         if (wish.to == ExportFormat::llmc) {
             write_llmc(files, unfinished, *weights, dtype);

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "llmc/base/printable.h"
+#include "llmc/base/refuse.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/base/utf8.h"
@@ -41,11 +42,8 @@ std::string read_prompt(const GenerateOptions& options) {
 
 std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
-    if (!tokenizer.data().can_encode) {
-        throw Error(
-            ErrorKind::usage, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
-            "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
-    }
+    refuse_if(!tokenizer.data().can_encode, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
+              "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
     EncodeOptions how;
     how.special = SpecialText::encode;
     std::vector<std::uint32_t> ids;

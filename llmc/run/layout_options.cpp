@@ -1,7 +1,7 @@
 #include "llmc/run/layout_options.h"
 
-#include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/run/option_names.h"
@@ -19,14 +19,12 @@ std::string divisors(std::int64_t n, int most) {
 
 void check_context(const Options& o) {
     const int u = o.ulysses();
-    if (o.cp > 1 && o.seq_len % (2 * o.cp) != 0) {
-        const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
-        throw Error(ErrorKind::usage,
-                    text("--seq-len ", o.seq_len, " --cp ", o.cp,
-                         ": expected sequences of a multiple of 2 x cp = ", unit, " tokens"),
-                    below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
-                              : text("The shortest length that works is ", above, "."));
-    }
+    const int unit = 2 * o.cp, below = o.seq_len / unit * unit, above = below + unit;
+    refuse_if(o.cp > 1 && o.seq_len != below,
+              text("--seq-len ", o.seq_len, " --cp ", o.cp, ": expected sequences of a multiple of 2 x cp = ", unit,
+                   " tokens"),
+              below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
+                        : text("The shortest length that works is ", above, "."));
     const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
     std::string hybrid;   // what works there
     for (int d = 2; d < o.cp; d++) {
@@ -35,41 +33,28 @@ void check_context(const Options& o) {
     const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
                       : o.cp_mode == ContextMode::ulysses ? u == o.cp
                                                           : u > 1 && u < o.cp && o.cp % u == 0;
-    if (!fits) {
-        throw Error(
-            ErrorKind::usage,
-            text(given, ": expected ",
-                 o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
-                 : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
-                                                     : "groups that divide --cp, larger than 1 and smaller"),
-            text("Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with ",
-                 hybrid.empty() ? "no value" : hybrid, "."));
-    }
+    refuse_if(!fits,
+              text(given, ": expected ",
+                   o.cp_mode == ContextMode::ring      ? "no --cp-ulysses, or 1"
+                   : o.cp_mode == ContextMode::ulysses ? "no --cp-ulysses, or that of --cp"
+                                                       : "groups that divide --cp, larger than 1 and smaller"),
+              text("Groups of 1 are --cp-mode ring, of all cp ranks --cp-mode ulysses; --cp-mode hybrid works with ",
+                   hybrid.empty() ? "no value" : hybrid, "."));
 }
 
 void check_pipeline(const Options& o) {
     const bool interleaved = o.pp_schedule == PipelineKind::interleaved;
-    if (o.pp_chunks > 1 && !interleaved) {
-        throw Error(ErrorKind::usage,
-                    text("--pp-chunks ", o.pp_chunks, ": a stage has one with --pp-schedule ", name_of(o.pp_schedule)),
-                    "Give --pp-schedule interleaved, or leave --pp-chunks out.");
-    }
-    if (o.pp_chunks == 1 && interleaved) {
-        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp-chunks 1",
-                    "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
-    }
-    if (o.pp == 1) {
-        if (o.pp_warmup > 0) {
-            throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp 1"),
-                        "Give --pp 2 or more, or leave --pp-warmup out.");
-        }
-        if (!interleaved) return;
-        throw Error(ErrorKind::usage, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
-    }
-    if (o.pp_warmup > 0 && !warms_up(o.pp_schedule)) {
-        throw Error(ErrorKind::usage, text("--pp-warmup ", o.pp_warmup, " with --pp-schedule ", name_of(o.pp_schedule)),
-                    "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
-    }
+    refuse_if(o.pp_chunks > 1 && !interleaved,
+              text("--pp-chunks ", o.pp_chunks, ": a stage has one with --pp-schedule ", name_of(o.pp_schedule)),
+              "Give --pp-schedule interleaved, or leave --pp-chunks out.");
+    refuse_if(o.pp_chunks == 1 && interleaved, "--pp-schedule interleaved with --pp-chunks 1",
+              "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
+    refuse_if(o.pp == 1 && o.pp_warmup > 0, text("--pp-warmup ", o.pp_warmup, " with --pp 1"),
+              "Give --pp 2 or more, or leave --pp-warmup out.");
+    refuse_if(o.pp == 1 && interleaved, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
+    refuse_if(o.pp_warmup > 0 && !warms_up(o.pp_schedule),
+              text("--pp-warmup ", o.pp_warmup, " with --pp-schedule ", name_of(o.pp_schedule)),
+              "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
 }
 
 // Groups exchange heads of one tp rank.
@@ -117,14 +102,12 @@ void check_layout(const Options& o) {
 
 void check_micro_batches(const Options& o) {
     const int m = o.micro_steps(), p = o.pp;
-    if (o.pp_schedule == PipelineKind::interleaved && m % p != 0) {
-        const int below = m / p * p, above = below + p;
-        const std::int64_t unit = o.tokens_per_micro_step();
-        throw Error(ErrorKind::usage,
-                    text("--pp-schedule interleaved: a step of ", m, " micro-batches, expected a multiple of --pp ", p),
-                    below > 0 ? text("--total-batch ", below * unit, " and ", above * unit, " are nearest.")
-                              : text("--total-batch ", above * unit, " is the smallest that works."));
-    }
+    const int below = m / p * p, above = below + p;
+    const std::int64_t unit = o.tokens_per_micro_step();
+    refuse_if(o.pp_schedule == PipelineKind::interleaved && m != below,
+              text("--pp-schedule interleaved: a step of ", m, " micro-batches, expected a multiple of --pp ", p),
+              below > 0 ? text("--total-batch ", below * unit, " and ", above * unit, " are nearest.")
+                        : text("--total-batch ", above * unit, " is the smallest that works."));
 }
 
 PipelineSchedule schedule_of_stage(const Options& options, int stage) {

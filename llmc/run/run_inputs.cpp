@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "llmc/base/refuse.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/data/corpus_check.h"
@@ -29,22 +30,15 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                          const std::optional<Tokenizer>& tokenizer) {
     if (of_file != nullptr) {
         const std::int64_t own = of_file->vocab_size;
-        if (options.vocab_size > 0 && options.vocab_size != own) {
-            throw Error(
-                ErrorKind::usage,
-                text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
-                "Leave --vocab-size out: the model says it.");
-        }
-        if (!options.tie_embeddings && of_file->tied) {
-            throw Error(ErrorKind::usage,
-                        text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
-                        "Leave --tie-embeddings out: the model says it.");
-        }
-        if (!options.export_llmc.empty() && !of_file->tied) {
-            throw Error(ErrorKind::usage,
-                        text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
-                        "llm.c's files have none; checkpoints are Hugging Face folders.");
-        }
+        refuse_if(options.vocab_size > 0 && options.vocab_size != own,
+                  text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
+                  "Leave --vocab-size out: the model says it.");
+        refuse_if(!options.tie_embeddings && of_file->tied,
+                  text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
+                  "Leave --tie-embeddings out: the model says it.");
+        refuse_if(!options.export_llmc.empty() && !of_file->tied,
+                  text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
+                  "llm.c's files have none; checkpoints are Hugging Face folders.");
         return *of_file;
     }
     const std::int64_t gpt2_vocabulary = 50257;
@@ -77,11 +71,10 @@ void check_overwrite(const Options& options) {
     if (!options.overwrite || options.layers > 0 || is_descriptor(options.model)) return;
     const auto model = std::filesystem::weakly_canonical(options.model).string() + "/",
                folder = std::filesystem::weakly_canonical(options.output_dir).string() + "/";
-    if (!model.starts_with(folder)) return;
-    throw Error(ErrorKind::usage,
-                text("--model ", options.model, " lies in --output-dir ", options.output_dir,
-                     ", whose results --overwrite removes"),
-                "Give another output folder, or continue the run there with --resume.");
+    refuse_if(model.starts_with(folder),
+              text("--model ", options.model, " lies in --output-dir ", options.output_dir,
+                   ", whose results --overwrite removes"),
+              "Give another output folder, or continue the run there with --resume.");
 }
 
 // For --overwrite, when all else has been found right. Records are written anew by whoever opens them.
@@ -229,59 +222,50 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
                                                          : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
     std::vector<RecordedData> data;
-    if (!options.overfit_single_batch) data.push_back(describe_data(real_files(), "train-data", options.train_data));
-    if (val_tokens || options.overfit_single_batch) {
-        data.push_back(describe_data(real_files(), "val-data", options.val_data));
+    for (const auto& [flag, pattern] : data_of_run(options)) {
+        data.push_back(describe_data(real_files(), flag + 2, pattern));
     }
     if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
-    return {std::move(model.tokenizer_file),
-            std::move(model.tokenizer),
-            std::move(model.weights),
-            model.config,
-            std::move(lock),
-            std::move(checkpoint),
-            std::move(val_tokens),
-            std::move(train_tokens),
-            max_steps,
-            std::move(data)};
+    return {.tokenizer_file = std::move(model.tokenizer_file),
+            .tokenizer = std::move(model.tokenizer),
+            .weights = std::move(model.weights),
+            .config = model.config,
+            .lock = std::move(lock),
+            .checkpoint = std::move(checkpoint),
+            .val_tokens = std::move(val_tokens),
+            .train_tokens = std::move(train_tokens),
+            .max_steps = max_steps,
+            .data = std::move(data)};
 }
 
 int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     if (options.max_steps > 0) return options.max_steps;
     const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
     const std::uint64_t steps = train_tokens.windows() / samples;
-    if (steps == 0) {
-        throw Error(ErrorKind::usage,
-                    text("one epoch of --train-data has ", train_tokens.windows(),
-                         " samples of --seq-len tokens, a step takes ", samples),
-                    "Lower --total-batch, or give --max-steps.");
-    }
-    if (static_cast<std::uint64_t>(options.warmup) > steps) {
-        throw Error(ErrorKind::usage,
-                    text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
-    }
+    refuse_if(steps == 0,
+              text("one epoch of --train-data has ", train_tokens.windows(),
+                   " samples of --seq-len tokens, a step takes ", samples),
+              "Lower --total-batch, or give --max-steps.");
+    refuse_if(static_cast<std::uint64_t>(options.warmup) > steps,
+              text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
 void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
                     const RunInputs& now) {
-    if (state.seed != options.seed) {
-        throw Error(ErrorKind::usage,
-                    text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
-                    "The order of samples follows from the seed: give the same one.");
-    }
-    if (state.windows != now.train_tokens.windows()) {
-        throw Error(ErrorKind::usage,
-                    text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
-                         options.seq_len, " has ", now.train_tokens.windows()),
-                    "Resume with the same data and sequence length.");
-    }
+    refuse_if(state.seed != options.seed,
+              text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
+              "The order of samples follows from the seed: give the same one.");
+    refuse_if(state.windows != now.train_tokens.windows(),
+              text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
+                   options.seq_len, " has ", now.train_tokens.windows()),
+              "Resume with the same data and sequence length.");
     if (!recorded) return;
     for (const RecordedData& was : recorded->data) {
         const auto is = std::ranges::find(now.data, was.option, &RecordedData::option);
-        if (was.option != now.data.front().option || is == now.data.end() || is->hash == was.hash) continue;
-        throw Error(
-            ErrorKind::usage,
+        if (was.option != now.data.front().option || is == now.data.end()) continue;
+        refuse_if(
+            is->hash != was.hash,
             text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ", is->hash,
                  "; the run to resume had ", was.shards, " of ", was.tokens, " with the hash ", was.hash),
             "Resume with the same data. They may lie elsewhere, but must be the same files.");

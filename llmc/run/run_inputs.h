@@ -22,12 +22,12 @@
 #include "llmc/tokenizer/tokenizer.h"
 
 struct RunInputs {
-    std::string tokenizer_file;              // empty: there is none beside the data
-    std::optional<Tokenizer> tokenizer;      // of that file
-    std::unique_ptr<WeightSource> weights;   // null: a random start
+    std::string tokenizer_file{};              // empty: there is none beside the data
+    std::optional<Tokenizer> tokenizer{};      // of that file
+    std::unique_ptr<WeightSource> weights{};   // null: a random start
     ModelConfig config;
-    std::unique_ptr<FolderLock> lock;   // of the output folder, on the first rank
-    std::string checkpoint;             // its folder; empty: a fresh start
+    std::unique_ptr<FolderLock> lock{};   // of the output folder, on the first rank
+    std::string checkpoint;               // its folder; empty: a fresh start
     std::optional<TokenSet> val_tokens;
     TokenSet train_tokens;
     int max_steps;                    // of the whole run
