@@ -120,6 +120,7 @@ $(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
 $(call common_object,llmc/kernels/attention/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
+$(call common_object,llmc/kernels/attention/attention_cudnn.cpp): OPTIMIZE = -Og#   calls of a large library: a minute less
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
@@ -176,6 +177,7 @@ $(UNIT_MAIN) $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu)
 build/.deps-$(DEVICE): dev/tools/deps.sh
 	@dev/tools/deps.sh --check $(DEVICE) && mkdir -p build && touch $@
 	@$(if $(filter MPI,$(USED)),,echo "built without MPI: --init mpi will be refused (optional: $(MPI_PACKAGE) openmpi-bin)")
+	@$(if $(filter CUDNN,$(USED))$(filter cpu,$(DEVICE)),,echo "built without cuDNN: no library attention (optional: $(CUDNN_PACKAGE))")
 build/.deps-$(DEVICE)-unit: dev/tools/deps.sh | build/.deps-$(DEVICE)
 	@dev/tools/deps.sh --check $(DEVICE) unit && touch $@
 build/.deps-cuda build/.deps-cuda-unit deps quickstart: export NVCC := $(NVCC)
@@ -230,7 +232,7 @@ cuda-compile: ## compile and link the CUDA build for every architecture, its tes
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
 .PHONY: library-versions
 library-versions:
-	@CXX='$(CXX)' CUDA_INCLUDE='$(CUDA_INCLUDE)' dev/tools/versions.sh
+	@CXX='$(CXX)' CUDA_INCLUDE='$(CUDA_INCLUDE)' CUDNN_FLAGS='$(CUDNN_FLAGS)' dev/tools/versions.sh
 gpu-check: ## on a GPU: build, test, measure, check; PART=build|kernels|model|speed|sanitize|ranks alone; OUT=folder for logs
 	@dev/test/gpu_check.sh $(PART)
 

@@ -102,15 +102,21 @@ verdict $? "an nvcc that is too old is refused by its version: $(cat "$work/log"
 if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header nccl.h libnccl-dev
     missing cuda header cublasLt.h nvidia-cublas
-    without header cudnn.h
-    ! make --no-print-directory DEVICE=cuda CXX="g++ $hidden" USE_CUDNN=1 help >"$work/log" 2>&1 && grep -q nvidia-cudnn "$work/log"
-    verdict $? "USE_CUDNN=1 without its headers names the package: $(tail -n 1 "$work/log")"
-    for source in library_attention_cudnn graph_cudnn attention_graph_cudnn; do
+    for header in cudnn.h cudnn_frontend_version.h; do
+        without header $header
+        ! make --no-print-directory DEVICE=cuda CXX="g++ $hidden" USE_CUDNN=1 help >"$work/log" 2>&1 &&
+            grep -q 'nvidia-cudnn-cu13.*nvidia-cudnn-frontend' "$work/log"
+        verdict $? "USE_CUDNN=1 without $header names the packages: $(tail -n 1 "$work/log")"
+    done
+    rm -f build/.deps-cuda
+    make --no-print-directory DEVICE=cuda CXX="g++ $hidden" build/.deps-cuda 2>&1 | grep -q 'built without cuDNN: no library attention'
+    verdict $? "a build without cuDNN says so"
+    for source in library_attention_cudnn attention_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
             build/cuda-no-cudnn/obj/llmc/kernels/attention/$source.cpp.o >"$work/log" 2>&1
         verdict $? "$source.cpp without cuDNN's headers: $(tail -n 3 "$work/log")"
     done
-    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/graph_cudnn.cpp.o | grep -q cudnn
+    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/attention_cudnn.cpp.o | grep -q cudnn
     verdict $? "nothing of cuDNN is left in the build without its headers"
     rm -rf build/cuda-no-cudnn
     cuda=build/cuda-bf16-all/train_gpt

@@ -7,19 +7,21 @@ HASH := \#
 NVCC_TOP := $(if $(filter cuda,$(DEVICE)),$(shell $(NVCC) --dryrun -x cu /dev/null -c 2>&1 | sed -n 's/^$(HASH)$$ TOP=//p'))
 CUDA_HOME := $(or $(realpath $(NVCC_TOP)),$(patsubst %/bin/nvcc,%,$(filter %/bin/nvcc,$(realpath $(NVCC)))),/usr/local/cuda)
 endif
-PIP_NVIDIA := $(firstword $(wildcard $(addsuffix /nvidia,$(shell python3 -c 'import site, sys; print(*site.getsitepackages(), *sys.path)' 2>/dev/null))))
+PIP_FOLDERS := $(shell python3 -c 'import site, sys; print(*site.getsitepackages(), *sys.path)' 2>/dev/null)
+PIP_NVIDIA := $(firstword $(wildcard $(addsuffix /nvidia,$(PIP_FOLDERS))))
 
 # the first of the given folders that holds the given file
 first_with = $(firstword $(foreach d,$(2),$(if $(wildcard $(d)/$(1)),$(d))))
 CUDA_INCLUDE := $(call first_with,cuda_runtime.h,$(CUDA_HOME)/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cuda_runtime/include)
 CUDNN_INCLUDE := $(call first_with,cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu $(PIP_NVIDIA)/cudnn/include)
+CUDNN_FRONTEND_INCLUDE := $(call first_with,cudnn_frontend.h,$(CUDA_INCLUDE) /usr/include $(addsuffix /include,$(PIP_FOLDERS)))
 NCCL_INCLUDE := $(call first_with,nccl.h,$(CUDA_HOME)/include /usr/include $(PIP_NVIDIA)/nccl/include)
 # a toolkit may be without its libraries' headers: pip's complete it, after its own
 CUBLAS_INCLUDE := $(call first_with,cublasLt.h,$(CUDA_INCLUDE) /usr/include $(PIP_NVIDIA)/cu13/include $(PIP_NVIDIA)/cublas/include)
 # never the compiler's own folders, which it searches anyway: named, they come first, and <cstdlib> finds no stdlib.h
 without_repeats = $(if $(1),$(firstword $(1)) $(call without_repeats,$(filter-out $(firstword $(1)),$(1))))
 CUDA_INCLUDES := $(addprefix -isystem ,$(filter-out /usr/include /usr/include/x86_64-linux-gnu,\
-    $(call without_repeats,$(CUDA_INCLUDE) $(CUBLAS_INCLUDE) $(CUDNN_INCLUDE) $(NCCL_INCLUDE))))
+    $(call without_repeats,$(CUDA_INCLUDE) $(CUBLAS_INCLUDE) $(CUDNN_INCLUDE) $(CUDNN_FRONTEND_INCLUDE) $(NCCL_INCLUDE))))
 
 CUDA_LIB_FOLDERS := $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(PIP_NVIDIA)/cu13/lib $(PIP_NVIDIA)/cublas/lib $(PIP_NVIDIA)/cudnn/lib $(PIP_NVIDIA)/nccl/lib)
 # pip's packages have only the versioned names, so the linker is given files

@@ -1,5 +1,5 @@
 # What is used where it is found: MPI (only --init mpi needs it), PCRE2 (tokenizers with a pattern of their own, and the
-# oracle of the known ones in tests), cuDNN (library attention on a GPU). Found means that a use of it compiles and links.
+# oracle of the known ones in tests), cuDNN with cudnn-frontend (library attention on a GPU). Found means that a use of it compiles and links.
 # USE_MPI=0 leaves MPI out, USE_MPI=1 insists on it; USE_PCRE2 and USE_CUDNN likewise.
 
 # 1 or 0: $(call found,HEADER,STATEMENT,FLAGS)
@@ -21,11 +21,13 @@ PCRE2_LIBRARIES := -lpcre2-8
 PCRE2_PACKAGE := libpcre2-dev
 PCRE2_FOUND := $(call found,pcre2.h,pcre2_code_free(nullptr),$(PCRE2_FLAGS) $(PCRE2_LIBRARIES))
 
-# its library is opened when it is asked for, so the headers are enough
-CUDNN_FLAGS := -DUSE_CUDNN
+# libraries are opened when they are asked for, so headers are enough: cuDNN's, and those of the frontend to it
+CUDNN_FLAGS := -DUSE_CUDNN -DNV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING -DCUDNN_FRONTEND_SKIP_JSON_LIB
 CUDNN_LIBRARIES :=
-CUDNN_PACKAGE := cuDNN 9 or later (NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13)
-CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,static_assert(CUDNN_VERSION >= 90000),$(CUDA_INCLUDES)),0)
+CUDNN_PACKAGE := cuDNN 9 or later (NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13) and cudnn-frontend 1.20 or later \
+    (pip install --no-deps nvidia-cudnn-frontend, or its headers in third_party/include)
+CUDNN_VERSIONS := static_assert(CUDNN_VERSION >= 90000 && CUDNN_FRONTEND_VERSION >= 12000)
+CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,$(CUDNN_VERSIONS),-include cudnn_frontend_version.h $(INCLUDES) $(CUDA_INCLUDES)),0)
 
 OPTIONAL := MPI PCRE2 CUDNN
 USE_MPI ?= $(MPI_FOUND)

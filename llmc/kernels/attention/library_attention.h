@@ -10,7 +10,8 @@
 //                                              reported to do wrong (unsupported_by_cudnn)
 //
 // Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
-// size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for B NH Tq Tk in bf16.
+// size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for 2 B NH Tq Tk bytes, up
+// to a sixteenth of the device's memory, and refuses what needs more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,6 +31,11 @@ public:
     // kept for the calls, and for the next who asks.
     template <class T, class G = T>
     static std::string refusal(const AttentionShape& shape, bool backward = true);
+
+    // What calls of this shape take as workspace on this machine, all of them together. Throws Error(no_device) with
+    // the refusal where there is one.
+    template <class T, class G = T>
+    static std::size_t workspace_bytes(const AttentionShape& shape, bool backward = true);
 
     // Whether it is known, without measuring, that the library is faster than our own: on a CPU, where our own runs
     // models of a GPU's instructions.

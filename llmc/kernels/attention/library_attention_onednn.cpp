@@ -53,6 +53,11 @@ std::string LibraryAttention::refusal(const AttentionShape&, bool) {
     return "";
 }
 
+template <class T, class G>
+std::size_t LibraryAttention::workspace_bytes(const AttentionShape&, bool) {
+    return host::attention_workspace_bytes;
+}
+
 template <class T, class O>
 void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
     check_shape(a.shape);
@@ -114,6 +119,7 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
 
 #define INSTANTIATE(T, G)                                                                       \
     template std::string LibraryAttention::refusal<T, G>(const AttentionShape&, bool);          \
+    template std::size_t LibraryAttention::workspace_bytes<T, G>(const AttentionShape&, bool);  \
     template void LibraryAttention::prepare<T, G>(const AttentionForward<T, G>&);               \
     template void LibraryAttention::prepare<T, G>(const AttentionBackward<T, G>&);              \
     template void LibraryAttention::forward<T, G>(const AttentionForward<T, G>&, cudaStream_t); \

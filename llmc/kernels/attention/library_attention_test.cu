@@ -85,6 +85,19 @@ TEST_CASE_TEMPLATE("library_attention: two runs are bit-identical", T, float, bf
     CHECK(a.dv == b.dv);
 }
 
+TEST_CASE("library_attention: the workspace that is reported is what calls of that shape take") {
+    const AttentionShape shape = self_attention_shape(2, 128, 2, 64);
+    if (!LibraryAttention::refusal<bf16>(shape).empty()) return;
+    Arena arena;
+    LibraryAttention library(arena);
+    auto part = [](int p) { return packed_heads<bf16>(nullptr, p, 128, 2, 64); };
+    const auto alone = contiguous_heads<bf16>(nullptr, 128, 2, 64);
+    library.prepare(AttentionForward<bf16>{alone, nullptr, part(0), part(1), part(2), shape});
+    library.prepare(AttentionBackward<bf16>{part(0), part(1), part(2), nullptr, alone, alone, nullptr, part(0), part(1),
+                                            part(2), shape});
+    CHECK(arena.bytes() == LibraryAttention::workspace_bytes<bf16>(shape));
+}
+
 TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
     const AttentionShape shape = shape_of(1, 1, 300, 300, 64, true);
     if (!LibraryAttention::refusal<float>(shape).empty()) return;
