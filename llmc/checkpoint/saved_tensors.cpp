@@ -15,7 +15,7 @@ constexpr std::int64_t piece_elements = 1 << 20;   // that are read at once
 
 template <class States>
 bool has_weights(const States& states) {
-    return std::ranges::any_of(states, &OptimizerStateName::is_weights);
+    return std::ranges::any_of(states, &OptimizerStateSpec::is_weights);
 }
 
 std::string unit_file(const char* kind, const ParamTable& table, int unit) {
@@ -32,7 +32,7 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
         for (int param : params) use(writer, unit.unit, param, nullptr);
         for (const OptimizerState& state : tensors.states) {
             for (int param : params) {
-                if (state.holds(param)) use(writer, unit.unit, param, &state);
+                if (state.find(param) != nullptr) use(writer, unit.unit, param, &state);
             }
         }
         writer = (writer + 1) % ranks;
@@ -90,18 +90,22 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
                                to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);
             if (from >= to) return;
             upload_piece<float>(
-                weights.values, place, from - owned,
+                weights.values, *weights.find(place.param), from - owned,
                 values.subspan(static_cast<std::size_t>(from - first), static_cast<std::size_t>(to - from)), stream);
         });
 }
 
 }   // namespace
 
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateName>& states) {
-    std::uint64_t elements = 0;
-    for (const ParamInfo& info : table.all()) elements += static_cast<std::uint64_t>(info.exported_elements());
-    const std::size_t exact = has_weights(states) ? 0 : sizeof(floatX);   // parameters a second time
-    return elements * (sizeof(floatX) + exact + states.size() * sizeof(float));
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states) {
+    const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters parameters are in both files
+    std::uint64_t bytes = 0;
+    for (const ParamInfo& info : table.all()) {
+        const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
+        bytes += static_cast<std::uint64_t>(info.exported_elements()) *
+                 (copies * sizeof(floatX) + static_cast<std::size_t>(kept) * sizeof(float));
+    }
+    return bytes;
 }
 
 std::string tensor_index(const ParamTable& table) {
@@ -210,19 +214,20 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                         text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
                         text("Resume it with --master-weights ", saved ? 1 : 0, "."));
         }
-        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state) {
-            read_pieces<T>(*file, name, storage, place, state.state(),
+        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state, const TensorPlace& at) {
+            read_pieces<T>(*file, name, state.storage(), at, state.state(),
                            [&](std::int64_t first, std::span<const T> values) {
-                               upload_piece<T>(state, place, first, values, stream);
+                               upload_piece<T>(state, at, first, values, stream);
                            });
         };
-        if (!has_weights(tensors.states)) read("parameter", tensors.parameters);
+        if (!has_weights(tensors.states)) read("parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
-            if (!state.holds(place.param)) continue;
+            const TensorPlace* const kept = state.find(place.param);
+            if (kept == nullptr) continue;
             if (state.is_weights) {
                 read_weights(*file, tensors, state, place, stream);
             } else {
-                read(state.name, state.values);
+                read(state.name, state.values, *kept);
             }
         }
     }

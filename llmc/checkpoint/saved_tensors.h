@@ -37,7 +37,7 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; what else it holds is small.
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateName>& states);
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states);
 
 // The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {

@@ -210,7 +210,7 @@ std::string RunCheck::check_disk() const {
                                              options_.keep_checkpoints, options_.major_checkpoint_every);
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
     const double each = static_cast<double>(
-                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_state_names(options_))),
+                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_states(options_))),
                  bytes = each * static_cast<double>(more);
     const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
                                    ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");

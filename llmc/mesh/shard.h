@@ -83,6 +83,7 @@ struct ShardPlace {
     MeshShape mesh;
     MeshCoordinates at;
     int zero_stage = 0;
+    bool operator==(const ShardPlace&) const = default;
 };
 
 // The global elements a rank stores, ascending in `local_begin`: at most one range for each block.

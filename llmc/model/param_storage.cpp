@@ -34,6 +34,25 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
     if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding && table_.config().tied);
 }
 
+ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps)
+    : table_(whole.table_),
+      place_(whole.place_),
+      stage_(whole.stage_),
+      place_of_param_(whole.place_of_param_.size(), -1) {
+    for (const UnitPlace& unit : whole.units_) {
+        UnitPlace& own = units_.emplace_back(UnitPlace{unit.unit, unit.name, 0, {}});
+        for (int i : unit.tensors) {
+            TensorPlace tensor = whole.tensors_[static_cast<std::size_t>(i)];
+            if (!keeps(table_[tensor.param])) continue;
+            tensor.offset = own.padded;
+            own.padded += tensor.padded;
+            own.tensors.push_back(static_cast<int>(tensors_.size()));
+            place_of_param_[static_cast<std::size_t>(tensor.param)] = static_cast<int>(tensors_.size());
+            tensors_.push_back(tensor);
+        }
+    }
+}
+
 const TensorPlace* ParamStorage::find(int param) const {
     const int i = place_of_param_[static_cast<std::size_t>(param)];
     return i < 0 ? nullptr : &tensors_[static_cast<std::size_t>(i)];

@@ -6,6 +6,7 @@
 // in it is the whole buffer's divided by the number of ZeRO ranks.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ public:
     explicit ParamStorage(const ParamTable& table);
     // The part of one rank of a mesh.
     ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
+    // The same units, with only the tensors that `keeps` chooses.
+    ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps);
 
     const ParamTable& table() const { return table_; }
     const ShardPlace& place() const { return place_; }

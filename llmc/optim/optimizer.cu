@@ -94,10 +94,12 @@ private:
 
 }   // namespace
 
-std::vector<OptimizerStateName> optimizer_state_names(const OptimizerOptions& options) {
-    std::vector<OptimizerStateName> names{{"m"}, {"v"}};
-    if (options.master_weights && kRoundedParameters) names.insert(names.begin(), {"master", true});
-    return names;
+std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {
+    std::vector<OptimizerStateSpec> states;
+    if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
+    states.push_back({.name = "m"});
+    states.push_back({.name = "v"});
+    return states;
 }
 
 std::vector<ParamGroup> param_groups(const ParamTable& table, const OptimizerOptions& options) {
@@ -106,10 +108,9 @@ std::vector<ParamGroup> param_groups(const ParamTable& table, const OptimizerOpt
     return groups;
 }
 
-Optimizer::Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena) {
-    for (const OptimizerStateName& name : optimizer_state_names(options)) {
-        states_.push_back({name, ModelState<float>(arena, "optimizer " + name.name, storage, StateKind::optimizer)});
-    }
+Optimizer::Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena)
+    : parameters_(storage) {
+    for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, storage, arena);
 }
 
 const ModelState<float>& Optimizer::state(std::string_view name) const {
@@ -118,7 +119,16 @@ const ModelState<float>& Optimizer::state(std::string_view name) const {
     return found->values;
 }
 
-double Optimizer::bytes_per_parameter() const { return static_cast<double>(sizeof(float) * states_.size()); }
+double Optimizer::bytes_per_parameter() const {
+    auto elements = [](const ParamStorage& storage) {
+        double sum = 0;
+        for (const TensorPlace& place : storage.tensors()) sum += static_cast<double>(place.padded);
+        return sum;
+    };
+    double bytes = 0;
+    for (const OptimizerState& state : states_) bytes += sizeof(float) * elements(state.values.storage());
+    return bytes / elements(parameters_);
+}
 
 std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena) {
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<Optimizer> {

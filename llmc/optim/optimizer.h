@@ -50,4 +50,7 @@ protected:
     Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena);
 
     std::vector<OptimizerState> states_;   // their contents are undefined
+
+private:
+    const ParamStorage& parameters_;
 };

@@ -4,6 +4,8 @@
 // itself knows the names. A checkpoint has "<name>.<parameter>" of each, in the order of the list.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,16 +19,26 @@ struct OptimizerOptions {
     std::uint64_t seed = 42;   // of stochastic rounding; and of the weights, the sample order and samples
 };
 
-struct OptimizerStateName {
+// What a state is, before it has memory.
+struct OptimizerStateSpec {
     std::string name;          // in files and messages
     bool is_weights = false;   // the exact weights, from which the parameters are rounded; at most one of a list
+    std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // which parameters have it
 };
 
-struct OptimizerState : OptimizerStateName {
+struct OptimizerState : OptimizerStateSpec {
+    // Contents are undefined. `parameters`: where this rank keeps all of them.
+    OptimizerState(const OptimizerStateSpec& spec, const ParamStorage& parameters, Arena& arena)
+        : OptimizerStateSpec(spec),
+          storage(std::make_unique<ParamStorage>(parameters, keeps)),
+          values(arena, "optimizer " + name, *storage, StateKind::optimizer) {}
+
+    // Where this rank keeps it for a parameter; null: nowhere.
+    const TensorPlace* find(int param) const { return storage->find(param); }
+
+    std::unique_ptr<const ParamStorage> storage;   // of the parameters that have it
     ModelState<float> values;
-
-    bool holds(int param) const { return values.storage().find(param) != nullptr; }
 };
 
-// The list for a run's options, known before there is an optimizer.
-std::vector<OptimizerStateName> optimizer_state_names(const OptimizerOptions& options);
+// The list for a run's options.
+std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options);

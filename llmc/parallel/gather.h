@@ -126,9 +126,9 @@ template <class T>
 void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int param, int root,
                            bool only_owned) const {
     static_assert(sizeof(T) <= sizeof(float));   // what a piece has room for
-    ENSURE(&state.storage() == &storage_, "a state of another storage");
+    ENSURE(state.storage().place() == storage_.place(), "a state of another rank");
     const TensorSpec& tensor = storage_.table()[param].tensor;
-    ENSURE(storage_.find(param) != nullptr, "this rank holds no ", storage_.table()[param].name);
+    ENSURE(state.storage().find(param) != nullptr, "this rank holds no ", storage_.table()[param].name);
     const ShardPlace& place = storage_.place();
     const StateKind kept = only_owned ? StateKind::optimizer : state.state();
     const bool cut_by_zero = is_sharded(kept, place.zero_stage);
