@@ -270,6 +270,23 @@ TEST_CASE("gpt: reference: a classifier that is a tensor of its own, also in mic
     }
 }
 
+TEST_CASE("gpt: reference: RMSNorm, at every level of recompute") {
+    ModelConfig config = custom_model_config(2, 2, 64, 40, 150);
+    config.norm = NormKind::rms;
+    const Problem problem = random_problem(config, 4, 33, 6);
+    const ReferenceResult expected =
+        problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+    for (Recompute level : {Recompute::none, Recompute::gelu_norm, Recompute::block}) {
+        INFO("recompute ", static_cast<int>(level));
+        StageOptions options = test_options();
+        options.recompute = level;
+        Runner runner(problem, options);
+        const Outcome outcome = runner.run();
+        CHECK(relative_error(outcome.losses, expected.losses) < parity);
+        check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+    }
+}
+
 TEST_CASE("gpt: a second run is bit-identical") {
     const Problem problem = odd_problem();
     Runner runner(problem, test_options());

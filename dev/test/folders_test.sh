@@ -4,7 +4,8 @@
 #   1. a file includes only files of its own folder and of folders that stand above it in the list below;
 #   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
-#   3. mesh and what it includes know no device: none of CUDA's headers.
+#   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms;
+#   4. mesh and what it includes know no device: none of CUDA's headers.
 #
 # Tests (*_test.*) may look further down: they try a thing as its users do.
 set -uo pipefail
@@ -35,6 +36,9 @@ report "folders include only what stands above them: $folders" "$(
 report "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
         grep -vE '^llmc/kernels/(launch\.cuh|ptx/[a-z_]*\.(h|cuh)|attention/[a-z_]*_onednn\.cpp)$')"
+report "no folder has more than 25 files that are no tests" "$(
+    find llmc -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.inc' | grep -v '_test\.' |
+        xargs -n 1 dirname | sort | uniq -c | awk '$1 > 25')"
 report "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
 

@@ -32,7 +32,8 @@ for precision in $precisions; do
     cut "recompute" $precision --recompute block --skip-loss-z 6
     cut "all at once" $precision --master-weights 0 --recompute block --attention own --sample-every 3 --seed 7
     run_as="scripts/launch.sh -n 3" cut "3 ranks" $precision --total-batch 384 --zero 2 --max-steps 14
-    run_as="scripts/launch.sh -n 3" cut "3 ranks, untied" $precision --total-batch 384 --zero 2 --max-steps 14 --tie-embeddings 0
+    run_as="scripts/launch.sh -n 3" cut "3 ranks, untied, RMSNorm" $precision --total-batch 384 --zero 2 --max-steps 14 --tie-embeddings 0 \
+        --norm rms
 done
 case $precisions in *bf16*)
     cut "stochastic rounding" bf16 --master-weights 0

@@ -41,6 +41,17 @@ for verb in generate evaluate export; do
     verdict $? "$verb --help lists only its own options"
 done 2>/dev/null
 
+# ---- a model that is no GPT-2 is read here, and refused by name where a format does not hold it
+run --train-data "$work/data/*train*.bin" --layers 1 --heads 1 --channels 16 --seq-len 8 -x 1 -v 0 -s 0 --norm rms -o "$work/rms" >"$work/rms.log"
+grep -q '"model_type": "train_gpt"' "$work/rms/step_00000001/config.json" && grep -q '"norm": "rms"' "$work/rms/step_00000001/config.json"
+verdict $? "config.json of a model with RMSNorm says so"
+expect 64 "--to hf: the model in $work/rms/step_00000001 has --norm rms" export --model "$work/rms" --output "$work/x"
+expect 64 "--to llmc: the model in $work/rms/step_00000001 has --norm rms" export --model "$work/rms" --output "$work/x" --to llmc
+expect 64 "--export-llmc together with --norm rms" --norm rms --export-llmc "$work/x"
+expect 64 "--norm rms: the model in $last has layer" --model "$last" --norm rms --train-data "$work/data/*train*.bin" --seq-len 64 -v 0
+expect 0 "step    1/1" train --model "$work/rms" --train-data "$work/data/*train*.bin" --seq-len 8 -x 1 -v 0 -s 0
+expect 0 "x" generate --model "$work/rms" --prompt x --tokens 3
+
 # ---- generate: the same text from every form of the model; streams, ends, seeds
 greedy=(generate --prompt "line 12: the quick" --tokens 100 --temperature 0)
 text=$(run "${greedy[@]}" --model "$last" 2>"$work/err")

@@ -1,5 +1,5 @@
 // The weights of a model written so that other programs read them: as an llm.c model file, and what a Hugging Face
-// GPT-2 folder says of them. (Reading both: llmc/model/weight_source.h, which has the formats.) In the build's
+// GPT-2 folder says of them. (Reading both: llmc/model/families/weight_source.h, which has the formats.) In the build's
 // precision.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/model/stage.h"
-#include "llmc/model/weight_source.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/tokenizer/tokenizer.h"
 

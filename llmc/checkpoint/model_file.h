@@ -7,7 +7,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 // The weights of `model`; none of a descriptor. A run's output folder becomes the newest of its checkpoints whose model

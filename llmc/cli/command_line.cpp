@@ -33,8 +33,9 @@ void check_together(const Options& o) {
     refuse_if(own_sizes == 3 && o.model != Options{}.model,
               text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");
-    refuse_if(!o.tie_embeddings && !o.export_llmc.empty(), "--export-llmc together with --tie-embeddings 0",
-              "llm.c's files have no classifier of its own; checkpoints are Hugging Face folders.");
+    const std::string beyond = beyond_llmc(o.architecture);
+    refuse_if(!beyond.empty() && !o.export_llmc.empty(), "--export-llmc together with " + beyond,
+              "llm.c's files hold no such model; checkpoints do.");
     check_total_batch(o);
     check_layout(o);
     for (const auto& [flag, is_given] :

@@ -59,9 +59,11 @@ int export_model(FileSystem& files, const Options& options) {
               "Give another name, or remove it.");
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights = find_weights(files, model, log);
-    refuse_if(wish.to == ExportFormat::llmc && !weights->config().tied,
-              text("--to llmc: the model in ", model, " has a classifier of its own"),
-              "llm.c's files have none: export it with --to hf.");
+    const bool to_llmc = wish.to == ExportFormat::llmc, is_gpt2 = beyond_hugging_face(weights->config()).empty();
+    const std::string beyond = to_llmc ? beyond_llmc(weights->config()) : beyond_hugging_face(weights->config());
+    refuse_if(!beyond.empty(), text("--to ", to_llmc ? "llmc" : "hf", ": the model in ", model, " has ", beyond),
+              is_gpt2 ? "llm.c's files hold no such model: export it with --to hf."
+                      : "Other programs know no such GPT-2; its checkpoints can be copied as they are.");
     const std::string where = tokenizer_of_model(files, model, options.generate.tokenizer);
     std::optional<Tokenizer> tokenizer;
     if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());

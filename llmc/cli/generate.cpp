@@ -16,7 +16,7 @@
 #include "llmc/base/utf8.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/model/weights.h"
+#include "llmc/model/parameters/weights.h"
 #include "llmc/process/world.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/tokenizer/tokenizer.h"

@@ -39,5 +39,6 @@ DataPatterns find_named_data(const std::string& name, const std::string& root) {
                 matching.empty() ? text("--data ", name, ": there are no training shards in ",
                                         is_folder ? name : text(root, "/", name))
                                  : text("--data ", name, ": could be each of ", listed(matching)),
-                text("Prepare them with data/NAME.sh; ", there.empty() ? "none are there" : "there are: " + listed(there), "."));
+                text("Prepare them with data/NAME.sh; ",
+                     there.empty() ? "none are there" : "there are: " + listed(there), "."));
 }

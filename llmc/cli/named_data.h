@@ -7,6 +7,7 @@ struct DataPatterns {
     std::string train, val;
 };
 
-// The token files of `name` in `root`: of the folder of that name, else of the only one whose name contains it (fineweb:
-// fineweb10B). A name with a "/" is a folder itself. Error(usage) where there is none, or several, naming those there.
+// The token files of `name` in `root`: of the folder of that name, else of the only one whose name contains it
+// (fineweb: fineweb10B). A name with a "/" is a folder itself. Error(usage) where there is none, or several, naming
+// those there.
 DataPatterns find_named_data(const std::string& name, const std::string& root = "data");

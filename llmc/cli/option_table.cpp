@@ -56,8 +56,9 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
            trains ? "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257"
                   : "ids of the model, where it is meant to have more than the data's tokenizer");
     taken_by(train, check);
-    choice("--tie-embeddings", o.tie_embeddings,
-           "the classifier is the token embedding, as in GPT-2; 0: a tensor of its own. A model file says it itself");
+    for (const ModelField& of : model_fields()) {
+        if (!of.is_size()) field(of, o.architecture);
+    }
 }
 
 void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {

@@ -112,6 +112,18 @@ private:
         return added;
     }
 
+    // A field of the model that is no size.
+    OptionRow& field(const ModelField& of, ModelConfig& target) {
+        std::string values;
+        for (const char* value : of.values) values += text(values.empty() ? "" : "|", value);
+        OptionRow& added = row(text("--", of.name), values, of.help);
+        added.expected = "expected one of " + values;
+        added.spell = [&of, &target] { return of.value_of(target); };
+        added.read = [&of, &target](const std::string& value) { return of.read(target, value); };
+        added.is_switch = of.is_flag();
+        return added;
+    }
+
     Verb verb_;
     bool is_taken_ = true;
     std::string group_;   // the title that --help has above the rows that follow

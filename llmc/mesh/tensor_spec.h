@@ -1,5 +1,6 @@
 // What cutting and copying over a mesh has to know of a tensor: its shape, how it is cut, and who holds copies of it.
-// The parameter table (llmc/model/param_table.h) has one for every parameter; nothing else says these things.
+// The parameter table (llmc/model/parameters/param_table.h) has one for every parameter; nothing else says these
+// things.
 #pragma once
 
 #include <cstdint>

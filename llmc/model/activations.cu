@@ -85,6 +85,7 @@ Activations make_activations(Arena& arena, Buffers& buffers, const std::string& 
     for (int layer = 0; layer < layers; layer++) {
         LayerActivations& places = set.layers.emplace_back(kept.size());
         for (std::size_t i = 0; i < kept.size(); i++) {
+            if (kept[i].elements == 0) continue;
             const bool dropped = recompute >= kept[i].dropped_from, fills_shared = prefix.empty() && layer == 0;
             if (!dropped || fills_shared) {
                 const std::string where = dropped ? "shared/" : text(prefix, "h.", layer, "/");
@@ -108,7 +109,7 @@ DelayedMemory make_delayed(Arena& arena, Buffers& buffers, const std::string& pr
     for (int layer = 0; layer < layers; layer++) {
         LayerActivations& places = memory.recomputed.emplace_back(kept.size());
         for (std::size_t i = 0; i < kept.size(); i++) {
-            if (recompute < kept[i].dropped_from) continue;
+            if (recompute < kept[i].dropped_from || kept[i].elements == 0) continue;
             const std::string name = text("activations/", prefix, "h.", layer, "/", kept[i].name);
             places[i] = buffers.take<std::byte>(arena, name, kept[i].bytes());
         }
@@ -170,7 +171,7 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
         logits = arena.allocate<floatX>("workspace/logits",
                                         static_cast<std::size_t>(classifier_rows) * static_cast<std::size_t>(sizes.Vp));
         lnf = arena.allocate<floatX>("workspace/lnf", Rr * C);
-        lnf_mean = arena.allocate<float>("workspace/lnf_mean", Rr);
+        if (sizes.model.norm == NormKind::layer) lnf_mean = arena.allocate<float>("workspace/lnf_mean", Rr);
         lnf_rstd = arena.allocate<float>("workspace/lnf_rstd", Rr);
         losses = arena.allocate<float>("workspace/losses", R);
     }

@@ -57,8 +57,8 @@ enum class Recompute : std::uint8_t {
 
 // A tensor that a layer's forward keeps for its backward, as its sublayer declares it (sublayer.h).
 struct KeptTensor {
-    const char* name;   // llm.c's
-    std::int64_t elements;
+    const char* name;                            // llm.c's
+    std::int64_t elements;                       // 0: it is not there
     Recompute dropped_from = Recompute::block;   // this level and those above compute it again
     bool statistic = false;                      // fp32, of rows: else of the type of activations
     // Once the sublayer's backward has run, and its gradients of weights are not delayed, it is memory that sublayers

@@ -98,6 +98,95 @@ bool starts_with_number(const std::string& text, std::size_t position) {
 
 }   // namespace
 
+const std::vector<ModelField>& model_fields() {
+    using Config = ModelConfig;
+    static const std::vector<ModelField> fields = {
+        {.name = "layers",
+         .help = "transformer layers; with --heads and --channels instead of --model",
+         .key = "n_layer",
+         .get = [](const Config& c) { return c.layers; },
+         .set = [](Config& c, std::int64_t value) { c.layers = value; },
+         .llmc = 4},
+        {.name = "heads",
+         .help = "attention heads of a layer",
+         .key = "n_head",
+         .get = [](const Config& c) { return c.heads; },
+         .set = [](Config& c, std::int64_t value) { c.heads = value; },
+         .llmc = 5},
+        {.name = "channels",
+         .help = "width of the residual stream",
+         .key = "n_embd",
+         .get = [](const Config& c) { return c.channels; },
+         .set = [](Config& c, std::int64_t value) { c.channels = value; },
+         .llmc = 6},
+        {.name = "seq-len",
+         .help = "learned positions",
+         .key = "n_positions",
+         .get = [](const Config& c) { return c.max_seq_len; },
+         .set = [](Config& c, std::int64_t value) { c.max_seq_len = value; },
+         .llmc = 2},
+        {.name = "vocab-size",
+         .help = "token ids the model knows",
+         .key = "vocab_size",
+         .get = [](const Config& c) { return c.vocab_size; },
+         .set =
+             [](Config& c, std::int64_t value) {
+                 c.vocab_size = value;
+                 c.padded_vocab_size = padded_vocab(value);
+             },
+         .llmc = 3},
+        {.name = "tie-embeddings",
+         .help =
+             "the classifier is the token embedding, as in GPT-2; 0: a tensor of its own. A model file says it itself",
+         .key = "tie_word_embeddings",
+         .get = [](const Config& c) { return std::int64_t{c.tied}; },
+         .set = [](Config& c, std::int64_t value) { c.tied = value != 0; },
+         .values = {"0", "1"}},
+        {.name = "norm",
+         .help = "layer normalisation, as in GPT-2, or RMSNorm, without mean and bias. A model file says it itself",
+         .key = "norm",
+         .get = [](const Config& c) { return static_cast<std::int64_t>(c.norm); },
+         .set = [](Config& c, std::int64_t value) { c.norm = static_cast<NormKind>(value); },
+         .values = {"layer", "rms"},
+         .hugging_face = false},
+    };
+    return fields;
+}
+
+std::string ModelField::value_of(const ModelConfig& config) const {
+    const std::int64_t value = get(config);
+    return is_size() ? std::to_string(value) : values[static_cast<std::size_t>(value)];
+}
+
+bool ModelField::read(ModelConfig& config, const std::string& value) const {
+    if (is_flag() && (value == "true" || value == "false")) return set(config, value == "true"), true;
+    for (std::size_t i = 0; i < values.size(); i++) {
+        if (value == values[i]) return set(config, static_cast<std::int64_t>(i)), true;
+    }
+    return false;
+}
+
+namespace {
+
+template <class Holds>
+std::string beyond(const ModelConfig& config, Holds&& holds) {
+    for (const ModelField& field : model_fields()) {
+        if (!holds(field) && field.get(config) != field.get(ModelConfig{})) {
+            return text("--", field.name, " ", field.value_of(config));
+        }
+    }
+    return "";
+}
+
+}   // namespace
+
+std::string beyond_hugging_face(const ModelConfig& config) {
+    return beyond(config, [](const ModelField& field) { return field.hugging_face; });
+}
+std::string beyond_llmc(const ModelConfig& config) {
+    return beyond(config, [](const ModelField& field) { return field.llmc >= 0; });
+}
+
 std::int64_t padded_vocab(std::int64_t vocab_size) {
     return (vocab_size + vocab_padding - 1) / vocab_padding * vocab_padding;
 }
@@ -157,5 +246,6 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
 std::string describe(const ModelConfig& c) {
     return text(c.layers, " layers, ", c.heads, " heads of ", c.head_size(), ", ", c.channels, " channels, ",
                 c.max_seq_len, " positions, vocabulary ", c.vocab_size, " (padded ", c.padded_vocab_size, "), ",
-                c.tied ? "" : "a classifier of its own, ", parameter_count(c), " parameters");
+                c.tied ? "" : "a classifier of its own, ", c.norm == NormKind::rms ? "RMSNorm, " : "",
+                parameter_count(c), " parameters");
 }

@@ -13,6 +13,9 @@
 // A branch of the residual stream (sublayer.h).
 enum class SublayerKind : std::uint8_t { attention, mlp };
 
+// The norm before a sublayer and before the classifier.
+enum class NormKind : std::uint8_t { layer, rms };
+
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
     std::int64_t heads = 0;                   // NH, attention heads of a block
@@ -21,6 +24,7 @@ struct ModelConfig {
     std::int64_t vocab_size = 50257;          // V
     std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
     bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
+    NormKind norm = NormKind::layer;
 
     std::int64_t head_size() const { return channels / heads; }   // HS
     std::int64_t mlp_width() const { return 4 * channels; }       // F
@@ -28,6 +32,31 @@ struct ModelConfig {
     std::vector<SublayerKind> sublayers() const { return {SublayerKind::attention, SublayerKind::mlp}; }
     friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
+
+// A field of ModelConfig, and where else it stands. Options, import, export and its refusals, descriptions iterate over
+// one table of them; whoever adds a field adds a row.
+struct ModelField {
+    const char* name;   // the option's, without dashes
+    const char* help;
+    const char* key;   // in config.json
+    std::int64_t (*get)(const ModelConfig&);
+    void (*set)(ModelConfig&, std::int64_t);
+    std::vector<const char*> values = {};   // names of 0, 1, ...; none: a size. A flag has "0" and "1".
+    // Where other programs' files have it. Such a file without the field holds only models that have GPT-2's value.
+    bool hugging_face = true;   // a GPT-2's config.json
+    int llmc = -1;              // the int32 of an llm.c model file's header
+
+    bool is_size() const { return values.empty(); }
+    bool is_flag() const { return !is_size() && values[0][0] == '0'; }
+    std::string value_of(const ModelConfig& config) const;
+    bool read(ModelConfig& config,
+              const std::string& value) const;   // of one that is no size; false: there is none such
+};
+const std::vector<ModelField>& model_fields();
+
+// What a format cannot hold of a model, as an option ("--norm rms"); empty where it can.
+std::string beyond_hugging_face(const ModelConfig& config);
+std::string beyond_llmc(const ModelConfig& config);
 
 // Rows of the embedding come in multiples of this, so that the classifier's matmuls stay aligned (as in llm.c).
 constexpr std::int64_t vocab_padding = 128;

@@ -6,7 +6,8 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/model/golden_gpt_test.h"
-#include "llmc/model/weights.h"
+#include "llmc/model/parameters/weights.h"
+#include "llmc/model/reference_gpt_test.h"
 
 namespace {
 
@@ -65,5 +66,45 @@ TEST_CASE("decoder: tokens read at once, or some at once and some alone, leave t
         const auto tokens = test.sequence(0);
         test.decoder.read(tokens.first(at_once));
         CHECK(test.error(test.decoder.read(tokens.subspan(at_once)), 0, last) < parity);
+    }
+}
+
+TEST_CASE("decoder: its logits are those of a double-precision model, for every kind of norm and classifier") {
+    for (const bool tied : {true, false}) {
+        for (const NormKind norm : {NormKind::layer, NormKind::rms}) {
+            ModelConfig config = custom_model_config(3, 2, 32, 16, 97);
+            config.tied = tied;
+            config.norm = norm;
+            ReferenceGpt reference(config);
+            OwnedStream stream;
+            Arena arena;
+            Decoder decoder(config, arena, stream.get());
+            for (int i = 0; i < reference.table.size(); i++) {
+                const ParamInfo& param = reference.table[i];
+                std::vector<float> values(static_cast<std::size_t>(param.tensor.elements()), 0.0f);
+                for (std::size_t k = 0; k < static_cast<std::size_t>(param.exported_elements()); k++) {
+                    const float drawn =
+                        (param.init == Init::ones ? 1.0f : 0.0f) + 0.2f * normal(param.random_tensor(), k);
+                    values[k] = static_cast<float>(static_cast<floatX>(drawn));
+                    reference.parameters[static_cast<std::size_t>(i)][k] = static_cast<double>(values[k]);
+                }
+                upload_tensor<floatX>(decoder.parameters(), i, values, stream.get());
+            }
+            const std::vector<int> tokens{5, 96, 0, 17, 17, 3, 88, 41, 2}, targets(tokens.size(), -1);
+            const Doubles expected = reference.forward(tokens, targets, 1, static_cast<int>(tokens.size())).logits;
+            const std::span<const std::int32_t> all(tokens);
+            decoder.read(all.first(4));   // some at once, then one by one
+            for (std::size_t t = 4; t < tokens.size(); t++) {
+                const std::vector<float> logits = decoder.read(all.subspan(t, 1));
+                double difference = 0, size = 0;
+                for (std::size_t i = 0; i < logits.size(); i++) {
+                    const double e = expected[t * logits.size() + i];
+                    difference += (logits[i] - e) * (logits[i] - e);
+                    size += e * e;
+                }
+                INFO("tied ", tied, ", norm ", static_cast<int>(norm), ", token ", t);
+                CHECK(std::sqrt(difference / size) < parity);
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "llmc/model/param_storage.h"
+#include "llmc/model/parameters/param_storage.h"
 
 // As float, in its global shape. For states that are not cut over ranks. Waits for the stream.
 template <class T>

@@ -91,7 +91,8 @@ void Layer::show(const std::function<void(const char*, const floatX*, std::int64
                  const floatX* out) const {
     const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
     for (std::size_t i = 0; i < kept.size(); i++) {
-        if (!kept[i].statistic) show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);
+        if (!kept[i].statistic && kept[i].elements > 0)
+            show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);
     }
     show("residual3", out, std::int64_t{tools_.sizes.residual_rows()} * tools_.sizes.C);
 }

@@ -16,7 +16,7 @@
 
 #include "llmc/kernels/matmul/matmul.h"
 #include "llmc/kernels/matmul/matvec.cuh"
-#include "llmc/model/gradients.h"
+#include "llmc/model/parameters/gradients.h"
 #include "llmc/model/precision.h"
 
 // When what is added runs: in the order in which it was added, at the latest at drain().

@@ -5,15 +5,16 @@
 Norm::Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer)
     : tools_(tools),
       weight_index_(parameters.index(name + ".weight", layer)),
-      bias_index_(parameters.index(name + ".bias", layer)),
+      bias_index_(parameters.storage().table().find(name + ".bias", layer)),
       weight_(parameters.tensor(weight_index_)),
-      bias_(parameters.tensor(bias_index_)) {}
+      bias_(bias_index_ < 0 ? nullptr : parameters.tensor(bias_index_)) {}
 
 // Norms see this rank's rows of the residual region, so under sequence parallelism their gradients are partial sums.
 std::vector<ParamRow> Norm::parameters(const std::string& name, const ModelConfig& config) {
     const TensorSpec vector{.rows = config.channels, .partial = {Axis::tp}};
-    return {{.name = name + ".weight", .tensor = vector, .init = Init::ones},
-            {.name = name + ".bias", .tensor = vector}};
+    std::vector<ParamRow> rows{{.name = name + ".weight", .tensor = vector, .init = Init::ones}};
+    if (config.norm == NormKind::layer) rows.push_back({.name = name + ".bias", .tensor = vector});
+    return rows;
 }
 
 void Norm::forward(const Output& to, const floatX* in, int rows) const {
@@ -49,7 +50,9 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
             const int C = tools_.sizes.C;
             G* const aside = static_cast<G*>(args.aside);
             const Target dweight = aside ? Target{aside, false} : gradients.next(weight_index_);
-            const Target dbias = aside ? Target{aside + norm_stride(C), false} : gradients.next(bias_index_);
+            const Target dbias = bias_ == nullptr ? Target{}
+                                 : aside          ? Target{aside + norm_stride(C), false}
+                                                  : gradients.next(bias_index_);
             layernorm_backward(LayerNormBackward<floatX, G>{.din = args.din,
                                                             .dweight = dweight.data,
                                                             .dbias = dbias.data,
@@ -67,6 +70,7 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
             if (aside == nullptr) return;
             queue.add([this, &gradients, dweight, dbias, C] {
                 for (const auto& [index, from] : {std::pair{weight_index_, dweight.data}, {bias_index_, dbias.data}}) {
+                    if (from == nullptr) continue;
                     const Target to = gradients.next(index);
                     ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
                     const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);

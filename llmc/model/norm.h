@@ -1,6 +1,6 @@
 // The norm before a sublayer or the classifier, on this rank's rows of the residual region.
 //
-// Layer normalisation: Ba et al., "Layer normalization", 2016; kernels in llmc/kernels/rows/layernorm.cuh.
+// Layer normalisation or RMSNorm, which has neither mean nor bias: llmc/kernels/rows/layernorm.cuh.
 #pragma once
 
 #include <string>
@@ -16,7 +16,8 @@ public:
         float *mean = nullptr, *rstd = nullptr;
     };
 
-    // Its parameters are "<name>.weight" and "<name>.bias", of a layer or, with -1, outside the layers.
+    // Its parameters are "<name>.weight" and, unless it is RMSNorm, "<name>.bias", of a layer or, with -1, outside the
+    // layers.
     Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer = -1);
     static std::vector<ParamRow> parameters(const std::string& name, const ModelConfig& config);
 

@@ -93,10 +93,13 @@ void check_gradients(const ModelConfig& config) {
 
 }   // namespace
 
-TEST_CASE("reference_gpt: gradients of every tensor agree with central differences, the classifier tied or not") {
+TEST_CASE(
+    "reference_gpt: gradients of every tensor agree with central differences, the classifier tied or not, RMSNorm") {
     ModelConfig config = custom_model_config(2, 2, 16, 7, 11);
     check_gradients(config);
     config.tied = false;
+    check_gradients(config);
+    config.norm = NormKind::rms;
     check_gradients(config);
 }
 

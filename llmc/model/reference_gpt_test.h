@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "llmc/model/param_table.h"
+#include "llmc/model/parameters/param_table.h"
 
 using Doubles = std::vector<double>;
 
@@ -54,39 +54,43 @@ struct Moments {
     double mean, rstd;
 };
 
-inline Moments moments(const double* x, Index C) {
+// Of RMSNorm the mean counts as zero.
+inline Moments moments(const double* x, Index C, bool rms) {
     double mean = 0, variance = 0;
-    for (Index c = 0; c < C; c++) mean += x[c] / static_cast<double>(C);
+    for (Index c = 0; c < C && !rms; c++) mean += x[c] / static_cast<double>(C);
     for (Index c = 0; c < C; c++) variance += (x[c] - mean) * (x[c] - mean) / static_cast<double>(C);
     return {mean, 1.0 / std::sqrt(variance + layernorm_epsilon)};
 }
 
-inline Doubles layernorm(const Doubles& in, const Doubles& weight, const Doubles& bias, Index R, Index C) {
+// Layer normalisation, or without a bias RMSNorm.
+inline Doubles norm(const Doubles& in, const Doubles& weight, const Doubles* bias, Index R, Index C) {
     Doubles out(R * C);
     for (Index r = 0; r < R; r++) {
-        const Moments m = moments(&in[r * C], C);
-        for (Index c = 0; c < C; c++) out[r * C + c] = (in[r * C + c] - m.mean) * m.rstd * weight[c] + bias[c];
+        const Moments m = moments(&in[r * C], C, bias == nullptr);
+        for (Index c = 0; c < C; c++) {
+            out[r * C + c] = (in[r * C + c] - m.mean) * m.rstd * weight[c] + (bias ? (*bias)[c] : 0.0);
+        }
     }
     return out;
 }
 
 // Returns din; adds to dweight and dbias.
-inline Doubles layernorm_backward(Doubles& dweight, Doubles& dbias, const Doubles& dout, const Doubles& in,
-                                  const Doubles& weight, Index R, Index C) {
+inline Doubles norm_backward(Doubles& dweight, Doubles* dbias, const Doubles& dout, const Doubles& in,
+                             const Doubles& weight, Index R, Index C) {
     Doubles din(R * C);
     for (Index r = 0; r < R; r++) {
-        const Moments m = moments(&in[r * C], C);
+        const Moments m = moments(&in[r * C], C, dbias == nullptr);
         double sum = 0, projection = 0;   // means over the row of dnorm and of dnorm * norm
         for (Index c = 0; c < C; c++) {
-            const double norm = (in[r * C + c] - m.mean) * m.rstd, d = dout[r * C + c];
-            dweight[c] += d * norm;
-            dbias[c] += d;
-            sum += d * weight[c] / static_cast<double>(C);
-            projection += d * weight[c] * norm / static_cast<double>(C);
+            const double n = (in[r * C + c] - m.mean) * m.rstd, d = dout[r * C + c];
+            dweight[c] += d * n;
+            if (dbias) (*dbias)[c] += d;
+            if (dbias) sum += d * weight[c] / static_cast<double>(C);
+            projection += d * weight[c] * n / static_cast<double>(C);
         }
         for (Index c = 0; c < C; c++) {
-            const double norm = (in[r * C + c] - m.mean) * m.rstd;
-            din[r * C + c] = m.rstd * (dout[r * C + c] * weight[c] - sum - norm * projection);
+            const double n = (in[r * C + c] - m.mean) * m.rstd;
+            din[r * C + c] = m.rstd * (dout[r * C + c] * weight[c] - sum - n * projection);
         }
     }
     return din;
@@ -220,6 +224,9 @@ private:
     const Doubles& at(std::string_view name, int layer = -1) const {
         return parameters[static_cast<std::size_t>(table.index(name, layer))];
     }
+    const Doubles* bias(std::string_view name, int layer = -1) const {   // null: there is none
+        return table.find(name, layer) < 0 ? nullptr : &at(name, layer);
+    }
     Index C() const { return static_cast<Index>(table.config().channels); }
     Index V() const { return static_cast<Index>(table.config().vocab_size); }
     int layers() const { return static_cast<int>(table.config().layers); }
@@ -231,12 +238,12 @@ private:
     Doubles block_forward(BlockTrace& b, int l, int B, int T) const {
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
-        b.ln1 = layernorm(b.input, at("ln_1.weight", l), at("ln_1.bias", l), R, C());
+        b.ln1 = norm(b.input, at("ln_1.weight", l), bias("ln_1.bias", l), R, C());
         b.qkv = linear(b.ln1, at("attn.c_attn.weight", l), at("attn.c_attn.bias", l), R, 3 * C(), C());
         b.atty = attention(b.qkv, attention_sizes(B, T));
         b.residual2 = linear(b.atty, at("attn.c_proj.weight", l), at("attn.c_proj.bias", l), R, C(), C());
         add_to(b.residual2, b.input);
-        b.ln2 = layernorm(b.residual2, at("ln_2.weight", l), at("ln_2.bias", l), R, C());
+        b.ln2 = norm(b.residual2, at("ln_2.weight", l), bias("ln_2.bias", l), R, C());
         b.fch = linear(b.ln2, at("mlp.c_fc.weight", l), at("mlp.c_fc.bias", l), R, 4 * C(), C());
         b.fch_gelu = b.fch;
         for (double& x : b.fch_gelu) x = gelu(x);
@@ -262,7 +269,7 @@ private:
             stream = block_forward(block, l, B, T);
         }
         trace.output = stream;
-        trace.lnf = reference::layernorm(stream, at("ln_f.weight"), at("ln_f.bias"), R, C());
+        trace.lnf = reference::norm(stream, at("ln_f.weight"), bias("ln_f.bias"), R, C());
 
         ReferenceResult result;
         result.logits = reference::linear(trace.lnf, classifier(), {}, R, V(), C());
@@ -287,6 +294,7 @@ private:
         auto d = [&](std::string_view name) -> Doubles& {
             return gradients[static_cast<std::size_t>(table.index(name, l))];
         };
+        auto dbias = [&](std::string_view name) { return table.find(name, l) < 0 ? nullptr : &d(name); };
 
         Doubles dfch = linear_backward(d("mlp.c_proj.weight"), &d("mlp.c_proj.bias"), dstream, b.fch_gelu,
                                        at("mlp.c_proj.weight", l), R, C(), 4 * C());
@@ -294,7 +302,7 @@ private:
         Doubles dln2 = linear_backward(d("mlp.c_fc.weight"), &d("mlp.c_fc.bias"), dfch, b.ln2, at("mlp.c_fc.weight", l),
                                        R, 4 * C(), C());
         add_to(dstream,
-               layernorm_backward(d("ln_2.weight"), d("ln_2.bias"), dln2, b.residual2, at("ln_2.weight", l), R, C()));
+               norm_backward(d("ln_2.weight"), dbias("ln_2.bias"), dln2, b.residual2, at("ln_2.weight", l), R, C()));
 
         Doubles datty = linear_backward(d("attn.c_proj.weight"), &d("attn.c_proj.bias"), dstream, b.atty,
                                         at("attn.c_proj.weight", l), R, C(), C());
@@ -302,7 +310,7 @@ private:
         Doubles dln1 = linear_backward(d("attn.c_attn.weight"), &d("attn.c_attn.bias"), dqkv, b.ln1,
                                        at("attn.c_attn.weight", l), R, 3 * C(), C());
         add_to(dstream,
-               layernorm_backward(d("ln_1.weight"), d("ln_1.bias"), dln1, b.input, at("ln_1.weight", l), R, C()));
+               norm_backward(d("ln_1.weight"), dbias("ln_1.bias"), dln1, b.input, at("ln_1.weight", l), R, C()));
     }
 
     void backward(ReferenceResult& result, std::span<const int> tokens, std::span<const int> targets, int B, int T,
@@ -313,6 +321,7 @@ private:
         auto d = [&](std::string_view name) -> Doubles& {
             return gradients[static_cast<std::size_t>(table.index(name))];
         };
+        auto dbias = [&](std::string_view name) { return table.find(name) < 0 ? nullptr : &d(name); };
 
         Doubles dlogits(R * V(), 0.0);
         for (Index r = 0; r < R; r++) {
@@ -326,8 +335,8 @@ private:
         }
         Doubles dlnf = reference::linear_backward(gradients[static_cast<std::size_t>(table.classifier())], nullptr,
                                                   dlogits, trace.lnf, classifier(), R, V(), C());
-        Doubles dstream = reference::layernorm_backward(d("ln_f.weight"), d("ln_f.bias"), dlnf, trace.output,
-                                                        at("ln_f.weight"), R, C());
+        Doubles dstream = reference::norm_backward(d("ln_f.weight"), dbias("ln_f.bias"), dlnf, trace.output,
+                                                   at("ln_f.weight"), R, C());
         for (int l = layers() - 1; l >= 0; l--) {
             block_backward(dstream, gradients, trace.blocks[static_cast<std::size_t>(l)], l, B, T);
         }

@@ -27,8 +27,8 @@
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
 #include "llmc/model/layer.h"
-#include "llmc/model/unit_hooks.h"
-#include "llmc/model/weights.h"
+#include "llmc/model/parameters/unit_hooks.h"
+#include "llmc/model/parameters/weights.h"
 
 // Consecutive layers, and what stands before the first and behind the last layer of the model.
 struct Chunk {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/param_storage.h"
+#include "llmc/model/parameters/param_storage.h"
 
 struct OptimizerOptions {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;

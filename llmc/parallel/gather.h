@@ -11,7 +11,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
-#include "llmc/model/param_storage.h"
+#include "llmc/model/parameters/param_storage.h"
 #include "llmc/process/comm.h"
 
 constexpr int everywhere = -1;

@@ -32,8 +32,8 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/model/param_storage.h"
-#include "llmc/model/unit_hooks.h"
+#include "llmc/model/parameters/param_storage.h"
+#include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/process/comm.h"
 
 // The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole

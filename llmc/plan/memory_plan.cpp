@@ -25,12 +25,7 @@ ModelConfig model_of(const Options& o) {
                     "Give a size such as gpt2:124M, or --layers, --heads and --channels.");
     }
     const std::int64_t vocab = o.vocab_size > 0 ? o.vocab_size : 50257;
-    ModelConfig config =
-        o.layers > 0 ? custom_model_config(o.layers, o.heads, o.channels, o.seq_len, vocab) : model_config(o.model);
-    config.tied = o.tie_embeddings;
-    config.vocab_size = vocab;
-    config.padded_vocab_size = padded_vocab(vocab);
-    return config;
+    return described_model(o, vocab);
 }
 
 // What a library takes is known only where it runs.

@@ -45,7 +45,7 @@ struct Options : OptimizerOptions {
     std::string model = "d12";                 // descriptor, llm.c model file or folder
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
-    bool tie_embeddings = true;                // the classifier is the token embedding
+    ModelConfig architecture = {};             // its fields that are no sizes (model_fields)
 
     // shape of a step
     int micro_batch = 4;            // B, sequences
@@ -90,12 +90,12 @@ struct Options : OptimizerOptions {
     AttentionKind attention = AttentionKind::auto_;
     DType grad_dtype = DType::fp32;
     bool tf32 = false;
-    bool print_memory = false;   // llmc/plan/memory_plan.h
+    bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
-    int gelu_fusion = 2;          // 0: none, 1: in forward, 2: in backward too
-    int matmul_tries = 1;         // MatmulOptions::tries, where tp == 1
-    int zero = 0;                 // ZeRO stage
-    int pp = 1, cp = 1, tp = 1;   // ranks of pipeline, context and tensor parallelism
+    int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: in backward too
+    int matmul_tries = 1;                 // MatmulOptions::tries, where tp == 1
+    int zero = 0;                         // ZeRO stage
+    int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
     int pp_chunks = 1;               // of a pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup
@@ -123,4 +123,3 @@ struct Options : OptimizerOptions {
     std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
     int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
 };
-

@@ -10,6 +10,8 @@
 #include "llmc/run/options.h"
 
 WorldOptions world_options(const Options& options);
+// The model that the options describe without a file.
+ModelConfig described_model(const Options& options, std::int64_t vocab_size);
 StageOptions stage_options(const Options& options, const World& world);
 StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at);   // of any rank
 

@@ -225,8 +225,8 @@ TEST_CASE("pipeline: what ZeRO-3 gathers and reduces shows once a step where bot
             return (seconds(gather) - seconds(0)) / (gather * layer);
         };
         const double few = shown(4, 0.15), many = shown(12, 0.15), few_slow = shown(4, 1.5), many_slow = shown(12, 1.5);
-        MESSAGE(std::string(name_of(kind)), ": 4 and 12 micro-batches show ", few, " and ", many, " gathers; of slow ones ",
-                few_slow, " and ", many_slow);
+        MESSAGE(std::string(name_of(kind)), ": 4 and 12 micro-batches show ", few, " and ", many,
+                " gathers; of slow ones ", few_slow, " and ", many_slow);
         CHECK(many <= few + 1e-6);
         CHECK(many_slow > few_slow + 8);
     }

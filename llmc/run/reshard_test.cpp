@@ -20,7 +20,7 @@
 #include "llmc/io/faulty_files_test.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/mesh/element_home_test.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/training_state.h"

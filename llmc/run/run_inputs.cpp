@@ -9,6 +9,7 @@
 #include "llmc/data/corpus_check.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
 #include "llmc/run/trainer.h"
 
 namespace {
@@ -33,26 +34,25 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
         refuse_if(options.vocab_size > 0 && options.vocab_size != own,
                   text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                   "Leave --vocab-size out: the model says it.");
-        refuse_if(!options.tie_embeddings && of_file->tied,
-                  text("--tie-embeddings 0: the classifier of the model in ", options.model, " is its embedding"),
-                  "Leave --tie-embeddings out: the model says it.");
-        refuse_if(!options.export_llmc.empty() && !of_file->tied,
-                  text("--export-llmc: the model in ", options.model, " has a classifier of its own"),
-                  "llm.c's files have none; checkpoints are Hugging Face folders.");
+        for (const ModelField& field : model_fields()) {
+            const std::int64_t asked = field.get(options.architecture);
+            if (field.is_size() || asked == field.get(ModelConfig{})) continue;
+            refuse_if(asked != field.get(*of_file),
+                      text("--", field.name, " ", field.value_of(options.architecture), ": the model in ",
+                           options.model, " has ", field.value_of(*of_file)),
+                      text("Leave --", field.name, " out: the model says it."));
+        }
+        const std::string beyond = beyond_llmc(*of_file);
+        refuse_if(!options.export_llmc.empty() && !beyond.empty(),
+                  text("--export-llmc: the model in ", options.model, " has ", beyond),
+                  "llm.c's files hold no such model; checkpoints do.");
         return *of_file;
     }
     const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
                                                       : gpt2_vocabulary;
-    ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
-                                                                  options.seq_len, vocab)
-                                            : model_config(options.model);
-    config.tied = options.tie_embeddings;
-    config.vocab_size = vocab;
-    config.padded_vocab_size = padded_vocab(vocab);
-    check_model_config(config);
-    return config;
+    return described_model(options, vocab);
 }
 
 // Error(usage) where a folder holds what a run has left there: checkpoints, or records of steps.

@@ -13,7 +13,7 @@
 #include "llmc/data/loader.h"
 #include "llmc/io/folder_lock.h"
 #include "llmc/model/config.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/process/world.h"
 #include "llmc/run/options.h"
 #include "llmc/run/run_record.h"

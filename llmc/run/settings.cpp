@@ -87,7 +87,9 @@ void found(Table& table, const Options& o, const RunFacts& f) {
     table.row("num_layers L", f.model.layers);
     table.row("num_heads NH", f.model.heads);
     table.row("channels C", f.model.channels);
-    table.row("tied embeddings", f.model.tied ? 1 : 0);
+    for (const ModelField& field : model_fields()) {
+        if (!field.is_size()) table.row(field.name, field.value_of(f.model));
+    }
     table.row("num_parameters", parameter_count(f.model));
     table.rule();
     auto tokens = [](const TokenSet& set) {

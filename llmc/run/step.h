@@ -26,8 +26,8 @@ struct StepResult {
 
 class Step {
 public:
-    // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward is
-    // called. From now on the stage's hooks are ZeRO's, where ranks share.
+    // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward
+    // is called. From now on the stage's hooks are ZeRO's, where ranks share.
     Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
     ~Step();
     Step(const Step&) = delete;

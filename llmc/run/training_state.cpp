@@ -8,7 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/model_export.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/option_names.h"
 #include "llmc/tokenizer/files/files.h"

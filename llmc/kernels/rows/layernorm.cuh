@@ -1,5 +1,7 @@
 // Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
 // bias with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
+// Without mean and bias it is RMSNorm (Zhang, Sennrich, "Root mean square layer normalization", 2019): out = in * rstd
+// * weight with rstd = 1 / sqrt(mean of squares + 1e-5).
 //
 // Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and
 // dbias per block in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a
@@ -25,7 +27,7 @@ struct LayerNormForward {
     float* rstd;          // (rows), or null likewise
     const Real* in;       // (rows, C)
     const Real* weight;   // (C)
-    const Real* bias;     // (C)
+    const Real* bias;     // (C), or null: RMSNorm; `mean` is null then
     int rows, C;
 };
 
@@ -36,7 +38,7 @@ template <class Real, class Grad>
 struct LayerNormBackward {
     Real* din;            // (rows, C) gradient of `in`: added to, or overwritten
     Grad* dweight;        // (C)
-    Grad* dbias;          // (C)
+    Grad* dbias;          // (C), or null: RMSNorm; `mean` is null then
     float* scratch;       // layernorm_backward_scratch(rows, C) floats
     const Real* dout;     // (rows, C)
     const Real* in;       // (rows, C), as given to forward
@@ -57,15 +59,25 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
+// Calls launch_with(std::true_type) where a mean is subtracted, launch_with(std::false_type) for RMSNorm.
+template <class LaunchWith>
+void with_norm_kind(bool subtracts_mean, LaunchWith launch_with) {
+    if (subtracts_mean) return launch_with(std::true_type());
+    launch_with(std::false_type());
+}
+
 // Normalises a row that the block's threads have kept. Elements beyond the row must be zero.
-template <class AnyExtent, class Real>
+template <bool kSubtractsMean, class AnyExtent, class Real>
 __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const KeptRow<Real, AnyExtent>& in,
                                               Real* out, float* mean, float* rstd, const Real* weight,
                                               const Real* bias) {
-    PieceSum<AnyExtent> sum;
+    float m = 0;
+    if constexpr (kSubtractsMean) {
+        PieceSum<AnyExtent> sum;
 #pragma unroll
-    for (int j = 0; j < row.parts(); j++) sum.add(to_floats(in.piece(row, j)));
-    const float m = row.sum(sum.total()) / row.C();
+        for (int j = 0; j < row.parts(); j++) sum.add(to_floats(in.piece(row, j)));
+        m = row.sum(sum.total()) / row.C();
+    }
 
     // the centred sum of squares, not the difference of two large numbers
     PieceSum<AnyExtent> squares;
@@ -84,8 +96,9 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
-        const Vec8<float> w = to_floats(row.load_shared_by_rows(weight, j)),
-                          b = to_floats(row.load_shared_by_rows(bias, j));
+        const Vec8<float> w = to_floats(row.load_shared_by_rows(weight, j));
+        Vec8<float> b = {};
+        if constexpr (kSubtractsMean) b = to_floats(row.load_shared_by_rows(bias, j));
         Vec8<float> x = to_floats(in.piece(row, j));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) x[k] = fmaf((x[k] - m) * s, w[k], b[k]);
@@ -97,14 +110,14 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
     }
 }
 
-template <class Real, class AnyExtent>
+template <bool kSubtractsMean, class Real, class AnyExtent>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     layernorm_forward_kernel(LayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     KeptRow<Real, AnyExtent> x(args.in);
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) x.keep(j, row.load(args.in, j));
-    normalise_row(row, x, args.out, args.mean, args.rstd, args.weight, args.bias);
+    normalise_row<kSubtractsMean>(row, x, args.out, args.mean, args.rstd, args.weight, args.bias);
 }
 
 template <class Real>
@@ -112,13 +125,18 @@ void layernorm_forward(const LayerNormForward<Real>& args, cudaStream_t stream) 
     if (args.rows == 0) return;
     std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
     Launch where = row_launch(args.rows, args.C, stream);
-    where.reads(args.in, all_bytes).reads(args.weight, row_bytes).reads(args.bias, row_bytes);
-    where.writes(args.out, all_bytes);
+    where.reads(args.in, all_bytes).reads(args.weight, row_bytes).writes(args.out, all_bytes);
+    if (args.bias) where.reads(args.bias, row_bytes);
     if (args.mean) where.writes(args.mean, args.rows * sizeof(float));
     if (args.rstd) where.writes(args.rstd, args.rows * sizeof(float));
-    with_row_extent(
-        args.C, [&](auto extent) { launch(layernorm_forward_kernel<Real, decltype(extent)>, where, args, extent); },
-        args.out, args.in, args.weight, args.bias);
+    with_norm_kind(args.bias != nullptr, [&](auto subtracts_mean) {
+        with_row_extent(
+            args.C,
+            [&](auto extent) {
+                launch(layernorm_forward_kernel<subtracts_mean(), Real, decltype(extent)>, where, args, extent);
+            },
+            args.out, args.in, args.weight, args.bias);
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -149,10 +167,13 @@ constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent
 
 // The gradient of one row: with n = (in - mean) rstd and g = dout weight,
 //   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
-template <class Real, class Grad, class AnyExtent>
+// Of RMSNorm, n = in rstd: din = rstd (g - n mean(g n)).
+template <bool kSubtractsMean, class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<Real, Grad>& args,
                                                        const RowOfThread<AnyExtent>& row, ColumnSums<AnyExtent>& sums) {
-    const float mean = row.inside ? args.mean[row.row] : 0.0f, rstd = row.inside ? args.rstd[row.row] : 0.0f;
+    const float rstd = row.inside ? args.rstd[row.row] : 0.0f;
+    float mean = 0;
+    if constexpr (kSubtractsMean) mean = row.inside ? args.mean[row.row] : 0.0f;
     KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
@@ -179,7 +200,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
         sum_gn.add(gn);
     }
     const RowSums total = row.sums({sum_g.total(), sum_gn.total()});
-    const float mean_g = total.a / row.C(), mean_gn = total.b / row.C();
+    const float mean_g = kSubtractsMean ? total.a / row.C() : 0.0f, mean_gn = total.b / row.C();
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
@@ -213,7 +234,7 @@ __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Gr
     }
 }
 
-template <class Real, class Grad, class AnyExtent>
+template <bool kSubtractsMean, class Real, class Grad, class AnyExtent>
 __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
     // where the block's sums go; not kept in a register meanwhile
@@ -227,23 +248,25 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
     // every thread of a block makes the same number of turns, inside the rows or not
     for (int base = turns.first; base < turns.end; base += turns.step) {
         fetch_row_ahead(args, row_at(base + turns.step));
-        layernorm_backward_row(args, row_at(base), sums);
+        layernorm_backward_row<kSubtractsMean>(args, row_at(base), sums);
     }
     sums.store(partials(), shared, row_at(0));
 }
 
 constexpr int kFinishThreads = 32;   // threads that share a column, beside 32 columns
 
-// dweight and dbias from partials (blocks, 2, C): a block handles 32 of the 2C columns, all at once or in turns.
+// dweight and dbias, or dweight alone, from partials (blocks, 2, C): a block handles 32 of their columns, all at once
+// or in turns.
 template <class Grad>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     layernorm_backward_finish_kernel(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C,
                                      bool accumulate) {
+    const int columns = dbias ? 2 * C : C;
     __shared__ float shared[kFinishThreads][32];
     for (unsigned turn = 0; turn < 32; turn += blockDim.x) {
         const int column = static_cast<int>(blockIdx.x * 32 + turn + threadIdx.x);
         float sum = 0;
-        if (column < 2 * C) {
+        if (column < columns) {
             for (int b = static_cast<int>(threadIdx.y); b < blocks; b += static_cast<int>(blockDim.y)) {
                 sum += partials[static_cast<std::size_t>(b) * 2 * C + column];
             }
@@ -254,7 +277,7 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
             for (unsigned y = 1; y < blockDim.y; y++)
                 sum += shared[y][threadIdx.x];   // of use to the first row of threads
         }
-        if (threadIdx.y != 0 || column >= 2 * C) continue;
+        if (threadIdx.y != 0 || column >= columns) continue;
         Grad* out = column < C ? dweight + column : dbias + (column - C);
         *out = static_cast<Grad>(accumulate ? static_cast<float>(*out) + sum : sum);
     }
@@ -277,18 +300,23 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
     if (block.x == 1) block.y = 1;   // one thread has the sums of the block
     Launch main{dim3(static_cast<unsigned>(blocks)), block, 2 * args.C * sizeof(float), stream};
     main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
-    main.reads(args.mean, args.rows * sizeof(float)).reads(args.rstd, args.rows * sizeof(float));
+    main.reads(args.rstd, args.rows * sizeof(float));
+    if (args.dbias) main.reads(args.mean, args.rows * sizeof(float));
     main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
     if (args.accumulate_input) main.reads(args.din, all_bytes);
-    with_row_extent(
-        args.C,
-        [&](auto extent) { launch(layernorm_backward_kernel<Real, Grad, decltype(extent)>, main, args, extent); },
-        args.din, args.dout, args.in, args.weight);
+    with_norm_kind(args.dbias != nullptr, [&](auto subtracts_mean) {
+        with_row_extent(
+            args.C,
+            [&](auto extent) {
+                launch(layernorm_backward_kernel<subtracts_mean(), Real, Grad, decltype(extent)>, main, args, extent);
+            },
+            args.din, args.dout, args.in, args.weight);
+    });
 
     const dim3 finish_block = block.x == 1 ? dim3(1) : dim3(32, kFinishThreads);
-    Launch finish{dim3(blocks_for(2 * args.C, 32)), finish_block, 0, stream};
-    finish.reads(args.scratch, scratch_bytes);
-    finish.writes(args.dweight, args.C * sizeof(Grad)).writes(args.dbias, args.C * sizeof(Grad));
+    Launch finish{dim3(blocks_for(args.dbias ? 2 * args.C : args.C, 32)), finish_block, 0, stream};
+    finish.reads(args.scratch, scratch_bytes).writes(args.dweight, args.C * sizeof(Grad));
+    if (args.dbias) finish.writes(args.dbias, args.C * sizeof(Grad));
     launch(layernorm_backward_finish_kernel<Grad>, finish, args.dweight, args.dbias, args.scratch, blocks, args.C,
            args.accumulate_parameters);
 }

@@ -12,8 +12,9 @@ struct Reference {
     Doubles din_size, dweight_size, dbias_size;
 };
 
-Reference layernorm(const Doubles& in, const Doubles& weight, const Doubles& bias, const Doubles& dout, int rows,
-                    int C) {
+// `rms`: RMSNorm, which subtracts no mean; `bias` is zero then.
+Reference layernorm(const Doubles& in, const Doubles& weight, const Doubles& bias, const Doubles& dout, int rows, int C,
+                    bool rms = false) {
     Reference r;
     r.out.resize(in.size());
     r.normal.resize(in.size());
@@ -26,7 +27,7 @@ Reference layernorm(const Doubles& in, const Doubles& weight, const Doubles& bia
     for (int i = 0; i < rows; i++) {
         const double* x = in.data() + static_cast<std::size_t>(i) * C;
         double mean = 0, variance = 0;
-        for (int c = 0; c < C; c++) mean += x[c] / C;
+        for (int c = 0; c < C && !rms; c++) mean += x[c] / C;
         for (int c = 0; c < C; c++) variance += (x[c] - mean) * (x[c] - mean) / C;
         double rstd = 1 / std::sqrt(variance + 1e-5);
         r.mean.push_back(mean);
@@ -37,7 +38,7 @@ Reference layernorm(const Doubles& in, const Doubles& weight, const Doubles& bia
             double n = (x[c] - mean) * rstd, g = dout[at] * weight[c];
             r.normal[at] = n;
             r.out[at] = n * weight[c] + bias[c];
-            g_mean += g / C;
+            if (!rms) g_mean += g / C;
             gn_mean += g * n / C;
             g_size += std::abs(g) / C;
             r.dweight[c] += dout[at] * n;
@@ -71,16 +72,19 @@ struct Backward {
 }   // namespace
 
 TEST_CASE("layernorm: the reference's gradients agree with central differences") {
+    bool rms = false;
+    SUBCASE("layer normalisation") {}
+    SUBCASE("RMSNorm") { rms = true; }
     const int rows = 2, C = 7;
     Doubles in = random_values<float>(rows * C, 1.0, 1), weight = random_values<float>(C, 1.0, 2);
     Doubles bias = random_values<float>(C, 1.0, 3), dout = random_values<float>(rows * C, 1.0, 4);
     auto loss = [&](const Doubles& x, const Doubles& w, const Doubles& b) {
-        Doubles out = layernorm(x, w, b, dout, rows, C).out;
+        Doubles out = layernorm(x, w, b, dout, rows, C, rms).out;
         double sum = 0;
         for (std::size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
         return sum;
     };
-    Reference r = layernorm(in, weight, bias, dout, rows, C);
+    Reference r = layernorm(in, weight, bias, dout, rows, C, rms);
     const double h = 1e-5;
     auto slope = [&](Doubles& of, int i) {
         double kept = of[i];
@@ -97,14 +101,17 @@ TEST_CASE("layernorm: the reference's gradients agree with central differences")
 }
 
 TEST_CASE_TEMPLATE("layernorm: forward matches the double loop for any C and alignment", Real, float, bf16) {
+    bool rms = false;
+    SUBCASE("layer normalisation") {}
+    SUBCASE("RMSNorm") { rms = true; }
     KernelTest test;
     for (auto [rows, C] : kShapes) {
         for (std::size_t shift : {0u, 1u}) {
             const std::size_t n = static_cast<std::size_t>(rows) * C;
             Doubles x = random_values<Real>(n, 1.5, 1), weight = random_values<Real>(C, 1.0, 2);
-            Doubles bias = random_values<Real>(C, 1.0, 3);
+            Doubles bias = rms ? Doubles(C, 0.0) : random_values<Real>(C, 1.0, 3);
             for (double& value : x) value = rounded<Real>(value + 3);   // a mean that matters
-            Reference r = layernorm(x, weight, bias, Doubles(n, 0.0), rows, C);
+            Reference r = layernorm(x, weight, bias, Doubles(n, 0.0), rows, C, rms);
             Doubles size(n);
             for (std::size_t i = 0; i < n; i++) {
                 double n_size = std::abs(r.normal[i]) + std::abs(r.mean[i / C]) * r.rstd[i / C];
@@ -112,12 +119,15 @@ TEST_CASE_TEMPLATE("layernorm: forward matches the double loop for any C and ali
             }
             auto out = test.output<Real>(n, shift);
             auto mean = test.output<float>(rows), rstd = test.output<float>(rows);
-            layernorm_forward<Real>({out.data(), mean.data(), rstd.data(), test.tensor<Real>(x).data(),
-                                     test.tensor<Real>(weight).data(), test.tensor<Real>(bias).data(), rows, C},
+            const auto device_bias = test.tensor<Real>(bias);
+            layernorm_forward<Real>({out.data(), rms ? nullptr : mean.data(), rstd.data(), test.tensor<Real>(x).data(),
+                                     test.tensor<Real>(weight).data(), rms ? nullptr : device_bias.data(), rows, C},
                                     test.stream);
             std::string what = text("C=", C);
             check_close(out.values(), r.out, rounding_error<Real>(r.out, size, 16), what);
-            check_close(mean.values(), r.mean, rounding_error<float>(r.mean, Doubles(rows, 4.0), 8), what + " mean");
+            if (!rms)
+                check_close(mean.values(), r.mean, rounding_error<float>(r.mean, Doubles(rows, 4.0), 8),
+                            what + " mean");
             check_close(rstd.values(), r.rstd, rounding_error<float>(r.rstd, r.rstd, 16), what + " rstd");
         }
     }
@@ -146,23 +156,23 @@ namespace {
 
 // Runs backward and compares; returns the raw results, to be compared with a second run.
 template <class Real, class Grad>
-Backward<Real, Grad> check_backward(int rows, int C, bool accumulate, std::size_t shift) {
+Backward<Real, Grad> check_backward(int rows, int C, bool accumulate, std::size_t shift, bool rms = false) {
     KernelTest test;
     const std::size_t n = static_cast<std::size_t>(rows) * C;
     Doubles x = random_values<Real>(n, 1.5, 1), weight = random_values<Real>(C, 1.0, 2),
             dout = random_values<Real>(n, 1.0, 3);
     Doubles din_before = random_values<Real>(n, 1.0, 4), dw_before = random_values<Grad>(C, 1.0, 5);
     Doubles db_before = random_values<Grad>(C, 1.0, 6);
-    Reference r = layernorm(x, weight, Doubles(C, 0.0), dout, rows, C);
+    Reference r = layernorm(x, weight, Doubles(C, 0.0), dout, rows, C, rms);
 
     auto din = test.tensor<Real>(din_before, shift);
     auto dweight = test.tensor<Grad>(dw_before, shift), dbias = test.tensor<Grad>(db_before, shift);
     auto scratch = test.output<float>(layernorm_backward_scratch(rows, C));
-    layernorm_backward<Real, Grad>(
-        {din.data(), dweight.data(), dbias.data(), scratch.data(), test.tensor<Real>(dout).data(),
-         test.tensor<Real>(x).data(), test.tensor<Real>(weight).data(), test.tensor<float>(r.mean).data(),
-         test.tensor<float>(r.rstd).data(), rows, C, accumulate, accumulate},
-        test.stream);
+    layernorm_backward<Real, Grad>({din.data(), dweight.data(), rms ? nullptr : dbias.data(), scratch.data(),
+                                    test.tensor<Real>(dout).data(), test.tensor<Real>(x).data(),
+                                    test.tensor<Real>(weight).data(), rms ? nullptr : test.tensor<float>(r.mean).data(),
+                                    test.tensor<float>(r.rstd).data(), rows, C, accumulate, accumulate},
+                                   test.stream);
     if (accumulate) {
         for (std::size_t i = 0; i < n; i++) r.din[i] += din_before[i], r.din_size[i] += std::abs(din_before[i]);
         for (int c = 0; c < C; c++) {
@@ -174,6 +184,7 @@ Backward<Real, Grad> check_backward(int rows, int C, bool accumulate, std::size_
     // normalised values carry the rounding of mean (up to 4 in size) and rstd; rows are added in a tree of short sums
     check_close(din.values(), r.din, rounding_error<Real>(r.din, r.din_size, 32), what + " din");
     check_close(dweight.values(), r.dweight, rounding_error<Grad>(r.dweight, r.dweight_size, 32), what + " dweight");
+    if (rms) r.dbias = db_before;   // not touched
     check_close(dbias.values(), r.dbias, rounding_error<Grad>(r.dbias, r.dbias_size, 16), what + " dbias");
     return {din.raw(), dweight.raw(), dbias.raw()};
 }
@@ -186,6 +197,8 @@ TEST_CASE("layernorm: backward matches the double loop") {
             check_backward<float, float>(rows, C, accumulate, 0);
             check_backward<bf16, float>(rows, C, accumulate, 1);
             check_backward<bf16, bf16>(rows, C, accumulate, 0);
+            check_backward<float, float>(rows, C, accumulate, 1, true);
+            check_backward<bf16, bf16>(rows, C, accumulate, 0, true);
         }
     }
 }

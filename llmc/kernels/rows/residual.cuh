@@ -28,7 +28,7 @@ struct ResidualLayerNormForward {
     const Real* a;        // (rows, C)
     const Real* b;        // (rows, C)
     const Real* weight;   // (C)
-    const Real* bias;     // (C)
+    const Real* bias;     // (C), or null: RMSNorm, and `mean` is null
     int rows, C;
 };
 
@@ -54,7 +54,7 @@ void residual_forward(Real* out, const Real* a, const Real* b, std::int64_t n, c
     launch(residual_forward_kernel<Real>, where, out, a, b, Extent{n, packets_fit(out, a, b)});
 }
 
-template <class Real, class AnyExtent>
+template <bool kSubtractsMean, class Real, class AnyExtent>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     residual_layernorm_forward_kernel(ResidualLayerNormForward<Real> args, AnyExtent extent) {
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
         row.store(args.residual, j, piece);
         sum.keep(j, piece);
     }
-    normalise_row(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias);
+    normalise_row<kSubtractsMean>(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias);
 }
 
 template <class Real>
@@ -79,12 +79,18 @@ void residual_layernorm_forward(const ResidualLayerNormForward<Real>& args, cuda
     std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
     Launch where = row_launch(args.rows, args.C, stream);
     where.reads(args.a, all_bytes).reads(args.b, all_bytes);
-    where.reads(args.weight, row_bytes).reads(args.bias, row_bytes);
+    where.reads(args.weight, row_bytes);
+    if (args.bias) where.reads(args.bias, row_bytes);
     where.writes(args.residual, all_bytes).writes(args.out, all_bytes);
     if (args.mean) where.writes(args.mean, args.rows * sizeof(float));
     if (args.rstd) where.writes(args.rstd, args.rows * sizeof(float));
-    with_row_extent(
-        args.C,
-        [&](auto extent) { launch(residual_layernorm_forward_kernel<Real, decltype(extent)>, where, args, extent); },
-        args.residual, args.out, args.a, args.b, args.weight, args.bias);
+    with_norm_kind(args.bias != nullptr, [&](auto subtracts_mean) {
+        with_row_extent(
+            args.C,
+            [&](auto extent) {
+                launch(residual_layernorm_forward_kernel<subtracts_mean(), Real, decltype(extent)>, where, args,
+                       extent);
+            },
+            args.residual, args.out, args.a, args.b, args.weight, args.bias);
+    });
 }

@@ -34,7 +34,7 @@ std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
     all.push_back({.name = "atty", .elements = R * heads});   // (B, T, NH, HS) what is projected
     // (B, NH, T) log-sum-exp of each query's scores
     all.push_back({.name = "lse", .elements = R * sizes.NH, .statistic = true});
-    if (sizes.ulysses > 1) all.push_back({.name = "attended", .elements = R * heads});
+    all.push_back({.name = "attended", .elements = sizes.ulysses > 1 ? R * heads : 0});
     return all;
 }
 

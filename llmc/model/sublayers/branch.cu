@@ -24,7 +24,7 @@ std::vector<KeptTensor> Branch::kept(const char* norm, const char* mean, const c
                                      const RankSizes& sizes) {
     const std::int64_t Rr = sizes.residual_rows();
     return {{.name = norm, .elements = Rr * sizes.C, .dropped_from = Recompute::gelu_norm},
-            {.name = mean, .elements = Rr, .statistic = true},
+            {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true},
             {.name = rstd, .elements = Rr, .statistic = true},
             in};
 }

@@ -52,6 +52,7 @@ struct Layout {
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
     bool tied = true;
+    NormKind norm = NormKind::layer;
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     int tp = 1;
     bool sequence_parallel = false;
@@ -86,7 +87,7 @@ struct Layout {
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied", two_chunks ? ", two chunks" : "",
+                    tied ? "" : ", untied", norm == NormKind::rms ? ", RMSNorm" : "", two_chunks ? ", two chunks" : "",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
                                            ", warm-up ", pipe.warmup, ", ", layers, " layers")
@@ -105,6 +106,7 @@ inline ModelConfig model(const Layout& layout) {
     const int heads = layout.heads, channels = (heads >= 12 ? 8 : 16) * heads;
     ModelConfig config = custom_model_config(layout.layers, heads, channels, layout.seq_len + 8, 97);
     config.tied = layout.tied;
+    config.norm = layout.norm;
     return config;
 }
 inline ModelConfig model(bool tied = true) {

@@ -25,13 +25,14 @@ enum class Setting : std::uint8_t {
     recompute,
     micro_batches,
     untied,
+    rms_norm,
     grad_dtype,
     targets,
     count
 };
 constexpr std::size_t settings = static_cast<std::size_t>(Setting::count);
 using Choice = std::array<std::uint8_t, settings>;
-constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 2, 3};   // how many each has
+constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 2, 2, 3};   // how many each has
 
 constexpr int cover_seq_len = 48, cover_sequences = 24;   // of a step
 
@@ -51,6 +52,7 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.ulysses = groups[value(Setting::ulysses)];
     layout.recompute = static_cast<Recompute>(value(Setting::recompute));
     layout.tied = value(Setting::untied) == 0;
+    layout.norm = value(Setting::rms_norm) == 0 ? NormKind::layer : NormKind::rms;
     layout.grad_dtype = value(Setting::grad_dtype) == 0 ? DType::fp32 : DType::bf16;
     layout.targets = static_cast<Targets>(value(Setting::targets));
     layout.seq_len = cover_seq_len, layout.step_sequences = cover_sequences;
@@ -150,7 +152,8 @@ inline std::vector<Choice> covering_choices(std::size_t least, Cover cover = Cov
     return choices;
 }
 
-// Numbers of ranks that divide nothing but sizes made for them, along each axis, with one thing after another beside it.
+// Numbers of ranks that divide nothing but sizes made for them, along each axis, with one thing after another beside
+// it.
 inline std::vector<Layout> prime_layouts() {
     constexpr PipelineKind kinds[] = {PipelineKind::zero_bubble, PipelineKind::gpipe, PipelineKind::one_f_one_b};
     std::vector<Layout> layouts;

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "llmc/model/param_storage.h"
+#include "llmc/model/parameters/param_storage.h"
 #include "llmc/model/precision.h"
 
 // G: float, or bf16 to save memory.

@@ -5,7 +5,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian, and copied as they are");
 
@@ -44,11 +44,14 @@ ModelConfig config_of(const std::string& path, const Header& header) {
         constexpr std::int32_t largest = 1 << 28;   // far beyond any model, and no product of two overflows
         if (header[i] < 1 || header[i] > largest) bad(path, i, text("a size of ", header[i], " in the header"));
     }
-    ModelConfig config{header[4], header[5], header[6], header[2], header[3], header[7]};
-    if (config.padded_vocab_size != padded_vocab(config.vocab_size)) {
+    ModelConfig config;
+    for (const ModelField& field : model_fields()) {
+        if (field.llmc >= 0) field.set(config, header[static_cast<std::size_t>(field.llmc)]);
+    }
+    if (header[7] != config.padded_vocab_size) {
         bad(path, 7,
-            text("a padded vocabulary of ", config.padded_vocab_size, ", expected ", padded_vocab(config.vocab_size),
-                 " for one of ", config.vocab_size));
+            text("a padded vocabulary of ", header[7], ", expected ", config.padded_vocab_size, " for one of ",
+                 config.vocab_size));
     }
     try {
         check_model_config(config);
@@ -136,7 +139,7 @@ std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std
 }
 
 std::vector<int> llmc_order(const ParamTable& table) {
-    ENSURE(table.config().tied, "llm.c's files have no classifier of its own");
+    ENSURE(beyond_llmc(table.config()).empty(), "llm.c's files do not hold ", beyond_llmc(table.config()));
     std::vector<int> order = table.unit_params(table.embedding_unit());
     const std::vector<int> first = table.unit_params(table.layer_unit(0));   // layers have as many, one after another
     for (const int param : first) {
@@ -155,9 +158,11 @@ void write_llmc_model(FileSystem& files, const std::string& path, const ModelCon
     Header header{};
     header[0] = magic;
     header[1] = type == DType::fp32 ? version_fp32 : version_bf16;
-    const std::int64_t sizes[] = {config.max_seq_len, config.vocab_size, config.layers,
-                                  config.heads,       config.channels,   config.padded_vocab_size};
-    for (std::size_t i = 0; i < std::size(sizes); i++) header[2 + i] = static_cast<std::int32_t>(sizes[i]);
+    for (const ModelField& field : model_fields()) {
+        if (field.llmc >= 0)
+            header[static_cast<std::size_t>(field.llmc)] = static_cast<std::int32_t>(field.get(config));
+    }
+    header[7] = static_cast<std::int32_t>(config.padded_vocab_size);
 
     const std::unique_ptr<File> file = files.create(path);
     file->write(std::as_bytes(std::span(header)));

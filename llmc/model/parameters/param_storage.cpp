@@ -1,4 +1,4 @@
-#include "llmc/model/param_storage.h"
+#include "llmc/model/parameters/param_storage.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 
 namespace {
 
@@ -28,18 +28,28 @@ Json read_json(const FileSystem& files, const std::string& path) {
     }
 }
 
-std::int64_t size_in(const Json& json, const std::string& path, const char* key, const char* other_key = "") {
+// The value of a field of the model, or -1 where the file does not say it.
+std::int64_t value_in(const Json& json, const std::string& path, const ModelField& field) {
     constexpr std::uint64_t largest = 1 << 28;
-    for (const char* name : {key, other_key}) {
-        const Json* value = json.find(name);
-        if (value == nullptr || value->is_null()) continue;
-        try {
-            if (const auto size = static_cast<std::int64_t>(value->as_whole(largest)); size > 0) return size;
-        } catch (const JsonError&) {
-        }
-        bad(path, text("\"", name, "\" is ", quoted(*value), ", expected a size"));
+    const bool positions = std::string_view(field.key) == "n_positions";   // older files call them n_ctx
+    const Json* value = nullptr;
+    std::string name;
+    for (const char* key : {field.key, positions ? "n_ctx" : field.key}) {
+        if (value == nullptr || value->is_null()) value = json.find(name = key);
     }
-    bad(path, text("there is no \"", key, "\" in it"), "This must be the config.json of a GPT-2.");
+    if (value == nullptr || value->is_null()) return -1;
+    try {
+        if (field.is_flag()) return value->as_bool();
+        if (field.is_size()) {
+            if (const auto size = static_cast<std::int64_t>(value->as_whole(largest)); size > 0) return size;
+        }
+        for (std::size_t i = 0; i < field.values.size(); i++) {
+            if (value->as_text() == field.values[i]) return static_cast<std::int64_t>(i);
+        }
+    } catch (const JsonError&) {
+    }
+    const char* const expected = field.is_flag() ? "true or false" : field.is_size() ? "a size" : "a known name";
+    bad(path, text("\"", name, "\" is ", quoted(*value), ", expected ", expected));
 }
 
 // Settings that would make it another model than ours.
@@ -52,23 +62,25 @@ void require(const Json& json, const std::string& path, const char* key, const J
 
 ModelConfig read_config(const FileSystem& files, const std::string& path) {
     const Json json = read_json(files, path);
-    require(json, path, "model_type", "gpt2");
+    const Json* const type = json.find("model_type");
+    const bool ours = type != nullptr && *type == Json(own_model_type);   // has fields that GPT-2's has not
+    if (!ours) require(json, path, "model_type", "gpt2");
     require(json, path, "activation_function", "gelu_new");
     require(json, path, "layer_norm_epsilon", 1e-5);
     require(json, path, "scale_attn_weights", true);
     require(json, path, "scale_attn_by_inverse_layer_idx", false);
-    const std::int64_t channels = size_in(json, path, "n_embd");
-    require(json, path, "n_inner", 4 * channels);
-    const Json* tied = json.find("tie_word_embeddings");
-    if (tied != nullptr && tied->is_null()) tied = nullptr;
-    if (tied != nullptr && !tied->is_bool()) {
-        bad(path, text("\"tie_word_embeddings\" is ", quoted(*tied), ", expected true or false"));
+    ModelConfig config;
+    for (const ModelField& field : model_fields()) {
+        if (!field.hugging_face && !ours) continue;
+        const std::int64_t value = value_in(json, path, field);
+        if (value < 0 && field.is_size()) {
+            bad(path, text("there is no \"", field.key, "\" in it"), "This must be the config.json of a GPT-2.");
+        }
+        if (value >= 0) field.set(config, value);
     }
+    require(json, path, "n_inner", config.mlp_width());
     try {
-        ModelConfig config =
-            custom_model_config(size_in(json, path, "n_layer"), size_in(json, path, "n_head"), channels,
-                                size_in(json, path, "n_positions", "n_ctx"), size_in(json, path, "vocab_size"));
-        config.tied = tied == nullptr || tied->as_bool();
+        check_model_config(config);
         return config;
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;

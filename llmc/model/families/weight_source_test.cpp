@@ -1,4 +1,4 @@
-#include "llmc/model/weight_source.h"
+#include "llmc/model/families/weight_source.h"
 
 #include <doctest/doctest.h>
 

@@ -22,7 +22,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/io/file.h"
-#include "llmc/model/param_table.h"
+#include "llmc/model/parameters/param_table.h"
 
 class WeightSource {
 public:
@@ -37,6 +37,9 @@ public:
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
+
+// "model_type" in config.json of models that no other program knows (beyond_hugging_face).
+inline constexpr const char* own_model_type = "train_gpt";
 
 // The model that a Hugging Face folder's config.json describes.
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);

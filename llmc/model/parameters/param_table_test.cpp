@@ -1,4 +1,4 @@
-#include "llmc/model/param_table.h"
+#include "llmc/model/parameters/param_table.h"
 
 #include <doctest/doctest.h>
 

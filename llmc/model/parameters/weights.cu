@@ -1,4 +1,4 @@
-#include "llmc/model/weights.h"
+#include "llmc/model/parameters/weights.h"
 
 #include "llmc/kernels/init.cuh"
 

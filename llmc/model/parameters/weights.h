@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "llmc/model/param_storage.h"
+#include "llmc/model/families/weight_source.h"
+#include "llmc/model/parameters/param_storage.h"
 #include "llmc/model/precision.h"
-#include "llmc/model/weight_source.h"
 
 // Draws the initial weights of whatever part of the model a state holds: a function of (seed, tensor, global element),
 // so bit-equal under every layout. Padding becomes zero.

@@ -12,7 +12,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/mesh/shard.h"
-#include "llmc/model/param_table.h"
+#include "llmc/model/parameters/param_table.h"
 
 // One tensor this rank holds a tp shard of.
 struct TensorPlace {
