@@ -65,10 +65,13 @@ std::vector<KeptTensor> layer_kept(const RankSizes& sizes) {
     return all;
 }
 
-std::vector<std::size_t> lent_bytes(const RankSizes& sizes) {
+std::vector<std::size_t> lent_to_attention(const RankSizes& sizes) {
     std::vector<std::size_t> bytes;
-    for (const KeptTensor& tensor : layer_kept(sizes)) {
-        if (tensor.lent) bytes.push_back(static_cast<std::size_t>(tensor.bytes()));
+    const std::vector<SublayerKind> kinds = sizes.model.sublayers();
+    for (std::size_t i = kinds.size(); i-- > 0 && kinds[i] != SublayerKind::attention;) {
+        for (const KeptTensor& tensor : type_of(kinds[i]).kept(sizes)) {
+            if (tensor.lent) bytes.push_back(static_cast<std::size_t>(tensor.bytes()));
+        }
     }
     return bytes;
 }
@@ -179,9 +182,11 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
     for (const SublayerKind kind : sizes.model.sublayers()) {
         for (const ScratchTensor& tensor : type_of(kind).scratch(sizes)) {
             if (tensor.backward_only && !backward) continue;
-            const std::size_t bytes = tensor.fp32 ? sizeof(float) : sizeof(floatX);
-            scratch_[tensor.name] = arena.allocate<std::byte>(text("workspace/", tensor.name),
-                                                              static_cast<std::size_t>(tensor.elements) * bytes);
+            const std::size_t element = tensor.fp32 ? sizeof(float) : sizeof(floatX);
+            const std::size_t bytes = static_cast<std::size_t>(tensor.elements) * element;
+            DeviceBuffer<std::byte>& buffer = scratch_[tensor.name];
+            ENSURE(buffer.size() == 0 || buffer.size() == bytes, "two scratch tensors of the name ", tensor.name);
+            if (buffer.size() == 0) buffer = arena.allocate<std::byte>(text("workspace/", tensor.name), bytes);
         }
     }
     if (!backward) return;

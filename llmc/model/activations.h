@@ -80,8 +80,8 @@ struct ScratchTensor {
 
 // Of all sublayers of a layer in order, and between them the residual stream.
 std::vector<KeptTensor> layer_kept(const RankSizes& sizes);
-// Bytes of those that are lent to the sublayers below theirs.
-std::vector<std::size_t> lent_bytes(const RankSizes& sizes);
+// Bytes of those that the sublayers above attention lend to its backward, in the order in which it is given them.
+std::vector<std::size_t> lent_to_attention(const RankSizes& sizes);
 // Where they are, in the same order.
 using LayerActivations = std::vector<std::byte*>;
 

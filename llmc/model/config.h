@@ -33,8 +33,8 @@ struct ModelConfig {
     friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 
-// A field of ModelConfig, and where else it stands. Options, import, export and its refusals, descriptions iterate over
-// one table of them; whoever adds a field adds a row.
+// A field of ModelConfig, and where else it stands. Import, export and its refusals, and the options and the settings
+// of fields that are no sizes iterate over one table of them; whoever adds a field adds a row.
 struct ModelField {
     const char* name;   // the option's, without dashes
     const char* help;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/matmul/matvec.cuh"
 
 namespace {
 

@@ -1,6 +1,9 @@
 #include "llmc/model/layer.h"
 
-Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer) : tools_(tools) {
+#include "llmc/base/profile_range.h"
+
+Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
+    : tools_(tools), name_(text("h.", layer)) {
     std::size_t first = 0;
     for (const SublayerKind kind : tools.sizes.model.sublayers()) {
         if (!first_.empty()) first++;   // the residual stream between
@@ -35,6 +38,7 @@ void Layer::forward_inside(const floatX* in, const LayerActivations& a) const {
 }
 
 void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
+    const ProfileRange range(name_.c_str());
     forward_inside(in, a);
     sublayers_.back()->join(out, input(sublayers_.size() - 1, in, a), a, nullptr);
 }
@@ -46,6 +50,7 @@ void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute lev
 
 void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
                      AnyGradients& gradients, WeightGradientQueue& queue) const {
+    const ProfileRange range(name_.c_str());
     const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
     LentMemory lent;
     const std::size_t n = sublayers_.size();

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "llmc/model/sublayer.h"
@@ -48,6 +49,7 @@ private:
     Sublayer::Next next_of(std::size_t i, const LayerActivations& a) const;
 
     const StageTools& tools_;
+    std::string name_;   // "h.3", for profilers
     std::vector<std::unique_ptr<Sublayer>> sublayers_;
     std::vector<std::size_t> first_;   // activation of each sublayer; the one before is the stream that it reads
 };

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "llmc/kernels/matmul/matmul.h"
-#include "llmc/kernels/matmul/matvec.cuh"
 #include "llmc/model/parameters/gradients.h"
 #include "llmc/model/precision.h"
 
@@ -91,10 +90,9 @@ public:
     void forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), stream);
     }
-    // The same where rows are few (generation): a single one is a matrix times a vector.
+    // The same where rows are few (generation).
     void forward_few(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
-        if (rows == 1) return matrix_vector<floatX>({out, in, weight_, bias_, out_, in_}, stream);
-        forward(out, in, rows, stream);
+        matmul_.forward_few<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
     // din (rows, in), dout (rows, out).
     void backward_input(floatX* din, const floatX* dout, int rows, cudaStream_t stream) const {

@@ -68,14 +68,16 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
                                                             .accumulate_parameters = dweight.accumulate},
                                tools_.stream);
             if (aside == nullptr) return;
-            queue.add([this, &gradients, dweight, dbias, C] {
-                for (const auto& [index, from] : {std::pair{weight_index_, dweight.data}, {bias_index_, dbias.data}}) {
-                    if (from == nullptr) continue;
-                    const Target to = gradients.next(index);
-                    ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
-                    const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);
-                    CUDA_CHECK(cudaMemcpyAsync(to.data, from, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
-                }
+            auto take_place = [this, &gradients, C](int index, const G* from) {
+                if (from == nullptr) return;
+                const Target to = gradients.next(index);
+                ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
+                const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);
+                CUDA_CHECK(cudaMemcpyAsync(to.data, from, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
+            };
+            queue.add([take_place, dweight, dbias, weight = weight_index_, bias = bias_index_] {
+                take_place(weight, dweight.data);
+                take_place(bias, dbias.data);
             });
         },
         any_gradients);

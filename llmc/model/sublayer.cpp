@@ -7,5 +7,9 @@ const SublayerType& type_of(SublayerKind kind) {
     static constexpr SublayerType attention = {Attention::parameters, Attention::kept, Attention::scratch,
                                                make_sublayer<Attention>};
     static constexpr SublayerType mlp = {Mlp::parameters, Mlp::kept, Mlp::scratch, make_sublayer<Mlp>};
-    return kind == SublayerKind::attention ? attention : mlp;
+    switch (kind) {
+        case SublayerKind::attention: return attention;
+        case SublayerKind::mlp: return mlp;
+    }
+    return mlp;   // not reached: the compiler names a kind that is missing above
 }

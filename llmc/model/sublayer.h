@@ -1,8 +1,8 @@
 // A branch of the residual stream: out = in + branch(norm(in)). A layer is sublayers in order (layer.h).
 //
 // Each kind declares in one place what it has: parameters, the activations that its forward keeps for its backward,
-// scratch. The parameter table, memory, checkpoints and generation read that; nothing else lists it. To add a kind:
-// a file in llmc/model/sublayers, a line of `SublayerKind`, and one of the table in sublayer.cpp.
+// scratch. The parameter table, memory, checkpoints and generation read that. To add a kind: a file in
+// llmc/model/sublayers, its name in SublayerKind and in the list of a layer (config.h), and a line in sublayer.cpp.
 #pragma once
 
 #include <memory>

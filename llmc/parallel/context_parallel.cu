@@ -33,7 +33,7 @@ void ContextParallel::set_sizes(const RankSizes& sizes) {
     ENSURE(sizes.ulysses == cut_.ulysses && sizes.NH % cut_.ulysses == 0, sizes.NH, " heads over groups of ",
            cut_.ulysses, " ranks; the stage has groups of ", sizes.ulysses);
     sizes_ = sizes;
-    if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_bytes(sizes) : std::vector<std::size_t>{});
+    if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_to_attention(sizes) : std::vector<std::size_t>{});
     if (ulysses_) ulysses_->reserve(exchange(3));
     const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
     if (positions.size() > positions_.size()) {

@@ -14,7 +14,8 @@
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. What a rank sends per call, s elements of one of q, k, v: forward 2(N-1)s; backward as much again, and
-// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has room.
+// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has
+// room and no delayed gradient of weights reads it.
 #pragma once
 
 #include <array>

@@ -11,6 +11,7 @@
 #include "llmc/kernels/least_time.h"
 #include "llmc/kernels/matmul/bias_gradient.h"
 #include "llmc/kernels/matmul/matmul_plan.h"
+#include "llmc/kernels/matmul/matvec.cuh"
 #include "llmc/kernels/operation_timer.h"
 #include "llmc/kernels/rows/residual.cuh"
 
@@ -269,6 +270,13 @@ void Matmul::forward(T* out, const T* in, const T* weight, const T* bias, const 
 }
 
 template <class T>
+void Matmul::forward_few(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& s,
+                         cudaStream_t stream) {
+    if (s.M == 1) return matrix_vector<T>({out, in, weight, bias, s.N, s.K}, stream);
+    forward(out, in, weight, bias, s, stream);
+}
+
+template <class T>
 void Matmul::forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& s,
                          cudaStream_t stream) {
     constexpr const MatmulRow* row =
@@ -436,6 +444,7 @@ std::vector<std::string> Matmul::unfused() const {
 
 #define INSTANTIATE(T)                                                                                               \
     template void Matmul::forward(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);               \
+    template void Matmul::forward_few(T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);           \
     template void Matmul::forward_add(T*, const T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t); \
     template void Matmul::forward_gelu(T*, T*, const T*, const T*, const T*, const MatmulShape&, cudaStream_t);      \
     template void Matmul::input_gradient(T*, const T*, const T*, const MatmulShape&, bool, cudaStream_t);            \

@@ -75,6 +75,10 @@ public:
     // out = in weight^T + bias; `bias` may be null.
     template <class T>
     void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
+    // The same where rows are few: a single one is a matrix times a vector (matvec.cuh).
+    template <class T>
+    void forward_few(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
+                     cudaStream_t stream);
 
     // out = residual(M,N) + in weight^T + bias; rows have no gaps, and `out` is not `residual`. Rounded once, but twice
     // where the residual is added by a kernel of its own: cuBLASLt has no algorithm with it (`unfused` says so), or

@@ -43,7 +43,7 @@ struct LayerNormBackward {
     const Real* dout;     // (rows, C)
     const Real* in;       // (rows, C), as given to forward
     const Real* weight;   // (C)
-    const float* mean;    // (rows)
+    const float* mean;    // (rows), or null for RMSNorm
     const float* rstd;    // (rows)
     int rows, C;
     bool accumulate_input;        // din += (the gradient of the residual stream) instead of din =
@@ -133,7 +133,8 @@ void layernorm_forward(const LayerNormForward<Real>& args, cudaStream_t stream) 
         with_row_extent(
             args.C,
             [&](auto extent) {
-                launch(layernorm_forward_kernel<subtracts_mean(), Real, decltype(extent)>, where, args, extent);
+                launch(layernorm_forward_kernel<decltype(subtracts_mean)::value, Real, decltype(extent)>, where, args,
+                       extent);
             },
             args.out, args.in, args.weight, args.bias);
     });
@@ -308,7 +309,8 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
         with_row_extent(
             args.C,
             [&](auto extent) {
-                launch(layernorm_backward_kernel<subtracts_mean(), Real, Grad, decltype(extent)>, main, args, extent);
+                launch(layernorm_backward_kernel<decltype(subtracts_mean)::value, Real, Grad, decltype(extent)>, main,
+                       args, extent);
             },
             args.din, args.dout, args.in, args.weight);
     });

@@ -88,8 +88,8 @@ void residual_layernorm_forward(const ResidualLayerNormForward<Real>& args, cuda
         with_row_extent(
             args.C,
             [&](auto extent) {
-                launch(residual_layernorm_forward_kernel<subtracts_mean(), Real, decltype(extent)>, where, args,
-                       extent);
+                launch(residual_layernorm_forward_kernel<decltype(subtracts_mean)::value, Real, decltype(extent)>,
+                       where, args, extent);
             },
             args.residual, args.out, args.a, args.b, args.weight, args.bias);
     });
