@@ -48,15 +48,13 @@ verdict $? "one rank speaks: $(grep -c "^step " "$work/launch.log") lines of 5 s
 scripts/launch.sh -n $ranks "${run[@]}" --check-collectives --output-dir "$work/checked" >"$work/checked.log" 2>&1
 same checked $?
 
-# a folder with what an earlier run left there, as if it had been killed at different moments
+# a folder with what an earlier run left there, whose rank 0 was killed while it waited for the others
 mkdir "$work/rendezvous"
-echo 0123456789abcdef >"$work/rendezvous/hello.1"
-echo "fedcba9876543210 0123456789abcdef 55555555" >"$work/rendezvous/welcome"
-touch "$work/rendezvous/fedcba9876543210.ready.1" "$work/rendezvous/fedcba9876543210.round0.rank2"
+echo "9 0123456789abcdef host/boot/1 127.0.0.1" >"$work/rendezvous/rank_0"
 each tcp "${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 1))" -pn $ranks -pr @R
 each fs "${run[@]}" -pi fs -pf "$work/rendezvous" -pn $ranks -pr @R -pg 8
 each fs-again "${run[@]}" --init fs --init-folder "$work/rendezvous" --processes $ranks --process-rank @R
-[ -z "$(find "$work/rendezvous" -name '*.rank*' ! -name 'fedcba*')" ]
+[ -z "$(ls "$work/rendezvous")" ]
 verdict $? "the folder is left clean: $(ls "$work/rendezvous")"
 each torchrun env MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 2)) WORLD_SIZE=$ranks RANK=@R LOCAL_RANK=@R "${run[@]}"
 each slurm env SLURM_STEP_ID=0 SLURM_NTASKS=$ranks SLURM_PROCID=@R SLURM_LOCALID=@R "${run[@]}" --init tcp --init-address "127.0.0.1:$((port + 3))"

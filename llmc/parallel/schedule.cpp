@@ -30,18 +30,20 @@ std::string describe(const Action& action) {
 
 namespace {
 
-PipelineSchedule gpipe_list(int micro_batches) {
-    PipelineSchedule list;
-    for (int m = 0; m < micro_batches; m++) list.push_back({Kind::forward, 0, m});
-    for (int m = 0; m < micro_batches; m++) list.push_back({Kind::backward_input, 0, m});
-    return list;
-}
-
-// Forwards and backwards in given orders: so many forwards first, then one backward for every forward.
-PipelineSchedule warmed_up(const PipelineSchedule& forwards, const PipelineSchedule& backwards, int warm_up) {
-    PipelineSchedule list;
-    const auto first = static_cast<std::size_t>(warm_up);
-    for (std::size_t i = 0; i < first; i++) list.push_back(forwards[i]);
+// So many forwards first, then one backward for every forward. Micro-batches go through the chunks in groups of as many
+// as there are stages.
+PipelineSchedule warmed_up_list(const PipelineShape& shape, int warm_up) {
+    PipelineSchedule forwards, backwards, list;
+    for (int first = 0; first < shape.micro_batches; first += shape.stages) {
+        for (int chunk = 0; chunk < shape.chunks; chunk++) {
+            for (int m = first; m < std::min(first + shape.stages, shape.micro_batches); m++) {
+                forwards.push_back({Kind::forward, chunk, m});
+                backwards.push_back({Kind::backward_input, shape.chunks - 1 - chunk, m});
+            }
+        }
+    }
+    const auto first = std::min(static_cast<std::size_t>(warm_up), forwards.size());
+    list.assign(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(first));
     for (std::size_t i = 0; i < backwards.size(); i++) {
         if (first + i < forwards.size()) list.push_back(forwards[first + i]);
         list.push_back(backwards[i]);
@@ -49,44 +51,30 @@ PipelineSchedule warmed_up(const PipelineSchedule& forwards, const PipelineSched
     return list;
 }
 
-PipelineSchedule one_f_one_b_list(int stage, int stages, int micro_batches, int warmup) {
-    PipelineSchedule forwards, backwards;
-    for (int m = 0; m < micro_batches; m++) {
-        forwards.push_back({Kind::forward, 0, m});
-        backwards.push_back({Kind::backward_input, 0, m});
+// Forwards of a stage before its first backward, at most.
+int warm_up_of(const PipelineShape& shape, int stage) {
+    const int stages_after = shape.stages - 1 - stage;
+    switch (shape.kind) {
+        case PipelineKind::naive: return 0;
+        case PipelineKind::gpipe: return shape.micro_batches;
+        case PipelineKind::interleaved: return 2 * stages_after + (shape.chunks - 1) * shape.stages;
+        default: return stages_after * (1 + shape.warmup);   // 1F1B
     }
-    return warmed_up(forwards, backwards, std::min((stages - 1 - stage) * (1 + warmup), micro_batches));
-}
-
-// Micro-batches go through the chunks in groups of as many as there are stages.
-PipelineSchedule interleaved_list(int stage, int stages, int chunks, int micro_batches) {
-    PipelineSchedule forwards, backwards;
-    for (int first = 0; first < micro_batches; first += stages) {
-        for (int chunk = 0; chunk < chunks; chunk++) {
-            for (int m = first; m < first + stages; m++) {
-                forwards.push_back({Kind::forward, chunk, m});
-                backwards.push_back({Kind::backward_input, chunks - 1 - chunk, m});
-            }
-        }
-    }
-    const int warm_up = 2 * (stages - 1 - stage) + (chunks - 1) * stages;
-    return warmed_up(forwards, backwards, std::min(warm_up, micro_batches * chunks));
 }
 
 // 1F1B whose gradients of weights wait: the later the stage, the more of them, because the sooner its backwards are
 // waited for. Together with the forwards it is ahead by, so many sets of activations as there are stages.
-PipelineSchedule zero_bubble_list(int stage, int stages, int micro_batches, int warmup) {
+PipelineSchedule with_delayed_weights(const PipelineSchedule& one_f_one_b, int stage) {
     PipelineSchedule list;
     int waiting = 0, done = 0;
-    for (const Action& action : one_f_one_b_list(stage, stages, micro_batches, warmup)) {
+    for (const Action& action : one_f_one_b) {
         list.push_back(action);
-        if (action.kind != Kind::backward_input) continue;
-        if (++waiting > stage) {
+        if (action.kind == Kind::backward_input && waiting++ == stage) {
             list.push_back({Kind::backward_weight, 0, done++});
             waiting--;
         }
     }
-    while (done < micro_batches) list.push_back({Kind::backward_weight, 0, done++});
+    for (; waiting > 0; waiting--) list.push_back({Kind::backward_weight, 0, done++});
     return list;
 }
 
@@ -101,19 +89,8 @@ std::vector<PipelineSchedule> pipeline_schedules(const PipelineShape& shape) {
     ENSURE(kind != PipelineKind::interleaved || micro_batches % stages == 0, "micro-batches go in groups of ", stages);
     std::vector<PipelineSchedule> lists;
     for (int stage = 0; stage < stages; stage++) {
-        switch (kind) {
-            case PipelineKind::naive: lists.push_back(one_stage_schedule(micro_batches)); break;
-            case PipelineKind::gpipe: lists.push_back(gpipe_list(micro_batches)); break;
-            case PipelineKind::one_f_one_b:
-                lists.push_back(one_f_one_b_list(stage, stages, micro_batches, warmup));
-                break;
-            case PipelineKind::interleaved:
-                lists.push_back(interleaved_list(stage, stages, chunks, micro_batches));
-                break;
-            case PipelineKind::zero_bubble:
-                lists.push_back(zero_bubble_list(stage, stages, micro_batches, warmup));
-                break;
-        }
+        const PipelineSchedule list = warmed_up_list(shape, warm_up_of(shape, stage));
+        lists.push_back(delays_weights(kind) ? with_delayed_weights(list, stage) : list);
     }
     return with_transfers(lists, chunks);
 }
@@ -140,99 +117,73 @@ bool delays(const std::vector<PipelineSchedule>& lists) {
 
 constexpr double not_yet = std::numeric_limits<double>::infinity();
 
-class Simulator {
-public:
-    Simulator(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs)
-        : lists_(lists), stages_(static_cast<int>(lists.size())), last_(stages_ * chunks - 1), costs_(costs) {
-        ENSURE(static_cast<int>(costs.pieces.size()) == last_ + 1, "costs of ", costs.pieces.size(), " pieces");
-        delays_ = delays(lists);
-        free_.assign(lists.size(), 0);
-        next_.assign(lists.size(), 0);
-        result_.stages.resize(lists.size());
-        for (const PipelineSchedule& list : lists) micro_batches_ = std::max(micro_batches_, micro_batches_of(list));
-        for (auto& arrivals : arrivals_) {
-            arrivals.assign(static_cast<std::size_t>((last_ + 1) * micro_batches_), not_yet);
-        }
-        for (auto& links : links_) links.assign(lists.size(), 0);
-    }
-
-    Simulation run() {
-        for (bool advanced = true; advanced;) {
-            advanced = false;
-            for (std::size_t stage = 0; stage < lists_.size(); stage++) {
-                while (next_[stage] < lists_[stage].size() && step(stage)) advanced = true;
+// Lets stages go on in their lists until none can: passes(stage, action, next) is whether a stage can do what is next.
+// Returns what is next then, of each.
+template <class Passes>
+std::vector<std::size_t> run_lists(const std::vector<PipelineSchedule>& lists, Passes&& passes) {
+    std::vector<std::size_t> next(lists.size(), 0);
+    for (bool advanced = true; advanced;) {
+        advanced = false;
+        for (std::size_t stage = 0; stage < lists.size(); stage++) {
+            while (next[stage] < lists[stage].size() && passes(stage, lists[stage][next[stage]], next)) {
+                next[stage]++;
+                advanced = true;
             }
         }
-        for (std::size_t stage = 0; stage < lists_.size(); stage++) {
-            ENSURE(next_[stage] == lists_[stage].size(), "stage ", stage, " waits for ever");
-        }
-        return result_;
     }
+    return next;
+}
 
-private:
-    bool step(std::size_t stage) {
-        const Action& action = lists_[stage][next_[stage]];
-        if (!is_transfer(action.kind)) {
-            const int piece = action.chunk * stages_ + static_cast<int>(stage);
-            double begin = free_[stage];
-            const bool needs =
-                (action.kind == Kind::forward && piece > 0) || (action.kind == Kind::backward_input && piece < last_);
-            if (needs) {
-                const double arrived = arrival(action.kind, piece, action.micro_batch);
-                if (arrived == not_yet) return false;
-                begin = std::max(begin, arrived);
-            }
-            const double cost = cost_of(action.kind, piece), end = begin + cost;
-            free_[stage] = end;
-            result_.stages[stage].push_back({action, begin, end});
-            result_.makespan = std::max(result_.makespan, end);
-            result_.busy += cost;
-            hand_on(action, piece, end);
-        }
-        next_[stage]++;
-        return true;
-    }
-
-    double cost_of(Kind kind, int piece) const {
-        const ActionCosts& costs = costs_.pieces[static_cast<std::size_t>(piece)];
-        if (kind == Kind::forward) return costs.forward;
-        if (kind == Kind::backward_weight) return costs.weight;
-        return delays_ ? costs.input : costs.input + costs.weight;
-    }
-
-    void hand_on(const Action& action, int piece, double end) {
-        if (action.kind == Kind::backward_weight) return;
-        const int to = action.kind == Kind::forward ? piece + 1 : piece - 1;
-        if (to < 0 || to > last_) return;
-        if (stages_ > 1) {
-            double& link = links_[of(action.kind)][static_cast<std::size_t>(piece % stages_)];
-            link = end = std::max(end, link) + costs_.transfer;
-        }
-        arrival(action.kind, to, action.micro_batch) = end;
-    }
-
-    static std::size_t of(Kind kind) { return kind == Kind::forward ? 0 : 1; }
-    double& arrival(Kind kind, int piece, int micro_batch) {
-        return arrivals_[of(kind)][static_cast<std::size_t>(piece * micro_batches_ + micro_batch)];
-    }
-
-    const std::vector<PipelineSchedule>& lists_;
-    int stages_, last_;
-    const PipelineCosts& costs_;
-    bool delays_;
-    int micro_batches_ = 0;
-    std::vector<double> free_;
-    std::vector<std::size_t> next_;
-    // Of forwards and of backwards: when what a piece needs of a micro-batch is there, and when the link on which a
-    // stage sends is free again.
-    std::array<std::vector<double>, 2> arrivals_, links_;
-    Simulation result_;
-};
+double cost_of(Kind kind, const ActionCosts& costs, bool delayed) {
+    if (kind == Kind::forward) return costs.forward;
+    if (kind == Kind::backward_weight) return costs.weight;
+    return delayed ? costs.input : costs.input + costs.weight;
+}
 
 }   // namespace
 
 Simulation simulate(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs) {
-    return Simulator(lists, chunks, costs).run();
+    const int stages = static_cast<int>(lists.size()), last = stages * chunks - 1;
+    ENSURE(static_cast<int>(costs.pieces.size()) == last + 1, "costs of ", costs.pieces.size(), " pieces");
+    const bool delayed = delays(lists);
+    Simulation result;
+    result.stages.resize(lists.size());
+    int micro_batches = 0;
+    for (const PipelineSchedule& list : lists) micro_batches = std::max(micro_batches, micro_batches_of(list));
+    // of stages, and of the links on which they send what forwards and backwards make
+    std::vector<double> free_at(lists.size(), 0), link_free(2 * lists.size(), 0);
+    // when what a piece needs of a micro-batch is there, to go forward and backward
+    std::vector<double> arrivals(static_cast<std::size_t>(2 * (last + 1) * micro_batches), not_yet);
+    auto arrival = [&](Kind kind, int piece, int m) -> double& {
+        const int direction = kind == Kind::forward ? 0 : last + 1;
+        return arrivals[static_cast<std::size_t>((direction + piece) * micro_batches + m)];
+    };
+    auto passes = [&](std::size_t stage, const Action& action, const auto&) {
+        const auto& [kind, chunk, m] = action;
+        if (is_transfer(kind)) return true;
+        const int piece = chunk * stages + static_cast<int>(stage);
+        double begin = free_at[stage];
+        if ((kind == Kind::forward && piece > 0) || (kind == Kind::backward_input && piece < last)) {
+            begin = std::max(begin, arrival(kind, piece, m));
+            if (begin == not_yet) return false;
+        }
+        const double cost = cost_of(kind, costs.pieces[static_cast<std::size_t>(piece)], delayed), end = begin + cost;
+        free_at[stage] = end;
+        result.stages[stage].push_back({action, begin, end});
+        result.makespan = std::max(result.makespan, end);
+        result.busy += cost;
+        const int to = kind == Kind::forward ? piece + 1 : piece - 1;
+        if (kind == Kind::backward_weight || to < 0 || to > last) return true;
+        double& link = link_free[2 * stage + (kind == Kind::forward)];
+        if (stages > 1) link = std::max(end, link) + costs.transfer;
+        arrival(kind, to, m) = stages > 1 ? link : end;
+        return true;
+    };
+    const std::vector<std::size_t> next = run_lists(lists, passes);
+    for (std::size_t stage = 0; stage < lists.size(); stage++) {
+        ENSURE(next[stage] == lists[stage].size(), "stage ", stage, " waits for ever");
+    }
+    return result;
 }
 
 LivePeak live_peak(const PipelineSchedule& list) {
@@ -264,23 +215,21 @@ std::vector<PipelineSchedule> with_transfers(const std::vector<PipelineSchedule>
 
     struct Transfer {
         double time;
-        int from;   // stage
+        int from, to;   // stages
         Action send, receive;
     };
     std::vector<Transfer> transfers;
     for (int stage = 0; stage < stages; stage++) {
         for (const auto& [action, begin, end] : clock.stages[static_cast<std::size_t>(stage)]) {
             const auto& [kind, chunk, m] = action;
-            const int piece = chunk * stages + stage;
-            if (kind == Kind::forward && piece < last) {
-                transfers.push_back(
-                    {end, stage, {Kind::send_output, chunk, m}, {Kind::receive_input, (piece + 1) / stages, m}});
-            } else if (kind == Kind::backward_input && piece > 0) {
-                transfers.push_back({end,
-                                     stage,
-                                     {Kind::send_input_gradient, chunk, m},
-                                     {Kind::receive_output_gradient, (piece - 1) / stages, m}});
-            }
+            const bool forward = kind == Kind::forward;
+            const int piece = chunk * stages + stage, to = forward ? piece + 1 : piece - 1;
+            if (kind == Kind::backward_weight || to < 0 || to > last) continue;
+            transfers.push_back({end,
+                                 stage,
+                                 to % stages,
+                                 {forward ? Kind::send_output : Kind::send_input_gradient, chunk, m},
+                                 {forward ? Kind::receive_input : Kind::receive_output_gradient, to / stages, m}});
         }
     }
     std::stable_sort(transfers.begin(), transfers.end(),
@@ -295,8 +244,7 @@ std::vector<PipelineSchedule> with_transfers(const std::vector<PipelineSchedule>
             result[s].push_back(timed[next[s]].action);
         }
     };
-    for (const auto& [time, from, send, receive] : transfers) {
-        const int to = (send.kind == Kind::send_output ? from + 1 : from + stages - 1) % stages;
+    for (const auto& [time, from, to, send, receive] : transfers) {
         compute_before(from, time);
         result[static_cast<std::size_t>(from)].push_back(send);
         compute_before(to, time);
@@ -417,32 +365,20 @@ private:
 
     // Every stage does one action at a time, and waits in a transfer for its other end.
     std::string fault_of_transfers() const {
-        std::vector<std::size_t> next(lists_.size(), 0);
-        auto at = [&](int stage) -> const Action* {
-            const auto s = static_cast<std::size_t>(stage);
-            return next[s] < lists_[s].size() ? &lists_[s][next[s]] : nullptr;
-        };
-        for (bool advanced = true; advanced;) {
-            advanced = false;
-            for (int stage = 0; stage < stages_; stage++) {
-                for (const Action* action = at(stage); action != nullptr; action = at(stage)) {
-                    if (is_transfer(action->kind)) {
-                        const auto [peer, expected] = other_end(stage, *action);
-                        const Action* there = at(peer);
-                        if (there == nullptr || !(*there == expected)) break;
-                        next[static_cast<std::size_t>(peer)]++;
-                    }
-                    next[static_cast<std::size_t>(stage)]++;
-                    advanced = true;
-                }
-            }
-        }
+        const auto next = run_lists(lists_, [&](std::size_t stage, const Action& action, auto& at) {
+            if (!is_transfer(action.kind)) return true;
+            const auto [peer, expected] = other_end(static_cast<int>(stage), action);
+            const auto p = static_cast<std::size_t>(peer);
+            if (at[p] == lists_[p].size() || lists_[p][at[p]] != expected) return false;
+            at[p]++;
+            return true;
+        });
         std::string waiting;
-        for (int stage = 0; stage < stages_; stage++) {
-            if (const Action* action = at(stage)) {
-                waiting += text(waiting.empty() ? "" : "; ", "stage ", stage, " in ", describe(*action), " for stage ",
-                                other_end(stage, *action).first);
-            }
+        for (std::size_t stage = 0; stage < lists_.size(); stage++) {
+            if (next[stage] == lists_[stage].size()) continue;
+            const Action& action = lists_[stage][next[stage]];
+            waiting += text(waiting.empty() ? "" : "; ", "stage ", stage, " in ", describe(action), " for stage ",
+                            other_end(static_cast<int>(stage), action).first);
         }
         return waiting.empty() ? "" : "stages wait for each other for ever: " + waiting;
     }

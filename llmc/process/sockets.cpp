@@ -239,10 +239,6 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
     return std::nullopt;
 }
 
-std::optional<Socket> connect_to_host(const std::string& host, int port, double timeout_seconds) {
-    return connect_to_any({host}, port, timeout_seconds, {});
-}
-
 bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "localhost"; }
 
 std::string own_host_name() {

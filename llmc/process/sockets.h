@@ -57,12 +57,11 @@ private:
     int port_ = 0;
 };
 
-// Tries all addresses of a host, again and again, until one answers or the time is over; nullopt then.
-std::optional<Socket> connect_to_host(const std::string& host, int port, double timeout_seconds);
-// The same over several hosts at once. Where several answer, an earlier one is taken, unless `greet` says of the
-// connection that it is not the right one: private addresses mean other machines elsewhere.
+// Tries all addresses of all hosts at once, again and again, until one answers or the time is over; nullopt then. Where
+// several answer, an earlier one is taken, unless `greet` says of the connection that it is not the right one: private
+// addresses mean other machines elsewhere.
 std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
-                                     const std::function<bool(Socket&)>& greet);
+                                     const std::function<bool(Socket&)>& greet = {});
 
 // "localhost", or an address of 127.0.0.0/8 in digits: the same host, whoever says it. Other names may mean loopback on
 // one host and not on others.

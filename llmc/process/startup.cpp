@@ -4,19 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <random>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-#include "llmc/base/log.h"
 #include "llmc/io/file.h"
-#include "llmc/process/pending_connections.h"
-#include "llmc/process/sockets.h"
+#include "llmc/process/joining.h"
 
 namespace {
 
@@ -38,278 +32,56 @@ bool is_started_by_srun() {
     return step != nullptr && *step != '\0' && std::strtoull(step, nullptr, 10) < 0xfffffff0u;
 }
 
-std::string list(const std::vector<int>& ranks) {
-    std::string result;
-    for (int r : ranks) result += (result.empty() ? "" : ", ") + std::to_string(r);
-    return result;
-}
-
-[[noreturn]] void peers_missing(const std::vector<int>& missing, int ranks, double seconds) {
-    throw Error(ErrorKind::no_device,
-                text("of ", ranks, " ranks these have not come within ", seconds, " s: ", list(missing)),
-                "Check that they were started, with the same --init settings, and that the hosts reach each other.");
-}
-
-class SingleProcess : public Rendezvous {
-public:
-    SingleProcess() : Rendezvous(0, 1) {}
-    std::vector<std::string> all_gather(const std::string& own) override { return {own}; }
-};
-
 // Every rank is connected to rank 0, which gathers and broadcasts.
 class TcpRendezvous : public Rendezvous {
 public:
-    TcpRendezvous(int rank, int ranks, const std::string& host, int port, double timeout)
-        : Rendezvous(rank, ranks), timeout_(timeout), secret_(run_secret()) {
-        if (rank == 0) {
-            collect(host, port);
-        } else {
-            join(host, port);
-        }
-    }
+    // `sockets`: by rank on rank 0; elsewhere only [0], which is rank 0.
+    TcpRendezvous(int rank, int ranks, double timeout, std::vector<Socket> sockets)
+        : Rendezvous(rank, ranks), timeout_(timeout), sockets_(std::move(sockets)) {}
 
     std::vector<std::string> all_gather(const std::string& own) override {
         std::vector<std::string> all(static_cast<std::size_t>(ranks()));
         if (rank() != 0) {
-            if (!to_rank_0_.send(own)) lost(0);
-            for (std::string& text : all) text = receive(to_rank_0_, 0);
+            send(0, own);
+            for (std::string& text : all) text = receive(0);
             return all;
         }
         all[0] = own;
-        for (int r = 1; r < ranks(); r++) all[static_cast<std::size_t>(r)] = receive(peer(r), r);
-        for (int r = 1; r < ranks(); r++) {
-            for (const std::string& text : all) {
-                if (!peer(r).send(text)) lost(r);
-            }
+        for (std::size_t r = 1; r < all.size(); r++) all[r] = receive(r);
+        for (std::size_t r = 1; r < all.size(); r++) {
+            for (const std::string& text : all) send(r, text);
         }
         return all;
     }
 
-    std::string rank_0_address() const override { return to_rank_0_.is_open() ? to_rank_0_.peer_address() : ""; }
+    std::string rank_0_address() const override { return rank() > 0 ? sockets_[0].peer_address() : ""; }
 
 private:
-    Socket& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
-
-    void collect(const std::string& host, int port) {
-        ListeningSocket listener(port, is_loopback(host));
-        peers_.resize(static_cast<std::size_t>(ranks()));
-        PendingConnections pending(listener);
-        int missing = ranks() - 1;
-        for (const double deadline = steady_seconds() + timeout_; missing > 0 && steady_seconds() < deadline;) {
-            pending.poll(deadline - steady_seconds(), [&](PendingConnection& peer, const std::string& hello) {
-                if (welcome(peer.socket, hello)) missing--;
-                return false;
-            });
-        }
-        std::vector<int> absent;
-        for (int r = 1; r < ranks(); r++) {
-            if (!peer(r).is_open()) absent.push_back(r);
-        }
-        for (int r = 1; r < ranks(); r++) {
-            if (peer(r).is_open()) peer(r).send(absent.empty() ? "yes" : "missing: " + list(absent));
-        }
-        if (!absent.empty()) peers_missing(absent, ranks(), timeout_);
+    void send(std::size_t to, const std::string& text) {
+        if (!sockets_[to].send(text)) lost(to);
     }
-
-    // Whether a missing rank has joined.
-    bool welcome(Socket& socket, const std::string& hello) {
-        int rank = 0, of = 0, end = 0;
-        if (std::sscanf(hello.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;
-        if (hello.substr(static_cast<std::size_t>(end)) != secret_) {
-            socket.send(text("no to rank ", rank, " of ", of, ": it is of another run (TRAIN_GPT_SECRET differs)"));
-            return false;
-        }
-        if (of != ranks() || rank <= 0 || rank >= ranks() || peer(rank).is_open()) {
-            socket.send(text("no to rank ", rank, " of ", of, ": it expects ranks 1 to ", ranks() - 1, " of ", ranks(),
-                             ", each once"));
-            return false;
-        }
-        peer(rank) = std::move(socket);
-        return true;
-    }
-
-    // One attempt: rank 0's answer; none where it closes the connection, as it does with unknown peers, and with any
-    // pending one when there are too many.
-    std::optional<std::string> ask(const std::string& host, int port, double seconds) {
-        std::optional<Socket> connection = connect_to_host(host, port, seconds);
-        if (!connection) {
-            throw Error(ErrorKind::no_device,
-                        text("rank ", rank(), " cannot reach rank 0 at ", host, ":", port, " within ", timeout_, " s"),
-                        "Check that rank 0 was started there and that no firewall stands between.");
-        }
-        to_rank_0_ = std::move(*connection);
-        if (!to_rank_0_.send(text("train_gpt rank ", rank(), " of ", ranks(), " ", secret_))) return std::nullopt;
-        bool timed_out = false;
-        std::optional<std::string> answer = to_rank_0_.receive(timeout_ + 10, &timed_out);
-        if (timed_out) lost(0);
-        return answer;
-    }
-
-    void join(const std::string& host, int port) {
-        std::optional<std::string> answer = ask(host, port, timeout_);
-        for (int again = 0; !answer && again < 100; again++) {   // it is there, or has just ended
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));
-            try {
-                answer = ask(host, port, 1);
-            } catch (const Error&) {
-                break;
-            }
-        }
-        if (!answer) lost(0);
-        if (answer != "yes") {
-            throw Error(ErrorKind::no_device, text("rank ", rank(), " at ", host, ":", port, ": rank 0 says ", *answer),
-                        "Check that every rank was started once, with the same number of ranks.");
-        }
-    }
-
-    std::string receive(Socket& socket, int from) {
-        std::optional<std::string> got = socket.receive(timeout_ + 10);   // rank 0's own limit comes first
+    std::string receive(std::size_t from) {
+        std::optional<std::string> got = sockets_[from].receive(timeout_ + 10);   // rank 0's own limit comes first
         if (!got) lost(from);
         return *got;
     }
-    [[noreturn]] void lost(int rank) {
+    [[noreturn]] static void lost(std::size_t rank) {
         throw Error(ErrorKind::resumable, text("lost the connection to rank ", rank, " at start-up"),
                     "Look at that rank's own output for the reason.");
     }
 
     double timeout_;
-    std::string secret_;
-    std::vector<Socket> peers_;
-    Socket to_rank_0_;
+    std::vector<Socket> sockets_;
 };
 
-// Differs from that of every other process and earlier run.
-std::string make_nonce() {
-    std::random_device random;
-    return formatted("%08x%08x%08x", random(), random(), random());
+// A file's content, or "" where there is none (yet, or any more).
+std::string content_of(const std::string& path) {
+    try {
+        return real_files().exists(path) ? read_whole(real_files(), path) : std::string();
+    } catch (const Error&) {
+        return "";
+    }
 }
-
-// Every rank writes files into a folder, each complete under its final name, and waits for the others' files.
-//
-// Files of an earlier run may be there, so no file is trusted by its name alone. Rank r writes a nonce to hello.r. Rank
-// 0 writes its own nonce and all of theirs to `welcome`, again whenever a hello appears or changes. A rank that finds
-// its nonce there trusts the rest of it, and confirms with a file `<rank 0's nonce>.ready.r`. All other names carry
-// rank 0's nonce.
-class FolderRendezvous : public Rendezvous {
-public:
-    FolderRendezvous(int rank, int ranks, std::string folder, double timeout)
-        : Rendezvous(rank, ranks), folder_(std::move(folder)), timeout_(timeout) {
-        if (rank == 0) {
-            welcome_all();
-        } else {
-            say_hello();
-        }
-    }
-
-    // Rank 0 removes the files when every rank has read all of them, or soon after.
-    ~FolderRendezvous() override {
-        try {
-            write_whole(real_files(), bye_file(rank()), "");
-            if (rank() == 0) clear_up();
-        } catch (const std::exception&) {
-            // leftovers do the next run no harm
-        }
-    }
-
-    std::vector<std::string> all_gather(const std::string& own) override {
-        write_whole(real_files(), run_file(rounds_, rank()), own);
-        std::vector<std::string> all;
-        const double deadline = steady_seconds() + timeout_ + 5;   // rank 0's limit comes first
-        for (int r = 0; r < ranks(); r++) {
-            while (!real_files().exists(run_file(rounds_, r))) {
-                if (steady_seconds() > deadline) peers_missing(absent(), ranks(), timeout_);
-                pause();
-            }
-            all.push_back(read_whole(real_files(), run_file(rounds_, r)));
-        }
-        if (rounds_ > 0) remove(run_file(rounds_ - 1, rank()));   // whoever is in this round has read the one before
-        rounds_++;
-        return all;
-    }
-
-private:
-    void clear_up() {
-        const double deadline = steady_seconds() + 5;
-        for (int r = 0; r < ranks(); r++) {
-            while (!real_files().exists(bye_file(r)) && steady_seconds() < deadline) pause();
-        }
-        for (int r = 0; r < ranks(); r++) {
-            if (rounds_ > 0) remove(run_file(rounds_ - 1, r));
-            remove(file(text("hello.", r)));
-            remove(ready_file(r));
-            remove(bye_file(r));
-        }
-        remove(file("welcome"));
-    }
-
-    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
-    static void remove(const std::string& path) {
-        std::error_code ignored;
-        std::filesystem::remove(path, ignored);
-    }
-    std::string file(const std::string& name) const { return folder_ + "/" + name; }
-    std::string ready_file(int r) const { return file(text(nonce_, ".ready.", r)); }
-    std::string bye_file(int r) const { return file(text(nonce_, ".bye.", r)); }
-    std::string run_file(int round, int r) const { return file(text(nonce_, ".round", round, ".rank", r)); }
-
-    // The content, or "" where there is no such file (yet, or any more).
-    static std::string content(const std::string& path) {
-        try {
-            return real_files().exists(path) ? read_whole(real_files(), path) : std::string();
-        } catch (const Error&) {
-            return "";
-        }
-    }
-
-    void welcome_all() {
-        nonce_ = make_nonce();
-        const double deadline = steady_seconds() + timeout_;
-        std::string written;
-        for (;;) {
-            std::string welcome = nonce_;
-            std::vector<int> missing;
-            for (int r = 1; r < ranks(); r++) {
-                const std::string nonce = content(file(text("hello.", r)));
-                welcome += " " + (nonce.empty() ? "-" : nonce);
-                if (!real_files().exists(ready_file(r))) missing.push_back(r);
-            }
-            if (welcome != written) write_whole(real_files(), file("welcome"), welcome);
-            written = welcome;
-            if (missing.empty()) return;
-            if (steady_seconds() > deadline) peers_missing(missing, ranks(), timeout_);
-            pause();
-        }
-    }
-
-    void say_hello() {
-        const std::string own = make_nonce();
-        write_whole(real_files(), file(text("hello.", rank())), own);
-        for (const double deadline = steady_seconds() + timeout_; steady_seconds() < deadline; pause()) {
-            std::istringstream welcome(content(file("welcome")));
-            std::string of_rank_0, nonce;
-            welcome >> of_rank_0;
-            for (int r = 0; r < rank(); r++) welcome >> nonce;
-            if (nonce != own) continue;
-            nonce_ = of_rank_0;
-            write_whole(real_files(), ready_file(rank()), "");
-            return;
-        }
-        peers_missing({0}, ranks(), timeout_);
-    }
-
-    std::vector<int> absent() const {
-        std::vector<int> result;
-        for (int r = 0; r < ranks(); r++) {
-            if (!real_files().exists(run_file(rounds_, r))) result.push_back(r);
-        }
-        return result;
-    }
-
-    std::string folder_;
-    std::string nonce_;   // of rank 0 and this run
-    double timeout_;
-    int rounds_ = 0;
-};
 
 struct HostPort {
     std::string host;
@@ -360,26 +132,59 @@ ProcessPlace find_place(Rendezvous& rendezvous, const LaunchEnvironment& environ
     return place;
 }
 
-std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const StartupOptions& options) {
-    switch (method) {
-        case InitMethod::automatic: break;
-        case InitMethod::mpi: return rendezvous_by_mpi();
-        case InitMethod::tcp: {
-            if (ranks == 1) break;
-            HostPort at = parse_address(options.address);
-            return std::make_unique<TcpRendezvous>(rank, ranks, at.host, at.port, options.timeout_seconds);
-        }
-        case InitMethod::fs:
-            if (options.folder.empty()) {
-                throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
-            }
-            if (!real_files().exists(options.folder + "/.")) {
-                throw Error(ErrorKind::usage, text("--init-folder ", options.folder, ": there is no such folder"),
-                            "Make it before the start, where all ranks see the same one.");
-            }
-            return std::make_unique<FolderRendezvous>(rank, ranks, options.folder, options.timeout_seconds);
+std::vector<Socket> meet_by_tcp(const StartupOptions& options, Joining own) {
+    const HostPort at = parse_address(options.address);
+    own.word = run_secret();
+    own.address_is_given = true;
+    std::vector<Socket> sockets;
+    if (own.rank > 0) {
+        sockets.push_back(join_rank_0({at.host}, at.port, own));
+        return sockets;
     }
-    return std::make_unique<SingleProcess>();
+    ListeningSocket listener(at.port, is_loopback(at.host));
+    return accept_ranks(listener, own);
+}
+
+// Rank 0 writes into the folder where it listens, and a nonce. What an earlier run has left there leads to nobody, or
+// to one who does not know its nonce: then the file is read again.
+std::vector<Socket> meet_in_folder(const StartupOptions& options, Joining own) {
+    if (options.folder.empty()) {
+        throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
+    }
+    if (!real_files().exists(options.folder + "/.")) {
+        throw Error(ErrorKind::usage, text("--init-folder ", options.folder, ": there is no such folder"),
+                    "Make it before the start, where all ranks see the same one.");
+    }
+    const std::string file = options.folder + "/rank_0";
+    if (own.rank == 0) {
+        ListeningSocket listener(0);
+        own.word = make_nonce();
+        write_whole(real_files(), file, invitation_to(listener, own.word, false));
+        const std::shared_ptr<void> at_end(nullptr, [&](void*) { ::unlink(file.c_str()); });
+        return accept_ranks(listener, own);
+    }
+    std::vector<Socket> sockets;
+    for (const double deadline = steady_seconds() + own.seconds; steady_seconds() < deadline;) {
+        const Invitation found = read_invitation(content_of(file));
+        own.word = found.word;
+        std::optional<Socket> socket;
+        if (found.port > 0) socket = find_rank_0(found.hosts, found.port, own, 1);
+        if (socket) {
+            sockets.push_back(std::move(*socket));
+            return sockets;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    peers_missing("0", own.ranks, own.seconds);
+}
+
+std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const StartupOptions& options) {
+    if (method == InitMethod::mpi) return rendezvous_by_mpi();
+    const Joining own{.rank = rank, .ranks = ranks, .seconds = options.timeout_seconds};
+    std::vector<Socket> sockets(1);
+    if (method == InitMethod::tcp && ranks > 1) sockets = meet_by_tcp(options, own);
+    if (method == InitMethod::fs) sockets = meet_in_folder(options, own);
+    return std::make_unique<TcpRendezvous>(rank, ranks, options.timeout_seconds, std::move(sockets));
 }
 
 }   // namespace

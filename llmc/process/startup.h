@@ -2,13 +2,14 @@
 //
 //   mpi   mpirun started them: MPI exchanges short texts and is not used for anything else
 //   tcp   rank 0 listens at one address that all know; no MPI needed
-//   fs    a folder that all see; no MPI needed. For one run at a time; leftovers of an earlier run do no harm
+//   fs    the same, its address found in a folder that all see. For one run at a time; leftovers do no harm
 //   auto  one process alone, or mpi / tcp by what the environment says
 //
-// Unknown peers cost a run nothing: a rank that joins by tcp sends the run's secret, and rank 0 handshakes all pending
-// connections at once. The secret is TRAIN_GPT_SECRET, which scripts/launch.sh makes anew for each run, else what the
-// batch system calls the job (Slurm, torchrun), which tells runs apart. mpi has its own; whoever may write to fs's
-// folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, localhost), it listens there only.
+// Unknown peers cost a run nothing: a rank that joins sends the run's secret, and rank 0 handshakes all pending
+// connections at once (joining.h). The secret of tcp is TRAIN_GPT_SECRET, which scripts/launch.sh makes anew for each
+// run, else what the batch system calls the job (Slurm, torchrun), which tells runs apart. mpi has its own; whoever may
+// write to fs's folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, localhost), it listens
+// there only.
 //
 // Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
 // and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which scripts/launch.sh also

@@ -265,22 +265,36 @@ TEST_CASE("startup: files that an earlier run left in the folder do no harm") {
     auto leave = [&](const std::string& name, const std::string& content) {
         std::ofstream(folder.path() + "/" + name) << content;
     };
-    leave("hello.1", "old1");
-    leave("hello.2", "old2");
-    leave("welcome", "old0 old1 old2");
-    for (const char* name : {"old0.ready.1", "old0.ready.2", "old0.round0.rank0", "old0.round0.rank1"})
-        leave(name, "x");
-    std::vector<StartupOptions> all;
-    for (int r = 0; r < 3; r++) {
-        all.push_back(options_of(InitMethod::fs, r, 3));
-        all.back().folder = folder.path();
+    ListeningSocket other(0);   // of another run, which has the port by now
+    std::atomic<bool> done = false;
+    std::atomic<int> refused = 0;
+    std::thread other_run([&] {
+        while (!done) {
+            std::optional<Socket> socket = other.accept(0.02);
+            if (socket && socket->send("no to rank 1 of 3: it is of another run")) refused++;
+        }
+    });
+    const std::string at_port = text(" old_word ", own_host_identity());
+    for (const std::string& left :
+         {text(free_port(), at_port), text(other.port(), at_port), std::string("x"), std::string()}) {
+        leave("rank_0", left);
+        std::vector<StartupOptions> all;
+        for (int r = 0; r < 3; r++) {
+            all.push_back(options_of(InitMethod::fs, r, 3));
+            all.back().folder = folder.path();
+        }
+        std::vector<Outcome> others;
+        std::thread early([&] { others = start({all[1], all[2]}); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        const Outcome first = start({all[0]})[0];
+        early.join();
+        others.insert(others.begin(), first);
+        check_all_met(others);
+        CHECK(std::filesystem::is_empty(folder.path()));   // its own are gone
     }
-    check_all_met(start(all));
-    int left = 0;
-    for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
-        left += !file.path().filename().string().starts_with("old0");
-    }
-    CHECK(left == 0);   // its own are gone
+    done = true;
+    other_run.join();
+    CHECK(refused >= 2);
 }
 
 TEST_CASE("startup: who does not come is named") {
@@ -321,7 +335,7 @@ TEST_CASE("startup: ranks that were told other numbers are refused, strangers ar
     wrong.address = all[0].address;
     Outcome refused;
     std::thread stranger([&] {
-        std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 10);
+        std::optional<Socket> socket = connect_to_any({"127.0.0.1"}, port, 10);
         if (socket) socket->send("GET / HTTP/1.0");
         refused = start({wrong})[0];
         start({all[1]});   // the right one, late
@@ -343,7 +357,7 @@ std::size_t open_descriptors() {
 void send_strangers(int port, int count) {
     std::vector<Socket> open;
     for (int i = 0; i < count; i++) {
-        std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 10);
+        std::optional<Socket> socket = connect_to_any({"127.0.0.1"}, port, 10);
         if (!socket) return;   // all ranks have come
         const std::string random(static_cast<std::size_t>(1 + i % 40), static_cast<char>(i * 37));
         auto raw = [&](const std::string& bytes) {
@@ -403,8 +417,8 @@ TEST_CASE("startup: a rank of another run is told so, and takes nobody's place")
     auto environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the first"}});
     Outcome outcome;
     std::thread rank_0([&] { outcome = start({first})[0]; });
-    CHECK(connect_to_host("127.0.0.1", port, 5).has_value());      // it listens, so it has read its secret
-    CHECK(!connect_to_host("127.0.0.2", port, 0.2).has_value());   // and there only
+    CHECK(connect_to_any({"127.0.0.1"}, port, 5).has_value());      // it listens, so it has read its secret
+    CHECK(!connect_to_any({"127.0.0.2"}, port, 0.2).has_value());   // and there only
     environment.reset();
     environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the other"}});
     const Outcome refused = start({other})[0];
@@ -448,7 +462,7 @@ TEST_CASE("startup: settings that make no sense are refused") {
 
 TEST_CASE("sockets: texts of any length arrive whole; silence and a closed connection are told apart") {
     ListeningSocket listener(0);
-    std::optional<Socket> client = connect_to_host("127.0.0.1", listener.port(), 5);
+    std::optional<Socket> client = connect_to_any({"127.0.0.1"}, listener.port(), 5);
     std::optional<Socket> server = listener.accept(5);
     REQUIRE(client);
     REQUIRE(server);
@@ -467,7 +481,7 @@ TEST_CASE("sockets: texts of any length arrive whole; silence and a closed conne
     CHECK(!server->receive(5, &timed_out));
     CHECK(!timed_out);
     CHECK(!listener.accept(0.01));
-    CHECK(!connect_to_host("127.0.0.1", free_port(), 0.1));
+    CHECK(!connect_to_any({"127.0.0.1"}, free_port(), 0.1));
 }
 
 TEST_CASE("sockets: an address that never answers neither holds up the limit nor hides one that does") {
@@ -489,7 +503,7 @@ TEST_CASE("sockets: an address that never answers neither holds up the limit nor
     }
 
     const double begin = steady_seconds();
-    CHECK(!connect_to_host("127.0.0.2", port, 0.5));
+    CHECK(!connect_to_any({"127.0.0.2"}, port, 0.5));
     CHECK(steady_seconds() - begin < 5);   // a blocking connect() takes two minutes
 
     const Socket right = listen_at("127.0.0.1", port, 5);

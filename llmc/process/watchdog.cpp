@@ -15,8 +15,7 @@
 #include "llmc/base/printable.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
-#include "llmc/process/sockets.h"
-#include "llmc/process/watchdog_join.h"
+#include "llmc/process/joining.h"
 
 namespace {
 
@@ -47,14 +46,35 @@ AskedFor asked_for_from(const std::string& line) {
     return groups;
 }
 
+// How far a rank is. Heartbeats carry it: "<progress> <activity> <operations of groups> <words>".
+struct Place {
+    std::uint64_t progress = 0;   // grows with everything it does
+    Activity activity = Activity::local;
+    AskedFor asked_for = {};
+    std::string words = "start-up";   // for people
+};
+
+std::string to_text(const Place& place) {
+    return text(place.progress, " ", static_cast<char>(place.activity), " ", to_text(place.asked_for), " ",
+                place.words);
+}
+
+std::optional<Place> place_from(const std::string& line) {
+    std::istringstream told(line);
+    Place place;
+    char activity = 0;
+    std::string groups;
+    if (!(told >> place.progress >> activity >> groups) || !std::getline(told >> std::ws, place.words)) return {};
+    place.activity = static_cast<Activity>(activity);
+    place.asked_for = asked_for_from(groups);
+    return place;
+}
+
 // What is known of a rank at the other end of a connection.
 struct Peer {
     Socket socket;
     std::string host;
-    std::string last_words = "start-up";   // where it was, in words
-    std::uint64_t progress = 0;            // grows with everything it does
-    Activity activity = Activity::local;
-    AskedFor asked_for;
+    Place at = {};
     double heard = 0;    // when its last message came (Impl::clock)
     bool gone = false;   // it said goodbye
 };
@@ -82,12 +102,29 @@ constexpr const char* kHint = "Start again with --resume to go on from the last 
 struct Watchdog::Impl {
     Impl(Rendezvous& rendezvous, const ProcessPlace& own_place, const WatchdogOptions& chosen)
         : place(own_place), options(chosen) {
-        if (place.ranks == 1) return;
-        for (WatchdogConnection& connection : connect_watchdog(rendezvous, place, options.connect_seconds)) {
-            Peer& peer = peers.emplace_back();
-            peer.socket = std::move(connection.socket);
-            peer.host = std::move(connection.host);
+        if (place.ranks > 1) connect(rendezvous);
+    }
+
+    void connect(Rendezvous& rendezvous) {
+        const std::vector<std::string> identities = rendezvous.all_gather(own_host_identity());   // who is where
+        const bool on_one_host =
+            std::ranges::all_of(identities, [&](const std::string& other) { return other == identities[0]; });
+        std::optional<ListeningSocket> listener;
+        std::string line;
+        if (place.rank == 0) line = invitation_to(listener.emplace(0, on_one_host), make_nonce(), on_one_host);
+        Invitation invitation = read_invitation(rendezvous.from_rank_0(line));
+        const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
+        const Joining self{place.rank, place.ranks, invitation.word, options.connect_seconds};
+        if (place.rank == 0) {
+            for (Socket& socket : accept_ranks(*listener, self)) {
+                peers.push_back({std::move(socket), hosts[peers.size()]});
+            }
+            return;
         }
+        if (const std::string met = rendezvous.rank_0_address(); !met.empty() && !on_one_host) {
+            invitation.hosts.insert(invitation.hosts.begin(), met);   // who has answered before comes first
+        }
+        peers.push_back({join_rank_0(invitation.hosts, invitation.port, self), hosts[0]});
     }
 
     // ---- the thread
@@ -135,15 +172,15 @@ struct Watchdog::Impl {
     void look_at_own_place() {
         bool waits = false;
         std::string local_work;
-        own_progress = static_cast<std::uint64_t>(step.load());
-        own_asked_for.clear();
+        own.progress = static_cast<std::uint64_t>(step.load());
+        own.asked_for.clear();
         std::vector<std::pair<std::uint64_t, std::string>> groups;
         {
             std::lock_guard lock(mutex);
             for (const auto& [c, group] : watched) {
                 const CommProgress p = c->progress();
-                own_progress += p.issued;
-                own_asked_for[group] = p.of_all;
+                own.progress += p.issued;
+                own.asked_for[group] = p.of_all;
                 if (p.local_work != nullptr) local_work = text(" (alone: ", p.local_work, ")");
                 if (p.issued == 0) continue;
                 waits |= p.issued > p.done;
@@ -155,21 +192,19 @@ struct Watchdog::Impl {
             }
         }
         std::sort(groups.rbegin(), groups.rend());
-        own_activity = !local_work.empty()         ? Activity::local
+        own.activity = !local_work.empty()         ? Activity::local
                        : waits && *host_is_waiting ? Activity::waits
                        : waits                     ? Activity::has_asked
                        : has_stepped               ? Activity::computes
                                                    : Activity::local;
-        own_words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + local_work;
-        for (const auto& [when, what] : groups) own_words += ", " + what;
+        own.words = (groups.empty() && step == 0 ? "start-up" : text("step ", step.load())) + local_work;
+        for (const auto& [when, what] : groups) own.words += ", " + what;
     }
 
-    // "b<progress> <activity> <operations of groups> <words>"
     void send_beats() {
         if (options.collectives != nullptr) tell_collectives();
         look_at_own_place();
-        send_to_all(text(beat, own_progress, " ", static_cast<char>(own_activity), " ", to_text(own_asked_for), " ",
-                         own_words));
+        send_to_all(beat + to_text(own));
     }
 
     void listen(double seconds) {
@@ -198,16 +233,10 @@ struct Watchdog::Impl {
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
-                std::istringstream told(rest);
-                std::uint64_t progress = 0;
-                char activity = 0;
-                std::string groups, words;
-                if (!(told >> progress >> activity >> groups) || !std::getline(told >> std::ws, words)) break;
-                peer.activity = static_cast<Activity>(activity);
-                peer.asked_for = asked_for_from(groups);
-                if (progress != peer.progress) last_advance = peer.heard;
-                peer.progress = progress;
-                peer.last_words = words;
+                const std::optional<Place> place_now = place_from(rest);
+                if (!place_now) break;
+                if (place_now->progress != peer.at.progress) last_advance = peer.heard;
+                peer.at = *place_now;
                 break;
             }
             case goodbye: {
@@ -233,8 +262,8 @@ struct Watchdog::Impl {
     // The peer's last words can be a heartbeat old; this rank's own place shows what waits for it now.
     void declare_lost(int rank, const std::string& how) {
         look_at_own_place();
-        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].last_words,
-                         "; rank ", place.rank, " is at ", own_words));
+        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].at.words,
+                         "; rank ", place.rank, " is at ", own.words));
     }
 
     std::string silent() const { return text("has been silent for ", options.silence_seconds, " s"); }
@@ -250,53 +279,47 @@ struct Watchdog::Impl {
     // Aborts when all ranks are alive, some wait in collectives, and none advances. Ranks that do not wait are to
     // blame: they are elsewhere, in a loop perhaps. No rank is while one does local work.
     void look_for_stall() {
-        bool some_wait = is_under_way(own_activity), all_wait = some_wait,
-             one_is_local = own_activity == Activity::local;
+        std::vector<int> ranks{0};
         for (std::size_t r = 1; r < peers.size(); r++) {
-            if (!is_connected(peers[r])) continue;
-            some_wait |= is_under_way(peers[r].activity);
-            all_wait &= is_under_way(peers[r].activity);
-            one_is_local |= peers[r].activity == Activity::local;
+            if (is_connected(peers[r])) ranks.push_back(static_cast<int>(r));
         }
-        if (own_progress != seen_own_progress || !some_wait || one_is_local) {
-            seen_own_progress = own_progress;
+        auto activity = [this](int rank) { return place_of(rank).activity; };
+        const bool some_wait = std::ranges::any_of(ranks, is_under_way, activity);
+        const bool all_wait = std::ranges::all_of(ranks, is_under_way, activity);
+        if (own.progress != seen_own_progress || !some_wait ||
+            std::ranges::count(ranks, Activity::local, activity) > 0) {
+            seen_own_progress = own.progress;
             last_advance = clock;
         }
         if (options.stall_seconds <= 0 || clock - last_advance < options.stall_seconds) return;
-        start_abort(text("nothing has advanced for ", options.stall_seconds, " s; ",
-                         all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(all_wait)));
+        start_abort(
+            text("nothing has advanced for ", options.stall_seconds, " s; ",
+                 all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(ranks, all_wait)));
+    }
+
+    const Place& place_of(int rank) const {
+        return rank == place.rank ? own : peers[static_cast<std::size_t>(rank)].at;
     }
 
     // Names the ranks that have nothing under way. Where all have, considers those whose hosts do not wait (all, if
     // every host does), and of these names the ones that keep another rank waiting and wait for none; in a cycle, all
     // that keep another waiting; else all.
-    std::string stalled_ranks(bool all_wait) const {
-        struct Rank {
-            Activity activity;
-            const AskedFor* asked_for;
-            std::string name, words;
-        };
-        std::vector<Rank> ranks{{own_activity, &own_asked_for, text("rank 0 on ", place.host), own_words}};
-        for (std::size_t r = 1; r < peers.size(); r++) {
-            const Peer& peer = peers[r];
-            if (!is_connected(peer)) continue;
-            ranks.push_back({peer.activity, &peer.asked_for, name_of(static_cast<int>(r)), peer.last_words});
-        }
+    std::string stalled_ranks(const std::vector<int>& ranks, bool all_wait) const {
         std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> ends;   // the least and the most of a group
-        for (const Rank& rank : ranks) {
-            for (const auto& [group, count] : *rank.asked_for) {
+        bool all_hosts_wait = true;
+        for (int rank : ranks) {
+            all_hosts_wait &= place_of(rank).activity == Activity::waits;
+            for (const auto& [group, count] : place_of(rank).asked_for) {
                 auto& [least, most] = ends.try_emplace(group, count, count).first->second;
                 least = std::min(least, count);
                 most = std::max(most, count);
             }
         }
-        const bool all_hosts_wait =
-            std::ranges::all_of(ranks, [](const Rank& rank) { return rank.activity == Activity::waits; });
-        auto is_to_blame = [&](const Rank& rank, int strictness) {
-            if (!all_wait) return !is_under_way(rank.activity);
-            if (!all_hosts_wait && rank.activity == Activity::waits) return false;
+        auto is_to_blame = [&](const Place& at, int strictness) {
+            if (!all_wait) return !is_under_way(at.activity);
+            if (!all_hosts_wait && at.activity == Activity::waits) return false;
             bool is_waited_for = strictness == 0, waits = false;
-            for (const auto& [group, count] : *rank.asked_for) {
+            for (const auto& [group, count] : at.asked_for) {
                 is_waited_for |= count < ends.at(group).second;
                 waits |= count > ends.at(group).first;
             }
@@ -304,9 +327,10 @@ struct Watchdog::Impl {
         };
         std::string found;
         for (int strictness = 2; found.empty() && strictness >= 0; strictness--) {
-            for (const Rank& rank : ranks) {
-                if (!is_to_blame(rank, strictness)) continue;
-                found += text(found.empty() ? "" : "; ", rank.name, " has not advanced, last heard at ", rank.words);
+            for (int rank : ranks) {
+                if (!is_to_blame(place_of(rank), strictness)) continue;
+                found += text(found.empty() ? "" : "; ", name_of(rank), " has not advanced, last heard at ",
+                              place_of(rank).words);
             }
         }
         return found;
@@ -414,10 +438,8 @@ struct Watchdog::Impl {
     std::string reason;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // of the thread alone
-    std::uint64_t own_progress = 0, seen_own_progress = 0;
-    Activity own_activity = Activity::local;
-    AskedFor own_asked_for;
-    std::string own_words = "start-up";
+    Place own;
+    std::uint64_t seen_own_progress = 0;
     double clock = 0, listened_at = 0;   // seconds; see advance_clock
     double last_advance = 0, failing_since = 0;
     CollectiveOrder order;   // on rank 0

@@ -410,21 +410,21 @@ TEST_CASE("watchdog: a connection that its rank has given up is not taken for it
     std::string word;
     said >> port >> word;
     std::vector<std::optional<Socket>> strangers;
-    for (int i = 0; i < 300; i++) strangers.push_back(connect_to_host("127.0.0.1", port, 5));
+    for (int i = 0; i < 300; i++) strangers.push_back(connect_to_any({"127.0.0.1"}, port, 5));
     for (std::size_t i = 0; i < strangers.size(); i++) {
         REQUIRE(strangers[i]);
         if (i % 3 == 1) CHECK(::send(strangers[i]->fd(), "\x40\0\0\0half", 8, MSG_NOSIGNAL) == 8);
-        if (i % 3 == 2) strangers[i]->send("1 another word");
+        if (i % 3 == 2) strangers[i]->send("train_gpt rank 1 of 2 another word");
     }
     {
-        std::optional<Socket> given_up = connect_to_host("127.0.0.1", port, 5);
+        std::optional<Socket> given_up = connect_to_any({"127.0.0.1"}, port, 5);
         REQUIRE(given_up);
-        given_up->send(text("1 ", word));
+        given_up->send(text("train_gpt rank 1 of 2 ", word));
     }
     startup.rendezvous->all_gather("here");   // now rank 0 begins to accept
-    std::optional<Socket> socket = connect_to_host("127.0.0.1", port, 5);
+    std::optional<Socket> socket = connect_to_any({"127.0.0.1"}, port, 5);
     REQUIRE(socket);
-    socket->send(text("1 ", word));
+    socket->send(text("train_gpt rank 1 of 2 ", word));
     CHECK(socket->receive(5) == text("rank 0 ", word));
     socket->send("confirmed");
     CHECK(socket->receive(5) == std::string("all have come"));

@@ -1,0 +1,147 @@
+#include "llmc/process/joining.h"
+
+#include <cstdio>
+#include <random>
+#include <sstream>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/process/pending_connections.h"
+
+namespace {
+
+constexpr const char* kConfirmed = "confirmed";
+constexpr const char* kAllHaveCome = "all have come";
+
+std::string answer_of(const Joining& own) { return "rank 0 " + own.word; }
+
+// Rank 0's side.
+class Joined {
+public:
+    explicit Joined(const Joining& own) : own_(own), sockets_(static_cast<std::size_t>(own.ranks)) {}
+
+    std::string missing() const {
+        std::string result;
+        for (std::size_t r = 1; r < sockets_.size(); r++) {
+            if (!sockets_[r].is_open()) result += text(result.empty() ? "" : ", ", r);
+        }
+        return result;
+    }
+
+    // Whether the handshake goes on; else the peer has joined, is refused, or is unknown.
+    bool take_message(PendingConnection& peer, const std::string& message) {
+        if (peer.rank > 0) {
+            if (message == kConfirmed && may_join(peer.socket, peer.rank, own_.ranks)) {
+                sockets_[static_cast<std::size_t>(peer.rank)] = std::move(peer.socket);
+            }
+            return false;   // else its rank has given it up
+        }
+        int rank = 0, of = 0, end = 0;
+        if (std::sscanf(message.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;
+        if (message.substr(static_cast<std::size_t>(end)) != own_.word) {
+            return refuse(peer.socket, rank, of, "it is of another run (TRAIN_GPT_SECRET differs)");
+        }
+        if (!may_join(peer.socket, rank, of)) return false;
+        peer.rank = rank;
+        return peer.socket.send(answer_of(own_));
+    }
+
+    std::vector<Socket> tell_all(const std::string& verdict) {
+        for (Socket& socket : sockets_) {
+            if (socket.is_open()) socket.send(verdict);
+        }
+        return std::move(sockets_);
+    }
+
+private:
+    bool may_join(Socket& socket, int rank, int of) const {
+        const bool is_expected = of == own_.ranks && rank > 0 && rank < of;
+        if (is_expected && !sockets_[static_cast<std::size_t>(rank)].is_open()) return true;
+        return refuse(socket, rank, of,
+                      text("it expects ranks 1 to ", own_.ranks - 1, " of ", own_.ranks, ", each once"));
+    }
+    static bool refuse(Socket& socket, int rank, int of, const std::string& why) {
+        socket.send(text("no to rank ", rank, " of ", of, ": ", why));
+        return false;
+    }
+
+    const Joining& own_;
+    std::vector<Socket> sockets_;   // by rank
+};
+
+// `said`: rank 0's words; none: its connection is lost.
+[[noreturn]] void refused(const Joining& own, const std::optional<std::string>& said) {
+    if (!said) {
+        throw Error(ErrorKind::resumable, "lost the connection to rank 0 at start-up",
+                    "Look at that rank's own output for the reason.");
+    }
+    throw Error(ErrorKind::no_device, text("rank ", own.rank, ": rank 0 says ", *said),
+                "Check that every rank was started once, with the same number of ranks.");
+}
+
+}   // namespace
+
+void peers_missing(const std::string& missing, int ranks, double seconds) {
+    throw Error(ErrorKind::no_device,
+                text("of ", ranks, " ranks these have not come within ", seconds, " s: ", missing),
+                "Check that they were started, with the same --init settings, and that the hosts reach each other.");
+}
+
+std::vector<Socket> accept_ranks(ListeningSocket& listener, const Joining& own) {
+    Joined joined(own);
+    PendingConnections pending(listener);
+    std::string missing = joined.missing();
+    for (const double end = steady_seconds() + own.seconds; !missing.empty() && steady_seconds() < end;) {
+        pending.poll(end - steady_seconds(), [&](PendingConnection& peer, const std::string& message) {
+            return joined.take_message(peer, message);
+        });
+        missing = joined.missing();
+    }
+    std::vector<Socket> sockets = joined.tell_all(missing.empty() ? kAllHaveCome : "missing: " + missing);
+    if (!missing.empty()) peers_missing(missing, own.ranks, own.seconds);
+    return sockets;
+}
+
+std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own, double seconds) {
+    auto is_rank_0 = [&](Socket& socket) {
+        if (!socket.send(text("train_gpt rank ", own.rank, " of ", own.ranks, " ", own.word))) return false;
+        const std::optional<std::string> answer = socket.receive(5);
+        if (own.address_is_given && answer && answer->starts_with("no to rank")) refused(own, answer);
+        return answer == answer_of(own) && socket.send(kConfirmed);
+    };
+    std::optional<Socket> socket = connect_to_any(hosts, port, seconds, is_rank_0);
+    if (!socket) return std::nullopt;
+    const std::optional<std::string> said = socket->receive(own.seconds + 10);   // rank 0's own limit comes first
+    if (said != kAllHaveCome) refused(own, said);
+    return socket;
+}
+
+Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own) {
+    if (std::optional<Socket> socket = find_rank_0(hosts, port, own, own.seconds)) return std::move(*socket);
+    std::string tried;
+    for (const std::string& host : hosts) tried += text(tried.empty() ? "" : ", ", host, ":", port);
+    throw Error(ErrorKind::no_device,
+                text("rank ", own.rank, " cannot reach rank 0 at ", tried, " within ", own.seconds, " s"),
+                "Check that rank 0 was started there and that no firewall stands between, at any port.");
+}
+
+std::string invitation_to(const ListeningSocket& listener, const std::string& word, bool on_one_host) {
+    std::string line = text(listener.port(), " ", word, " ", own_host_identity());
+    for (const std::string& address : own_addresses()) line += on_one_host ? "" : " " + address;
+    return line;
+}
+
+Invitation read_invitation(const std::string& line) {
+    Invitation result;
+    std::istringstream words(line);
+    std::string identity;
+    if (!(words >> result.port >> result.word >> identity)) return {};
+    if (identity == own_host_identity()) result.hosts.emplace_back("127.0.0.1");
+    for (std::string address; words >> address;) result.hosts.push_back(address);
+    return result;
+}
+
+std::string make_nonce() {
+    std::random_device random;
+    return formatted("%08x%08x%08x", random(), random(), random());
+}
