@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds where something optional is hidden: MPI, PCRE2 and cuDNN's headers, the header and the library in turn; and
+# Builds where something optional is hidden: MPI, PCRE2, ICU and cuDNN's headers, the header and the library in turn; and
 # what is said where something needed is missing. `optional_test.sh long` also tries start-up in the build without MPI.
 #
 # A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
@@ -22,6 +22,9 @@ programs=("$train_gpt" "$tokenize" build/cpu/bigram build/cpu/loss_curve)
 echo 'some text, some more text' >"$work/text.txt"
 "$tokenize" --train 260 --split cl100k --output "$work/tokenizer" "$work/text.txt" >/dev/null
 sed -i 's/{1,3}/{1,2}/' "$work/tokenizer/tokenizer.json"
+"$tokenize" --train 260 --split qwen --output "$work/qwen" "$work/text.txt" >/dev/null
+printf 'cafe\314\201' >"$work/decomposed.txt"
+normalised=(--tokenizer "$work/qwen" --overwrite --output "$work/own" "$work/decomposed.txt")
 own_pattern=(--tokenizer "$work/tokenizer/tokenizer.json" --output "$work/own" "$work/text.txt")
 
 hide() {   # header|library FILE PACKAGE LIBRARY
@@ -49,6 +52,16 @@ if found PCRE2; then
 else
     echo "SKIPPED hiding PCRE2: it is not here"
 fi
+if found ICU; then
+    for kind in header:unicode/normalizer2.h library:icuuc; do
+        hide "${kind%%:*}" "${kind#*:}" ICU icuuc
+        "$tokenize" "${normalised[@]}" >"$work/log" 2>&1
+        [ $? -eq 64 ] && grep -q "Install libicu-dev and build again" "$work/log"
+        verdict $? "normal form C without ICU names the package: $(cat "$work/log")"
+    done
+else
+    echo "SKIPPED hiding ICU: it is not here"
+fi
 if found MPI; then
     for kind in header:mpi.h library:mpi; do hide "${kind%%:*}" "${kind#*:}" MPI mpi; done
     if [ "${1:-}" = long ]; then
@@ -64,6 +77,10 @@ if found MPI; then links "$train_gpt" mpi; verdict $? "with MPI it is linked"; f
 if found PCRE2; then
     "$tokenize" "${own_pattern[@]}" >"$work/log" 2>&1
     verdict $? "a pattern of one's own: $(cat "$work/log")"
+fi
+if found ICU; then
+    "$tokenize" "${normalised[@]}" >"$work/log" 2>&1 && [ "$("$tokenize" --decode "$work/own")" = '<|endoftext|>café' ]
+    verdict $? "text in normal form C: $(cat "$work/log")"
 fi
 
 # what cannot be done without is named: by the check that every build begins with

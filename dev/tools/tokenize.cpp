@@ -185,8 +185,10 @@ void add_input_options(CLI::App& app, Options& options) {
 
 void add_tokenizer_options(CLI::App& app, Options& options) {
     EncodeOptions& encoding = options.corpus.encoding;
-    const Names<SplitRule> rules = {
-        {"gpt2", SplitRule::gpt2}, {"cl100k", SplitRule::cl100k}, {"llama3", SplitRule::llama3}};
+    const Names<SplitRule> rules = {{"gpt2", SplitRule::gpt2},
+                                    {"cl100k", SplitRule::cl100k},
+                                    {"llama3", SplitRule::llama3},
+                                    {"qwen", SplitRule::qwen}};
     const Names<InvalidUtf8> invalid = {{"tiktoken", InvalidUtf8::tiktoken},
                                         {"split", InvalidUtf8::split},
                                         {"replace", InvalidUtf8::replace},
@@ -199,7 +201,7 @@ void add_tokenizer_options(CLI::App& app, Options& options) {
         ->capture_default_str()
         ->each([&](const std::string&) { options.tokenizer_given = true; });
     app.add_option("--split", options.train.pattern.rule,
-                   "how --train and tiktoken files split text: gpt2, cl100k, llama3")
+                   "how --train and tiktoken files split text: gpt2, cl100k, llama3, qwen (with NFC)")
         ->transform(one_of(rules))
         ->each([&](const std::string&) { options.split_wanted = true; });
     app.add_option("--special", encoding.special, "text that spells a special token: ordinary, encode, refuse")
@@ -426,6 +428,7 @@ void write_questions(const Options& options) {
 }
 
 void run(Options& options) {
+    options.train.pattern.nfc = options.train.pattern.rule == SplitRule::qwen;   // as in Qwen's own files
     bool inspects = options.decode || options.stats || options.verify;
     if (inspects) {
         if (options.inputs.empty()) throw Error(ErrorKind::usage, "no shard or folder is given");

@@ -127,6 +127,8 @@ void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
     if (text.size() > max_text_bytes) {
         throw Error(ErrorKind::bad_data, ::text("a document of ", text.size(), " bytes"), "A document has up to 4 GB.");
     }
+    std::string normalised;
+    if (tokenizer.data().pattern.nfc) text = to_nfc(text, normalised);
     std::size_t valid = valid_utf8_prefix(text);
     if (valid == text.size()) {
         encode_valid(text, ids);

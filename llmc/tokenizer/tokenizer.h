@@ -8,8 +8,9 @@
 //   Encoder encoder(tokenizer);                                 // one per thread
 //   encoder.encode(document, ids);
 //
-// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace); ids are those of tiktoken
-// for its vocabularies; the hash depends on nothing but the bytes of the ids, whatever file they were loaded from.
+// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace and normal form C); ids are
+// those of tiktoken for its vocabularies; the hash depends on nothing but the bytes of the ids, whatever file they were
+// loaded from.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +28,14 @@
 struct TokenizerData {
     std::string name;
     std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
-    std::vector<std::uint8_t> is_special;   // per id: never made from ordinary text
+    std::vector<std::uint8_t> is_special;   // per id: never made from ordinary text; 2: kept in decoded text
     std::uint32_t end_of_text = 0;          // the token in front of every document
     bool can_encode = true;                 // false: a bare list of tokens, fit to decode only
     SplitPattern pattern;
     std::vector<BpeMerge> merges;
-    bool merge_by_rank = false;       // tiktoken's rule in place of `merges`
-    bool whole_piece_first = false;   // a piece that is a token becomes that token whatever the merges say
+    bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
+    bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
+    std::string post_processor = "null";   // of a tokenizer.json, kept for others: what they put around a text
 };
 
 class Tokenizer {

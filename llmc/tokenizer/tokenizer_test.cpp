@@ -86,7 +86,7 @@ TEST_CASE("tokenizer: merges stay within pieces") {
 
 TEST_CASE("tokenizer: decode(encode(x)) == x for any bytes, whatever is done with those that are not UTF-8") {
     std::mt19937 random(7);
-    for (SplitRule rule : {SplitRule::none, SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+    for (SplitRule rule : {SplitRule::none, SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3, SplitRule::qwen}) {
         Tokenizer tokenizer = small_tokenizer(rule);
         for (InvalidUtf8 invalid : {InvalidUtf8::tiktoken, InvalidUtf8::split}) {
             Encoder encoder(tokenizer, {SpecialText::ordinary, invalid});
@@ -187,7 +187,8 @@ TEST_CASE("tokenizer: an encoder's memory of pieces does not change its answers"
 
 TEST_CASE("tokenizer: saved and loaded again, by every format, it is the same") {
     TemporaryFolder folder;
-    for (const Tokenizer& tokenizer : {Tokenizer::bytes(), small_tokenizer(), small_tokenizer(SplitRule::llama3)}) {
+    for (const Tokenizer& tokenizer : {Tokenizer::bytes(), small_tokenizer(), small_tokenizer(SplitRule::llama3),
+                                       small_tokenizer(SplitRule::qwen)}) {
         tokenizer.save(folder.path());
         Tokenizer json = Tokenizer::load(folder / "tokenizer.json");
         Tokenizer bin = Tokenizer::load(folder / "tokenizer.bin");
@@ -198,6 +199,29 @@ TEST_CASE("tokenizer: saved and loaded again, by every format, it is the same") 
         std::string text = " the caf\xc3\xa9's    \n the 1234";
         CHECK(encode(json, text) == encode(tokenizer, text));
         CHECK_THROWS_AS(Encoder{bin}, Error);
+    }
+}
+
+TEST_CASE("tokenizer: normal form C, what others put around a text and who leaves out a token are written back") {
+    TokenizerData data = small_tokenizer(SplitRule::qwen).data();
+    data.pattern.nfc = true;
+    data.post_processor = R"({"type":"TemplateProcessing","single":[],"pair":[],"special_tokens":{}})";
+    data.tokens.push_back("<tool_call>");
+    data.is_special.push_back(2);
+    TemporaryFolder folder;
+    const Tokenizer tokenizer(data);
+    tokenizer.save(folder.path());
+    const Tokenizer again = Tokenizer::load(folder / "tokenizer.json");
+    CHECK(again.data().pattern.nfc);
+    CHECK(again.data().post_processor == data.post_processor);
+    CHECK(again.data().is_special == data.is_special);
+    CHECK(again.end_of_text() == tokenizer.end_of_text());
+    try {
+        CHECK(encode(again, "e\xcc\x81 the") == Ids{259, 258});
+        CHECK(encode(again, "e\xcc\x81\xff") == Ids{259, 0xff});
+    } catch (const Error& problem) {
+        CHECK(problem.kind() == ErrorKind::usage);
+        MESSAGE("skipped: ", problem.message());
     }
 }
 

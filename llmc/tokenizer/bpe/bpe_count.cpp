@@ -28,12 +28,13 @@ void add(PieceMap& counts, std::string_view piece, std::uint64_t count) {
 class BatchCounter {
 public:
     BatchCounter(const InputOptions& input, const SplitPattern& pattern)
-        : input_(input), splitter_(make_splitter(pattern)) {}
+        : input_(input), pattern_(pattern), splitter_(make_splitter(pattern)) {}
 
     void count(const InputBatch& batch) {
         for (const InputPart& part : batch.parts) {
             std::string_view text = std::string_view(batch.bytes).substr(part.begin, part.end - part.begin);
             if (batch.jsonl) text = json_text(text, input_.field, value_, input_.files[part.file], part.offset);
+            if (pattern_.nfc) text = to_nfc(text, normalised_);
             while (!text.empty()) {
                 std::size_t valid = valid_utf8_prefix(text);
                 count_pieces(text.substr(0, valid));
@@ -57,7 +58,8 @@ private:
     }
 
     const InputOptions& input_;
-    std::string value_;
+    const SplitPattern& pattern_;
+    std::string value_, normalised_;
     std::unique_ptr<PieceSplitter> splitter_;
     PieceMap counts_;
 };

@@ -210,6 +210,8 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
     TokenizerData data;
     data.name = name;
     data.merge_by_rank = data.whole_piece_first = true;
+    // a protocol buffer whose first field is a piece
+    if (content.starts_with('\n')) malformed_tokenizer(name, 0, "a SentencePiece model, which is not supported");
     Lines lines(content);
     std::string_view line;
     std::size_t ranks = 0;

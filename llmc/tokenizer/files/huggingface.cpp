@@ -31,14 +31,18 @@ public:
 private:
     void read_parts() {
         if (const Json* normalizer = json_.find("normalizer"); normalizer != nullptr && !normalizer->is_null()) {
-            fail(*normalizer, "/normalizer", "text would be normalised, which is not supported");
+            place_ = "/normalizer";
+            const std::string& type = normalizer->at("type").as_text();
+            if (type != "NFC") fail(*normalizer, place_, text("normalizer ", type, " is not supported, only NFC is"));
+            data_.pattern.nfc = true;
         }
         const Json& model = json_.at("model");
         place_ = "/model";
         if (const Json* type = model.find("type"); type != nullptr && *type != "BPE")
-            fail(*type, "/model/type", "only BPE is supported");
+            fail(*type, "/model/type", text("only BPE is supported, not ", type->as_text()));
         if (flag(model, "byte_fallback")) {
-            fail(model.at("byte_fallback"), "/model/byte_fallback", "only byte-level BPE is supported");
+            fail(model.at("byte_fallback"), "/model/byte_fallback",
+                 "only byte-level BPE is supported, not SentencePiece's");
         }
         for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
             if (const Json* affix = model.find(key); affix != nullptr && affix->is_text() && *affix != "") {
@@ -58,6 +62,7 @@ private:
         }
         place_ = "/pre_tokenizer";
         if (const Json* pre = json_.find("pre_tokenizer")) read_pre_tokenizer(*pre);
+        if (const Json* post = json_.find("post_processor")) data_.post_processor = to_text(*post);
         choose_end_of_text();
         const int byte = missing_byte(data_);
         if (byte >= 0) fail(vocab, "/model/vocab", text("no token for byte ", byte));
@@ -65,7 +70,7 @@ private:
 
     [[noreturn]] void fail(std::size_t offset, const std::string& where, const std::string& what) const {
         throw Error(ErrorKind::bad_data, text(name_, ": offset ", offset, " (", where, "): ", what),
-                    "A tokenizer.json must be of byte-level BPE, as GPT-2's and Llama-3's are.");
+                    "A tokenizer.json must be of byte-level BPE, as GPT-2's, Llama-3's and Qwen's are.");
     }
     [[noreturn]] void fail(const Json& value, const std::string& where, const std::string& what) const {
         fail(value.offset(), where, what);
@@ -153,7 +158,7 @@ private:
                 fail(token, place_, text("id ", id, " or '", content.substr(0, 80), "' belongs to another token"));
             }
             slot(id) = content;
-            data_.is_special[id] = 1;
+            data_.is_special[id] = flag(token, "special") ? 1 : 2;
         }
     }
 
@@ -191,6 +196,7 @@ private:
     void set_pattern(const Json& pre, SplitPattern pattern) {
         if (data_.pattern.rule != SplitRule::none)
             fail(pre, "/pre_tokenizer", "more than one pattern is not supported");
+        pattern.nfc = data_.pattern.nfc;
         data_.pattern = std::move(pattern);
     }
 
@@ -265,7 +271,7 @@ std::string to_huggingface(const TokenizerData& data) {
                                    {"lstrip", false},
                                    {"rstrip", false},
                                    {"normalized", false},
-                                   {"special", true}}));
+                                   {"special", data.is_special[id] == 1}}));
     }
     for (const BpeMerge& merge : merges_of(data)) {
         merges.append(Json::array({spelled[merge.left], spelled[merge.right]}));
@@ -277,9 +283,9 @@ std::string to_huggingface(const TokenizerData& data) {
     model.add("merges", std::move(merges));
     Json json = parse_json(R"({"version": "1.0", "truncation": null, "padding": null})");
     json.add("added_tokens", std::move(added));
-    json.add("normalizer", nullptr);
+    json.add("normalizer", data.pattern.nfc ? Json::object({{"type", "NFC"}}) : Json());
     json.add("pre_tokenizer", pre_tokenizer_of(data.pattern));
-    json.add("post_processor", nullptr);
+    json.add("post_processor", parse_json(data.post_processor));
     json.add("decoder", byte_level_step(true));
     json.add("model", std::move(model));
     return to_text(json, 1) + "\n";

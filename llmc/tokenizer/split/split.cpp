@@ -25,6 +25,8 @@ constexpr KnownPattern known_patterns[] = {
                         R"(|\s++$|\s*[\r\n]|\s+(?!\S)|\s)"},
     {SplitRule::llama3, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
                         R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {SplitRule::qwen, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+                      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
 };
 
 class WholeText : public PieceSplitter {
@@ -77,8 +79,9 @@ std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
     switch (pattern.rule) {
         case SplitRule::none: return std::make_unique<WholeText>();
         case SplitRule::gpt2: return make_gpt2_splitter();
-        case SplitRule::cl100k: return make_cl100k_splitter(true);
-        case SplitRule::llama3: return make_cl100k_splitter(false);
+        case SplitRule::cl100k: return make_cl100k_splitter(3, true);
+        case SplitRule::llama3: return make_cl100k_splitter(3, false);
+        case SplitRule::qwen: return make_cl100k_splitter(1, false);
         case SplitRule::regex: break;
     }
     return make_regex_splitter(pattern.regex);

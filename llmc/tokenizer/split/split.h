@@ -15,12 +15,14 @@ enum class SplitRule {
     gpt2,     // GPT-2 and GPT-3
     cl100k,   // GPT-3.5 and GPT-4, as tiktoken has it now
     llama3,   // cl100k as first published: differs only in white space at the very end of a text
+    qwen,     // Qwen 2, 2.5 and 3: llama3 with every digit alone
     regex,    // anything else
 };
 
 struct SplitPattern {
     SplitRule rule = SplitRule::none;
     std::string regex;   // for SplitRule::regex; the known rules' own expressions are given by regex_of
+    bool nfc = false;    // text is brought to Unicode's normal form C before it is split
 };
 
 // The expression of a pattern in the common syntax of PCRE2 and Hugging Face's files; empty for SplitRule::none.
@@ -44,6 +46,10 @@ inline constexpr std::size_t split_capacity = 128;
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern);
 // The same pattern on PCRE2 whatever its rule: the oracle.
 std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex);
+
+// The text in normal form C, in `storage` where it is not so already; bytes that are not UTF-8 stay as they are. Throws
+// Error usage when this build has no ICU and the text has a character from U+0300 on, below which nothing changes.
+std::string_view to_nfc(std::string_view text, std::string& storage);
 
 // A place at which a text can be cut so that splitting both parts alone gives the same pieces as splitting the whole:
 // the last such in (0, text.size()), or 0 when none is found. The text may end within a character.

@@ -1,8 +1,9 @@
-// The pieces of cl100k (GPT-3.5, GPT-4) and Llama-3, one character at a time.
+// The pieces of cl100k (GPT-3.5, GPT-4), Llama-3 and Qwen, one character at a time.
 //
 //   cl100k   '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 //            |\s+\z|\s*[\r\n]|\s+(?!\S)|\s
 //   Llama-3  the same without \s+\z
+//   Qwen     Llama-3's with \p{N} alone
 //
 // Not PCRE2: that is several times slower, and knows the Unicode of its own version (10.42 classes 9,393 code points
 // otherwise than tiktoken, so ids would differ).
@@ -18,7 +19,7 @@ constexpr std::uint32_t long_s = 0x17f;   // what (?i:s) matches besides s and S
 
 class Cl100kSplitter : public PieceSplitter {
 public:
-    explicit Cl100kSplitter(bool whole_end) : whole_end_(whole_end) {}
+    Cl100kSplitter(int digits, bool whole_end) : digits_(digits), whole_end_(whole_end) {}
 
     void begin(std::string_view text) override {
         text_ = text;
@@ -72,7 +73,7 @@ private:
     }
 
     std::size_t number_end(std::size_t at) const {
-        for (int digits = 1; digits < 3; digits++) {
+        for (int digits = 1; digits < digits_; digits++) {
             Char c = char_at(at);
             if (c.length == 0 || c.char_class != CharClass::number) break;
             at += c.length;
@@ -114,6 +115,7 @@ private:
     }
 
     const CharTable& table_ = CharTable::get();
+    int digits_;
     bool whole_end_;
     std::string_view text_;
     std::size_t at_ = 0;
@@ -121,6 +123,6 @@ private:
 
 }   // namespace
 
-std::unique_ptr<PieceSplitter> make_cl100k_splitter(bool whole_end) {
-    return std::make_unique<Cl100kSplitter>(whole_end);
+std::unique_ptr<PieceSplitter> make_cl100k_splitter(int digits, bool whole_end) {
+    return std::make_unique<Cl100kSplitter>(digits, whole_end);
 }

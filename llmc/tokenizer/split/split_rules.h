@@ -9,8 +9,8 @@ class PieceSplitter;
 
 std::unique_ptr<PieceSplitter> make_gpt2_splitter();
 // `whole_end`: white space at the end of a text is one piece whatever it contains (cl100k), or is split like any other
-// (Llama-3).
-std::unique_ptr<PieceSplitter> make_cl100k_splitter(bool whole_end);
+// (Llama-3, Qwen). `digits`: a number's pieces have so many at most.
+std::unique_ptr<PieceSplitter> make_cl100k_splitter(int digits, bool whole_end);
 
 // Length of the contraction ('s 't 'm 'd 're 've 'll) that `text`, which begins with an apostrophe, begins with; or 0.
 inline std::size_t gpt2_contraction(std::string_view text) {

@@ -32,6 +32,8 @@ std::vector<std::string> pieces_of(SplitRule rule, const std::string& text) {
 
 using Pieces = std::vector<std::string>;
 
+constexpr SplitRule known_rules[] = {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3, SplitRule::qwen};
+
 // PCRE2's idea of a character; false where it is not ours: it knows an older Unicode, and counts U+180E as a space.
 class Agreement {
 public:
@@ -146,18 +148,20 @@ TEST_CASE("tokenizer_split: GPT-2's rule on its corner cases") {
     CHECK(pieces_of(SplitRule::gpt2, "\xe3\x80\x80 \xe3\x80\x80x") == Pieces{"\xe3\x80\x80 ", "\xe3\x80\x80", "x"});
 }
 
-TEST_CASE("tokenizer_split: cl100k and Llama-3 differ in white space at the end only") {
+TEST_CASE("tokenizer_split: cl100k, Llama-3 and Qwen differ in white space at the end and in numbers") {
     CHECK(pieces_of(SplitRule::cl100k, "a1234'S\n\n b") == Pieces{"a", "123", "4", "'S", "\n\n", " b"});
     CHECK(pieces_of(SplitRule::cl100k, "x.\n\n  y") == Pieces{"x", ".\n\n", " ", " y"});
     CHECK(pieces_of(SplitRule::cl100k, "foo\n  ") == Pieces{"foo", "\n  "});
     CHECK(pieces_of(SplitRule::llama3, "foo\n  ") == Pieces{"foo", "\n", "  "});
+    CHECK(pieces_of(SplitRule::llama3, "a1234 5") == Pieces{"a", "123", "4", " ", "5"});
+    CHECK(pieces_of(SplitRule::qwen, "a12 3\n  ") == Pieces{"a", "1", "2", " ", "3", "\n", "  "});
     CHECK(pieces_of(SplitRule::llama3, "\tword '\xc5\xbf't") == Pieces{"\tword", " '", "\xc5\xbf", "'t"});
 }
 
 TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on random text of every length") {
     if (!have_pcre2()) return;
     std::mt19937 random(1);
-    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+    for (SplitRule rule : known_rules) {
         auto ours = make_splitter({rule, ""});
         auto oracle = make_regex_splitter(regex_of({rule, ""}));
         for (int i = 0; i < 4000; i++) {
@@ -188,14 +192,14 @@ TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on every code point
     }
     MESSAGE(different, " code points are newer than this PCRE2 or a matter of opinion");
     CHECK(different < 12000);
-    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+    for (SplitRule rule : known_rules) {
         CHECK(pieces_of(rule, text) == pieces_of(*make_regex_splitter(regex_of({rule, ""})), text));
     }
 }
 
 TEST_CASE("tokenizer_split: a safe cut changes nothing") {
     std::mt19937 random(2);
-    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+    for (SplitRule rule : known_rules) {
         std::size_t cuts = 0;
         for (int i = 0; i < 3000; i++) {
             std::string text = random_text(random, 1 + random() % 40);
@@ -222,8 +226,26 @@ TEST_CASE("tokenizer_split: any other pattern runs on PCRE2 and keeps what it do
 }
 
 TEST_CASE("tokenizer_split: a rule is recognised from its own expression") {
-    for (SplitRule rule : {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3}) {
+    for (SplitRule rule : known_rules) {
         CHECK(pattern_of(regex_of({rule, ""})).rule == rule);
     }
     CHECK(pattern_of("").rule == SplitRule::none);
+}
+
+TEST_CASE("tokenizer_split: normal form C") {
+    std::string storage;
+    const auto nfc = [&](std::string_view text) { return std::string(to_nfc(text, storage)); };
+    CHECK(nfc("caf\xc3\xa9 \xff") == "caf\xc3\xa9 \xff");   // nothing that could change
+    try {
+        CHECK(nfc("cafe\xcc\x81") == "caf\xc3\xa9");
+    } catch (const Error& problem) {
+        CHECK(problem.kind() == ErrorKind::usage);
+        MESSAGE("skipped: ", problem.message());
+        return;
+    }
+    CHECK(nfc("\xff"
+              "e\xcc\x81\xe2\x84") == "\xff\xc3\xa9\xe2\x84");   // between bytes that are not UTF-8
+    CHECK(nfc("\xe1\x84\x80\xe1\x85\xa1") == "\xea\xb0\x80");    // Hangul
+    CHECK(nfc("\xe2\x84\xab") == "\xc3\x85");                    // the angstrom sign
+    CHECK(nfc("x\xcc\x81\xcc\xa3") == "x\xcc\xa3\xcc\x81");      // marks in their order
 }
