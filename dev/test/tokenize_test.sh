@@ -131,7 +131,7 @@ edited learned/tokenizer.json 's/"#": 2,/"#": "two",/' '"two"' "(/model/vocab/#)
 edited learned/tokenizer.json 's/"#": 2,/"#": 1 ,/' '1 ,' "(/model/vocab/#): id 1 is given twice" "${encode[@]}" edited.json
 edited learned/tokenizer.json 's/"model": {/"modell": {/' '{' "(): not as in a tokenizer.json" "${encode[@]}" edited.json
 edited learned/tokenizer.json 's/"normalizer": null/"normalizer": {"type": "NFKC"}/' '{"type": "NFKC"}' "(/normalizer): normalizer NFKC is not supported" "${encode[@]}" edited.json
-edited learned/tokenizer.json 's/"byte_fallback": false/"byte_fallback": true/' 'true,' "(/model/byte_fallback): only byte-level BPE is supported, not SentencePiece's" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"byte_fallback": false/"byte_fallback": true /' 'true ,' "(/model/byte_fallback): only byte-level BPE is supported, not SentencePiece's" "${encode[@]}" edited.json
 printf '\n\016\n\005<unk>' >tokenizer.model
 bad tokenizer.model "offset 0: a SentencePiece model, which is not supported" "${encode[@]}" tokenizer.model
 edited learned/tokenizer.json 's/"id": 299/"id": -299/' '-299' "(/added_tokens/0/id): not a token id" "${encode[@]}" edited.json
