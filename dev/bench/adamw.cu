@@ -1,5 +1,5 @@
 // The optimiser's kernels: AdamW over many tensors, and the norm of all gradients.
-#include "llmc/kernels/adamw.cuh"
+#include "llmc/kernels/optim/update.cuh"
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/precision.h"
@@ -28,12 +28,12 @@ void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
     Operand<floatX> parameter(*timing, n, 0.02f);
     Operand<float> master(*timing, masters ? n : 1, 0.02f), gradient(*timing, n, 1e-3f), m(*timing, n, 0.0f),
         v(*timing, n, 0.0f);
-    std::vector<AdamTable<floatX, float>> tables;
+    std::vector<UpdateTable<floatX, float>> tables;
     for (int set = 0; set < timing->sets(); set++) {
-        std::vector<AdamRange<floatX, float>> ranges;
+        std::vector<UpdateRange<floatX, float>> ranges;
         std::int64_t at = 0;
         for (std::int64_t size : cuts(n)) {
-            AdamRange<floatX, float> range{};
+            UpdateRange<floatX, float> range{};
             range.parameter = parameter[set] + at;
             range.master = masters ? master[set] + at : nullptr;
             range.gradient = gradient[set] + at;
@@ -43,10 +43,10 @@ void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
             ranges.push_back(range);
             at += size;
         }
-        tables.push_back(make_adam_table(timing->arena(), text("bench/adam", set), std::move(ranges), bench.stream()));
+        tables.push_back(make_update_table(timing->arena(), text("bench/adam", set), std::move(ranges), bench.stream()));
     }
-    const AdamStep step{1e-4f, 0.9f, 0.95f, 1e-8f, 10};
-    timing->measure([&](int set) { adamw_update(tables[static_cast<std::size_t>(set)], step, bench.stream()); });
+    const UpdateStep step{1e-4f, 0.9f, 0.95f, 1e-8f, 10};
+    timing->measure([&](int set) { update_weights<AdamW>(tables[static_cast<std::size_t>(set)], step, bench.stream()); });
 }
 
 void norm(Bench& bench, std::int64_t n) {

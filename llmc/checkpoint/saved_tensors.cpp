@@ -200,7 +200,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
 }
 
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
     std::optional<SafetensorsFile> file;
@@ -223,7 +223,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         if (!has_weights(tensors.states)) read("parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
             const TensorPlace* const kept = state.find(place.param);
-            if (kept == nullptr) continue;
+            if (kept == nullptr || (only_weights && !state.is_weights)) continue;
             if (state.is_weights) {
                 read_weights(*file, tensors, state, place, stream);
             } else {

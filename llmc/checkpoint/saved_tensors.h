@@ -71,6 +71,6 @@ private:
 };
 
 // Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of
-// master weights.
+// master weights. `only_weights`: of the optimizer's states none but exact weights.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
-                  cudaStream_t stream);
+                  cudaStream_t stream, bool only_weights = false);

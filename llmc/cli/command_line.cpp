@@ -49,6 +49,8 @@ void check_together(const Options& o) {
     refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),
               text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
               "It goes back to a checkpoint where one of these z-scores is too high.");
+    refuse_if(o.reset_optimizer && !o.resume, "--reset-optimizer without --resume",
+              "A run that begins has moments that are zero.");
     refuse_if(o.resume && o.overwrite, "--resume together with --overwrite",
               "Give --resume to continue the run in --output-dir, --overwrite to remove it.");
     refuse_if(o.max_steps == 0, "--max-steps 0: expected -1 or an integer from 1 to 2147483647", kHelp);

@@ -90,11 +90,16 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises: lr step / warmup");
     number("--final-lr-frac,-q", o.final_lr_frac, 0, 1,
            "learning rate at the end, as a fraction of --lr; 1 (llm.c's default): it never falls");
+    choice("--optimizer", o.optimizer,
+           "the rule by which weights follow gradients: adamw; lamb and lars, for large batches, scale the update of "
+           "every tensor to its weights; sgd: with momentum");
     number("--weight-decay,-c", o.weight_decay, 0, 10,
            "decay of the weight matrices, AdamW's: w -= lr decay w; biases and norms have none");
-    number("--beta1", o.beta1, 0, 0.999999f, "AdamW: decay of the first moment");
-    number("--beta2", o.beta2, 0, 0.999999f, "AdamW: decay of the second moment");
-    number("--eps", o.eps, 1e-20f, 1, "AdamW: added to the root of the second moment");
+    number("--beta1", o.beta1, 0, 0.999999f, "adamw, lamb: decay of the first moment; lars, sgd: momentum");
+    number("--beta2", o.beta2, 0, 0.999999f, "adamw, lamb: decay of the second moment");
+    number("--eps", o.eps, 1e-20f, 1, "adamw, lamb: added to the root of the second moment");
+    number("--lars-trust", o.lars_trust, 1e-9f, 1e3f,
+           "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm");
     number("--grad-clip", o.grad_clip, 0, 1e9f, "largest norm of all gradients together; 0: no clipping");
     number("--skip-loss-z", o.skip_loss_z, 0, 1e9f, "skip updates whose loss has a z-score above this; 0: never")
         .llmc("-sl");
@@ -152,6 +157,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     choice("--resume,-y", o.resume,
            "continue from the newest checkpoint in --output-dir, if there is one; options that are not given are "
            "those of its options.json")
+        .of_start();
+    choice("--reset-optimizer", o.reset_optimizer,
+           "resume with moments that are zero: what --resume with another --optimizer needs")
         .of_start();
     choice("--overwrite", o.overwrite, "begin anew where --output-dir holds results, which are removed").of_start();
     string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");

@@ -9,7 +9,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/rng.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
-#include "llmc/kernels/adamw.cuh"
+#include "llmc/kernels/optim/update.cuh"
 #include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
@@ -84,10 +84,10 @@ TEST_CASE("loop_threads: AdamW gives the same bits with one thread per block as 
                 auto g = upload<float>(arena, stream, random(n, 3)),
                      v = upload<float>(arena, stream, std::vector<float>(n, 0.1f));
                 auto p = upload<bf16>(arena, stream, random(n, 4));
-                AdamRange<bf16, float> range{
+                UpdateRange<bf16, float> range{
                     p.data(), with_masters ? w.data() : nullptr, g.data(), m.data(), v.data(), n, 0.1f};
-                auto table = make_adam_table<bf16, float>(arena, "test", {range}, stream);
-                adamw_update(table, AdamStep{1e-3f, 0.9f, 0.95f, 1e-8f, 3, 17}, stream);
+                auto table = make_update_table<bf16, float>(arena, "test", {range}, stream);
+                update_weights<AdamW>(table, UpdateStep{1e-3f, 0.9f, 0.95f, 1e-8f, 3, 17}, stream);
                 for (auto* buffer : {&w, &m, &v}) {
                     std::vector<float> values = buffer->download(stream);
                     all.insert(all.end(), values.begin(), values.end());

@@ -3,21 +3,28 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/init.cuh"
+#include "llmc/kernels/optim/update.cuh"
+#include "llmc/optim/tensor_blocks.h"
 
 namespace {
 
 constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so masters make sense
 
+// The rule of one parameter.
+OptimizerKind rule_of(const ParamInfo&, const OptimizerOptions& options) { return options.optimizer; }
+
+bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
+bool has_ratio(OptimizerKind rule) { return rule == OptimizerKind::lamb || rule == OptimizerKind::lars; }
+
 // G: type of the gradients.
 template <class G>
-class AdamOptimizer : public Optimizer {
+class OptimizerOf : public Optimizer {
 public:
-    AdamOptimizer(Stage& stage, const Gradients<G>& gradients, const std::vector<ParamGroup>& groups,
-                  const OptimizerOptions& options, Arena& arena)
-        : Optimizer(stage.storage(), options, arena), stage_(stage), options_(options) {
-        make_tables(gradients, groups, arena);
+    OptimizerOf(Stage& stage, const Gradients<G>& gradients, const OptimizerOptions& options, Arena& arena,
+                const TrainingGroups& groups)
+        : Optimizer(stage.storage(), options, arena), stage_(stage), options_(options), all_(groups.all) {
+        make_tables(gradients, arena);
         for (const OptimizerState& state : states_) {
             if (!state.is_weights) {
                 state.values.zero(stream());
@@ -30,50 +37,84 @@ public:
     void sum_squares(double* sum) override { sum_of_squares(sum, norm_table_, false, stream()); }
 
     void update(int step, float learning_rate, const GradNorm* norm) override {
-        AdamStep adam{};
-        adam.learning_rate = learning_rate;
-        adam.beta1 = options_.beta1;
-        adam.beta2 = options_.beta2;
-        adam.epsilon = options_.eps;
-        adam.step = step;
-        adam.seed = options_.seed;
-        adam.norm = norm;
-        adamw_update(adam_table_, adam, stream());
+        UpdateStep how{};
+        how.learning_rate = learning_rate;
+        how.beta1 = options_.beta1;
+        how.beta2 = options_.beta2;
+        how.epsilon = options_.eps;
+        how.step = step;
+        how.seed = options_.seed;
+        how.norm = norm;
+        how.updates = step - began_;
+        how.norms = norms_.data();
+        how.trust = options_.lars_trust;
+        switch (options_.optimizer) {
+            case OptimizerKind::adamw: update_weights<AdamW>(owned_, how, stream()); break;
+            case OptimizerKind::sgd: update_weights<Sgd>(owned_, how, stream()); break;
+            case OptimizerKind::lars:
+                sum_norms_of_all<Lars>(how);
+                update_weights<Lars>(owned_, how, stream());
+                break;
+            case OptimizerKind::lamb:
+                update_weights<LambMoments>(owned_, how, stream());
+                sum_norms_of_all<Lamb>(how);
+                update_weights<Lamb>(owned_, how, stream());
+                break;
+        }
     }
 
 private:
     cudaStream_t stream() const { return stage_.stream(); }
 
+    template <class Rule>
+    void sum_norms_of_all(const UpdateStep& how) {
+        norms_.zero(stream());   // of what others own
+        sum_norms<Rule>(norms_.data(), sole_, how, stream());
+        if (all_ == nullptr) return;
+        all_->all_reduce(reinterpret_cast<double*>(norms_.data()), 2 * norms_.size(), ReduceOp::sum, stream());
+    }
+
     // What this rank updates, and of what it adds the squares.
-    void make_tables(const Gradients<G>& gradients, const std::vector<ParamGroup>& groups, Arena& arena) {
+    void make_tables(const Gradients<G>& gradients, Arena& arena) {
         const ParamStorage& storage = stage_.storage();
+        const std::vector<int> first_block = first_blocks(stage_.table());
         const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-        std::vector<AdamRange<floatX, G>> adam;
-        for (const ParamGroup& group : groups) {
-            for (int param : group.params) {
-                const ParamInfo& info = stage_.table()[param];
-                if (storage.find(param) == nullptr) continue;
-                for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
-                    auto at = [&](const ModelState<float>& state) { return state.tensor(param) + owned.local_begin; };
-                    adam.push_back({.parameter = stage_.parameters().owned(param) + owned.local_begin,
-                                    .master = weights != states_.end() ? at(weights->values) : nullptr,
-                                    .gradient = gradients.kept().owned(param) + owned.local_begin,
-                                    .m = at(state("m")),
-                                    .v = at(state("v")),
-                                    .count = owned.length,
-                                    .weight_decay = group.weight_decay,
-                                    .tensor_key = info.random_tensor(),
-                                    .span = owned.global});
-                }
-            }
-        }
+        std::vector<UpdateRange<floatX, G>> owned, sole;
         std::vector<NormRange<G>> norm;
         for (const TensorPlace& place : storage.tensors()) {
-            for (const OwnedRange& sole : sole_ranges(stage_.table()[place.param].tensor, storage.place())) {
-                norm.push_back({gradients.kept().shard(place.param) + sole.local_begin, sole.length});
+            const ParamInfo& info = stage_.table()[place.param];
+            const OptimizerKind rule = rule_of(info, options_);
+            const bool adapts = has_ratio(rule) && info.decays;
+            auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of) {
+                for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
+                    auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
+                    to.push_back(
+                        {.parameter = at(stage_.parameters()),
+                         .master = weights != states_.end() ? at(weights->values) : nullptr,
+                         .gradient = at(gradients.kept()),
+                         .m = at(state("m")),
+                         .v = has_second_moment(rule) ? at(state("v")) : nullptr,
+                         .count = part.length,
+                         .weight_decay = info.decays ? options_.weight_decay : 0.0f,
+                         .tensor_key = info.random_tensor(),
+                         .span = part.global,
+                         .norms = adapts ? first_block[static_cast<std::size_t>(place.param)] + part.block : -1});
+                }
+            };
+            const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
+            add(owned, owned_ranges(info.tensor, storage.place(), StateKind::optimizer),
+                [&](const auto& state) { return state.owned(place.param); });
+            if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
+            for (const OwnedRange& range : once) {
+                norm.push_back({gradients.kept().shard(place.param) + range.local_begin, range.length});
             }
         }
-        adam_table_ = make_adam_table(arena, "optimizer tables/adam", std::move(adam), stream());
+        if (has_ratio(options_.optimizer)) {
+            norms_ = arena.allocate<TensorNorms>("optimizer tables/tensor norms",
+                                                 static_cast<std::size_t>(first_block.back()));
+        }
+        owned_ = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
+        sole_ = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
     }
 
@@ -88,7 +129,9 @@ private:
 
     Stage& stage_;
     OptimizerOptions options_;
-    AdamTable<floatX, G> adam_table_;
+    Communicator* all_;                     // or null
+    UpdateTable<floatX, G> owned_, sole_;   // what this rank updates; the tensors with norms, each element on one rank
+    DeviceBuffer<TensorNorms> norms_;       // of every block of the table, where a rule reads them
     NormTable<G> norm_table_;
 };
 
@@ -98,14 +141,8 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     std::vector<OptimizerStateSpec> states;
     if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
     states.push_back({.name = "m"});
-    states.push_back({.name = "v"});
+    if (has_second_moment(options.optimizer)) states.push_back({.name = "v"});
     return states;
-}
-
-std::vector<ParamGroup> param_groups(const ParamTable& table, const OptimizerOptions& options) {
-    std::vector<ParamGroup> groups{{UpdateRule::adamw, options.weight_decay, {}}, {UpdateRule::adamw, 0, {}}};
-    for (int param = 0; param < table.size(); param++) groups[table[param].decays ? 0 : 1].params.push_back(param);
-    return groups;
 }
 
 Optimizer::Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena)
@@ -130,10 +167,10 @@ double Optimizer::bytes_per_parameter() const {
     return bytes / elements(parameters_);
 }
 
-std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena) {
+std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena,
+                                           const TrainingGroups& groups) {
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<AdamOptimizer<G>>(stage, gradients, param_groups(stage.table(), options), options,
-                                                  arena);
+        return std::make_unique<OptimizerOf<G>>(stage, gradients, options, arena, groups);
     };
     return std::visit(with, stage.gradients());
 }

@@ -1,9 +1,13 @@
-// The optimizer of a run: what it keeps of every parameter (optimizer_state.h), and AdamW.
+// The optimizer of a run: what it keeps of every parameter (optimizer_state.h), and by which rule it updates it
+// (llmc/kernels/optim/rules.cuh).
 //
 // Which parameters there are and where they lie is read from the parameter table and the storage (param_storage.h).
-// Which rule updates a parameter, and whether it decays, its group says. Master weights exist where parameters are bf16
-// and --master-weights is on; they start as the parameters' values. Without them bf16 parameters are rounded
-// stochastically.
+// Master weights exist where parameters are bf16 and --master-weights is on; they start as the parameters' values.
+// Without them bf16 parameters are rounded stochastically.
+//
+// Rules with a ratio per tensor (lamb, lars) send the sums of squares of every tensor, or block of its rows, in one
+// all-reduce of all ranks: 2f x 16 bytes for each. Each element counts once, on the rank that is its one owner, so
+// ranks that hold copies of it find the same ratio.
 //
 // Everything is asynchronous on the stage's stream.
 #pragma once
@@ -14,25 +18,15 @@
 
 #include "llmc/model/stage.h"
 #include "llmc/optim/optimizer_state.h"
+#include "llmc/process/comm.h"
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
-
-enum class UpdateRule : std::uint8_t { adamw };
-
-// Parameters that are updated alike.
-struct ParamGroup {
-    UpdateRule rule;
-    float weight_decay;
-    std::vector<int> params;   // indices in the table
-};
-
-// Every parameter of the table, in one group each.
-std::vector<ParamGroup> param_groups(const ParamTable& table, const OptimizerOptions& options);
 
 class Optimizer {
 public:
     // Moments are zero and master weights equal the parameters, which must be initialised before.
-    static std::unique_ptr<Optimizer> make(Stage& stage, const OptimizerOptions& options, Arena& arena);
+    static std::unique_ptr<Optimizer> make(Stage& stage, const OptimizerOptions& options, Arena& arena,
+                                           const TrainingGroups& groups = {});
     virtual ~Optimizer() = default;
 
     // sum[0] = the squares of the gradients of which this rank is the one owner, added up.
@@ -40,6 +34,10 @@ public:
 
     // The step with this number, from 1, of what this rank owns. `norm`: on the device.
     virtual void update(int step, float learning_rate, const GradNorm* norm) = 0;
+
+    // After so many steps the moments were zero: bias corrections count from there.
+    void begins_after(int step) { began_ = step; }
+    int began() const { return began_; }
 
     // Besides the parameters all that a run is resumed from.
     const std::vector<OptimizerState>& states() const { return states_; }
@@ -50,6 +48,7 @@ protected:
     Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena);
 
     std::vector<OptimizerState> states_;   // their contents are undefined
+    int began_ = 0;
 
 private:
     const ParamStorage& parameters_;

@@ -11,8 +11,12 @@
 
 #include "llmc/model/parameters/param_storage.h"
 
+enum class OptimizerKind : std::uint8_t { adamw, lamb, lars, sgd };   // llmc/kernels/optim/rules.cuh
+
 struct OptimizerOptions {
-    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;   // beta1: also the momentum of lars and sgd
+    float lars_trust = 1e-3f;
     float weight_decay = 0.0f;
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     bool master_weights = true;

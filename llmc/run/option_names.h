@@ -20,6 +20,14 @@ struct EnumNames<ScheduleKind> {
 };
 
 template <>
+struct EnumNames<OptimizerKind> {
+    static constexpr EnumName<OptimizerKind> list[]{{"adamw", OptimizerKind::adamw},
+                                                    {"lamb", OptimizerKind::lamb},
+                                                    {"lars", OptimizerKind::lars},
+                                                    {"sgd", OptimizerKind::sgd}};
+};
+
+template <>
 struct EnumNames<AttentionKind> {
     static constexpr EnumName<AttentionKind> list[]{{"auto", AttentionKind::auto_},
                                                     {"own", AttentionKind::own},

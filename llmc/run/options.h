@@ -79,6 +79,7 @@ struct Options : OptimizerOptions {
     int keep_checkpoints = 0;         // 0: all
     int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
+    bool reset_optimizer = false;   // where it resumes
     bool overwrite = false;     // a folder of another run's results is emptied
     bool keep_best = false;     // also save what has the lowest validation loss
     int max_bad_steps = 10;     // stop after so many steps in a row whose loss or norm is not finite; 0: never

@@ -171,8 +171,8 @@ void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed
 std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
                                const Options& options, Step& step, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
-    const RunState state =
-        load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream());
+    const RunState state = load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream(),
+                                               options.optimizer, options.reset_optimizer);
     check_same_run(state, recorded, options, inputs);
     const std::string why_not =
         restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());

@@ -50,6 +50,7 @@ void asked(Table& table, const Options& o) {
     }
     table.row("ZeRO stage",
               o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
+    table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", name_of(o.schedule));
     table.row("learning rate (LR)", real(o.lr));
     table.row("warmup steps", o.warmup);

@@ -37,7 +37,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
     : stage_(stage),
       grad_clip_(options.grad_clip),
       groups_(groups),
-      optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena) : nullptr),
+      optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
       partial_(make_partial_gradients(stage, groups.tensor, arena)),

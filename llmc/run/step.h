@@ -49,7 +49,7 @@ public:
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
-    // AdamW. Steps count from 1. Does nothing where the norm or the loss is not finite.
+    // By the rule of --optimizer. Steps count from 1. Does nothing where the norm or the loss is not finite.
     void update(int step, float learning_rate);
 
     // Waits for the step's work.

@@ -51,6 +51,7 @@ void Trainer::restore(const RunState& state) {
     next_ = state.next;
     bad_steps_ = state.bad_steps;
     best_val_loss_ = state.best_val_loss;
+    parts_.step.optimizer().begins_after(state.moments_began);
 }
 
 // A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
@@ -273,8 +274,8 @@ bool Trainer::rewind() {
             from, options_.spike_rewind, found->step);
         return false;
     }
-    RunState state =
-        load_training_state(parts_.files, found->path, tensors_of(parts_.step), parts_.step.stage().stream());
+    RunState state = load_training_state(parts_.files, found->path, tensors_of(parts_.step),
+                                         parts_.step.stage().stream(), options_.optimizer);
     const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
     alone.reset();
     state.loader = loader_.state();
@@ -466,6 +467,8 @@ RunState Trainer::state_now(AfterStep next) const {
     state.next = next;
     state.bad_steps = bad_steps_;
     state.best_val_loss = best_val_loss_;
+    state.optimizer = options_.optimizer;
+    state.moments_began = parts_.step.optimizer().began();
     return state;
 }
 

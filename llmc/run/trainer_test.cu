@@ -87,7 +87,12 @@ struct TestRun {
     ~TestRun() { std::fclose(nowhere); }
 
     RunState load(const FileSystem& files, const std::string& folder) {
-        return load_training_state(files, folder, tensors_of(*step), stream.get());
+        return load_training_state(files, folder, tensors_of(*step), stream.get(), options.optimizer,
+                                   options.reset_optimizer);
+    }
+    void use(OptimizerKind kind) {
+        options.optimizer = kind;
+        step.emplace(model, options, arena);
     }
     void save(const RunState& state) {
         save_training_state(real_files(), output.path(), state, tensors_of(*step),
@@ -583,6 +588,36 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     for (const OptimizerState& kept : states) same(kept.values, loaded.step->optimizer().state(kept.name));
 }
 
+TEST_CASE("trainer: a run of another optimizer is resumed with new moments only, which count from there") {
+    TestRun began;
+    began.use(OptimizerKind::lamb);
+    began.options.stop_after = 2;
+    began.train(real_files());
+    const std::string folder = began.output / checkpoint_name(2);
+    const auto resumed = [](TestRun& run, int stop_after, const std::string& from) {
+        run.use(OptimizerKind::adamw);
+        run.options.stop_after = stop_after;
+        run.options.reset_optimizer = from.ends_with(checkpoint_name(2));
+        run.train(real_files(), from);
+        return run.output / checkpoint_name(stop_after);
+    };
+    TestRun refused, whole, cut, rest;
+    try {
+        refused.load(real_files(), folder);
+        FAIL("another optimizer's moments were taken");
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::bad_data);
+        CHECK(std::string(error.what()).find("was saved with --optimizer lamb, the one asked for is adamw") !=
+              std::string::npos);
+        CHECK(error.hint().find("--reset-optimizer 1") != std::string::npos);
+    }
+    resumed(whole, 6, folder);
+    CHECK(whole.step->optimizer().began() == 2);
+    resumed(rest, 6, resumed(cut, 4, folder));   // the second time without a reset
+    CHECK(rest.weights() == whole.weights());
+    CHECK(rest.step->optimizer().began() == 2);
+}
+
 TEST_CASE("trainer: a checkpoint's manifest tells type and shape of every tensor, as the files do") {
     TestRun run;
     RunState state;
@@ -636,7 +671,8 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
                               {"\"next\": 0", "\"next\": -5", "found -5"},
                               {"\"values\": [", "\"values\": [0, ", "129 values of a window, expected 128"},
                               {"\"epoch\": 0", "\"epoch\": true", "found true"},
-                              {"\"seed\"", "\"sEed\"", "there is no \"seed\""}};
+                              {"\"seed\"", "\"sEed\"", "there is no \"seed\""},
+                              {"\"bad_steps\"", "\"optimizer\": \"nadam\",\"bad_steps\"", "no optimizer nadam"}};
     for (const auto& [from, to, expected] : wrong) {
         const std::string found = complaint(from, to);
         CAPTURE(to);

@@ -42,7 +42,7 @@ OutlierDetector::State outliers_from(const Json& json) {
 // Numbers are written with as many digits as read back to the same bits.
 std::string run_json(const RunState& s) {
     const Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
-    const Json json = Json::object({
+    Json json = Json::object({
         {"step", s.step},
         {"seed", s.seed},
         {"precision", precision_name},
@@ -54,6 +54,8 @@ std::string run_json(const RunState& s) {
         {"bad_steps", s.bad_steps},
         {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
     });
+    if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // others: as older programs
+    if (s.moments_began > 0) json.add("moments_began", s.moments_began);
     return to_text(json, 2) + "\n";
 }
 
@@ -88,6 +90,16 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                         "Resume with the program that saved it, or from another checkpoint.");
         }
         if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs write neither
+        if (const Json* kind = json.find("optimizer")) {
+            const auto known = std::ranges::find(EnumNames<OptimizerKind>::list, kind->as_text(),
+                                                 [](const auto& named) { return std::string(named.name); });
+            if (known == std::end(EnumNames<OptimizerKind>::list)) {
+                throw JsonError(text("this program knows no optimizer ", kind->as_text()));
+            }
+            s.optimizer = known->value;
+        }
+        if (const Json* began = json.find("moments_began"))
+            s.moments_began = int_from(*began, json.at("step").as_whole(INT_MAX));
         const Json* best = json.find("best_val_loss");
         if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
         return s;
@@ -152,8 +164,8 @@ void link_training_state(FileSystem& files, const std::string& folder, const Run
 }
 
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
-                             cudaStream_t stream) {
-    const RunState state = run_state_from(files, path + "/run.json");
+                             cudaStream_t stream, OptimizerKind optimizer, bool reset_moments) {
+    RunState state = run_state_from(files, path + "/run.json");
     if (path.substr(path.rfind('/') + 1) != checkpoint_name(state.step)) {
         throw Error(ErrorKind::bad_data, text(path, "/run.json: it says step ", state.step, ", the folder another"),
                     "Resume from another checkpoint.");
@@ -166,6 +178,14 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
             "Resume with the same --model, or --layers, --heads, --channels and --seq-len, and the same "
             "--tie-embeddings.");
     }
-    read_tensors(files, path, tensors, stream);
+    if (state.optimizer != optimizer && !reset_moments) {
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": the run was saved with --optimizer ", name_of(state.optimizer),
+                         ", the one asked for is ", name_of(optimizer)),
+                    text("Resume with --optimizer ", name_of(state.optimizer),
+                         ", or begin with new moments: --reset-optimizer 1."));
+    }
+    read_tensors(files, path, tensors, stream, reset_moments);
+    if (reset_moments) state.moments_began = state.step;
     return state;
 }

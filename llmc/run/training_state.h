@@ -30,6 +30,8 @@ struct RunState {
     AfterStep next = AfterStep::next_step;            // what comes first when it goes on
     int bad_steps = 0;                                // in a row until now: loss or norm not finite
     std::optional<double> best_val_loss;              // the lowest of the validations after a step
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    int moments_began = 0;   // after so many steps they were zero: Optimizer::begins_after
 };
 
 // Returns the tensors as the last update left them: what is queued on the model's stream from now on sees them.
@@ -65,6 +67,8 @@ void link_training_state(FileSystem& files, const std::string& folder, const Run
                          const CheckpointExtras& extras);
 
 // Restores what this rank keeps of the tensors, and returns the rest; restore_matmul_choices is the caller's to call.
-// Error(bad_data) where the checkpoint is of another model, precision or choice of master weights.
+// Error(bad_data) where the checkpoint is of another model, precision, optimizer or choice of master weights; with
+// `reset_moments` it may be of another optimizer, and what `tensors` has but weights stays as it is.
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
-                             cudaStream_t stream);
+                             cudaStream_t stream, OptimizerKind optimizer = OptimizerKind::adamw,
+                             bool reset_moments = false);

@@ -3,7 +3,7 @@
 // of the host: overlap_tensor_host_test.cpp.)
 #include <atomic>
 
-#include "llmc/kernels/adamw.cuh"
+#include "llmc/kernels/optim/update.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
@@ -169,11 +169,11 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
             const ParamStorage& storage = rank.stage().storage();
             Optimizer& optimizer = rank.step().optimizer();
             const Gradients<float>& gradients = std::get<Gradients<float>>(rank.stage().gradients());
-            std::vector<AdamRange<floatX, float>> ranges;
+            std::vector<UpdateRange<floatX, float>> ranges;
             for (const TensorPlace& place : storage.tensors()) {
                 const ParamInfo& info = storage.table()[place.param];
                 for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
-                    AdamRange<floatX, float> range{};
+                    UpdateRange<floatX, float> range{};
                     range.parameter = rank.stage().parameters().owned(place.param) + owned.local_begin;
                     range.gradient = gradients.kept().owned(place.param) + owned.local_begin;
                     range.m = optimizer.state("m").tensor(place.param) + owned.local_begin;
@@ -186,8 +186,8 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
                 }
             }
             const OptimizerOptions adam;
-            const auto table = make_adam_table(rank.arena(), "test/adam", std::move(ranges), rank.stream());
-            adamw_update(table, AdamStep{1e-3f, adam.beta1, adam.beta2, adam.eps, 1, adam.seed}, rank.stream());
+            const auto table = make_update_table(rank.arena(), "test/adam", std::move(ranges), rank.stream());
+            update_weights<AdamW>(table, UpdateStep{1e-3f, adam.beta1, adam.beta2, adam.eps, 1, adam.seed}, rank.stream());
             const Gatherer gatherer(storage, rank.groups().stage, true, rank.arena(), rank.stream());
             double different = 0, all = 0;
             for (int param = 0; param < storage.table().size(); param++) {

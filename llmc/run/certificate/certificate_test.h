@@ -69,6 +69,8 @@ struct Layout {
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
     bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    float lr = 1e-3f;
 
     MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
@@ -148,6 +150,7 @@ public:
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
         adam.master_weights = layout.master_weights;
+        adam.optimizer = layout.optimizer;
         step_.emplace(model_, adam, arena_, groups);
         schedule_ = schedule(layout, at);
     }
@@ -218,7 +221,7 @@ public:
                     result.gradients.push_back(gradient(param));
                 }
             }
-            step_->update(step, 1e-3f);
+            step_->update(step, layout_.lr);
             const StepResult found = step_->result();
             result.losses.push_back(found.loss);
             result.norms.push_back(found.grad_norm);

@@ -1,4 +1,4 @@
-#include "llmc/kernels/adamw.cuh"
+#include "llmc/kernels/optim/update.cuh"
 
 #include "llmc/kernels/kernel_test.h"
 
@@ -11,7 +11,7 @@ struct Reference {
 };
 
 Reference adam_reference(const Doubles& w, const Doubles& m, const Doubles& v, const Doubles& gradient, double grad_scale,
-                         double decay, const AdamStep& s) {
+                         double decay, const UpdateStep& s) {
     Reference r;
     const double b1 = s.beta1, b2 = s.beta2, u = unit<float>;
     for (std::size_t i = 0; i < w.size(); i++) {
@@ -59,13 +59,13 @@ std::vector<Tensor<Real, Grad>> make_tensors(KernelTest& test, bool masters) {
 }
 
 template <class Real, class Grad>
-AdamTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters) {
-    std::vector<AdamRange<Real, Grad>> ranges;
+UpdateTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters) {
+    std::vector<UpdateRange<Real, Grad>> ranges;
     for (const auto& t : tensors) {
         ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(), t.v.data(),
                           static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
     }
-    return test.keep(make_adam_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream));
+    return test.keep(make_update_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream));
 }
 
 DeviceBuffer<GradNorm> upload_norm(KernelTest& test, GradNorm norm) {
@@ -80,13 +80,13 @@ void check_adamw(bool masters, int step) {
     auto tensors = make_tensors<Real, Grad>(test, masters);
     auto table = make_table(test, tensors, masters);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {4.0f, 0.25f, 0});
-    AdamStep s{1e-3f, 0.9f, 0.95f, 1e-8f, step, 0, norm.data()};
+    UpdateStep s{1e-3f, 0.9f, 0.95f, 1e-8f, step, 0, norm.data()};
     std::vector<Reference> expected;
     for (const auto& t : tensors) {
         expected.push_back(adam_reference(masters ? t.master.values() : t.parameter.values(), t.m.values(), t.v.values(),
                                           t.gradient.values(), 0.25, static_cast<float>(t.decay), s));
     }
-    adamw_update(table, s, test.stream);
+    update_weights<AdamW>(table, s, test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) {
         const Reference& r = expected[i];
         std::string what = text("tensor ", i, " of ", r.w.size());
@@ -118,10 +118,10 @@ TEST_CASE("adamw: without a norm gradients count as they are") {
     KernelTest test;
     auto tensors = make_tensors<float, float>(test, false), same = make_tensors<float, float>(test, false);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {1.0f, 1.0f, 0});
-    AdamStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 3};
-    adamw_update(make_table(test, tensors, false), step, test.stream);
+    UpdateStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 3};
+    update_weights<AdamW>(make_table(test, tensors, false), step, test.stream);
     step.norm = norm.data();
-    adamw_update(make_table(test, same, false), step, test.stream);
+    update_weights<AdamW>(make_table(test, same, false), step, test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("adamw: the skip flag leaves everything as it was") {
     KernelTest test;
     auto tensors = make_tensors<bf16, float>(test, true), same = make_tensors<bf16, float>(test, true);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {NAN, NAN, 1});
-    adamw_update(make_table(test, tensors, true), {1e-3f, 0.9f, 0.95f, 1e-8f, 3, 0, norm.data()}, test.stream);
+    update_weights<AdamW>(make_table(test, tensors, true), {1e-3f, 0.9f, 0.95f, 1e-8f, 3, 0, norm.data()}, test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) {
         CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
         CHECK(same_bits(tensors[i].master.raw(), same[i].master.raw()));
@@ -148,10 +148,10 @@ std::vector<bf16> stochastic_step(const Doubles& w, std::size_t first, std::size
     auto parameter = test.tensor<bf16>(piece);
     auto m = test.tensor<float>(Doubles(count, 0.0)), v = test.tensor<float>(Doubles(count, 0.0));
     auto g = test.tensor<float>(Doubles(count, gradient));
-    AdamRange<bf16, float> range{parameter.data(), nullptr, g.data(), m.data(), v.data(), static_cast<std::int64_t>(count), 0.0f,
+    UpdateRange<bf16, float> range{parameter.data(), nullptr, g.data(), m.data(), v.data(), static_cast<std::int64_t>(count), 0.0f,
                                  tensor_key, GlobalSpan{static_cast<std::int64_t>(first)}};
-    auto table = make_adam_table<bf16, float>(test.arena, "test/adam", {range}, test.stream);
-    adamw_update(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
+    auto table = make_update_table<bf16, float>(test.arena, "test/adam", {range}, test.stream);
+    update_weights<AdamW>(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
     return parameter.raw();
 }
 

@@ -1,0 +1,329 @@
+// Updates weights by an optimizer's rule (rules.cuh), many tensors in one launch.
+//
+// g = gradient * norm->scale (clipping, read on the device). Moments are fp32. The weight w is the fp32 master where
+// there is one, rounded to nearest into the parameter; else the parameter itself: exact for fp32, rounded
+// stochastically for bf16 with random bits that are a function of (seed, step, tensor, global element), so every layout
+// rounds alike.
+//
+// Rules that look at a whole tensor need norms of it first: `sum_norms` adds the squares of the elements of which this
+// rank is the one owner, in double; sums over ranks are the caller's; the update reads them on the device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "llmc/base/arena.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/rng.h"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/global_span.h"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/optim/rules.cuh"
+#include "llmc/kernels/ordered_sum.cuh"
+#include "llmc/kernels/rows/block_table.cuh"
+#include "llmc/kernels/rows/reduce.cuh"
+#include "llmc/kernels/vec.cuh"
+
+// One contiguous local range of one parameter tensor; every pointer is to its first element, all have `count` elements.
+template <class Real, class Grad>
+struct UpdateRange {
+    Real* parameter;
+    float* master;   // or null
+    const Grad* gradient;
+    float* m;
+    float* v;   // or null, where the rule has none
+    std::int64_t count;
+    float weight_decay;             // 0 for tensors that do not decay
+    std::uint64_t tensor_key = 0;   // hash of its name, for the stochastic rounding
+    GlobalSpan span = {};           // which global elements these are, likewise
+    int norms = -1;                 // whose norms the rule reads, an index in them; -1: none, and its ratio is 1
+    std::int64_t first_block = 0;   // filled by make_update_table
+};
+
+struct UpdateStep {
+    float learning_rate, beta1, beta2, epsilon;
+    int step;                         // counts from 1
+    std::uint64_t seed = 0;           // of the stochastic rounding
+    const GradNorm* norm = nullptr;   // on the device: clip factor and skip flag; null: 1 and never
+    int updates = 0;   // of the moments, this one included: bias corrections are 1 - beta^updates; 0: step
+    const TensorNorms* norms = nullptr;   // on the device, for rules that read them
+    float trust = 1;                      // LARS
+};
+
+// The tensors to update, on the device; made once, used every step.
+template <class Real, class Grad>
+struct UpdateTable {
+    std::vector<UpdateRange<Real, Grad>> ranges;
+    DeviceBuffer<UpdateRange<Real, Grad>> device_ranges;
+    DeviceBuffer<double> partials;   // per block of the weights, then of the changes
+    std::int64_t blocks = 0;
+};
+
+// `norms`: for sum_norms, where every range has norms of its own.
+template <class Real, class Grad>
+UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
+                                          std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
+                                          bool norms = false);
+
+template <class Rule, class Real, class Grad>
+void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+
+// norms[range.norms] = the sums of each range, of the rule's two vectors; others stay.
+template <class Rule, class Real, class Grad>
+void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Stochastic rounding
+
+// The 16 random bits of a global element, of the eight neighbours that share one draw of 128 bits.
+__device__ __forceinline__ std::uint32_t rounding_bits(const Random4& draw, int lane) {
+    const std::uint32_t word = lane < 2 ? draw.x : lane < 4 ? draw.y : lane < 6 ? draw.z : draw.w;
+    return (word >> (lane % 2 * 16)) & 0xffffu;
+}
+__device__ __forceinline__ Random4 rounding_draw(std::uint64_t key, std::int64_t element, int step) {
+    return philox(key, static_cast<std::uint64_t>(element / 8), static_cast<std::uint64_t>(step));
+}
+
+// Up with the probability of the fraction that bf16 cuts off, so that the expected result is x.
+__device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t bits) {
+    std::uint32_t u = __float_as_uint(x);
+    if ((u & 0x7f800000u) != 0x7f800000u) u += bits;              // infinities and NaN stay
+    return static_cast<bf16>(__uint_as_float(u & 0xffff0000u));   // exact
+}
+
+// The local elements i .. i+7 of a range.
+__device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w, std::int64_t i, std::uint64_t key,
+                                                            int step, const GlobalSpan& span) {
+    Vec8<bf16> result;
+    const std::int64_t first = span.element(i);
+    if (first % 8 == 0 && span.element(i + 7) == first + 7) {   // nearly always: one draw serves all eight
+        const Random4 draw = rounding_draw(key, first, step);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) result[k] = round_stochastically(w[k], rounding_bits(draw, k));
+        return result;
+    }
+    VECTOR_LOOP
+    for (int k = 0; k < 8; k++) {
+        const std::int64_t element = span.element(i + k);
+        const Random4 draw = rounding_draw(key, element, step);
+        result[k] = round_stochastically(w[k], rounding_bits(draw, static_cast<int>(element % 8)));
+    }
+    return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The update
+
+constexpr int kUpdateThreads = 256;
+constexpr int kUpdateTurns = 4;   // pieces of eight elements per thread: spreads the cost of finding the range
+constexpr std::int64_t kUpdateBlock = static_cast<std::int64_t>(kUpdateThreads) * 8 * kUpdateTurns;
+
+template <class Real, class Grad>
+__device__ __forceinline__ Vec8<float> load_weights(const UpdateRange<Real, Grad>& range, std::int64_t i,
+                                                    Extent extent) {
+    if (range.master) return load8(range.master, i, extent);
+    return to_floats(load8(range.parameter, i, extent));
+}
+
+template <class Real, class Grad>
+__device__ __forceinline__ void store_weights(const UpdateRange<Real, Grad>& range, std::int64_t i, Extent extent,
+                                              const Vec8<float>& w, const UpdateFactors& f) {
+    if (range.master) store8(range.master, i, extent, w);
+    if constexpr (std::is_same_v<Real, bf16>) {
+        if (!range.master) {
+            const std::uint64_t key = random_key(f.seed, range.tensor_key);
+            store8(range.parameter, i, extent, round_stochastically8(w, i, key, f.step, range.span));
+            return;
+        }
+    }
+    store8(range.parameter, i, extent, round_to<Real>(w));
+}
+
+// What a rule reads of eight elements.
+struct UpdatePiece {
+    Vec8<float> w, m, v, g;
+};
+template <class Rule, class Real, class Grad>
+__device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>& range, std::int64_t i, Extent extent,
+                                                  float grad_scale) {
+    // The gradient last: where it is bf16, a GPU waits there for all that was loaded before (see with_known_extent,
+    // which would cost so many registers here that fewer threads had loads under way).
+    UpdatePiece x = {};
+    if constexpr (Rule::reads & reads_m) x.m = load8(range.m, i, extent);
+    if constexpr (Rule::reads & reads_v) x.v = load8(range.v, i, extent);
+    if constexpr (Rule::reads & reads_w) x.w = load_weights(range, i, extent);
+    if constexpr (Rule::reads & reads_g) {
+        x.g = to_floats(load8(range.gradient, i, extent));
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) x.g[k] *= grad_scale;
+    }
+    return x;
+}
+
+template <class Real, class Grad>
+__device__ __forceinline__ Extent extent_of(const UpdateRange<Real, Grad>& range) {
+    const std::uintptr_t addresses =
+        reinterpret_cast<std::uintptr_t>(range.parameter) | reinterpret_cast<std::uintptr_t>(range.master) |
+        reinterpret_cast<std::uintptr_t>(range.gradient) | reinterpret_cast<std::uintptr_t>(range.m) |
+        reinterpret_cast<std::uintptr_t>(range.v);
+    return {range.count, addresses % 16 == 0};
+}
+
+template <class Rule, class Real, class Grad>
+__global__ void __launch_bounds__(kUpdateThreads)
+    update_kernel(const UpdateRange<Real, Grad>* ranges, int count, UpdateFactors factors) {
+    if (factors.norm && factors.norm->skip) return;
+    const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
+    const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
+    float ratio = 1.0f;
+    if constexpr (Rule::has_ratio) {
+        if (range.norms >= 0) ratio = Rule::ratio(factors.norms[range.norms], range.weight_decay, factors);
+    }
+    const Extent extent = extent_of(range);
+    const BlockSpan span = span_of_block(range, blockIdx.x, kUpdateBlock);
+    const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
+    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
+        UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            Rule::update(x.w[k], x.m[k], x.v[k], x.g[k], range.weight_decay, ratio, factors);
+        }
+        if constexpr (Rule::writes & reads_m) store8(range.m, i, extent, x.m);
+        if constexpr (Rule::writes & reads_v) store8(range.v, i, extent, x.v);
+        if constexpr (Rule::writes & reads_w) store_weights(range, i, extent, x.w, factors);
+    }
+}
+
+template <class Rule, class Real, class Grad>
+__global__ void __launch_bounds__(kUpdateThreads)
+    norm_partials_kernel(double* partials, const UpdateRange<Real, Grad>* ranges, int count, UpdateFactors factors) {
+    const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
+    const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
+    const Extent extent = extent_of(range);
+    const BlockSpan span = span_of_block(range, blockIdx.x, kUpdateBlock);
+    const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
+    Vec8<double> weights = {}, changes = {};
+    for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
+        const UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);   // zero past the end
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            const double w = static_cast<double>(x.w[k]);
+            const double change =
+                static_cast<double>(Rule::change(x.w[k], x.m[k], x.v[k], x.g[k], range.weight_decay, factors));
+            weights[k] = fma(w, w, weights[k]);
+            changes[k] = fma(change, change, changes[k]);
+        }
+    }
+    const double of_weights = block_sum(sum8(weights)), of_changes = block_sum(sum8(changes));
+    if (threadIdx.x > 0) return;
+    partials[blockIdx.x] = of_weights;
+    partials[gridDim.x + blockIdx.x] = of_changes;
+}
+
+// A block for each range.
+template <class Range>
+__global__ void __launch_bounds__(kOrderedSumThreads)
+    add_norm_partials_kernel(TensorNorms* norms, const double* partials, const Range* ranges, int count,
+                             std::int64_t blocks) {
+    const Range range = ranges[blockIdx.x];
+    const std::int64_t end = static_cast<int>(blockIdx.x) + 1 < count ? ranges[blockIdx.x + 1].first_block : blocks;
+    const std::int64_t own = end - range.first_block;
+    const double weights = ordered_sum(partials + range.first_block, own);
+    __syncthreads();   // what is shared in there is free again
+    const double changes = ordered_sum(partials + blocks + range.first_block, own);
+    if (threadIdx.x == 0) norms[range.norms] = {weights, changes};
+}
+
+template <class Real, class Grad>
+UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
+                                          std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
+                                          bool norms) {
+    UpdateTable<Real, Grad> table;
+    table.blocks = number_blocks(ranges, kUpdateBlock);
+    table.ranges = std::move(ranges);
+    table.device_ranges = arena.allocate<UpdateRange<Real, Grad>>(name + "_ranges", table.ranges.size());
+    table.device_ranges.upload(table.ranges, stream);
+    if (norms) {
+        table.partials = arena.allocate<double>(name + "_partials", static_cast<std::size_t>(2 * table.blocks));
+    }
+    return table;
+}
+
+inline UpdateFactors factors_of(const UpdateStep& step) {
+    ENSURE(step.step >= 1, "steps of an optimizer count from 1, not from ", step.step);
+    const int updates = step.updates > 0 ? step.updates : step.step;
+    const double correction1 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta1), updates));
+    const double correction2 = 1.0 / (1.0 - std::pow(static_cast<double>(step.beta2), updates));
+    return {.learning_rate = step.learning_rate,
+            .beta1 = step.beta1,
+            .beta2 = step.beta2,
+            .epsilon = step.epsilon,
+            .correction1 = static_cast<float>(correction1),
+            .correction2 = static_cast<float>(correction2),
+            .trust = step.trust,
+            .step = step.step,
+            .seed = step.seed,
+            .norm = step.norm,
+            .norms = step.norms};
+}
+
+// What a rule reads of a table's ranges.
+template <class Rule, class Real, class Grad>
+Launch update_launch(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+    Launch where{dim3(blocks_for(table.blocks, 1)), loop_threads(kUpdateThreads), 0, stream};
+    where.reads(table.device_ranges.data(), table.device_ranges.bytes());
+    if (step.norm) where.reads(step.norm, sizeof(GradNorm));
+    for (const UpdateRange<Real, Grad>& range : table.ranges) {
+        const std::size_t floats = range.count * sizeof(float);
+        if (Rule::reads & reads_g) where.reads(range.gradient, range.count * sizeof(Grad));
+        if (Rule::reads & reads_m) where.reads(range.m, floats);
+        if (Rule::reads & reads_v) where.reads(range.v, floats);
+        if (Rule::reads & reads_w) {
+            if (range.master)
+                where.reads(range.master, floats);
+            else
+                where.reads(range.parameter, range.count * sizeof(Real));
+        }
+        if (range.norms >= 0 && step.norms) where.reads(step.norms + range.norms, sizeof(TensorNorms));
+    }
+    return where;
+}
+
+template <class Rule, class Real, class Grad>
+void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+    const UpdateFactors factors = factors_of(step);
+    if (table.blocks == 0) return;
+    Launch where = update_launch<Rule>(table, step, stream);
+    for (const UpdateRange<Real, Grad>& range : table.ranges) {
+        const std::size_t floats = range.count * sizeof(float);
+        if (Rule::writes & reads_m) where.writes(range.m, floats);
+        if (Rule::writes & reads_v) where.writes(range.v, floats);
+        if (!(Rule::writes & reads_w)) continue;
+        where.writes(range.parameter, range.count * sizeof(Real));
+        if (range.master) where.writes(range.master, floats);
+    }
+    launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(), static_cast<int>(table.ranges.size()),
+           factors);
+}
+
+template <class Rule, class Real, class Grad>
+void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+    if (table.blocks == 0) return;
+    Launch squares = update_launch<Rule>(table, step, stream);
+    squares.writes(table.partials.data(), table.partials.bytes());
+    const int count = static_cast<int>(table.ranges.size());
+    launch(norm_partials_kernel<Rule, Real, Grad>, squares, table.partials.data(), table.device_ranges.data(), count,
+           factors_of(step));
+    Launch add{dim3(static_cast<unsigned>(count)), dim3(kOrderedSumThreads), 0, stream};
+    add.reads(table.device_ranges.data(), table.device_ranges.bytes());
+    add.reads(table.partials.data(), table.partials.bytes());
+    for (const UpdateRange<Real, Grad>& range : table.ranges) add.writes(norms + range.norms, sizeof(TensorNorms));
+    launch(add_norm_partials_kernel<UpdateRange<Real, Grad>>, add, norms, table.partials.data(),
+           table.device_ranges.data(), count, table.blocks);
+}
