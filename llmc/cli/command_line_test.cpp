@@ -155,6 +155,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--tensorboard"}, "--tensorboard without --output-dir"},
         {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
         {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
+        {{"--reset-optimizer"}, "--reset-optimizer without --resume"},
+        {{"--optimizer", "nadam"}, "--optimizer nadam: expected one of adamw|lamb|lars|sgd"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
         {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "0"}, "--tp 0: expected an integer from 1 to"},
@@ -324,7 +326,7 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
                                                               "--recompute", "block", "-m", "10"})
                                               .texts)
               .empty());
-    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 12);
+    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 13);
     CHECK(!parse_command_line({"-o", out}).recorded);
     std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
     write_run_record(real_files(), out, record);
