@@ -23,6 +23,7 @@
 #include "llmc/cli/evaluate_model.h"
 #include "llmc/cli/export_model.h"
 #include "llmc/cli/generate.h"
+#include "llmc/cli/show_data.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/sockets.h"
@@ -164,6 +165,7 @@ int main(int argc, char** argv) {
         if (command_line.verb == Verb::train) StopSignals::time_limit(options.time_limit);
         if (command_line.verb == Verb::generate) return generate(options);
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
+        if (command_line.verb == Verb::data) return show_data(options);
         who = whose(options.startup);
         World world(world_options(options));
         signals->remember_from_now(world.is_first());

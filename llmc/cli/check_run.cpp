@@ -169,11 +169,14 @@ std::string RunCheck::find_model_and_checkpoint() {
 std::string RunCheck::check_tokens() {
     const std::uint64_t all_bytes = world_.is_first() ? UINT64_MAX : 0;
     std::string words;
-    for (const auto& [flag, pattern] : data_of_run(options_)) {
+    for (const bool trains : {true, false}) {
         signals_.leave_if_received();
-        const bool trains = std::string(flag) == "--train-data" || options_.overfit_single_batch;
+        if (!trains && (options_.val_every == 0 || options_.overfit_single_batch)) break;
+        const bool of_training = trains && !options_.overfit_single_batch;
+        const char* const flag = of_training ? "--train-data" : "--val-data";
         std::optional<TokenSet>& tokens = trains ? train_tokens_ : val_tokens_;
-        tokens.emplace(real_files(), flag, pattern, options_.seq_len, model_.config.vocab_size, all_bytes);
+        tokens.emplace(real_files(), flag, of_training ? options_.train_data : options_.val_data, options_.seq_len,
+                       model_.config.vocab_size, all_bytes);
         words += text(words.empty() ? "" : ", ", tokens->tokens(), " in ", tokens->shards(), " file(s) of ", flag);
     }
     max_steps_ = steps_of_run(options_, *train_tokens_);
@@ -184,7 +187,7 @@ std::string RunCheck::check_shards() {
     check_data(options_, model_.config, checkpoint_, UINT64_MAX);
     std::string without;
     for (const auto& [flag, pattern] : data_of_run(options_)) {
-        data_.push_back(describe_data(real_files(), flag + 2, pattern));
+        data_.push_back(describe_data(real_files(), flag.substr(2), pattern));
         if (data_.back().manifests.empty()) without += text(without.empty() ? "" : " and ", flag);
     }
     return without.empty() ? "they hold what their manifests say"
@@ -333,9 +336,7 @@ std::string RunCheck::time_steps() {
 double RunCheck::time_validation(Step& step, const TokenSet& tokens) {
     const auto at_once =
         static_cast<std::uint64_t>(options_.micro_batch) * static_cast<std::uint64_t>(world_.mesh().dp);
-    const std::uint64_t most =
-        options_.val_max_batches > 0 ? static_cast<std::uint64_t>(options_.val_max_batches) : UINT64_MAX;
-    const std::uint64_t sequences = std::min(tokens.windows(), most),
+    const std::uint64_t sequences = Validation(step, tokens, options_.val_max_batches, agreement_).sequences(),
                         micro_batches = (sequences + at_once - 1) / at_once;
     Validation part(step, tokens, static_cast<int>(std::min(sequences, at_once)), agreement_);
     part.loss();   // warms up

@@ -20,7 +20,9 @@ namespace {
 std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& config) {
     if (options.val_data.empty()) return std::nullopt;
     CorpusExpectation expected;
-    expected.data.push_back({"--val-data", options.val_data});
+    for (const DataSource& source : data_sources("--val-data", options.val_data)) {
+        expected.data.push_back({source.flag("--val-data"), source.pattern});
+    }
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
     expected.model_folders = {options.model};
@@ -31,12 +33,15 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
 
 bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreement& agreement, const Log& log) {
     if (tokens != nullptr) {
-        const std::optional<float> loss = Validation(step, *tokens, options.val_max_batches, agreement).loss();
+        Validation validation(step, *tokens, options.val_max_batches, agreement);
+        const std::optional<float> loss = validation.loss();
         if (!loss) return false;
-        const auto most = static_cast<std::uint64_t>(options.val_max_batches);   // -1: more than there are
         log.line("val loss %f | perplexity %.3f | %llu sequences of %d tokens", static_cast<double>(*loss),
-                 std::exp(static_cast<double>(*loss)),
-                 static_cast<unsigned long long>(std::min(tokens->windows(), most)), options.seq_len);
+                 std::exp(static_cast<double>(*loss)), static_cast<unsigned long long>(validation.sequences()),
+                 options.seq_len);
+        for (const auto& [name, of_source] : validation.by_source()) {
+            log.line("  %s: val loss %f", name.c_str(), static_cast<double>(of_source));
+        }
     }
     if (const std::unique_ptr<Evaluation> questions = make_evaluation(options, step)) {
         const std::optional<EvaluationResult> result = questions->run(agreement);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/data/mixture.h"
 #include "llmc/io/file.h"
 
 namespace {
@@ -21,6 +22,14 @@ std::string listed(const std::vector<std::string>& names) {
 }   // namespace
 
 DataPatterns find_named_data(const std::string& name, const std::string& root) {
+    DataPatterns all;
+    for (const DataSource& source : weighted_list("--data", name)) {
+        const DataPatterns found = find_named_data(source.pattern, root);
+        const char* const comma = all.train.empty() ? "" : ",";
+        all.train += text(comma, found.train, ":", source.words);
+        all.val += text(comma, found.val, ":", source.words);
+    }
+    if (!all.train.empty()) return all;
     const bool is_folder = name.find('/') != std::string::npos;
     if (const std::string own = is_folder ? name : root + "/" + name; !name.empty() && is_prepared(own)) {
         return patterns_of(own);

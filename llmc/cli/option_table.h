@@ -61,7 +61,7 @@ private:
     // Who takes the rows that follow.
     template <class... Verbs>
     void taken_by(Verbs... verbs) {
-        is_taken_ = ((verbs == verb_) || ...);
+        is_taken_ = ((verbs == verb_) || ...) || (verb_ == Verb::data && ((verbs == Verb::check) || ...));
     }
     // Each adds a row. `names`: the long one, and one letter.
     OptionRow& row(const std::string& names, const std::string& type, const std::string& words);

@@ -14,6 +14,7 @@ const char* words_of(Verb verb) {
         case Verb::check:
             return "Looks whether a run with the same options can begin and go on to its end; nothing is trained or "
                    "written.";
+        case Verb::data: return "Shows what a run with the same options reads: the samples of a step, as text.";
     }
     return "";
 }
@@ -30,7 +31,7 @@ std::string list_of_verbs() {
 
 bool asks_for_steps(int argc, const char* const* argv) {
     auto is = [&](Verb verb) { return argc > 1 && std::string(argv[1]) == name_of(verb); };
-    return !is(Verb::generate) && !is(Verb::export_model);
+    return !is(Verb::generate) && !is(Verb::export_model) && !is(Verb::data);
 }
 
 Verb take_verb(std::vector<std::string>& arguments) {

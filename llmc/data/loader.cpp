@@ -5,38 +5,47 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/io/hash.h"
 
 TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,
                    std::int64_t vocab_size, std::uint64_t check_all_bytes)
     : T_(T), vocab_size_(vocab_size) {
-    const std::vector<std::string> paths = matching_files(flag, pattern);
-    std::uint64_t windows = 0, bytes = 0, longest = 0;
-    for (const std::string& path : paths) {
-        const TokenFile& shard = shards_.emplace_back(files, path);
-        first_window_.push_back(windows);
-        windows += (shard.count() - 1) / static_cast<std::uint64_t>(T);
-        tokens_ += shard.count();
-        bytes += shard.bytes();
-        longest = std::max(longest, shard.count());
-    }
-    first_window_.push_back(windows);
-    if (windows == 0) {
+    std::uint64_t windows = 0, bytes = 0;
+    for (const DataSource& source : data_sources(flag, pattern)) {
+        const std::vector<std::string> paths = matching_files(source.flag(flag), source.pattern);
+        std::uint64_t longest = 0;
+        sources_.push_back({source, windows, 0});
+        for (const std::string& path : paths) {
+            const TokenFile& shard = shards_.emplace_back(files, path);
+            first_window_.push_back(windows);
+            windows += (shard.count() - 1) / static_cast<std::uint64_t>(T);
+            tokens_ += shard.count();
+            bytes += shard.bytes();
+            longest = std::max(longest, shard.count());
+        }
+        sources_.back().windows = windows - sources_.back().first_window;
+        if (sources_.back().windows > 0) continue;
         throw Error(ErrorKind::bad_data,
-                    text(flag, " ", pattern, ": the longest of ", shards_.size(), " file(s) has ", longest,
-                         " tokens, expected at least --seq-len + 1 = ", T + 1),
+                    text(source.flag(flag), " ", source.pattern, ": the longest of ", paths.size(), " file(s) has ",
+                         longest, " tokens, expected at least --seq-len + 1 = ", T + 1),
                     text("Lower --seq-len to at most ", longest - 1, ", or pass more data."));
     }
+    first_window_.push_back(windows);
     if (bytes <= check_all_bytes) {
         for (const TokenFile& shard : shards_) shard.check_ids(vocab_size);
     }
 }
 
+TokenSet::Place TokenSet::place_of(std::uint64_t window) const {
+    ENSURE(window < windows(), "window ", window, " of ", windows());
+    auto next = std::upper_bound(first_window_.begin(), first_window_.end(), window);
+    const std::size_t shard = static_cast<std::size_t>(next - first_window_.begin()) - 1;
+    return {shards_[shard], (window - first_window_[shard]) * static_cast<std::uint64_t>(T_)};
+}
+
 void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
                            std::span<std::int32_t> targets) const {
-    ENSURE(index < windows(), "window ", index, " of ", windows());
-    auto next = std::upper_bound(first_window_.begin(), first_window_.end(), index);
-    std::size_t shard = static_cast<std::size_t>(next - first_window_.begin()) - 1;
-    const std::uint64_t begin = (index - first_window_[shard]) * static_cast<std::uint64_t>(T_);
+    const auto [shard, begin] = place_of(index);
     std::size_t done = 0;
     for (const TokenRange& range : ranges) {
         const auto length = static_cast<std::size_t>(range.length);
@@ -45,7 +54,7 @@ void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& r
                "tokens ", range.begin, " + ", range.length, " of ", T_, " into ", inputs.size(), " and ",
                targets.size());
         std::vector<std::int32_t> tokens(length + 1);
-        shards_[shard].read(begin + static_cast<std::uint64_t>(range.begin), tokens, vocab_size_);
+        shard.read(begin + static_cast<std::uint64_t>(range.begin), tokens, vocab_size_);
         std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + static_cast<std::ptrdiff_t>(done));
         std::copy(tokens.begin() + 1, tokens.end(), targets.begin() + static_cast<std::ptrdiff_t>(done));
         done += length;
@@ -53,19 +62,89 @@ void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& r
     ENSURE(done == inputs.size(), done, " tokens into ", inputs.size());
 }
 
-void Loader::seek(LoaderState state) {
-    if (state.index >= tokens_->windows()) {
-        throw Error(ErrorKind::bad_data,
-                    text("the saved position is sample ", state.index, " of epoch ", state.epoch, ", but the data has ",
-                         tokens_->windows(), " samples"),
-                    "Resume with the same --train-data and --seq-len as the run that was saved.");
+Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases)
+    : tokens_(&tokens), seed_(seed) {
+    if (!tokens.is_mixture()) return;
+    phases_.push_back({0, {}});
+    for (const TokenSet::Source& source : tokens.sources()) {
+        phases_.front().weights.push_back(source.data.weight);
+        state_.sources.push_back({source.data.name, 0, source.windows, 0});
     }
-    state_ = state;
+    phases_.insert(phases_.end(), phases.begin(), phases.end());
+}
+
+void Loader::seek(const LoaderState& state) {
+    auto fail = [](const std::string& what, const std::string& hint) { throw Error(ErrorKind::bad_data, what, hint); };
+    if (state.sources.empty() == tokens_->is_mixture()) {
+        fail(text("the run to resume read ", tokens_->is_mixture() ? "one source" : "a mixture", ", --train-data is ",
+                  tokens_->is_mixture() ? "a mixture" : "one source"),
+             "One source with a weight, as in web:1, is a mixture too, to which others can be added.");
+    }
+    if (!tokens_->is_mixture() && state.index >= tokens_->windows()) {
+        fail(text("the saved position is sample ", state.index, " of epoch ", state.epoch, ", but the data has ",
+                  tokens_->windows(), " samples"),
+             "Resume with the same --train-data and --seq-len as the run that was saved.");
+    }
+    LoaderState found = Loader(*tokens_, seed_).state_;
+    found.epoch = state.epoch;
+    found.index = state.index;
+    for (const LoaderState::Source& saved : state.sources) {
+        const auto source = std::ranges::find(found.sources, saved.name, &LoaderState::Source::name);
+        if (source == found.sources.end()) {
+            fail(text("the run to resume read ", saved.samples, " samples of ", saved.name,
+                      ", which --train-data does not name"),
+                 "Name it with the weight 0 where no more of it shall be read.");
+        }
+        if (source->windows != saved.windows) {
+            fail(text("the run to resume had ", saved.windows, " samples an epoch of ", saved.name,
+                      ", --train-data with --seq-len ", tokens_->T(), " has ", source->windows),
+                 "Resume with the same data and sequence length.");
+        }
+        *source = saved;
+    }
+    state_ = std::move(found);
+}
+
+std::size_t Loader::choose(LoaderState& state) const {
+    const auto later = std::ranges::upper_bound(phases_, state.index, {}, &MixturePhase::first);
+    const std::vector<std::int64_t>& weights = (later - 1)->weights;
+    for (std::size_t i = 0; i < weights.size(); i++) state.sources[i].credit += weights[i];
+    const auto next =
+        std::ranges::max_element(state.sources, {}, &LoaderState::Source::credit);   // the first of equals
+    next->credit -= kWeightSum;
+    next->samples++;
+    state.index++;
+    return static_cast<std::size_t>(next - state.sources.begin());
 }
 
 LoaderState Loader::after(std::uint64_t samples) const {
-    std::uint64_t index = state_.index + samples;
-    return {state_.epoch + index / tokens_->windows(), index % tokens_->windows()};
+    LoaderState state = state_;
+    if (tokens_->is_mixture()) {
+        for (std::uint64_t i = 0; i < samples; i++) choose(state);
+    } else {
+        const std::uint64_t index = state.index + samples;
+        state = {state.epoch + index / tokens_->windows(), index % tokens_->windows()};
+    }
+    return state;
+}
+
+std::vector<SampleId> Loader::samples(std::uint64_t ahead, std::uint64_t count) const {
+    std::vector<SampleId> ids;
+    LoaderState state = after(ahead);
+    for (std::uint64_t i = 0; i < count; i++) {
+        std::size_t which = 0;
+        std::uint64_t seed = seed_, sample = state.epoch * tokens_->windows() + state.index + i;
+        if (tokens_->is_mixture()) {
+            which = choose(state);
+            seed ^= hash64(state.sources[which].name);   // so that sources of one size are not read alike
+            sample = state.sources[which].samples - 1;
+        }
+        const TokenSet::Source& source = tokens_->sources()[which];
+        const std::uint64_t epoch = sample / source.windows;
+        const Permutation order(source.windows, seed, epoch);
+        ids.push_back({which, epoch, source.first_window + order(sample % source.windows)});
+    }
+    return ids;
 }
 
 void Loader::read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
@@ -74,10 +153,9 @@ void Loader::read(std::uint64_t ahead, std::uint64_t count, const std::vector<To
     for (const TokenRange& range : ranges) T += static_cast<std::size_t>(range.length);
     ENSURE(inputs.size() == count * T && targets.size() == count * T, count, " samples into ", inputs.size(),
            " tokens");
-    for (std::uint64_t i = 0; i < count; i++) {
-        LoaderState sample = after(ahead + i);
-        Permutation order(tokens_->windows(), seed_, sample.epoch);
-        tokens_->read_window(order(sample.index), ranges, inputs.subspan(i * T, T), targets.subspan(i * T, T));
+    const std::vector<SampleId> ids = samples(ahead, count);
+    for (std::size_t i = 0; i < ids.size(); i++) {
+        tokens_->read_window(ids[i].window, ranges, inputs.subspan(i * T, T), targets.subspan(i * T, T));
     }
 }
 

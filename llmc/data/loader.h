@@ -7,6 +7,11 @@
 // Sample `index` of `epoch` is window Permutation(windows, seed, epoch)(index): no rank, micro-batch size or number of
 // processes enters, so the same tokens make the same step under every layout, and the whole state of a loader is
 // (epoch, index). Batches run on from one epoch into the next.
+//
+// Of a mixture (mixture.h) the next sample is of the source whose weights in force, summed over all samples up to and
+// including this one, exceed the number of its samples the most; of equal ones the first named. Each source has epochs
+// and a permutation of its own. So all follows from the number of the sample again, and a run that goes on with other
+// weights neither repeats a sample nor leaves one out.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +20,12 @@
 #include <string>
 #include <vector>
 
+#include "llmc/data/mixture.h"
 #include "llmc/data/permutation.h"
 #include "llmc/data/token_file.h"
 #include "llmc/mesh/context_cut.h"
 
-// The token files behind one pattern, cut into windows.
+// The token files behind one pattern, or the list of a mixture, cut into windows.
 class TokenSet {
 public:
     // `flag` is the option the pattern came from, for messages. All headers and sizes are checked here, and all ids too
@@ -33,6 +39,21 @@ public:
     std::uint64_t tokens() const { return tokens_; }
     std::size_t shards() const { return shards_.size(); }
 
+    // The one source without a name, or those of a mixture: their windows follow one another.
+    struct Source {
+        DataSource data;
+        std::uint64_t first_window, windows;
+    };
+    const std::vector<Source>& sources() const { return sources_; }
+    bool is_mixture() const { return !sources_.front().data.name.empty(); }
+
+    // Where the tokens of a window are.
+    struct Place {
+        const TokenFile& shard;
+        std::uint64_t token;
+    };
+    Place place_of(std::uint64_t window) const;
+
     // Window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
     void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
         read_window(index, std::vector<TokenRange>{{0, T_}}, inputs, targets);
@@ -42,6 +63,7 @@ public:
                      std::span<std::int32_t> targets) const;
 
 private:
+    std::vector<Source> sources_;
     std::vector<TokenFile> shards_;
     std::vector<std::uint64_t> first_window_;   // of each shard; one more entry holds the sum
     std::int64_t T_, vocab_size_;
@@ -51,17 +73,34 @@ private:
 // Where a loader stands: the next sample. All there is to save and resume.
 struct LoaderState {
     std::uint64_t epoch = 0;
-    std::uint64_t index = 0;   // in [0, windows)
+    std::uint64_t index = 0;   // in [0, windows); of a mixture the number of the sample
+
+    struct Source {
+        std::string name;
+        std::uint64_t samples = 0, windows = 0;   // samples read so far, in epochs of so many
+        std::int64_t credit = 0;                  // sum of weights - kWeightSum * samples
+        bool operator==(const Source&) const = default;
+    };
+    std::vector<Source> sources = {};   // of a mixture
     bool operator==(const LoaderState&) const = default;
+};
+
+// A sample by what it is made of.
+struct SampleId {
+    std::size_t source;
+    std::uint64_t epoch, window;   // window: of the TokenSet
+    bool operator==(const SampleId&) const = default;
 };
 
 class Loader {
 public:
-    // `tokens` must outlive the loader.
-    Loader(const TokenSet& tokens, std::uint64_t seed) : tokens_(&tokens), seed_(seed) {}
+    // `tokens` must outlive the loader. `phases`: of a mixture, in their order; before them its own weights are in
+    // force.
+    Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {});
 
     LoaderState state() const { return state_; }
-    void seek(LoaderState state);   // Error(bad_data) if the index lies past the data
+    // Error(bad_data) where the state is not of these data. Sources that are new begin here.
+    void seek(const LoaderState& state);
 
     // Samples [ahead, ahead + count) after the state, into inputs and targets of shape (count, T). The state stays: the
     // caller reads its own part of a step's samples, then advances by all of them.
@@ -74,9 +113,13 @@ public:
               std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
     void advance(std::uint64_t samples);
     LoaderState after(std::uint64_t samples) const;   // where `advance` would lead
+    std::vector<SampleId> samples(std::uint64_t ahead, std::uint64_t count) const;
 
 private:
+    std::size_t choose(LoaderState& state) const;   // the source of a mixture's next sample; moves past that
+
     const TokenSet* tokens_;
     std::uint64_t seed_;
+    std::vector<MixturePhase> phases_;
     LoaderState state_;
 };

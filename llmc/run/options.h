@@ -37,9 +37,11 @@ struct ExportOptions {
 
 struct Options : OptimizerOptions {
     // data
-    std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern
-    std::string val_data = "data/tinyshakespeare/*val*.bin";       // pattern
+    std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern, or PATTERN:WEIGHT,... (mixture.h)
+    std::string val_data = "data/tinyshakespeare/*val*.bin";       // the same
+    std::string data_schedule;                                     // file of the mixture's phases; empty: none
     bool overfit_single_batch = false;
+    int samples_of = 0;   // a step, whose samples `data` shows
 
     // model
     std::string model = "d12";                 // descriptor, llm.c model file or folder

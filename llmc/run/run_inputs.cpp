@@ -14,14 +14,6 @@
 
 namespace {
 
-// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
-std::string find_tokenizer_file(const Options& options) {
-    const std::vector<std::string> shards = glob_files(options.train_data);
-    if (shards.empty()) return "";
-    const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
-    return std::filesystem::exists(file) ? file.string() : std::string();
-}
-
 CheckpointRanks ranks_of(World& world) {
     return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
 }
@@ -89,6 +81,13 @@ void remove_results(const std::string& folder, const Log& log) {
 
 }   // namespace
 
+std::string find_tokenizer_file(const Options& options) {
+    const std::vector<std::string> shards = glob_files(data_sources("--train-data", options.train_data)[0].pattern);
+    if (shards.empty()) return "";
+    const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
+    return std::filesystem::exists(file) ? file.string() : std::string();
+}
+
 // The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
 // going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
 // holds the folder's lock, says what is found.
@@ -121,10 +120,15 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     return found ? found->path : "";
 }
 
-std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options) {
-    std::vector<std::pair<const char*, std::string>> data;
-    if (!options.overfit_single_batch) data.emplace_back("--train-data", options.train_data);
-    if (options.val_every > 0 || options.overfit_single_batch) data.emplace_back("--val-data", options.val_data);
+std::vector<std::pair<std::string, std::string>> data_of_run(const Options& options) {
+    std::vector<std::pair<std::string, std::string>> data;
+    auto add = [&](const std::string& option, const std::string& list) {
+        for (const DataSource& source : data_sources(option, list)) {
+            data.emplace_back(source.flag(option), source.pattern);
+        }
+    };
+    if (!options.overfit_single_batch) add("--train-data", options.train_data);
+    if (options.val_every > 0 || options.overfit_single_batch) add("--val-data", options.val_data);
     return data;
 }
 
@@ -223,7 +227,7 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     const int max_steps = steps_of_run(options, train_tokens);
     std::vector<RecordedData> data;
     for (const auto& [flag, pattern] : data_of_run(options)) {
-        data.push_back(describe_data(real_files(), flag + 2, pattern));
+        data.push_back(describe_data(real_files(), flag.substr(2), pattern));
     }
     if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
     return {.tokenizer_file = std::move(model.tokenizer_file),
@@ -251,19 +255,31 @@ int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
+std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens) {
+    if (options.data_schedule.empty()) return {};
+    refuse_if(!tokens.is_mixture(), text("--data-schedule ", options.data_schedule, ": --train-data is one source"),
+              "Give a mixture, as in --data web:0.7,code:0.3.");
+    std::vector<std::string> names;
+    for (const TokenSet::Source& source : tokens.sources()) names.push_back(source.data.name);
+    return read_data_schedule(real_files(), options.data_schedule, names,
+                              static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len));
+}
+
 void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
                     const RunInputs& now) {
     refuse_if(state.seed != options.seed,
               text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
               "The order of samples follows from the seed: give the same one.");
-    refuse_if(state.windows != now.train_tokens.windows(),
+    const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader's to check
+    refuse_if(!is_mixture && state.windows != now.train_tokens.windows(),
               text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
                    options.seq_len, " has ", now.train_tokens.windows()),
               "Resume with the same data and sequence length.");
     if (!recorded) return;
+    const std::string trained_on = now.data.front().option.substr(0, now.data.front().option.find(' '));
     for (const RecordedData& was : recorded->data) {
         const auto is = std::ranges::find(now.data, was.option, &RecordedData::option);
-        if (was.option != now.data.front().option || is == now.data.end()) continue;
+        if (!was.option.starts_with(trained_on) || is == now.data.end()) continue;
         refuse_if(
             is->hash != was.hash,
             text("--", is->option, ": ", is->shards, " file(s) of ", is->tokens, " tokens with the hash ", is->hash,

@@ -58,12 +58,14 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
 // The checkpoint to continue from; empty: none. `clears_away`: also removes what a killed run has left unfinished.
 // Collective.
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
+// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
+std::string find_tokenizer_file(const Options& options);
 // Before all else: that files match the patterns, and that --overwrite removes nothing that the run needs.
 void check_names(const Options& options);
 // The files that the run writes at its end, or in the midst of it: that they can be written.
 void try_outputs(const Options& options);
-// A pattern's option, and the pattern.
-std::vector<std::pair<const char*, std::string>> data_of_run(const Options& options);
+// A pattern's option, with the source's name in a mixture, and the pattern.
+std::vector<std::pair<std::string, std::string>> data_of_run(const Options& options);
 
 // Before the first step: the first weights, those of a file or random ones. Those of a checkpoint come with resume().
 void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed);
@@ -74,6 +76,9 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
 // How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
 // --warmup.
 int steps_of_run(const Options& options, const TokenSet& train_tokens);
+
+// What --data-schedule says of the mixture.
+std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens);
 
 // Error(usage) where a run that is to be resumed had another seed or other training data: its state knows the seed and
 // the number of samples, its record (none: an older program's run) the data themselves. That the model is the same is

@@ -5,6 +5,7 @@
 
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/run_inputs.h"
 #include "llmc/run/step_trace.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/trainer.h"
@@ -27,7 +28,7 @@ Trainer::Trainer(const TrainerParts& parts)
       max_steps_(parts.max_steps),
       peak_{parts.peak_flops_per_s, true},
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
-      loader_(parts.train_tokens, options_.seed),
+      loader_(parts.train_tokens, options_.seed, phases_of(options_, parts.train_tokens)),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
       // all that write a unit get tensors
@@ -302,8 +303,10 @@ bool Trainer::is_outlier(const StepResult& result) {
     bool outlier = false;
     auto check = [&](const char* what, const char* flag, double z, float limit) {
         if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
-        parts_.log.warning("step %d: the %s's z-score %.2f is above %s %g: update skipped", step_, what, z, flag,
-                           static_cast<double>(limit));
+        parts_.log.warning(
+            "step %d: the %s's z-score %.2f is above %s %g: update skipped\n"
+            "  `train_gpt data --samples %d` with the run's options shows what it read",
+            step_, what, z, flag, static_cast<double>(limit), step_);
         outlier = true;
     };
     check("loss", "--skip-loss-z", loss_z_, options_.skip_loss_z);
@@ -376,8 +379,12 @@ bool Trainer::line_is_due(int last) {
 bool Trainer::validate() {
     const std::optional<float> loss = validation_->loss();
     if (!loss) return false;
-    parts_.metrics.validation(step_, *loss);
-    parts_.log.line("val loss %f", static_cast<double>(*loss));
+    parts_.metrics.validation(step_, *loss, validation_->by_source());
+    std::string by_source;
+    for (const auto& [name, of_source] : validation_->by_source()) {
+        by_source += formatted(" | %s %f", name.c_str(), static_cast<double>(of_source));
+    }
+    parts_.log.line("val loss %f%s", static_cast<double>(*loss), by_source.c_str());
     if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
         best_val_loss_ = *loss;
         if (options_.keep_best) save_best();

@@ -41,7 +41,15 @@ OutlierDetector::State outliers_from(const Json& json) {
 
 // Numbers are written with as many digits as read back to the same bits.
 std::string run_json(const RunState& s) {
-    const Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
+    Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
+    Json sources = Json::array();
+    for (const LoaderState::Source& source : s.loader.sources) {
+        sources.append(Json::object({{"name", source.name},
+                                     {"samples", source.samples},
+                                     {"windows", source.windows},
+                                     {"credit", source.credit}}));
+    }
+    if (!s.loader.sources.empty()) loader.add("sources", std::move(sources));
     Json json = Json::object({
         {"step", s.step},
         {"seed", s.seed},
@@ -59,6 +67,18 @@ std::string run_json(const RunState& s) {
     return to_text(json, 2) + "\n";
 }
 
+LoaderState loader_from(const Json& json) {
+    LoaderState state{json.at("epoch").as_whole(UINT64_MAX), json.at("index").as_whole(UINT64_MAX)};
+    if (const Json* sources = json.find("sources")) {
+        for (const Json& source : sources->elements()) {
+            state.sources.push_back({source.at("name").as_text(), source.at("samples").as_whole(UINT64_MAX),
+                                     source.at("windows").as_whole(UINT64_MAX),
+                                     static_cast<std::int64_t>(source.at("credit").as_number())});
+        }
+    }
+    return state;
+}
+
 RunState run_state_from(const FileSystem& files, const std::string& path) {
     try {
         const Json json = parse_json(read_whole(files, path));
@@ -73,8 +93,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         s.step = int_from(json.at("step"));
         s.seed = json.at("seed").as_whole(UINT64_MAX);
         const Json& loader = json.at("loader");
-        s.loader.epoch = loader.at("epoch").as_whole(UINT64_MAX);
-        s.loader.index = loader.at("index").as_whole(UINT64_MAX);
+        s.loader = loader_from(loader);
         s.windows = loader.at("samples").as_whole(UINT64_MAX);
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
@@ -161,6 +180,15 @@ void link_training_state(FileSystem& files, const std::string& folder, const Run
         writer.write(kMatmulChoicesFile, extras.matmul_choices);
     });
     writer.finish();
+}
+
+LoaderState saved_loader(const FileSystem& files, const std::string& checkpoint) {
+    const std::string path = checkpoint + "/run.json";
+    try {
+        return loader_from(parse_json(read_whole(files, path)).at("loader"));
+    } catch (const JsonError& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": ", error.what()));
+    }
 }
 
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,

@@ -66,6 +66,9 @@ void save_training_state(FileSystem& files, const std::string& folder, const Run
 void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,
                          const CheckpointExtras& extras);
 
+// Of a checkpoint of any build: where its loader stands.
+LoaderState saved_loader(const FileSystem& files, const std::string& checkpoint);
+
 // Restores what this rank keeps of the tensors, and returns the rest; restore_matmul_choices is the caller's to call.
 // Error(bad_data) where the checkpoint is of another model, precision, optimizer or choice of master weights; with
 // `reset_moments` it may be of another optimizer, and what `tensors` has but weights stays as it is.

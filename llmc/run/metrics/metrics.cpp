@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <functional>
 
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/base/log.h"
 
 namespace {
@@ -70,8 +72,13 @@ std::string to_json(const StepRecord& r) {
         json_number(r.step_ms).c_str(), waiting.c_str(), static_cast<unsigned long long>(r.memory_bytes));
 }
 
-std::string validation_json(int step, float loss) {
-    return formatted("{\"step\":%d,\"val_loss\":%s}", step, json_number(loss).c_str());
+std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
+    std::string of_each;
+    for (const auto& [name, of_source] : by_source) {
+        of_each += text(of_each.empty() ? ",\"val_loss_of\":{" : ",", to_text(Json(name)), ":", json_number(of_source));
+    }
+    return formatted("{\"step\":%d,\"val_loss\":%s%s}", step, json_number(loss).c_str(),
+                     of_each.empty() ? "" : (of_each + "}").c_str());
 }
 
 Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard)
@@ -126,8 +133,8 @@ void Metrics::step(const StepRecord& r) {
     events_->add(r.step, values);
 }
 
-void Metrics::validation(int step, float loss) {
-    write_line(metrics_.get(), validation_json(step, loss));
+void Metrics::validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
+    write_line(metrics_.get(), validation_json(step, loss, by_source));
     write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
     if (events_) events_->add(step, {{"val_loss", loss}});
 }

@@ -5,7 +5,7 @@
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
 //       with "slowest_rank":r,"waiting":x before "memory_bytes" where several data-parallel ranks train: who was waited
 //       for in the step before, for which share of it (slowest_rank.h)
-//   {"step":N,"val_loss":x}
+//   {"step":N,"val_loss":x}       with "val_loss_of":{"NAME":x,...} behind it where the data are a mixture
 //   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
 //   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
 //   and
@@ -22,6 +22,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "llmc/io/file.h"
 #include "llmc/run/after_step.h"
@@ -59,7 +61,7 @@ public:
             bool tensorboard = false);
 
     void step(const StepRecord& record);
-    void validation(int step, float loss);
+    void validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
     void evaluation(int step, double accuracy);
     // Drops lines as a resumed run does, but for earlier rewinds to the same step, which that comes to by itself.
     void rewind(const RewindRecord& record, AfterStep next);
@@ -78,4 +80,4 @@ private:
 };
 
 std::string to_json(const StepRecord& record);
-std::string validation_json(int step, float loss);
+std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});

@@ -1,0 +1,9 @@
+// `train_gpt data`: what a run reads. No device and no model is needed.
+#pragma once
+
+#include "llmc/run/options.h"
+
+// Writes the samples of step --samples to standard output: source, epoch, file and token of each, and its text where a
+// tokenizer lies beside the data. With --output-dir it counts from the newest checkpoint there before that step, so
+// that weights that were changed on the way count. Returns the exit code.
+int show_data(const Options& options);
