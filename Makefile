@@ -224,7 +224,7 @@ fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS
 	    EXTRA_FLAGS="-g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" build/cpu-fuzz/parsers_fuzz
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
-	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES),$(LIBRARIES))
+	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \

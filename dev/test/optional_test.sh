@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds where something optional is hidden: MPI, PCRE2, ICU and cuDNN's headers, the header and the library in turn; and
+# Builds where something optional is hidden: MPI, PCRE2, ICU, zlib, zstd and cuDNN's headers, the header and the library in turn; and
 # what is said where something needed is missing. `optional_test.sh long` also tries start-up in the build without MPI.
 #
 # A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
@@ -62,6 +62,16 @@ if found ICU; then
 else
     echo "SKIPPED hiding ICU: it is not here"
 fi
+for kind in ZLIB:zlib.h:z:zlib1g-dev:gz ZSTD:zstd.h:zstd:libzstd-dev:zst; do
+    IFS=: read -r name header library package suffix <<<"$kind"
+    if ! found "$name"; then echo "SKIPPED hiding $name: it is not here" && continue; fi
+    for what in "header $header" "library $library"; do
+        hide $what "$name" "$library"
+        "$tokenize" --tokenizer bytes --overwrite --output "$work/own" "$work/text.txt.$suffix" >"$work/log" 2>&1
+        [ $? -eq 64 ] && grep -q "Install $package and build again" "$work/log"
+        verdict $? ".$suffix without $name names the package: $(cat "$work/log")"
+    done
+done
 if found MPI; then
     for kind in header:mpi.h library:mpi; do hide "${kind%%:*}" "${kind#*:}" MPI mpi; done
     if [ "${1:-}" = long ]; then

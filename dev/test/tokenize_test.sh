@@ -51,6 +51,45 @@ expect 74 "no file or folder loop: Too many levels of symbolic links" "$tokenize
 expect 0 "" "$tokenize" -q --tokenizer bytes --output from_folder --val-tokens 2000 looping
 expect 74 "no file or folder missing.txt" "$tokenize" -q --output own --val-files missing.txt -- text.txt
 
+# ---- compressed files: the same shards; one that is cut or damaged is refused
+for i in $(seq 1 20000); do echo "{\"text\": \"line $i of $((i * 7919 % 1000)) documents\"}"; done >many.jsonl
+same_shards() { diff <(cd "$1" && sha256sum ./*.bin) <(cd "$2" && sha256sum ./*.bin); }
+expect 0 "of 20000 documents" "$tokenize" -q --tokenizer bytes --output plain many.jsonl
+compressed() {   # SUFFIX COMPRESSOR...: by that program, the second half a part of its own
+    local suffix=$1
+    shift
+    { head -n 10000 many.jsonl | "$@" && tail -n +10001 many.jsonl | "$@"; } >"many.jsonl.$suffix"
+    "$tokenize" -q --tokenizer bytes --output "by_$suffix" "many.jsonl.$suffix" >"$work/log" 2>&1
+    if [ $? -eq 64 ] && grep -q "this build has no z.*, which reads such files" "$work/log"; then
+        echo "SKIPPED .$suffix: $(head -n 1 "$work/log")" && return
+    fi
+    check "$suffix: the same shards" same_shards plain "by_$suffix"
+    local size
+    size=$(stat -c %s "many.jsonl.$suffix")
+    for part in 5 1000 $((size / 2 - 70)) $((size - 1)); do
+        head -c $part "many.jsonl.$suffix" >"cut.jsonl.$suffix"
+        expect 65 "bytes of text: the file ends within what" "$tokenize" -q --tokenizer bytes --output cut --overwrite "cut.jsonl.$suffix"
+    done
+    { head -c 2000 "many.jsonl.$suffix" && head -c 20 /dev/zero && tail -c +2021 "many.jsonl.$suffix"; } >"bad.jsonl.$suffix"
+    expect 65 "bad.jsonl.$suffix: behind" "$tokenize" -q --tokenizer bytes --output cut --overwrite "bad.jsonl.$suffix"
+    cp many.jsonl "plain.jsonl.$suffix"
+    expect 65 "behind 0 bytes of text: not what" "$tokenize" -q --tokenizer bytes --output cut --overwrite "plain.jsonl.$suffix"
+}
+if command -v gzip >/dev/null; then compressed gz gzip; else echo "SKIPPED .gz: no gzip"; fi
+if command -v zstd >/dev/null; then compressed zst zstd -q; else echo "SKIPPED .zst: no zstd"; fi
+
+# ---- equal documents: the first is kept, whatever lies between them and in how many parts they are read
+head -n 3 many.jsonl >three.jsonl
+cat three.jsonl three.jsonl >six.jsonl
+expect 0 "of 3 documents" "$tokenize" -q --tokenizer bytes --output three three.jsonl
+expect 0 "of 3 documents" "$tokenize" -q --tokenizer bytes --output six --dedup six.jsonl
+check "the first of equal documents" same_shards three six
+expect 0 "of 6 documents" "$tokenize" -q --tokenizer bytes --output six --overwrite six.jsonl
+head -c 3000000 many.jsonl >large.txt && cp large.txt again.txt && sed '$s/$/./' large.txt >other.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output deduped --dedup --threads 3 large.txt other.txt again.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output two large.txt other.txt
+check "documents of several parts" same_shards deduped two
+
 # ---- questions, compared byte for byte with a construction from the format's description
 cat >hellaswag.jsonl <<'END'
 {"ind": 4, "activity_label": "Baking", "ctx": "A w\u00f6man bakes. She", "endings": ["eats it.", "sells it.", "flies off.", "sings."], "label": 1}

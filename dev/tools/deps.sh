@@ -26,6 +26,10 @@ needs libxxhash-dev xxhash.h "" -E
 if [ "$with_tests" = test ]; then
     needs libpcre2-dev pcre2.h "pcre2_code_free(nullptr)" -DPCRE2_CODE_UNIT_WIDTH=8 -lpcre2-8
     needs libicu-dev unicode/normalizer2.h "UErrorCode e = U_ZERO_ERROR; icu::Normalizer2::getNFCInstance(e)" -licuuc
+    needs zlib1g-dev zlib.h "zlibVersion()" -lz
+    needs libzstd-dev zstd.h "ZSTD_versionNumber()" -lzstd
+    command -v gzip >/dev/null || packages+=(gzip)
+    command -v zstd >/dev/null || packages+=(zstd)
     command -v clang++ >/dev/null || packages+=(clang)
     # the stand-in is also tested under clang's sanitizers
     compgen -G "/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.asan-x86_64.a" >/dev/null || packages+=(libclang-rt-dev)

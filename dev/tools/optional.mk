@@ -1,7 +1,7 @@
 # What is used where it is found: MPI (only --init mpi needs it), PCRE2 (tokenizers with a pattern of their own, and the
-# oracle of the known ones in tests), ICU (tokenizers that normalise text, as Qwen's do), cuDNN with cudnn-frontend
-# (library attention on a GPU). Found means that a use of it compiles and links.
-# USE_MPI=0 leaves MPI out, USE_MPI=1 insists on it; USE_PCRE2, USE_ICU and USE_CUDNN likewise.
+# oracle of the known ones in tests), ICU (tokenizers that normalise text, as Qwen's do), zlib and zstd (tokenize reads
+# .gz and .zst), cuDNN with cudnn-frontend (library attention on a GPU). Found means that a use of it compiles and links.
+# USE_MPI=0 leaves MPI out, USE_MPI=1 insists on it; USE_PCRE2, USE_ICU, USE_ZLIB, USE_ZSTD and USE_CUDNN likewise.
 
 # 1 or 0: $(call found,HEADER,STATEMENT,FLAGS)
 found = $(shell CXX='$(CXX)' dev/tools/builds.sh '$(1)' '$(2)' $(3) && echo 1 || echo 0)
@@ -27,6 +27,16 @@ ICU_LIBRARIES := -licuuc
 ICU_PACKAGE := libicu-dev
 ICU_FOUND := $(call found,unicode/normalizer2.h,UErrorCode problem = U_ZERO_ERROR; icu::Normalizer2::getNFCInstance(problem),$(ICU_FLAGS) $(ICU_LIBRARIES))
 
+ZLIB_FLAGS := -DUSE_ZLIB
+ZLIB_LIBRARIES := -lz
+ZLIB_PACKAGE := zlib1g-dev
+ZLIB_FOUND := $(call found,zlib.h,zlibVersion(),$(ZLIB_FLAGS) $(ZLIB_LIBRARIES))
+
+ZSTD_FLAGS := -DUSE_ZSTD
+ZSTD_LIBRARIES := -lzstd
+ZSTD_PACKAGE := libzstd-dev
+ZSTD_FOUND := $(call found,zstd.h,ZSTD_versionNumber(),$(ZSTD_FLAGS) $(ZSTD_LIBRARIES))
+
 # libraries are opened when they are asked for, so headers are enough: cuDNN's, and those of the frontend to it
 CUDNN_FLAGS := -DUSE_CUDNN -DNV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING -DCUDNN_FRONTEND_SKIP_JSON_LIB
 CUDNN_LIBRARIES :=
@@ -35,10 +45,12 @@ CUDNN_PACKAGE := cuDNN 9 or later (NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudn
 CUDNN_VERSIONS := static_assert(CUDNN_VERSION >= 90000 && CUDNN_FRONTEND_VERSION >= 12000)
 CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,$(CUDNN_VERSIONS),-include cudnn_frontend_version.h $(INCLUDES) $(CUDA_INCLUDES)),0)
 
-OPTIONAL := MPI PCRE2 ICU CUDNN
+OPTIONAL := MPI PCRE2 ICU ZLIB ZSTD CUDNN
 USE_MPI ?= $(MPI_FOUND)
 USE_PCRE2 ?= $(PCRE2_FOUND)
 USE_ICU ?= $(ICU_FOUND)
+USE_ZLIB ?= $(ZLIB_FOUND)
+USE_ZSTD ?= $(ZSTD_FOUND)
 USE_CUDNN ?= $(CUDNN_FOUND)
 $(foreach p,$(OPTIONAL),$(if $(filter 0 1,$(USE_$(p))),,$(error USE_$(p)=$(USE_$(p)): expected 0 or 1)))
 $(foreach p,$(OPTIONAL),$(if $(filter 1:0,$(USE_$(p)):$($(p)_FOUND)),\
@@ -49,6 +61,6 @@ LIBRARIES += $(foreach p,$(USED),$($(p)_LIBRARIES))
 
 # What depends on the choice is compiled again when it changes.
 OPTIONAL_STAMP := $(COMMON)/.optional$(subst $() ,,$(foreach p,$(USED),-$(p)))
-OPTIONAL_SOURCES := %/startup_mpi.cpp %/split_regex.cpp %/nfc.cpp %_cudnn.cpp %_cudnn_test.cpp
+OPTIONAL_SOURCES := %/startup_mpi.cpp %/split_regex.cpp %/nfc.cpp %/byte_stream.cpp %/byte_stream_test.cpp %_cudnn.cpp %_cudnn_test.cpp
 $(OPTIONAL_STAMP):
 	@mkdir -p $(@D) && rm -f $(COMMON)/.optional* && touch $@

@@ -167,7 +167,7 @@ void add_input_options(CLI::App& app, Options& options) {
     InputOptions& input = options.corpus.input;
     const Names<InputFormat> formats = {
         {"auto", InputFormat::automatic}, {"text", InputFormat::text}, {"jsonl", InputFormat::jsonl}};
-    app.add_option("inputs", options.inputs, "files and folders; - is standard input");
+    app.add_option("inputs", options.inputs, "files and folders, also .gz and .zst; - is standard input");
     app.option_defaults()->group("Input");
     app.add_option("--files-from", options.files_from, "read the names of inputs from a file, one per line (-: stdin)");
     app.add_flag("--shuffle-files", options.shuffle_files, "order files by a hash of their names");
@@ -223,6 +223,7 @@ void add_output_options(CLI::App& app, Options& options) {
         ->take_last()
         ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
+    app.add_flag("--dedup", corpus.dedup, "of documents that are equal keep the first");
     app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
     app.add_option("--val-files", options.val_inputs, "files and folders that are validation data, besides the inputs")
         ->expected(1, 1 << 20);

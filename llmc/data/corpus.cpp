@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <unordered_set>
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
+#include "llmc/io/hash.h"
 #include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
 
@@ -74,6 +76,7 @@ public:
         for (const Work::DocumentStart& start : work.starts) {
             append(work.ids.data() + at, start.at - at);
             at = start.at;
+            end_document();
             document_is_val_ = start.file < options_.val_files || document_draw(start.document) < options_.val_fraction;
         }
         append(work.ids.data() + at, work.ids.size() - at);
@@ -81,7 +84,10 @@ public:
 
     std::uint64_t tokens() const { return val_.tokens() + train_.tokens(); }
 
+    std::uint64_t duplicates() const { return duplicates_; }
+
     std::vector<ShardInfo> finish() {
+        end_document();
         val_.finish();
         train_.finish();
         std::vector<ShardInfo> shards = train_.shards();
@@ -91,6 +97,27 @@ public:
 
 private:
     void append(const std::uint32_t* ids, std::size_t count) {
+        if (options_.dedup) {
+            held_.insert(held_.end(), ids, ids + count);
+        } else {
+            write(ids, count);
+        }
+    }
+
+    // With dedup a document is written when it is whole, unless one of the same 128 bits of hash was.
+    void end_document() {
+        if (held_.empty()) return;
+        Hash64 hash;
+        hash.update(held_.data(), held_.size() * sizeof held_[0]);
+        if (seen_.insert(hash.digest_128()).second) {
+            write(held_.data(), held_.size());
+        } else {
+            duplicates_++;
+        }
+        held_.clear();
+    }
+
+    void write(const std::uint32_t* ids, std::size_t count) {
         if (val_.tokens() < options_.val_tokens) {
             std::size_t first = std::min<std::uint64_t>(count, options_.val_tokens - val_.tokens());
             val_.append(ids, first);
@@ -102,6 +129,9 @@ private:
 
     const CorpusOptions& options_;
     ShardWriter val_, train_;
+    std::vector<std::uint32_t> held_;   // of the current document
+    std::unordered_set<std::string> seen_;
+    std::uint64_t duplicates_ = 0;
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
 
@@ -177,7 +207,7 @@ CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     manifest.end_of_text = tokenizer.end_of_text();
     manifest.tokenizer_hash = tokenizer.hash();
     manifest.token_bytes = static_cast<std::uint32_t>(bytes_per_token(format));
-    manifest.documents = reader.documents();
+    manifest.documents = reader.documents() - splits.duplicates();
     manifest.source_bytes = reader.bytes_read();
     check_splits(manifest, options);
     tokenizer.save(options.output);

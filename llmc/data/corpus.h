@@ -20,7 +20,8 @@ struct CorpusOptions {
     std::string output;   // folder, made if absent; an older corpus in it is replaced
     std::string name;     // prefix of the shards' names
     std::uint64_t shard_tokens = 100'000'000;
-    bool wide = false;   // uint32 tokens (Llama-3's format) even where uint16 would do
+    bool dedup = false;   // of documents with the same tokens only the first is kept
+    bool wide = false;    // uint32 tokens (Llama-3's format) even where uint16 would do
     // Validation data: the first so many files of the input; each document with this probability (drawn by its index,
     // not by a running generator); or the first so many tokens of the corpus.
     std::size_t val_files = 0;

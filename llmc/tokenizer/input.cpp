@@ -1,16 +1,12 @@
 #include "llmc/tokenizer/input.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
+#include "llmc/io/byte_stream.h"
 
 namespace fs = std::filesystem;
 
@@ -22,10 +18,11 @@ constexpr std::size_t max_part_bytes = 8 << 20;
 // Patterns about which nothing is known need the whole document; a line of JSON must fit too.
 constexpr std::size_t max_whole_bytes = 1 << 28;
 
-// In bytes; nothing for what has no size (standard input, a pipe) or is not there, which opening it will tell.
+// In bytes; nothing for what has no size (standard input, a pipe), is compressed, or is not there, which opening it
+// will tell.
 std::optional<std::uint64_t> size_of(const std::string& name) {
     std::error_code problem;
-    if (name == "-" || !fs::is_regular_file(name, problem)) return std::nullopt;
+    if (name == "-" || uncompressed_name(name) != name || !fs::is_regular_file(name, problem)) return std::nullopt;
     const std::uint64_t size = fs::file_size(name, problem);
     return problem ? std::nullopt : std::optional(size);
 }
@@ -42,14 +39,11 @@ struct DocumentReader::State {
         }
         total = std::min(total, options.max_bytes);
     }
-    ~State() { close_file(); }
-
     const std::string& file_name() const { return options.files[file]; }
 
     void open_file() {
-        const std::string& name = file_name();
-        descriptor = name == "-" ? ::dup(STDIN_FILENO) : ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
-        if (descriptor < 0) throw Error(ErrorKind::io, text("cannot open ", name, ": ", std::strerror(errno)));
+        stream = open_stream(file_name());
+        const std::string name = uncompressed_name(file_name());
         end_of_file = false;
         offset = 0;
         buffer.clear();
@@ -57,11 +51,6 @@ struct DocumentReader::State {
         in_document = false;
         bool named_jsonl = name.ends_with(".jsonl") || name.ends_with(".ndjson");
         jsonl = options.format == InputFormat::jsonl || (options.format == InputFormat::automatic && named_jsonl);
-    }
-
-    void close_file() {
-        if (descriptor >= 0) ::close(descriptor);
-        descriptor = -1;
     }
 
     // What was read and not yet handed out.
@@ -75,14 +64,9 @@ struct DocumentReader::State {
         std::size_t have = buffer.size();
         buffer.resize(wanted);
         while (have < wanted && !end_of_file) {
-            ssize_t count = ::read(descriptor, buffer.data() + have, wanted - have);
-            if (count < 0 && errno == EINTR) continue;
-            if (count < 0) {
-                throw Error(ErrorKind::io,
-                            text(file_name(), ": offset ", offset + have, ": cannot read: ", std::strerror(errno)));
-            }
+            const std::size_t count = stream->read(buffer.data() + have, wanted - have);
             end_of_file = count == 0;
-            have += static_cast<std::size_t>(count);
+            have += count;
         }
         buffer.resize(have);
     }
@@ -136,7 +120,7 @@ struct DocumentReader::State {
     const InputOptions& options;
     DocumentCuts cuts;
     std::size_t file = 0;
-    int descriptor = -1;
+    std::unique_ptr<ByteStream> stream;   // of the file at hand
     bool jsonl = false, end_of_file = false, in_document = false, finished = false;
     std::string buffer;   // the pending bytes begin at `head`
     std::size_t head = 0;
@@ -149,7 +133,7 @@ bool DocumentReader::State::next(InputBatch& batch) {
     batch.bytes.clear();
     batch.parts.clear();
     while (!finished && file < options.files.size() && batch.bytes.size() < batch_bytes) {
-        if (descriptor < 0) {
+        if (!stream) {
             std::error_code unknown;   // opening it will tell
             if (file_name() != "-" && fs::is_directory(file_name(), unknown)) {
                 throw Error(ErrorKind::io, text(file_name(), " is a folder"));
@@ -162,7 +146,7 @@ bool DocumentReader::State::next(InputBatch& batch) {
         batch.jsonl = jsonl;
         const bool more = jsonl || !options.separator.empty() ? delimited_documents(batch) : text_part(batch);
         if (!more || (end_of_file && pending().empty() && !in_document)) {
-            close_file();
+            stream.reset();
             file++;
         }
     }

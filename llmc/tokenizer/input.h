@@ -1,7 +1,8 @@
 // Documents from files, in bounded memory.
 //
 // A reader hands out batches of about a megabyte: many small documents, or part of a large one. Large documents are cut
-// where cutting does not change their tokens (last_safe_cut in split.h), so batches can be encoded apart.
+// where cutting does not change their tokens (last_safe_cut in split.h), so batches can be encoded apart. Compressed
+// files (byte_stream.h) are read as what they hold, offsets and sizes too.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,11 @@
 
 #include "llmc/tokenizer/tokenizer.h"
 
-enum class InputFormat { automatic, text, jsonl };   // automatic: JSONL by the suffixes .jsonl and .ndjson
+enum class InputFormat {
+    automatic,
+    text,
+    jsonl
+};   // automatic: JSONL by the suffixes .jsonl and .ndjson, before .gz or .zst
 
 struct InputOptions {
     std::vector<std::string> files;   // in order; "-" is standard input

@@ -1,0 +1,176 @@
+#include "llmc/io/byte_stream.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "llmc/base/error.h"
+
+#ifdef USE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef USE_ZSTD
+#include <zstd.h>
+#endif
+
+namespace {
+
+class PlainStream : public ByteStream {
+public:
+    explicit PlainStream(const std::string& name)
+        : ByteStream(name),
+          descriptor_(name == "-" ? ::dup(STDIN_FILENO) : ::open(name.c_str(), O_RDONLY | O_CLOEXEC)) {
+        if (descriptor_ < 0) throw Error(ErrorKind::io, text("cannot open ", name, ": ", std::strerror(errno)));
+    }
+    ~PlainStream() override { ::close(descriptor_); }
+    PlainStream(const PlainStream&) = delete;
+    PlainStream& operator=(const PlainStream&) = delete;
+
+    std::size_t take(char* into, std::size_t count) override {
+        while (true) {
+            const ssize_t taken = ::read(descriptor_, into, count);
+            if (taken >= 0) return static_cast<std::size_t>(taken);
+            if (errno == EINTR) continue;
+            throw Error(ErrorKind::io, text(name_, ": offset ", position_, ": cannot read: ", std::strerror(errno)));
+        }
+    }
+
+private:
+    int descriptor_;
+};
+
+// What both libraries need: compressed bytes at hand, taken from the file as they are used up.
+class CompressedStream : public ByteStream {
+protected:
+    explicit CompressedStream(const std::string& name) : ByteStream(name), file_(name), bytes_(1 << 16) {}
+    // False at the end of the file.
+    bool more() {
+        if (used_ < held_) return true;
+        used_ = 0;
+        held_ = file_.read(bytes_.data(), bytes_.size());
+        return held_ > 0;
+    }
+    PlainStream file_;
+    std::vector<char> bytes_;
+    std::size_t used_ = 0, held_ = 0;
+    bool between_ = true;   // two compressed parts, where the file may end
+};
+
+#ifdef USE_ZLIB
+
+class GzipStream : public CompressedStream {
+public:
+    explicit GzipStream(const std::string& name) : CompressedStream(name) {
+        constexpr int gzip_of_any_window = 15 + 16;
+        if (inflateInit2(&state_, gzip_of_any_window) != Z_OK) throw Error(ErrorKind::io, text(name, ": no memory"));
+    }
+    ~GzipStream() override { inflateEnd(&state_); }
+    GzipStream(const GzipStream&) = delete;
+    GzipStream& operator=(const GzipStream&) = delete;
+
+    std::size_t take(char* into, std::size_t count) override {
+        const uInt room = static_cast<uInt>(std::min<std::size_t>(count, 1 << 30));
+        state_.next_out = reinterpret_cast<Bytef*>(into);
+        state_.avail_out = room;
+        while (state_.avail_out == room) {
+            if (!more()) {
+                if (between_) return 0;
+                damaged("the file ends within what gzip has compressed");
+            }
+            if (between_) inflateReset(&state_);
+            between_ = false;
+            state_.next_in = reinterpret_cast<Bytef*>(bytes_.data() + used_);
+            state_.avail_in = static_cast<uInt>(held_ - used_);
+            const int result = inflate(&state_, Z_NO_FLUSH);
+            used_ = held_ - state_.avail_in;
+            if (result == Z_STREAM_END) between_ = true;
+            if (result != Z_OK && result != Z_STREAM_END) {
+                damaged(text("not what gzip has compressed: ", state_.msg == nullptr ? "" : state_.msg));
+            }
+        }
+        return room - state_.avail_out;
+    }
+
+private:
+    z_stream state_{};
+};
+
+#endif
+#ifdef USE_ZSTD
+
+class ZstdStream : public CompressedStream {
+public:
+    explicit ZstdStream(const std::string& name) : CompressedStream(name), state_(ZSTD_createDStream()) {}
+    ~ZstdStream() override { ZSTD_freeDStream(state_); }
+    ZstdStream(const ZstdStream&) = delete;
+    ZstdStream& operator=(const ZstdStream&) = delete;
+
+    std::size_t take(char* into, std::size_t count) override {
+        ZSTD_outBuffer out{into, count, 0};
+        while (out.pos == 0) {
+            // what is left of a full output comes without more input
+            if (!more() && (between_ || !pending_)) {
+                if (between_) return 0;
+                damaged("the file ends within what zstd has compressed");
+            }
+            ZSTD_inBuffer in{bytes_.data() + used_, held_ - used_, 0};
+            const std::size_t result = ZSTD_decompressStream(state_, &out, &in);
+            used_ += in.pos;
+            if (ZSTD_isError(result)) damaged(text("not what zstd has compressed: ", ZSTD_getErrorName(result)));
+            between_ = result == 0;
+            pending_ = out.pos == out.size;
+        }
+        return out.pos;
+    }
+
+private:
+    ZSTD_DStream* state_;
+    bool pending_ = false;   // the output was full
+};
+
+#endif
+
+}   // namespace
+
+std::size_t ByteStream::read(char* into, std::size_t count) {
+    const std::size_t taken = take(into, count);
+    position_ += taken;
+    return taken;
+}
+
+void ByteStream::damaged(const std::string& what) const {
+    throw Error(ErrorKind::bad_data, text(name_, ": behind ", position_, " bytes of text: ", what),
+                "Get or compress the file again.");
+}
+
+std::string uncompressed_name(const std::string& name) {
+    for (const std::string suffix : {".gz", ".zst"}) {
+        if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
+    }
+    return name;
+}
+
+std::unique_ptr<ByteStream> open_stream(const std::string& name) {
+    [[maybe_unused]] auto lacking = [&](const char* library, const char* package) {
+        throw Error(ErrorKind::usage, text(name, ": this build has no ", library, ", which reads such files"),
+                    text("Install ", package, " and build again, or decompress the file."));
+    };
+    if (name.ends_with(".gz")) {
+#ifdef USE_ZLIB
+        return std::make_unique<GzipStream>(name);
+#else
+        lacking("zlib", "zlib1g-dev");
+#endif
+    }
+    if (name.ends_with(".zst")) {
+#ifdef USE_ZSTD
+        return std::make_unique<ZstdStream>(name);
+#else
+        lacking("zstd", "libzstd-dev");
+#endif
+    }
+    return std::make_unique<PlainStream>(name);
+}

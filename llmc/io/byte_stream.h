@@ -1,0 +1,29 @@
+// The bytes of a file, of standard input ("-"), or of what gzip or zstd has made of a file (.gz by zlib, .zst by
+// libzstd; several of them one behind the other too).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+class ByteStream {
+public:
+    virtual ~ByteStream() = default;
+    // Reads up to `count` bytes; 0 at the end. Throws Error io, bad_data where compressed bytes are damaged or cut off,
+    // with the place in what has been read.
+    std::size_t read(char* into, std::size_t count);
+
+protected:
+    explicit ByteStream(const std::string& name) : name_(name) {}
+    virtual std::size_t take(char* into, std::size_t count) = 0;
+    [[noreturn]] void damaged(const std::string& what) const;
+    std::string name_;
+    std::uint64_t position_ = 0;
+};
+
+// Throws Error: io where it cannot be opened, usage where this build lacks the library.
+std::unique_ptr<ByteStream> open_stream(const std::string& name);
+
+// The name without .gz or .zst.
+std::string uncompressed_name(const std::string& name);

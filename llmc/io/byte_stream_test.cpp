@@ -1,0 +1,99 @@
+#include "llmc/io/byte_stream.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/io/temporary_folder_test.h"
+
+#ifdef USE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef USE_ZSTD
+#include <zstd.h>
+#endif
+
+namespace {
+
+// Text of which little repeats, so that what is compressed is longer than what is read of it at once.
+std::string some_text() {
+    std::string content;
+    for (std::uint64_t i = 0, x = 1; i < 60000; i++) content += std::to_string(x = x * 6364136223846793005 + 1) + "\n";
+    return content;
+}
+
+std::string read_all(const std::string& path, std::size_t at_once) {
+    const auto stream = open_stream(path);
+    std::string content, part(at_once, '\0');
+    while (const std::size_t count = stream->read(part.data(), at_once)) content.append(part, 0, count);
+    CHECK(stream->read(part.data(), at_once) == 0);   // the end stays the end
+    return content;
+}
+
+// Two compressed parts, each of half the text; what is cut or damaged is refused, at every place tried.
+void check_format(const std::string& suffix, std::string (*compress)(const std::string&)) {
+    TemporaryFolder folder;
+    const std::string path = folder / ("text" + suffix), content = some_text();
+    const std::size_t half = content.size() / 2;
+    const std::string first = compress(content.substr(0, half)), whole = first + compress(content.substr(half));
+    write_whole(real_files(), path, whole);
+    for (std::size_t at_once : {7u, 65536u, 4000000u}) CHECK((read_all(path, at_once) == content));
+    write_whole(real_files(), path, "");
+    CHECK(read_all(path, 100).empty());
+    for (std::size_t cut = 1; cut < whole.size(); cut += cut < 40 ? 1 : 9973) {
+        if (cut == first.size()) continue;   // that is a whole file
+        write_whole(real_files(), path, whole.substr(0, cut));
+        CHECK_THROWS_AS(read_all(path, 1 << 20), Error);
+    }
+    for (std::size_t at = 30; at < whole.size(); at += 49999) {
+        std::string damaged = whole;
+        damaged[at] = static_cast<char>(damaged[at] ^ 0x55);
+        write_whole(real_files(), path, damaged);
+        CHECK_THROWS_WITH_AS(read_all(path, 1 << 20), doctest::Contains("not what"), Error);
+    }
+}
+
+}   // namespace
+
+TEST_CASE("byte stream: names, files, and what is not there") {
+    CHECK(uncompressed_name("a/b.jsonl.gz") == "a/b.jsonl");
+    CHECK(uncompressed_name("a/b.zst") == "a/b");
+    CHECK(uncompressed_name("a.gz/b.txt") == "a.gz/b.txt");
+    TemporaryFolder folder;
+    write_whole(real_files(), folder / "plain", "some text");
+    CHECK(read_all(folder / "plain", 4) == "some text");
+    CHECK_THROWS_WITH_AS(open_stream(folder / "none"), doctest::Contains("cannot open"), Error);
+}
+
+#ifdef USE_ZLIB
+TEST_CASE("byte stream: gzip") {
+    check_format(".gz", [](const std::string& content) {
+        z_stream state{};
+        REQUIRE(deflateInit2(&state, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+        std::string out(deflateBound(&state, content.size()), '\0');
+        state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+        state.avail_in = static_cast<uInt>(content.size());
+        state.next_out = reinterpret_cast<Bytef*>(out.data());
+        state.avail_out = static_cast<uInt>(out.size());
+        REQUIRE(deflate(&state, Z_FINISH) == Z_STREAM_END);
+        out.resize(state.total_out);
+        deflateEnd(&state);
+        return out;
+    });
+}
+#endif
+
+#ifdef USE_ZSTD
+TEST_CASE("byte stream: zstd") {
+    check_format(".zst", [](const std::string& content) {
+        std::string out(ZSTD_compressBound(content.size()), '\0');
+        ZSTD_CCtx* const context = ZSTD_createCCtx();
+        ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);   // as the program zstd does
+        out.resize(ZSTD_compress2(context, out.data(), out.size(), content.data(), content.size()));
+        ZSTD_freeCCtx(context);
+        return out;
+    });
+}
+#endif
