@@ -156,7 +156,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--keep-best", "-o", "x", "-v", "0"}, "--keep-best together with --val-every 0"},
         {{"--resume", "--overwrite", "-o", "x"}, "--resume together with --overwrite"},
         {{"--reset-optimizer"}, "--reset-optimizer without --resume"},
-        {{"--optimizer", "nadam"}, "--optimizer nadam: expected one of adamw|lamb|lars|sgd"},
+        {{"--optimizer", "nadam"}, "--optimizer nadam: expected one of adamw|muon|lamb|lars|sgd"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
         {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "0"}, "--tp 0: expected an integer from 1 to"},

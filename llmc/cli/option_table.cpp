@@ -98,7 +98,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--final-lr-frac,-q", o.final_lr_frac, 0, 1,
            "learning rate at the end, as a fraction of --lr; 1 (llm.c's default): it never falls");
     choice("--optimizer", o.optimizer,
-           "the rule by which weights follow gradients: adamw; lamb and lars, for large batches, scale the update of "
+           "the rule by which weights follow gradients: adamw; muon makes the updates of layers' matrices orthogonal, "
+           "adamw "
+           "is for the rest; lamb and lars, for large batches, scale the update of "
            "every tensor to its weights; sgd: with momentum");
     number("--weight-decay,-c", o.weight_decay, 0, 10,
            "decay of the weight matrices, AdamW's: w -= lr decay w; biases and norms have none");
@@ -107,6 +109,12 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--eps", o.eps, 1e-20f, 1, "adamw, lamb: added to the root of the second moment");
     number("--lars-trust", o.lars_trust, 1e-9f, 1e3f,
            "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm");
+    number("--muon-lr", o.muon_lr, 0, 10, "muon: highest learning rate of layers' matrices; --lr is that of the rest");
+    number("--muon-momentum", o.muon_momentum, 0, 0.999999f, "muon: momentum of layers' matrices, Nesterov's");
+    choice("--muon-coefficients", o.muon_coefficients, "muon: the polynomials of its five iterations");
+    choice("--muon-scale", o.muon_scale,
+           "muon: how far a matrix moves, original: sqrt(max(1, out / in)), match-rms-adamw: 0.2 sqrt(max(out, in)), "
+           "which goes with a --muon-lr like AdamW's");
     number("--grad-clip", o.grad_clip, 0, 1e9f, "largest norm of all gradients together; 0: no clipping");
     number("--skip-loss-z", o.skip_loss_z, 0, 1e9f, "skip updates whose loss has a z-score above this; 0: never")
         .llmc("-sl");
@@ -192,7 +200,8 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
            "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too")
         .llmc("-ge");
     number("--matmul-tries", o.matmul_tries, 1, 64,
-           "cuBLASLt algorithms timed for each matmul, the fastest kept; 1: its first, untimed, as always with --tp");
+           "cuBLASLt algorithms timed for each matmul, the fastest kept; 1: its first, untimed, as always with --tp "
+           "and with muon under ZeRO 0");
     choice("--recompute,-r", o.recompute,
            "what backward computes again instead of storing it; auto: the least with which nine tenths of every "
            "device's memory suffice");

@@ -1,10 +1,12 @@
 #include "llmc/optim/optimizer.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/optim/update.cuh"
+#include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
 
 namespace {
@@ -12,10 +14,13 @@ namespace {
 constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so masters make sense
 
 // The rule of one parameter.
-OptimizerKind rule_of(const ParamInfo&, const OptimizerOptions& options) { return options.optimizer; }
+OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
+    const bool others = options.optimizer == OptimizerKind::muon && !is_muon_matrix(info);
+    return others ? OptimizerKind::adamw : options.optimizer;
+}
 
 bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
-bool has_ratio(OptimizerKind rule) { return rule == OptimizerKind::lamb || rule == OptimizerKind::lars; }
+bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && rule != OptimizerKind::sgd; }
 
 // G: type of the gradients.
 template <class G>
@@ -23,7 +28,12 @@ class OptimizerOf : public Optimizer {
 public:
     OptimizerOf(Stage& stage, const Gradients<G>& gradients, const OptimizerOptions& options, Arena& arena,
                 const TrainingGroups& groups)
-        : Optimizer(stage.storage(), options, arena), stage_(stage), options_(options), all_(groups.all) {
+        : Optimizer(stage.storage(), options, arena),
+          stage_(stage),
+          options_(options),
+          all_(groups.all),
+          first_block_(first_blocks(stage.table())) {
+        if (options.optimizer == OptimizerKind::muon) matrices_.emplace(stage, options, arena, groups);
         make_tables(gradients, arena);
         for (const OptimizerState& state : states_) {
             if (!state.is_weights) {
@@ -50,6 +60,10 @@ public:
         how.trust = options_.lars_trust;
         switch (options_.optimizer) {
             case OptimizerKind::adamw: update_weights<AdamW>(owned_, how, stream()); break;
+            case OptimizerKind::muon:
+                update_weights<AdamW>(owned_, how, stream());
+                update_matrices(how);
+                break;
             case OptimizerKind::sgd: update_weights<Sgd>(owned_, how, stream()); break;
             case OptimizerKind::lars:
                 sum_norms_of_all<Lars>(how);
@@ -66,6 +80,19 @@ public:
 private:
     cudaStream_t stream() const { return stage_.stream(); }
 
+    void update_matrices(UpdateStep how) {
+        const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
+        how.learning_rate = options_.lr > 0 ? how.learning_rate / options_.lr * options_.muon_lr : 0.0f;
+        how.beta1 = options_.muon_momentum;
+        how.trust = iterations.norm_scale;
+        how.epsilon = iterations.norm_epsilon;
+        update_weights<MuonMomentum>(directions_, how, stream());
+        sum_norms_of_all<MuonDirection>(how);
+        update_weights<MuonDirection>(directions_, how, stream());
+        matrices_->orthogonalize();
+        update_weights<MuonApply>(orthogonal_, how, stream());
+    }
+
     template <class Rule>
     void sum_norms_of_all(const UpdateStep& how) {
         norms_.zero(stream());   // of what others own
@@ -77,14 +104,14 @@ private:
     // What this rank updates, and of what it adds the squares.
     void make_tables(const Gradients<G>& gradients, Arena& arena) {
         const ParamStorage& storage = stage_.storage();
-        const std::vector<int> first_block = first_blocks(stage_.table());
         const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-        std::vector<UpdateRange<floatX, G>> owned, sole;
+        std::vector<UpdateRange<floatX, G>> owned, sole, directions;
+        std::vector<UpdateRange<floatX, floatX>> orthogonal;
         std::vector<NormRange<G>> norm;
         for (const TensorPlace& place : storage.tensors()) {
             const ParamInfo& info = stage_.table()[place.param];
             const OptimizerKind rule = rule_of(info, options_);
-            const bool adapts = has_ratio(rule) && info.decays;
+            const bool adapts = reads_norms(rule) && info.decays;
             auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of) {
                 for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
                     auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
@@ -98,24 +125,50 @@ private:
                          .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                          .tensor_key = info.random_tensor(),
                          .span = part.global,
-                         .norms = adapts ? first_block[static_cast<std::size_t>(place.param)] + part.block : -1});
+                         .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1});
                 }
             };
             const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
-            add(owned, owned_ranges(info.tensor, storage.place(), StateKind::optimizer),
+            add(rule == OptimizerKind::muon ? directions : owned,
+                owned_ranges(info.tensor, storage.place(), StateKind::optimizer),
                 [&](const auto& state) { return state.owned(place.param); });
             if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
             for (const OwnedRange& range : once) {
                 norm.push_back({gradients.kept().shard(place.param) + range.local_begin, range.length});
             }
         }
-        if (has_ratio(options_.optimizer)) {
+        if (reads_norms(options_.optimizer)) {
             norms_ = arena.allocate<TensorNorms>("optimizer tables/tensor norms",
-                                                 static_cast<std::size_t>(first_block.back()));
+                                                 static_cast<std::size_t>(first_block_.back()));
         }
+        for (UpdateRange<floatX, G>& range : directions) orthogonal.push_back(through_matrices(range));
+        directions_ = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
+        orthogonal_ = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
         owned_ = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
         sole_ = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
+    }
+
+    // What makes a direction of a range's gradient becomes what puts it into the matrices; returned is what takes the
+    // orthogonal one from there to the weights.
+    UpdateRange<floatX, floatX> through_matrices(UpdateRange<floatX, G>& range) const {
+        const auto after = std::ranges::upper_bound(first_block_, range.norms);
+        const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
+        floatX* const piece = matrices_->piece(param, block);
+        const UpdateRange<floatX, floatX> back{
+            .parameter = range.parameter,
+            .master = range.master,
+            .gradient = piece,
+            .m = nullptr,
+            .v = nullptr,
+            .count = range.count,
+            .weight_decay = range.weight_decay,
+            .tensor_key = range.tensor_key,
+            .span = range.span,
+            .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
+        range.parameter = piece;
+        range.master = nullptr;
+        return back;
     }
 
     void copy_parameters(const ModelState<float>& weights) {
@@ -129,7 +182,11 @@ private:
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator* all_;                     // or null
+    Communicator* all_;              // or null
+    std::vector<int> first_block_;   // of every parameter
+    std::optional<MuonMatrices> matrices_;
+    UpdateTable<floatX, G> directions_;        // of Muon's matrices: gradients to what is made orthogonal,
+    UpdateTable<floatX, floatX> orthogonal_;   // and from there to weights
     UpdateTable<floatX, G> owned_, sole_;   // what this rank updates; the tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms_;       // of every block of the table, where a rule reads them
     NormTable<G> norm_table_;
@@ -142,6 +199,9 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
     states.push_back({.name = "m"});
     if (has_second_moment(options.optimizer)) states.push_back({.name = "v"});
+    if (options.optimizer == OptimizerKind::muon) {
+        states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !is_muon_matrix(info); }});
+    }
     return states;
 }
 

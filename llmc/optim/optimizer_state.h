@@ -9,14 +9,23 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/optim/newton_schulz.h"
 #include "llmc/model/parameters/param_storage.h"
 
-enum class OptimizerKind : std::uint8_t { adamw, lamb, lars, sgd };   // llmc/kernels/optim/rules.cuh
+enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // llmc/kernels/optim/rules.cuh
+
+// By how much Muon's orthogonal matrices move weights: Jordan's sqrt(max(1, out / in)), or 0.2 sqrt(max(out, in)),
+// which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
+enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
 struct OptimizerOptions {
     OptimizerKind optimizer = OptimizerKind::adamw;
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;   // beta1: also the momentum of lars and sgd
     float lars_trust = 1e-3f;
+    float lr = 3e-4f;   // the highest; where AdamW has it, Muon's matrices have muon_lr
+    float muon_lr = 0.02f, muon_momentum = 0.95f;
+    MuonCoefficients muon_coefficients = MuonCoefficients::quintic;
+    MuonScale muon_scale = MuonScale::original;
     float weight_decay = 0.0f;
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     bool master_weights = true;
@@ -43,6 +52,9 @@ struct OptimizerState : OptimizerStateSpec {
     std::unique_ptr<const ParamStorage> storage;   // of the parameters that have it
     ModelState<float> values;
 };
+
+// Whose updates Muon makes orthogonal: the matrices of layers. The rule of other parameters is then AdamW.
+inline bool is_muon_matrix(const ParamInfo& info) { return info.layer >= 0 && info.is_matrix(); }
 
 // The list for a run's options.
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options);

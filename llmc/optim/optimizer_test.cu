@@ -3,6 +3,7 @@
 
 #include "llmc/kernels/optim/rules.cuh"
 #include "llmc/model/parameters/weights.h"
+#include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
 #include "llmc/run/certificate/certificate_test.h"
 #include "llmc/run/option_names.h"
@@ -91,6 +92,7 @@ Doubles doubles(const std::vector<float>& values) { return {values.begin(), valu
 
 TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the same gradients") {
     for (const auto& [name, kind] : EnumNames<OptimizerKind>::list) {
+        if (kind == OptimizerKind::muon) continue;   // below
         INFO(name);
         Rank rank(Layout{});
         Stage& stage = rank.stage();
@@ -128,8 +130,108 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
     }
 }
 
+namespace {
+
+// Muon's change of a matrix at a learning rate of 1, in double.
+Doubles orthogonal(Doubles u, std::size_t rows, std::size_t cols, const NewtonSchulz& how) {
+    const double norm = norm_of(u, 0, u.size());
+    for (double& x : u) x /= static_cast<double>(how.norm_scale) * norm + static_cast<double>(how.norm_epsilon);
+    for (const Polynomial& p : how.iterations) {
+        Doubles a(rows * rows), b(rows * rows), next(u.size());
+        for (std::size_t i = 0; i < rows; i++) {
+            for (std::size_t j = 0; j < rows; j++) {
+                for (std::size_t k = 0; k < cols; k++) a[i * rows + j] += u[i * cols + k] * u[j * cols + k];
+            }
+        }
+        for (std::size_t i = 0; i < rows; i++) {
+            for (std::size_t j = 0; j < rows; j++) {
+                double square = 0;
+                for (std::size_t k = 0; k < rows; k++) square += a[i * rows + k] * a[k * rows + j];
+                b[i * rows + j] = static_cast<double>(p.b) * a[i * rows + j] + static_cast<double>(p.c) * square +
+                                  (i == j ? static_cast<double>(p.a) : 0.0);
+            }
+        }
+        for (std::size_t i = 0; i < rows; i++) {
+            for (std::size_t k = 0; k < rows; k++) {
+                for (std::size_t j = 0; j < cols; j++) next[i * cols + j] += b[i * rows + k] * u[k * cols + j];
+            }
+        }
+        u = next;
+    }
+    return u;
+}
+
+}   // namespace
+
+TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and v apart") {
+    constexpr double allowed = sizeof(floatX) == 4 ? 1e-4 : 2e-2;
+    for (const MuonScale scale : {MuonScale::original, MuonScale::match_rms_adamw}) {
+        Rank rank(Layout{});
+        Stage& stage = rank.stage();
+        OptimizerOptions options;
+        options.optimizer = OptimizerKind::muon;
+        options.muon_scale = scale;
+        options.lr = 1.0f, options.muon_lr = 0.5f;
+        const auto optimizer = Optimizer::make(stage, options, rank.arena());
+        const bool has_master = optimizer->states().front().is_weights;
+        auto weights = [&](int param) {
+            return doubles(has_master ? download_tensor(optimizer->state("master"), param, rank.stream())
+                                      : download_tensor(stage.parameters(), param, rank.stream()));
+        };
+        std::vector<Doubles> before, gradients;
+        for (int param = 0; param < stage.table().size(); param++) {
+            before.push_back(weights(param));
+            const std::vector<float> g = drawn(before.back().size(), stage.table()[param].random_tensor());
+            upload_tensor(std::get<Gradients<float>>(stage.gradients()).kept(), param, g, rank.stream());
+            gradients.push_back(doubles(g));
+        }
+        optimizer->update(1, 1e-2f, nullptr);
+        int matrices = 0, together_is_seen = 0;
+        for (int param = 0; param < stage.table().size(); param++) {
+            const ParamInfo& info = stage.table()[param];
+            if (!is_muon_matrix(info)) continue;
+            const Doubles after = weights(param), &w = before[static_cast<std::size_t>(param)],
+                          &g = gradients[static_cast<std::size_t>(param)];
+            auto off = [&](std::size_t begin, std::size_t end, std::size_t rows) {   // relative to the update
+                const auto cols = (end - begin) / rows;
+                Doubles u(g.begin() + static_cast<std::ptrdiff_t>(begin), g.begin() + static_cast<std::ptrdiff_t>(end));
+                const Doubles x = orthogonal(u, rows, cols, newton_schulz(options.muon_coefficients));
+                const double out_over_in = static_cast<double>(rows) / static_cast<double>(cols);
+                const double by = scale == MuonScale::original
+                                      ? std::sqrt(std::max(1.0, out_over_in))
+                                      : 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
+                double squares = 0, update = 0;
+                for (std::size_t i = begin; i < end; i++) {
+                    const double expected = -5e-3 * by * x[i - begin];
+                    squares += (after[i] - w[i] - expected) * (after[i] - w[i] - expected);
+                    update += expected * expected;
+                }
+                return std::sqrt(squares / update);
+            };
+            INFO(info.name);
+            for (const auto& [begin, end] : blocks(info.tensor)) {
+                CHECK(off(begin, end, (end - begin) / static_cast<std::size_t>(info.tensor.cols)) < allowed);
+                matrices++;
+            }
+            if (!info.tensor.blocks.empty()) together_is_seen += off(0, w.size(), w.size() / 48) > 0.1;
+        }
+        CHECK(matrices == 6 * 3);
+        CHECK(together_is_seen == 3);
+    }
+}
+
+TEST_CASE("optimizer: a matrix of Muon's moves by its own sizes, which those of a shard would not tell") {
+    const TensorSpec fc{.rows = 192, .cols = 48, .cut = TensorCut::rows},
+        qkv{.rows = 144, .cols = 48, .blocks = {48, 48, 48}};
+    CHECK(muon_scale(fc, 0, MuonScale::original) == 2.0f);
+    CHECK(muon_scale(tp_shard_of(fc, 2), 0, MuonScale::original) != 2.0f);   // so the certificate under tp sees it
+    CHECK(muon_scale(qkv, 1, MuonScale::original) == 1.0f);
+    CHECK(muon_scale(fc, 0, MuonScale::match_rms_adamw) == doctest::Approx(0.2 * std::sqrt(192.0)));
+}
+
 TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0 and 1, 2 and 3 to the bit") {
-    for (const OptimizerKind kind : {OptimizerKind::lamb, OptimizerKind::lars, OptimizerKind::sgd}) {
+    for (const OptimizerKind kind :
+         {OptimizerKind::muon, OptimizerKind::lamb, OptimizerKind::lars, OptimizerKind::sgd}) {
         Layout alone{1, 0, 4};
         alone.optimizer = kind, alone.lr = rate_of(kind);
         const Result expected = Rank(alone).train(5);
@@ -161,7 +263,7 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
 
 #if defined(PRECISION_FP32)   // bf16 rounds it away: the two halves of a tensor are much alike
 TEST_CASE("optimizer: a norm over this rank's shard alone is found out") {
-    for (const OptimizerKind kind : {OptimizerKind::lamb, OptimizerKind::lars}) {
+    for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::lamb, OptimizerKind::lars}) {
         Layout layout{2, 1};
         layout.optimizer = kind, layout.lr = rate_of(kind);
         Layout alone = layout;

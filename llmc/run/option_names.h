@@ -22,9 +22,23 @@ struct EnumNames<ScheduleKind> {
 template <>
 struct EnumNames<OptimizerKind> {
     static constexpr EnumName<OptimizerKind> list[]{{"adamw", OptimizerKind::adamw},
+                                                    {"muon", OptimizerKind::muon},
                                                     {"lamb", OptimizerKind::lamb},
                                                     {"lars", OptimizerKind::lars},
                                                     {"sgd", OptimizerKind::sgd}};
+};
+
+template <>
+struct EnumNames<MuonCoefficients> {
+    static constexpr EnumName<MuonCoefficients> list[]{{"simple", MuonCoefficients::simple},
+                                                       {"quintic", MuonCoefficients::quintic},
+                                                       {"polar-express", MuonCoefficients::polar_express}};
+};
+
+template <>
+struct EnumNames<MuonScale> {
+    static constexpr EnumName<MuonScale> list[]{{"original", MuonScale::original},
+                                                {"match-rms-adamw", MuonScale::match_rms_adamw}};
 };
 
 template <>

@@ -59,7 +59,6 @@ struct Options : OptimizerOptions {
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
-    float lr = 3e-4f;
     int warmup = 0;                                 // steps
     float final_lr_frac = 1.0f;                     // final learning rate over lr
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
@@ -96,7 +95,7 @@ struct Options : OptimizerOptions {
     bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
     int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: in backward too
-    int matmul_tries = 1;                 // MatmulOptions::tries, where tp == 1
+    int matmul_tries = 1;                 // MatmulOptions::tries, where part_options.cpp leaves it
     int zero = 0;                         // ZeRO stage
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;

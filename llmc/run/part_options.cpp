@@ -43,8 +43,10 @@ StageOptions stage_options(const Options& options, const MeshShape& mesh, const 
     result.recompute = options.recompute.value();
     result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
-    // Ranks of tp must sum the biases that all of them hold alike, also before they have agreed on algorithms.
-    result.matmul.tries = mesh.tp > 1 ? 1 : options.matmul_tries;
+    // Also before they have agreed on algorithms, ranks of tp must sum the biases that all of them hold alike, and
+    // replicas must make the same matrices orthogonal.
+    const bool alike = mesh.tp > 1 || (options.optimizer == OptimizerKind::muon && result.place.zero_stage == 0);
+    result.matmul.tries = alike ? 1 : options.matmul_tries;
     result.grad_dtype = options.grad_dtype;
     return result;
 }

@@ -10,6 +10,9 @@
 //          m = beta1 m + lr ratio (g + decay w), ratio = trust |w| / (|g| + decay |w|)          w = w - m
 //   LAMB   You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2
 //          AdamW's change + decay w, times ratio = |w| / |change + decay w|
+//   Muon   Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024
+//          m = beta1 m + g                      U = g + beta1 m (Nesterov's), X = U / (trust |U| + eps)
+//          X made nearly orthogonal (newton_schulz.h)                     w = w - lr (scale X + decay w)
 //
 // |x| is the norm of a whole tensor, or of a block of its rows (q, k, v). A ratio is 1 where one of its norms is 0, and
 // for tensors that do not decay (biases, norms), as in the code of LAMB's authors.
@@ -40,8 +43,9 @@ struct UpdateFactors {
     const TensorNorms* norms;
 };
 
-// What a rule reads of an element, and writes of it.
-enum : unsigned { reads_w = 1, reads_m = 2, reads_v = 4, reads_g = 8 };
+// What a rule reads of an element, and writes of it. A direction is no weight and no gradient: it is read in the
+// gradient's place without being clipped, and written in the weight's, rounded to nearest.
+enum : unsigned { reads_w = 1, reads_m = 2, reads_v = 4, reads_g = 8, is_direction = 16 };
 
 __device__ __forceinline__ void adam_moments(float& m, float& v, float g, const UpdateFactors& f) {
     m = fmaf(f.beta1, m, (1.0f - f.beta1) * g);
@@ -105,5 +109,36 @@ struct Lamb {
     __device__ static void update(float& w, float& m, float& v, float, float decay, float ratio,
                                   const UpdateFactors& f) {
         w = fmaf(-f.learning_rate * ratio, adam_change(w, m, v, decay, f), w);
+    }
+};
+
+struct MuonMomentum {
+    static constexpr unsigned reads = reads_m | reads_g, writes = reads_m;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float&, float& m, float&, float g, float, float, const UpdateFactors& f) {
+        m = fmaf(f.beta1, m, g);
+    }
+};
+
+struct MuonDirection {
+    static constexpr unsigned reads = reads_m | reads_g, writes = is_direction;
+    static constexpr bool has_ratio = true;
+    __device__ static float change(float, float m, float, float g, float, const UpdateFactors& f) {
+        return fmaf(f.beta1, m, g);
+    }
+    __device__ static float ratio(const TensorNorms& norms, float, const UpdateFactors& f) {
+        return static_cast<float>(1 / (f.trust * sqrt(norms.changes) + f.epsilon));
+    }
+    __device__ static void update(float& w, float& m, float& v, float g, float decay, float ratio,
+                                  const UpdateFactors& f) {
+        w = ratio * change(w, m, v, g, decay, f);
+    }
+};
+
+struct MuonApply {
+    static constexpr unsigned reads = reads_w | is_direction, writes = reads_w;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float& w, float&, float&, float x, float decay, float scale, const UpdateFactors& f) {
+        w = fmaf(-f.learning_rate, fmaf(decay, w, scale * x), w);
     }
 };

@@ -42,6 +42,7 @@ struct UpdateRange {
     float weight_decay;             // 0 for tensors that do not decay
     std::uint64_t tensor_key = 0;   // hash of its name, for the stochastic rounding
     GlobalSpan span = {};           // which global elements these are, likewise
+    float scale = 1;                // Muon
     int norms = -1;                 // whose norms the rule reads, an index in them; -1: none, and its ratio is 1
     std::int64_t first_block = 0;   // filled by make_update_table
 };
@@ -53,7 +54,7 @@ struct UpdateStep {
     const GradNorm* norm = nullptr;   // on the device: clip factor and skip flag; null: 1 and never
     int updates = 0;   // of the moments, this one included: bias corrections are 1 - beta^updates; 0: step
     const TensorNorms* norms = nullptr;   // on the device, for rules that read them
-    float trust = 1;                      // LARS
+    float trust = 1;                      // LARS, Muon
 };
 
 // The tensors to update, on the device; made once, used every step.
@@ -158,8 +159,8 @@ __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>&
     if constexpr (Rule::reads & reads_m) x.m = load8(range.m, i, extent);
     if constexpr (Rule::reads & reads_v) x.v = load8(range.v, i, extent);
     if constexpr (Rule::reads & reads_w) x.w = load_weights(range, i, extent);
+    if constexpr (Rule::reads & (reads_g | is_direction)) x.g = to_floats(load8(range.gradient, i, extent));
     if constexpr (Rule::reads & reads_g) {
-        x.g = to_floats(load8(range.gradient, i, extent));
         VECTOR_LOOP
         for (int k = 0; k < 8; k++) x.g[k] *= grad_scale;
     }
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     if (factors.norm && factors.norm->skip) return;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
     const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
-    float ratio = 1.0f;
+    float ratio = range.scale;
     if constexpr (Rule::has_ratio) {
         if (range.norms >= 0) ratio = Rule::ratio(factors.norms[range.norms], range.weight_decay, factors);
     }
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
         if constexpr (Rule::writes & reads_m) store8(range.m, i, extent, x.m);
         if constexpr (Rule::writes & reads_v) store8(range.v, i, extent, x.v);
         if constexpr (Rule::writes & reads_w) store_weights(range, i, extent, x.w, factors);
+        if constexpr (Rule::writes & is_direction) store8(range.parameter, i, extent, round_to<Real>(x.w));
     }
 }
 
@@ -281,7 +283,7 @@ Launch update_launch(const UpdateTable<Real, Grad>& table, const UpdateStep& ste
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
     for (const UpdateRange<Real, Grad>& range : table.ranges) {
         const std::size_t floats = range.count * sizeof(float);
-        if (Rule::reads & reads_g) where.reads(range.gradient, range.count * sizeof(Grad));
+        if (Rule::reads & (reads_g | is_direction)) where.reads(range.gradient, range.count * sizeof(Grad));
         if (Rule::reads & reads_m) where.reads(range.m, floats);
         if (Rule::reads & reads_v) where.reads(range.v, floats);
         if (Rule::reads & reads_w) {
@@ -304,9 +306,8 @@ void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step
         const std::size_t floats = range.count * sizeof(float);
         if (Rule::writes & reads_m) where.writes(range.m, floats);
         if (Rule::writes & reads_v) where.writes(range.v, floats);
-        if (!(Rule::writes & reads_w)) continue;
-        where.writes(range.parameter, range.count * sizeof(Real));
-        if (range.master) where.writes(range.master, floats);
+        if (Rule::writes & (reads_w | is_direction)) where.writes(range.parameter, range.count * sizeof(Real));
+        if ((Rule::writes & reads_w) && range.master) where.writes(range.master, floats);
     }
     launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(), static_cast<int>(table.ranges.size()),
            factors);

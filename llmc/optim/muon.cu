@@ -1,0 +1,192 @@
+#include "llmc/optim/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "llmc/kernels/optim/newton_schulz.cuh"
+#include "llmc/optim/tensor_blocks.h"
+
+namespace {
+
+// Of a matrix or a part in a buffer: every one begins at a packet.
+std::int64_t room_for(std::int64_t elements) { return (elements + 7) / 8 * 8; }
+
+std::int64_t rows_of(const TensorSpec& tensor, int block) {
+    return tensor.blocks.empty() ? tensor.rows : tensor.blocks[static_cast<std::size_t>(block)];
+}
+
+}   // namespace
+
+float muon_scale(const TensorSpec& tensor, int block, MuonScale scale) {
+    const double out = static_cast<double>(rows_of(tensor, block)), in = static_cast<double>(tensor.cols);
+    return static_cast<float>(scale == MuonScale::original ? std::sqrt(std::max(1.0, out / in))
+                                                           : 0.2 * std::sqrt(std::max(out, in)));
+}
+
+struct MuonMatrices::Moves {
+    std::vector<MatrixPiece<floatX>> pieces;
+    DeviceBuffer<MatrixPiece<floatX>> on_device;
+    std::int64_t blocks = 0;
+};
+
+MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
+    : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)), moves_(std::make_unique<Moves>()) {
+    const ShardPlace& place = stage.storage().place();
+    const AxisSet team = place.zero_stage > 0 ? stage_axes : AxisSet{Axis::tp};
+    team_ = place.zero_stage > 0 ? groups.stage : groups.tensor;
+    rank_ = group_rank(place.mesh, place.at, team);
+    ranks_ = group_size(place.mesh, team);
+    find_matrices(team);
+    deal();
+    allocate(arena);
+}
+
+MuonMatrices::~MuonMatrices() = default;
+
+// All of this stage, and who keeps which part of each: alike on every rank of the team.
+void MuonMatrices::find_matrices(AxisSet team) {
+    const ParamStorage& storage = stage_.storage();
+    const ShardPlace& place = storage.place();
+    const std::vector<int> members = group_members(place.mesh, place.at, team);
+    std::vector<std::int64_t> taken(members.size(), 0);   // of each member's pieces
+    for (const TensorPlace& tensor : storage.tensors()) {
+        const ParamInfo& info = storage.table()[tensor.param];
+        if (!is_muon_matrix(info)) continue;
+        ENSURE(place.mesh.tp == 1 || info.tensor.cut != TensorCut::none, info.name,
+               " is a matrix that tp does not cut");
+        std::int64_t begin = 0;
+        for (int block = 0; block < blocks_of(info.tensor); block++) {
+            Matrix& matrix = matrices_.emplace_back(Matrix{tensor.param,
+                                                           block,
+                                                           static_cast<int>(rows_of(info.tensor, block)),
+                                                           static_cast<int>(info.tensor.cols),
+                                                           {}});
+            for (int r = 0; r < ranks_; r++) {
+                const auto member = static_cast<std::size_t>(r);
+                const ShardPlace theirs{place.mesh, coordinates_of(place.mesh, members[member]), place.zero_stage};
+                for (BlockRange& part :
+                     by_blocks(info.tensor, owned_ranges(info.tensor, theirs, StateKind::optimizer))) {
+                    if (part.block != block) continue;
+                    part.global.first -= begin;
+                    matrix.parts.push_back({r, taken[member], 0, part.global, part.length});
+                    taken[member] += room_for(part.length);
+                }
+            }
+            begin += matrix.elements();
+        }
+    }
+}
+
+void MuonMatrices::deal() {
+    std::vector<std::size_t> order(matrices_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return matrices_[i].cost(); });
+    std::vector<double> load(static_cast<std::size_t>(ranks_), 0.0);
+    for (std::size_t i : order) {
+        const auto least = std::ranges::min_element(load);
+        matrices_[i].owner = static_cast<int>(least - load.begin());
+        *least += matrices_[i].cost();
+    }
+}
+
+void MuonMatrices::allocate(Arena& arena) {
+    std::int64_t whole = 0, arrived = 0, pieces = 0, largest = 0, square = 0;
+    for (Matrix& matrix : matrices_) {
+        const bool own = matrix.owner == rank_;
+        for (Part& part : matrix.parts) {
+            if (part.holder == rank_) pieces += room_for(part.count);
+            part.arrived = arrived;
+            if (own && part.holder != rank_) arrived += room_for(part.count);
+        }
+        if (!own) continue;
+        const std::int64_t side = std::min(matrix.rows, matrix.cols);
+        matrix.at = whole;
+        whole += room_for(matrix.elements());
+        largest = std::max(largest, matrix.elements());
+        square = std::max(square, side * side);
+    }
+    auto buffer = [&](const char* name, std::int64_t elements) {
+        return arena.allocate<floatX>(text("muon/", name), static_cast<std::size_t>(elements));
+    };
+    pieces_ = buffer("pieces", pieces);
+    other_ = buffer("iterations", largest);
+    gram_ = buffer("gram matrix", square);
+    polynomial_ = buffer("polynomial", square);
+    if (ranks_ == 1) {
+        whole_ = pieces_;   // one part each, in the same order
+        return;
+    }
+    whole_ = buffer("matrices", whole);
+    arrived_ = buffer("arrived pieces", arrived);
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.owner != rank_) continue;
+        for (const Part& part : matrix.parts) {
+            moves_->pieces.push_back({at_owner(part), whole_.data() + matrix.at, part.span, part.count});
+        }
+    }
+    moves_->blocks = number_blocks(moves_->pieces, kElementwiseBlock);
+    moves_->on_device = arena.allocate<MatrixPiece<floatX>>("muon/moves", moves_->pieces.size());
+    moves_->on_device.upload(moves_->pieces, stage_.stream());
+}
+
+// Where a part of a matrix that this rank owns is while it does.
+floatX* MuonMatrices::at_owner(const Part& part) const {
+    return part.holder == rank_ ? pieces_.data() + part.at : arrived_.data() + part.arrived;
+}
+
+floatX* MuonMatrices::piece(int param, int block) const {
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.param != param || matrix.block != block) continue;
+        for (const Part& part : matrix.parts) {
+            if (part.holder == rank_) return pieces_.data() + part.at;
+        }
+    }
+    return nullptr;
+}
+
+// Pieces to the owners of their matrices, or back.
+void MuonMatrices::exchange(bool back) {
+    Communicator::Group together(*team_);
+    for (const Matrix& matrix : matrices_) {
+        for (const Part& part : matrix.parts) {
+            const bool owns = matrix.owner == rank_, holds = part.holder == rank_;
+            if (owns == holds) continue;   // it is here already, or no concern of this rank
+            floatX* const here = owns ? at_owner(part) : pieces_.data() + part.at;
+            const int peer = owns ? part.holder : matrix.owner;
+            const auto count = static_cast<std::size_t>(part.count);
+            if (owns == back) {
+                team_->send(here, count, peer, stage_.stream());
+            } else {
+                team_->receive(here, count, peer, stage_.stream());
+            }
+        }
+    }
+}
+
+void MuonMatrices::move(bool back) {
+    if (moves_->blocks == 0) return;
+    Launch where{dim3(blocks_for(moves_->blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
+    where.reads(moves_->on_device.data(), moves_->on_device.bytes());
+    for (const DeviceBuffer<floatX>* buffer : {&pieces_, &arrived_, &whole_}) {
+        where.reads(buffer->data(), buffer->bytes());
+        if ((buffer == &whole_) != back) where.writes(buffer->data(), buffer->bytes());
+    }
+    launch(move_pieces_kernel<floatX>, where, moves_->on_device.data(), static_cast<int>(moves_->pieces.size()), back);
+}
+
+void MuonMatrices::orthogonalize() {
+    if (ranks_ > 1) {
+        exchange(false);
+        move(false);
+    }
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.owner != rank_) continue;
+        ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.at, matrix.rows, matrix.cols, iterations_,
+                                {other_.data(), gram_.data(), polynomial_.data()}, stage_.stream());
+    }
+    if (ranks_ > 1) {
+        move(true);
+        exchange(true);
+    }
+}
