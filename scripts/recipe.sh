@@ -266,11 +266,18 @@ end_at_request() {
     $again || complain 75 "$again failed; start this script again to continue the run in $out"
     exit 75
 }
+# Where the run stands against what others have measured.
+compare() {
+    local found
+    found=$(sed -nE 's/.*"step":([0-9]+),"val_loss":([0-9.]+).*/\2 at step \1/p' "$out/metrics.jsonl" | tail -n 1)
+    [ -z "$found" ] || echo "$script: validation loss $found; others: ${papers[loss]:-not published, as far as we know}"
+}
 train() {
     local left=${RESTARTS:-3}
     [ "$(value --time-limit 0)" = 0 ] || left=0   # its end is no loss of a rank
     while :; do
         start "${command[@]}"
+        [ "$code" -ne 0 ] || compare
         [ "$code" -eq 75 ] || exit "$code"
         [ -z "${AGAIN:-}$asked" ] && [ "$left" -gt 0 ] || end_at_request
         left=$((left - 1))

@@ -9,6 +9,6 @@ options --lr 6e-4 --warmup 700 --final-lr-frac 0 --weight-decay 0.1
 layout 1 --micro-batch 64 --recompute none
 layout 8 --micro-batch 64 --zero 1 --recompute none
 published time "94 minutes on 8 A100 of 80 GB (comment in llm.c's scripts/run_gpt2_124M.sh)"
-published loss "none of llm.c's run; OpenAI's checkpoint has 3.425 on llm.c's validation data (its dev/vislog.ipynb)"
+published loss "3.2722 by llm.c at step 19560, 10.26 billion tokens (modded-nanogpt's records/2024-10-13_llmc/main.log); OpenAI's checkpoint 3.425 (llm.c's dev/vislog.ipynb)"
 published hellaswag "29.9% by llm.c's run (its discussion 481); OpenAI's checkpoint 29.4% (llm.c's dev/vislog.ipynb)"
 run "$@"

@@ -9,6 +9,6 @@ options --lr 3e-4 --warmup 700 --final-lr-frac 0 --weight-decay 0.1
 layout 1 --micro-batch 32 --recompute none
 layout 8 --micro-batch 64 --zero 1 --recompute none
 published time "13.7 hours on 8 A100 of 80 GB (comment in llm.c's scripts/run_gpt2_350M.sh)"
-published loss "none of llm.c's run; OpenAI's checkpoint has 3.083 on llm.c's validation data (its dev/vislog.ipynb)"
+published loss "2.9282 by llm.c at step 60000 (modded-nanogpt's records/011825_GPT2Medium/main.log); OpenAI's checkpoint 3.083 (llm.c's dev/vislog.ipynb)"
 published hellaswag "none of llm.c's run; OpenAI's checkpoint 37.5% (llm.c's dev/vislog.ipynb)"
 run "$@"
