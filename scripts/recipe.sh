@@ -269,6 +269,7 @@ end_at_request() {
 # Where the run stands against what others have measured.
 compare() {
     local found
+    [ -f "$out/metrics.jsonl" ] || return 0
     found=$(sed -nE 's/.*"step":([0-9]+),"val_loss":([0-9.]+).*/\2 at step \1/p' "$out/metrics.jsonl" | tail -n 1)
     [ -z "$found" ] || echo "$script: validation loss $found; others: ${papers[loss]:-not published, as far as we know}"
 }

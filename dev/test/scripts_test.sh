@@ -34,7 +34,7 @@ on() {   # GPUS COMMAND...: on nodes of eight
 names_of_options() { sed -n 's/^  command  *//p' "$1" | tr ' ' '\n' | grep '^--'; }
 
 # ---- what they say
-[ ${#recipes[@]} -eq 13 ]
+[ ${#recipes[@]} -eq 14 ]
 verdict $? "${#recipes[@]} scripts"
 for recipe in "${recipes[@]}"; do
     memory=()
@@ -110,6 +110,8 @@ small() {   # GPUS SCRIPT
     local folder
     rm -rf "$RUNS"
     TINY=1 expect 0 "step    4/4" on "$1" "$2"
+    grep -qE 'validation loss [0-9.]+ at step 4; others: [0-9n]' "$work/log"
+    verdict $? "$2 does not say where it stands: $(tail -n 1 "$work/log")"
     folder=$RUNS/tiny/$(basename "${2#*run_}" .sh)
     [ "$(grep -c '"loss"' "$folder/metrics.jsonl")" -eq 4 ] && grep -q '"val_loss"' "$folder/metrics.jsonl" &&
         { grep -q hella "$folder/metrics.jsonl" || [[ $2 = */long_context.sh ]]; } && [ -e "$folder/step_00000004/manifest.json" ] && [ -e "$folder/step_00000002/manifest.json" ]
@@ -139,6 +141,7 @@ else
     small 128 scripts/run_gpt3_175B.sh
     small 8 scripts/long_context.sh
     small 8 scripts/run_gpt2_124M.sh
+    small 8 scripts/run_gpt2_124M_muon.sh
 fi
 
 # ---- a run goes on under the layout of the GPUs that there are now
