@@ -25,6 +25,7 @@ sed -i 's/{1,3}/{1,2}/' "$work/tokenizer/tokenizer.json"
 "$tokenize" --train 260 --split qwen --output "$work/qwen" "$work/text.txt" >/dev/null
 printf 'cafe\314\201' >"$work/decomposed.txt"
 normalised=(--tokenizer "$work/qwen" --overwrite --output "$work/own" "$work/decomposed.txt")
+gzip -c "$work/text.txt" >"$work/text.txt.gz"; cp "$work/text.txt.gz" "$work/text.txt.zst"   # never read
 own_pattern=(--tokenizer "$work/tokenizer/tokenizer.json" --output "$work/own" "$work/text.txt")
 
 hide() {   # header|library FILE PACKAGE LIBRARY
@@ -35,7 +36,7 @@ hide() {   # header|library FILE PACKAGE LIBRARY
     ! links "$train_gpt" "$4" && ! links "$tokenize" "$4"
     verdict $? "without $3's $1 nothing links it"
     built CXX="g++ $hidden" "USE_$3=1" "${programs[@]}" >"$work/log" 2>&1
-    [ $? -eq 2 ] && grep -q "USE_$3=1, but nothing that uses it builds here: install lib" "$work/log"
+    [ $? -eq 2 ] && grep -q "USE_$3=1, but nothing that uses it builds here: install [a-z0-9]*-dev" "$work/log"
     verdict $? "USE_$3=1 without its $1 names the package: $(tail -n 1 "$work/log")"
 }
 found() {   # NAME [DEVICE]
