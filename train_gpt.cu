@@ -39,13 +39,7 @@
 
 namespace {
 
-std::string name_of_device() {
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return properties.name;
-}
+std::string name_of_device() { return device_properties().name; }
 
 // Bytes of the device that are taken, by whomever.
 std::size_t device_bytes_taken() {
@@ -69,8 +63,7 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     record.options = asked.texts;
     record.data = inputs.data;
     record.starts.push_back(describe_start({after_step, precision_name, name_of_device(), hosts, changed}));
-    std::optional<Communicator::LocalWork> alone;   // the others go on to where they wait for this rank
-    if (all != nullptr) alone.emplace(*all, "writes a file");
+    const Communicator::LocalWork work(all, "writes a file");   // the others go on to where they wait for this rank
     write_run_record(real_files(), folder, record);
 }
 
@@ -89,11 +82,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
     const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
     Arena arena;
-    RunParts parts(run_stage_options(options, inputs.config, world), inputs.config, world, arena, stream.get());
+    RunParts parts(options, inputs.config, world, arena, stream.get());
     Stage& stage = parts.stage;
-    start_weights(stage, inputs.weights.get(), options.seed);
+    start_weights(stage.parameters(), inputs.weights.get(), options.seed, stream.get());
     signals.leave_if_received();
-    Step& step = parts.step.emplace(stage, options, arena, groups);
+    Step& step = parts.make_step(options, arena);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
     const auto evaluation = make_evaluation(options, step);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());

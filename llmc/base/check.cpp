@@ -15,3 +15,11 @@ void cuda_failed(cudaError_t status, const char* call, const char* file, int lin
     }
     throw Error(ErrorKind::bug, message);
 }
+
+cudaDeviceProp device_properties() {
+    int device = 0;
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return properties;
+}

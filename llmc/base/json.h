@@ -57,7 +57,6 @@ public:
     static Json object(std::initializer_list<Member> members = {});
 
     bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
-    bool is_bool() const { return std::holds_alternative<bool>(value_); }
     bool is_number() const { return value_.index() >= 2 && value_.index() <= 4; }
     bool is_text() const { return std::holds_alternative<std::string>(value_); }
     bool is_array() const { return std::holds_alternative<Elements>(value_); }

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdarg>
 #include <cstdlib>
@@ -94,4 +95,8 @@ std::string duration_text(double seconds) {
     if (s < 60) return formatted("%llds", s);
     if (s < 3600) return formatted("%lldm%02llds", s / 60, s % 60);
     return formatted("%lldh%02lldm", s / 3600, s % 3600 / 60);
+}
+
+double steady_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

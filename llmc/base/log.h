@@ -40,3 +40,6 @@ std::string duration_text(double seconds);
 
 // printf into a string.
 std::string formatted(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Of a clock that never goes back.
+double steady_seconds();

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/io/forwarding_files_test.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/io/simulated_disk_test.h"
 

@@ -8,11 +8,11 @@
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
     const ShardPlace& place = model.storage().place();
     const bool writes = rank_of(place.mesh, place.at) == 0;
-    std::unique_ptr<Communicator::LocalWork> alone;   // between one tensor and the next the file is written
+    std::unique_ptr<Communicator::LocalWork> work;   // between one tensor and the next the file is written
     auto read = [&](int param) {
-        alone.reset();
+        work.reset();
         const std::vector<floatX> values = gatherer.gather_to_first(model.parameters(), param);
-        if (writes) alone = gatherer.works_alone();
+        if (writes) work = gatherer.local_work();
         return std::vector<float>(values.begin(), values.end());
     };
     if (!writes) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 
@@ -28,10 +27,6 @@
 namespace {
 
 constexpr double kSecondsOfSteps = 5;   // that are timed
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::string gibibytes(double bytes) {
     return bytes < (1 << 30) ? formatted("%.1f MiB", bytes / (1 << 20)) : formatted("%.1f GiB", bytes / (1 << 30));
@@ -288,34 +283,28 @@ std::string RunCheck::time_steps() {
     quiet.trace.clear();
     quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
     Arena arena;
-    const TrainingGroups groups = world_.training_groups(options_.pp_chunks > 1, model_.config.tied);
-    const StageOptions of_stage = run_stage_options(options_, model_.config, world_);
-    RunParts model(of_stage, model_.config, world_, arena, stream_.get());
-    start_weights(model.stage, model_.weights.get(), options_.seed);
-    Step& step = model.step.emplace(model.stage, options_, arena, groups);
-    const RunInputs inputs{.config = model_.config,
-                           .checkpoint = checkpoint_,
-                           .val_tokens = std::move(val_tokens_),
-                           .train_tokens = std::move(*train_tokens_),
-                           .max_steps = max_steps_,
-                           .data = data_};
+    RunParts parts(options_, model_.config, world_, arena, stream_.get());
+    start_weights(parts.stage.parameters(), model_.weights.get(), options_.seed, stream_.get());
+    Step& step = parts.make_step(options_, arena);
+    const RunInputs inputs{{.config = model_.config}, nullptr,    checkpoint_, std::move(val_tokens_),
+                           std::move(*train_tokens_), max_steps_, data_};
     const std::optional<RunState> state = resume(inputs, asked_.recorded, options_, step, log_);
     const std::string about =
-        settle_attention(model.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);
+        settle_attention(parts.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);
     if (!about.empty()) log_.warning("%s", about.c_str());
     const Log silent(false);
     Metrics metrics(real_files(), "");
     Trainer trainer({quiet, silent, arena, step, inputs.train_tokens, nullptr, real_files(), metrics, signals_, nullptr,
-                     nullptr, "", max_steps_, 0, groups, &world_});
+                     nullptr, "", max_steps_, 0, parts.groups, &world_});
     if (state) trainer.restore(*state);
     const int steps_left = last_step() - after_step_;
     if (steps_left <= 0) return text("none is left after step ", after_step_);
     auto timed_steps = [&](int up_to) {
         quiet.stop_after = after_step_ + std::min(up_to, steps_left);
-        const double start = seconds_now();
+        const double start = steady_seconds();
         const RunEnd end = trainer.run();
         if (end == RunEnd::signal) throw Error(ErrorKind::resumable, "a signal came while steps were timed");
-        return seconds_now() - start;
+        return steady_seconds() - start;
     };
     double seconds = timed_steps(1);   // it warms up
     const int more = static_cast<int>(std::clamp(kSecondsOfSteps / seconds, 1.0, 10.0));
@@ -340,9 +329,9 @@ double RunCheck::time_validation(Step& step, const TokenSet& tokens) {
                         micro_batches = (sequences + at_once - 1) / at_once;
     Validation part(step, tokens, static_cast<int>(std::min(sequences, at_once)), agreement_);
     part.loss();   // warms up
-    const double start = seconds_now();
+    const double start = steady_seconds();
     part.loss();
-    return (seconds_now() - start) * static_cast<double>(micro_batches);
+    return (steady_seconds() - start) * static_cast<double>(micro_batches);
 }
 
 }   // namespace

@@ -389,7 +389,7 @@ TEST_CASE("options: matmul algorithms are timed only where asked, and never wher
     const Options plain = parse({}), asked = parse({"--matmul-tries", "16"});
     auto tries = [](Options o, int tp) {
         o.recompute = Recompute::none;
-        return stage_options(o, MeshShape{1, 1, 1, tp}, {}).matmul.tries;
+        return stage_options(o, model_config("d12"), MeshShape{1, 1, 1, tp}, {}).matmul.tries;
     };
     CHECK(tries(plain, 1) == 1);
     CHECK(tries(asked, 1) == 16);

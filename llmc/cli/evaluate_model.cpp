@@ -56,9 +56,7 @@ bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreeme
 int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    const std::unique_ptr<WeightSource> weights =
-        find_weights(real_files(), options.model, log,
-                     {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }});
+    const std::unique_ptr<WeightSource> weights = find_weights(real_files(), options.model, log, ranks_of(world));
     const ModelConfig config = weights ? weights->config() : model_config(options.model);
     if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
     if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);
@@ -71,17 +69,14 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
 
     OwnedStream stream;
     check_hardware(stream.get());
-    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1);
     Arena arena;
-    StageOptions of_stage = run_stage_options(options, config, world);
-    of_stage.backward = false;
-    RunParts parts(of_stage, config, world, arena, stream.get());
+    RunParts parts(options, config, world, arena, stream.get(), false);
     Stage& stage = parts.stage;
-    start_weights(stage, weights.get(), options.seed);
-    Step& step = parts.step.emplace(stage, options, arena, groups);
+    start_weights(stage.parameters(), weights.get(), options.seed, stream.get());
+    Step& step = parts.make_step(options, arena);
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
-    Agreement agreement(arena, groups.all, &world, signals, stream.get());
+    Agreement agreement(arena, parts.groups.all, &world, signals, stream.get());
     log.line("device memory: %.2f MiB, of which parameters %.2f", static_cast<double>(arena.bytes()) / (1 << 20),
              static_cast<double>(stage.parameters().bytes()) / (1 << 20));
     if (measure(options, step, tokens ? &*tokens : nullptr, agreement, log)) return 0;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <iostream>
 #include <iterator>
@@ -16,15 +15,12 @@
 #include "llmc/base/utf8.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/model/parameters/weights.h"
 #include "llmc/process/world.h"
 #include "llmc/run/evaluation/sampler.h"
+#include "llmc/run/run_parts.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 Tokenizer tokenizer_for(const Options& options, const std::string& model, const ModelConfig& config) {
     const std::string where = tokenizer_of_model(real_files(), model, options.generate.tokenizer);
@@ -49,15 +45,6 @@ std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::s
     std::vector<std::uint32_t> ids;
     Encoder(tokenizer, how).encode(prompt, ids);
     return {ids.begin(), ids.end()};
-}
-
-void load_weights(Decoder& decoder, const WeightSource* weights, std::uint64_t seed, cudaStream_t stream) {
-    if (weights != nullptr) {
-        load_parameters(decoder.parameters(), *weights, stream);
-    } else {
-        initialize_parameters(decoder.parameters(), seed, stream);
-    }
-    wait_for(stream);
 }
 
 // Text to standard output, at once; on a terminal without control characters.
@@ -144,7 +131,8 @@ int generate(const Options& options) {
     check_hardware(stream.get());
     Arena arena;
     Decoder decoder(config, arena, stream.get());
-    load_weights(decoder, weights.get(), options.seed, stream.get());
+    start_weights(decoder.parameters(), weights.get(), options.seed, stream.get());
+    wait_for(stream.get());
 
     Continuation how;
     how.tokens = wish.tokens;
@@ -154,14 +142,13 @@ int generate(const Options& options) {
     if (wish.stop_at_end) how.end = static_cast<int>(tokenizer.end_of_text());
     TextOut out;
     out.put(prompt);
-    const Clock::time_point start = Clock::now();
-    Clock::time_point first{};
+    const double start = steady_seconds();
+    double first = 0;
     const int count = continue_text(decoder, tokens, how, [&](int token) {
-        if (first == Clock::time_point{}) first = Clock::now();
+        if (first == 0) first = steady_seconds();
         out.put(tokenizer.data().tokens[static_cast<std::size_t>(token)]);
     });
-    const double reading_s = std::chrono::duration<double>((count > 0 ? first : Clock::now()) - start).count();
-    const double writing_s = count > 0 ? seconds_since(first) : 0;
+    const double end = steady_seconds(), reading_s = (count > 0 ? first : end) - start, writing_s = end - first;
     out.put("\n", true);
     std::fprintf(stderr, "a prompt of %zu tokens read in %.2f s; %d tokens written", tokens.size(), reading_s, count);
     if (count > 1) std::fprintf(stderr, ", %.1f tokens/s", (count - 1) / writing_s);   // the first came with the prompt

@@ -9,6 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
+#include "llmc/io/forwarding_files_test.h"
 
 // What FaultyFiles does at the operation it was told to fail.
 enum class FileFault {

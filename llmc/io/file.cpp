@@ -1,6 +1,5 @@
 #include "llmc/io/file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
@@ -152,14 +151,12 @@ public:
     bool exists(const std::string& path) const override { return ::access(path.c_str(), F_OK) == 0; }
 
     std::vector<std::string> list(const std::string& folder) const override {
-        DIR* entries = ::opendir(folder.c_str());
-        if (entries == nullptr) fail_on_file(folder, "opendir", errno);
+        std::error_code code;
         std::vector<std::string> names;
-        while (const dirent* entry = ::readdir(entries)) {
-            std::string name = entry->d_name;
-            if (name != "." && name != "..") names.push_back(name);
+        for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+            names.push_back(entry.path().filename().string());
         }
-        ::closedir(entries);
+        if (code) fail_on_file(folder, "opendir", code.value());
         std::sort(names.begin(), names.end());
         return names;
     }

@@ -42,51 +42,34 @@ public:
 
     // What disagrees, O being the type of output and gradients.
     template <class O>
-    std::vector<std::string> disagreements() {
+    void add_disagreements(std::vector<std::string>& result, bool sm90) {
         Results<O> plain(*this), found(*this);
         launch_attention_forward_fma(plain.forward(), stream_);
-        launch_attention_forward_mma(found.forward(), stream_);
+        sm90 ? launch_attention_forward_hopper(found.forward(), stream_)
+             : launch_attention_forward_mma(found.forward(), stream_);
         // both from the plain output, so that forward's mistakes are not backward's
         launch_attention_delta(plain.backward(plain), stream_);
         launch_attention_backward_fma(plain.backward(plain), stream_);
-        launch_attention_backward_mma(found.backward(plain), stream_);
-        std::vector<std::string> result;
-        compare<O>(result, "tensor-core", "out", found.out, plain.out);
-        compare<O>(result, "tensor-core", "lse", found.lse, plain.lse);
-        compare<O>(result, "tensor-core", "dq", found.dq, plain.dq);
-        compare<O>(result, "tensor-core", "dk", found.dk, plain.dk);
-        compare<O>(result, "tensor-core", "dv", found.dv, plain.dv);
-        return result;
-    }
-    template <class O>
-    std::vector<std::string> disagreements_sm90() {
-        Results<O> plain(*this), found(*this);
-        launch_attention_forward_fma(plain.forward(), stream_);
-        launch_attention_forward_hopper(found.forward(), stream_);
-        launch_attention_delta(plain.backward(plain), stream_);
-        launch_attention_backward_fma(plain.backward(plain), stream_);
-        const auto workspace = arena_.allocate<float>("check/workspace", sm90_attention_workspace(shape_));
-        launch_attention_backward_hopper(found.backward(plain), workspace.data(), stream_);
-        std::vector<std::string> result;
-        compare<O>(result, "sm_90a", "out", found.out, plain.out);
-        compare<O>(result, "sm_90a", "lse", found.lse, plain.lse);
-        compare<O>(result, "sm_90a", "dq", found.dq, plain.dq);
-        compare<O>(result, "sm_90a", "dk", found.dk, plain.dk);
-        compare<O>(result, "sm_90a", "dv", found.dv, plain.dv);
-        return result;
+        const auto workspace = arena_.allocate<float>("check/workspace", sm90 ? sm90_attention_workspace(shape_) : 0);
+        sm90 ? launch_attention_backward_hopper(found.backward(plain), workspace.data(), stream_)
+             : launch_attention_backward_mma(found.backward(plain), stream_);
+        auto compare = [&](const char* what, const auto& is, const auto& wanted) {
+            const double difference = relative_difference(floats(is), floats(wanted));
+            if (difference < tolerance) return;
+            result.push_back(text(sm90 ? "sm_90a" : "tensor-core", " attention, head size ", shape_.HS, ", ",
+                                  sizeof(O) * 8, "-bit ", what, ": differs by ", difference,
+                                  " of its norm from fp32 multiply-adds"));
+        };
+        compare("out", found.out, plain.out);
+        compare("lse", found.lse, plain.lse);
+        compare("dq", found.dq, plain.dq);
+        compare("dk", found.dk, plain.dk);
+        compare("dv", found.dv, plain.dv);
     }
 
 private:
     static constexpr double tolerance = 2e-2;   // probabilities are rounded to bf16 on tensor cores
 
-    template <class O, class Buffer>
-    void compare(std::vector<std::string>& result, const char* kernel, const char* what, const Buffer& is,
-                 const Buffer& wanted) const {
-        const double difference = relative_difference(floats(is), floats(wanted));
-        if (difference < tolerance) return;
-        result.push_back(text(kernel, " attention, head size ", shape_.HS, ", ", sizeof(O) * 8, "-bit ", what,
-                              ": differs by ", difference, " of its norm from fp32 multiply-adds"));
-    }
     std::size_t count() const { return static_cast<std::size_t>(shape_.Tq) * shape_.HS; }
     template <class T>
     HeadsView<T> view(T* data) const {
@@ -142,16 +125,13 @@ private:
 
 // Type of device, driver, and build of the program; one line.
 std::string what_runs() {
-    int device = 0, version = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    int version = 0;
     CUDA_CHECK(cudaDriverGetVersion(&version));
     std::string driver;
     std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
     struct stat program {};
     if (stat("/proc/self/exe", &program) != 0) return "";
-    return text(properties.name, ", CUDA ", version, " ", driver, ", program of ",
+    return text(device_properties().name, ", CUDA ", version, " ", driver, ", program of ",
                 static_cast<long long>(program.st_size), " bytes, ", static_cast<long long>(program.st_mtim.tv_sec),
                 ".", static_cast<long long>(program.st_mtim.tv_nsec));
 }
@@ -183,36 +163,33 @@ bool built_for_sm90a(cudaStream_t stream) {
     return found.download(stream).front() != 0;
 }
 
-}   // namespace
-
-std::vector<std::string> self_check(cudaStream_t stream) {
+// `sizes`: of heads, and with how many tokens.
+std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
+                                       std::initializer_list<std::pair<int, int>> sizes, bool sm90,
+                                       cudaStream_t stream) {
     std::vector<std::string> result;
     Arena arena;
-    for (const InstructionCheck& check : instruction_checks) {
+    for (const InstructionCheck& check : checks) {
         const std::string difference = check.run(arena, stream);
         if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
     }
-    for (int HS : {32, 64, 80, 96, 128}) {
-        AttentionCheck check(150, HS, stream);
-        for (const std::string& difference : check.disagreements<bf16>()) result.push_back(difference);
-        for (const std::string& difference : check.disagreements<float>()) result.push_back(difference);
+    for (const auto& [HS, tokens] : sizes) {
+        AttentionCheck check(tokens, HS, stream);
+        check.add_disagreements<bf16>(result, sm90);
+        check.add_disagreements<float>(result, sm90);
     }
     return result;
 }
 
+}   // namespace
+
+std::vector<std::string> self_check(cudaStream_t stream) {
+    return disagreements(instruction_checks, {{32, 150}, {64, 150}, {80, 150}, {96, 150}, {128, 150}}, false, stream);
+}
+
 std::vector<std::string> self_check_sm90(cudaStream_t stream) {
-    std::vector<std::string> result;
-    Arena arena;
-    for (const InstructionCheck& check : hopper_instruction_checks) {
-        const std::string difference = check.run(arena, stream);
-        if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
-    }
-    for (int HS : {64, 128}) {
-        AttentionCheck check(HS == 64 ? 900 : 450, HS, stream);   // more tiles than twice what the rings hold
-        for (const std::string& difference : check.disagreements_sm90<bf16>()) result.push_back(difference);
-        for (const std::string& difference : check.disagreements_sm90<float>()) result.push_back(difference);
-    }
-    return result;
+    // more tiles than twice what the rings hold
+    return disagreements(hopper_instruction_checks, {{64, 900}, {128, 450}}, true, stream);
 }
 
 std::string sm90_attention_refusal() {
@@ -222,8 +199,8 @@ std::string sm90_attention_refusal() {
     if (major != 9) return "it is for GPUs of sm_90 (H100, H200)";
     const OwnedStream stream;
     if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
-    const std::vector<std::string> disagreements = self_check_sm90(stream.get());
-    return disagreements.empty() ? "" : "self-check: " + disagreements.front();
+    const std::vector<std::string> wrong = self_check_sm90(stream.get());
+    return wrong.empty() ? "" : "self-check: " + wrong.front();
 }
 
 std::vector<std::string> self_check_once(const std::string& cache_file, cudaStream_t stream) {

@@ -110,22 +110,6 @@ std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& 
     return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer);
 }
 
-std::vector<int> copy_ranks(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
-    auto same = [&](Axis axis, const MeshCoordinates& other) { return other.along(axis) == place.at.along(axis); };
-    std::vector<int> ranks;
-    for (int rank = 0; rank < place.mesh.size(); rank++) {
-        const MeshCoordinates other = coordinates_of(place.mesh, rank);
-        bool copies = same(Axis::pp, other) || (tensor.tied && (other.pp == 0 || other.pp == place.mesh.pp - 1));
-        copies = copies && (tensor.cut == TensorCut::none || same(Axis::tp, other));
-        for (Axis axis : {Axis::dp, Axis::cp}) {
-            const bool cut = tensor.zero.contains(axis) && is_sharded(state, place.zero_stage);
-            copies = copies && (!cut || same(axis, other));
-        }
-        if (copies) ranks.push_back(rank);
-    }
-    return ranks;
-}
-
 std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double embedding_cost, double classifier_cost) {
     ENSURE(parts >= 1 && layers >= parts, layers, " layers over ", parts, " pipeline parts");
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(parts), 1);

@@ -94,11 +94,6 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
 // a tied tensor only on the first pipeline stage. `local_begin` counts from the beginning of the rank's ZeRO shard.
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place);
 
-// The ranks that keep the same elements of a tensor as this one, which holds it, in the same places, itself included,
-// ascending: where nothing is sharded all of dp and cp, where tensor parallelism does not cut all of tp, and of a tied
-// tensor the first and the last pipeline stage. What they keep must stay equal to the bit.
-std::vector<int> copy_ranks(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline: which layers a stage holds
 

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "llmc/mesh/copy_ranks_test.h"
 #include "llmc/mesh/element_home_test.h"
 
 namespace {

@@ -45,9 +45,8 @@ public:
     std::vector<T> gather_to_first(const ModelState<T>& state, int param) const;
 
     // Local work of any length while it lives.
-    std::unique_ptr<Communicator::LocalWork> works_alone() const {
-        Communicator* const any = group_ != nullptr ? group_ : all_;
-        return any == nullptr ? nullptr : std::make_unique<Communicator::LocalWork>(*any, "writes a file");
+    std::unique_ptr<Communicator::LocalWork> local_work() const {
+        return std::make_unique<Communicator::LocalWork>(group_ != nullptr ? group_ : all_, "writes a file");
     }
 
     // Waits for everything gathered so far.

@@ -38,11 +38,9 @@ AttentionKind counted_attention(const Options& options) {
 Arena counted_alone(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
                     Recompute recompute, cudaStream_t stream) {
     options.recompute = recompute;
-    StageOptions of_stage = stage_options(options, mesh, at);
-    of_stage.attention = counted_attention(options);
-    add_pipeline(of_stage, options, config);
+    options.attention = counted_attention(options);
     Arena arena = Arena::counting();
-    Stage stage(config, of_stage, arena, stream);
+    Stage stage(config, stage_options(options, config, mesh, at), arena, stream);
     Optimizer::make(stage, options, arena);
     return arena;
 }
@@ -89,12 +87,10 @@ std::string own_device(const World& world) {
     return text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world.place().local_rank % devices);
 }
 
-Arena counted_run(const Options& options, const ModelConfig& config, World& world, cudaStream_t stream) {
-    StageOptions of_stage = run_stage_options(options, config, world);
-    of_stage.attention = counted_attention(options);
+Arena counted_run(Options options, const ModelConfig& config, World& world, cudaStream_t stream) {
+    options.attention = counted_attention(options);
     Arena arena = Arena::counting();
-    RunParts parts(of_stage, config, world, arena, stream);
-    parts.step.emplace(parts.stage, options, arena, world.training_groups(options.pp_chunks > 1, config.tied));
+    RunParts(options, config, world, arena, stream).make_step(options, arena);
     return arena;
 }
 

@@ -16,7 +16,7 @@ std::string memory_plan(const Options& options);
 
 // What this rank of a run allocates, in an arena that only counts: everything but a library's attention and what
 // samples, checkpoints, CUDA and NCCL take. Collective.
-Arena counted_run(const Options& options, const ModelConfig& config, World& world, cudaStream_t stream);
+Arena counted_run(Options options, const ModelConfig& config, World& world, cudaStream_t stream);
 
 // --recompute auto: the lowest level with which all ranks' memory, as counted_run has it, takes at most nine tenths of
 // every device; `block` where none does. It depends on the whole memory of devices, not on what is free at the time,

@@ -11,9 +11,9 @@ namespace {
 double taken(Options options, const ModelConfig& config, Recompute level, TestRank& rank) {
     options.recompute = level;
     Arena arena;
-    RunParts parts(run_stage_options(options, config, rank.world), config, rank.world, arena, rank.stream);
+    RunParts parts(options, config, rank.world, arena, rank.stream);
     parts.stage.initialize(1);
-    parts.step.emplace(parts.stage, options, arena, rank.world.training_groups());
+    parts.make_step(options, arena);
     return static_cast<double>(arena.high_water());
 }
 

@@ -116,13 +116,16 @@ public:
     // no stall. It issues nothing on the communicator meanwhile. `what`: a literal.
     class LocalWork {
     public:
-        LocalWork(Communicator& group, const char* what) : group_(group) { group_.local_work_ = what; }
-        ~LocalWork() { group_.local_work_ = nullptr; }
+        LocalWork(Communicator* group, const char* what) : group_(group) { set(what); }   // null: nobody waits
+        ~LocalWork() { set(nullptr); }
         LocalWork(const LocalWork&) = delete;
         LocalWork& operator=(const LocalWork&) = delete;
 
     private:
-        Communicator& group_;
+        void set(const char* what) const {
+            if (group_ != nullptr) group_->local_work_ = what;
+        }
+        Communicator* group_;
     };
 
     // Calls made while a Group lives are started together when it ends.

@@ -100,10 +100,6 @@ std::optional<Attempt> connect_to_first(const std::vector<sockaddr_in>& addresse
 
 }   // namespace
 
-double steady_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 Socket::~Socket() { close(); }
 
 Socket& Socket::operator=(Socket&& other) noexcept {

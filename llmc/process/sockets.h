@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-double steady_seconds();
+#include "llmc/base/log.h"
 
 class Socket {
 public:

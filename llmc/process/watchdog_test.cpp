@@ -335,7 +335,7 @@ std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
         if (me.rank() == busy) {
             std::optional<Communicator::LocalWork> scope;
-            if (alone != nullptr) scope.emplace(me.all, alone);
+            if (alone != nullptr) scope.emplace(&me.all, alone);
             std::this_thread::sleep_for(std::chrono::milliseconds(700));
         }
         me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream);
@@ -373,7 +373,7 @@ TEST_CASE("watchdog: the limit of a stall holds again after work alone") {
         DeviceBuffer<float> x = me.on_device(std::vector<float>(8));
         if (me.rank() == 1) {
             {
-                Communicator::LocalWork alone(me.all, "writes a file");
+                Communicator::LocalWork alone(&me.all, "writes a file");
                 std::this_thread::sleep_for(std::chrono::milliseconds(600));
                 CHECK(ends.of(0).why == "");
                 CHECK_THROWS_AS(me.all.all_reduce(x.data(), 8, ReduceOp::sum, me.stream), Error);

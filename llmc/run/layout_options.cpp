@@ -1,5 +1,7 @@
 #include "llmc/run/layout_options.h"
 
+#include <numeric>
+
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
 #include "llmc/parallel/pipeline.h"
@@ -8,10 +10,10 @@
 
 namespace {
 
-// Divisors of n that are not above `most`, as a list for people.
-std::string divisors(std::int64_t n, int most) {
+// Divisors of n from `least` to `most`, as a list for people.
+std::string divisors(std::int64_t n, int least, int most) {
     std::string list;
-    for (int d = 1; d <= most; d++) {
+    for (int d = least; d <= most; d++) {
         if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
     }
     return list;
@@ -26,10 +28,7 @@ void check_context(const Options& o) {
               below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
                         : text("The shortest length that works is ", above, "."));
     const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
-    std::string hybrid;   // what works there
-    for (int d = 2; d < o.cp; d++) {
-        if (o.cp % d == 0) hybrid += text(hybrid.empty() ? "" : ", ", d);
-    }
+    const std::string hybrid = divisors(o.cp, 2, o.cp - 1);   // what works there
     const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
                       : o.cp_mode == ContextMode::ulysses ? u == o.cp
                                                           : u > 1 && u < o.cp && o.cp % u == 0;
@@ -61,18 +60,14 @@ void check_pipeline(const Options& o) {
 void check_heads(const Options& options, std::int64_t heads) {
     const std::int64_t own = heads / options.tp;
     if (own % options.ulysses() == 0) return;
-    std::string works;
-    for (int u = 1; u < options.cp; u++) {
-        if (options.cp % u == 0 && own % u == 0) works += text(works.empty() ? "" : ", ", u);
-    }
     throw Error(ErrorKind::usage,
                 text("a model of ", heads, " heads, ", options.tp > 1 ? text("--tp ", options.tp, " ") : "", "--cp ",
                      options.cp, " --cp-mode ", name_of(options.cp_mode), ": expected heads that ",
                      options.tp > 1 ? text(options.tp, " x ") : "groups of ", options.ulysses(), " ranks can share"),
-                text("Groups that work are of ", works,
+                text("Groups that work are of ", divisors(std::gcd(options.cp, own), 1, options.cp - 1),
                      " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
                      "--cp-ulysses. Or take another --cp: ",
-                     divisors(own, 64), "."));
+                     divisors(own, 1, 64), "."));
 }
 
 void check_layers(const Options& options, std::int64_t layers) {

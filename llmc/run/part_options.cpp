@@ -1,5 +1,7 @@
 #include "llmc/run/part_options.h"
 
+#include "llmc/run/layout_options.h"
+
 ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
                                                                   options.seq_len, vocab_size)
@@ -26,11 +28,8 @@ WorldOptions world_options(const Options& options) {
     return result;
 }
 
-StageOptions stage_options(const Options& options, const World& world) {
-    return stage_options(options, world.mesh(), world.at());
-}
-
-StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at) {
+StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                           const MeshCoordinates& at) {
     StageOptions result;
     const bool shares = group_size(mesh, zero_axes) > 1;   // one rank alone keeps everything
     result.place = {mesh, at, shares ? options.zero : 0};
@@ -48,6 +47,7 @@ StageOptions stage_options(const Options& options, const MeshShape& mesh, const 
     const bool alike = mesh.tp > 1 || (options.optimizer == OptimizerKind::muon && result.place.zero_stage == 0);
     result.matmul.tries = alike ? 1 : options.matmul_tries;
     result.grad_dtype = options.grad_dtype;
+    add_pipeline(result, options, config);
     return result;
 }
 

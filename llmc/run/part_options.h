@@ -12,8 +12,9 @@
 WorldOptions world_options(const Options& options);
 // The model that the options describe without a file.
 ModelConfig described_model(const Options& options, std::int64_t vocab_size);
-StageOptions stage_options(const Options& options, const World& world);
-StageOptions stage_options(const Options& options, const MeshShape& mesh, const MeshCoordinates& at);   // of any rank
+// Of any rank. Error(usage) where there are too few layers for a pipeline.
+StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                           const MeshCoordinates& at);
 
 // Null where the run has none.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,

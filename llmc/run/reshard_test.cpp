@@ -18,10 +18,12 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/faulty_files_test.h"
+#include "llmc/io/forwarding_files_test.h"
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/mesh/element_home_test.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/process/on_ranks_test.h"
+#include "llmc/run/save_training_state_test.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/training_state.h"
 

@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "llmc/base/refuse.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/run/choices/matmul_choices.h"
@@ -13,10 +12,6 @@
 #include "llmc/run/trainer.h"
 
 namespace {
-
-CheckpointRanks ranks_of(World& world) {
-    return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
-}
 
 // The model that the options describe; `of_file` where they name one.
 ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
@@ -86,6 +81,10 @@ std::string find_tokenizer_file(const Options& options) {
     if (shards.empty()) return "";
     const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
     return std::filesystem::exists(file) ? file.string() : std::string();
+}
+
+CheckpointRanks ranks_of(World& world) {
+    return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
 }
 
 // The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
@@ -164,14 +163,6 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
     return hashes ? not_hashed : 0;
 }
 
-void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed) {
-    if (weights != nullptr) {
-        load_parameters(stage.parameters(), *weights, stage.stream());
-    } else {
-        stage.initialize(seed);
-    }
-}
-
 std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
                                const Options& options, Step& step, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
@@ -230,16 +221,8 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
         data.push_back(describe_data(real_files(), flag.substr(2), pattern));
     }
     if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
-    return {.tokenizer_file = std::move(model.tokenizer_file),
-            .tokenizer = std::move(model.tokenizer),
-            .weights = std::move(model.weights),
-            .config = model.config,
-            .lock = std::move(lock),
-            .checkpoint = std::move(checkpoint),
-            .val_tokens = std::move(val_tokens),
-            .train_tokens = std::move(train_tokens),
-            .max_steps = max_steps,
-            .data = std::move(data)};
+    return {std::move(model),        std::move(lock), std::move(checkpoint), std::move(val_tokens),
+            std::move(train_tokens), max_steps,       std::move(data)};
 }
 
 int steps_of_run(const Options& options, const TokenSet& train_tokens) {

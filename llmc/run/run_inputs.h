@@ -10,6 +10,7 @@
 #include <string>
 
 #include "llmc/base/log.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/data/loader.h"
 #include "llmc/io/folder_lock.h"
 #include "llmc/model/config.h"
@@ -21,13 +22,16 @@
 #include "llmc/run/training_state.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-struct RunInputs {
+struct RunModel {
     std::string tokenizer_file{};              // empty: there is none beside the data
     std::optional<Tokenizer> tokenizer{};      // of that file
     std::unique_ptr<WeightSource> weights{};   // null: a random start
-    ModelConfig config;
-    std::unique_ptr<FolderLock> lock{};   // of the output folder, on the first rank
-    std::string checkpoint;               // its folder; empty: a fresh start
+    ModelConfig config{};
+};
+
+struct RunInputs : RunModel {
+    std::unique_ptr<FolderLock> lock;   // of the output folder, on the first rank
+    std::string checkpoint;             // its folder; empty: a fresh start
     std::optional<TokenSet> val_tokens;
     TokenSet train_tokens;
     int max_steps;                    // of the whole run
@@ -42,12 +46,7 @@ struct RunInputs {
 RunInputs find_inputs(Options& options, World& world, const StopSignals& signals, const Log& log);
 
 // The parts of find_inputs that `train_gpt check` looks at one by one.
-struct RunModel {
-    std::string tokenizer_file;
-    std::optional<Tokenizer> tokenizer;
-    std::unique_ptr<WeightSource> weights;
-    ModelConfig config;
-};
+
 // The one that --model names, whose run's folder it makes a checkpoint's; where `checkpoint` is continued, that one's,
 // and nothing else is opened. Collective.
 RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log);
@@ -55,6 +54,7 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
 // how many it did not.
 std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
                          std::uint64_t max_hashed_bytes);
+CheckpointRanks ranks_of(World& world);
 // The checkpoint to continue from; empty: none. `clears_away`: also removes what a killed run has left unfinished.
 // Collective.
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
@@ -67,8 +67,6 @@ void try_outputs(const Options& options);
 // A pattern's option, with the source's name in a mixture, and the pattern.
 std::vector<std::pair<std::string, std::string>> data_of_run(const Options& options);
 
-// Before the first step: the first weights, those of a file or random ones. Those of a checkpoint come with resume().
-void start_weights(Stage& stage, const WeightSource* weights, std::uint64_t seed);
 // The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
 std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
                                const Options& options, Step& step, const Log& log);

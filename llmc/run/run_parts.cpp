@@ -2,21 +2,32 @@
 
 #include <utility>
 
+#include "llmc/model/parameters/weights.h"
 #include "llmc/parallel/mesh_cut_points.h"
-#include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 
-StageOptions run_stage_options(const Options& options, const ModelConfig& config, const World& world) {
-    StageOptions result = stage_options(options, world);
-    add_pipeline(result, options, config);
-    return result;
-}
-
-static StageOptions with(StageOptions options, CutPoints* cut_points) {
+static StageOptions with(StageOptions options, CutPoints* cut_points, bool backward) {
     options.cut_points = cut_points;
+    options.backward = backward;
     return options;
 }
 
-RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream)
-    : cut_points(make_cut_points(world, of_stage, arena, stream)),
-      stage(config, with(std::move(of_stage), cut_points.get()), arena, stream) {}
+RunParts::RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
+                   bool backward)
+    : RunParts(with(stage_options(options, config, world.mesh(), world.at()), nullptr, backward), config,
+               world.training_groups(options.pp_chunks > 1, config.tied), world, arena, stream) {}
+
+RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, const TrainingGroups& its_groups, World& world,
+                   Arena& arena, cudaStream_t stream)
+    : groups(its_groups),
+      cut_points(make_cut_points(world, of_stage, arena, stream)),
+      stage(config, with(of_stage, cut_points.get(), of_stage.backward), arena, stream) {}
+
+void start_weights(const ModelState<floatX>& parameters, const WeightSource* weights, std::uint64_t seed,
+                   cudaStream_t stream) {
+    if (weights != nullptr) {
+        load_parameters(parameters, *weights, stream);
+    } else {
+        initialize_parameters(parameters, seed, stream);
+    }
+}

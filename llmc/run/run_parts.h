@@ -4,18 +4,29 @@
 #include <memory>
 #include <optional>
 
+#include "llmc/model/families/weight_source.h"
 #include "llmc/process/world.h"
 #include "llmc/run/options.h"
 #include "llmc/run/step.h"
 
-// What this rank's stage is asked for.
-StageOptions run_stage_options(const Options& options, const ModelConfig& config, const World& world);
-
 struct RunParts {
+    TrainingGroups groups;
     std::unique_ptr<CutPoints> cut_points;
     Stage stage;
     std::optional<Step> step;   // made once the stage has its weights
 
-    // In an arena that allocates or counts; `of_stage` is without cut points. Collective.
-    RunParts(StageOptions of_stage, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream);
+    // In an arena that allocates or counts. Collective.
+    RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
+             bool backward = true);
+    Step& make_step(const OptimizerOptions& options, Arena& arena) {
+        return step.emplace(stage, options, arena, groups);
+    }
+
+private:
+    RunParts(StageOptions of_stage, const ModelConfig& config, const TrainingGroups& groups, World& world, Arena& arena,
+             cudaStream_t stream);
 };
+
+// The first weights, those of a file (null: random ones). Those of a checkpoint come with resume().
+void start_weights(const ModelState<floatX>& parameters, const WeightSource* weights, std::uint64_t seed,
+                   cudaStream_t stream);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "llmc/io/file.h"
+#include "llmc/io/forwarding_files_test.h"
 
 class TellingFiles : public ForwardingFiles {
 public:

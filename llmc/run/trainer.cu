@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
+#include "llmc/base/log.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/run_inputs.h"
@@ -11,10 +11,6 @@
 #include "llmc/run/trainer.h"
 
 namespace {
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Lines of progress that a person can follow: the first steps, to see that it goes, then one in so many seconds.
 constexpr int kFirstLines = 10;
@@ -210,7 +206,7 @@ void Trainer::read_ahead() {
 }
 
 void Trainer::train_step() {
-    const double start = seconds_now();
+    const double start = steady_seconds();
     if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
     const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
     slowest_rank_.step_begins();
@@ -237,7 +233,7 @@ void Trainer::train_step() {
     }
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
-    report_step(result, lr, seconds_now() - start);
+    report_step(result, lr, steady_seconds() - start);
     loader_.advance(static_cast<std::uint64_t>(sequences_));   // not before: report_step may read this step's again
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
@@ -250,14 +246,11 @@ bool Trainer::rewind() {
     end_save();
     parts_.step.wait_for_all_gather();
     std::vector<std::string> skipped;
-    std::optional<Communicator::LocalWork> alone;   // each rank hashes and reads its share in its own time
-    const auto works_alone = [&] {
-        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "reads a checkpoint");
-    };
+    std::optional<Communicator::LocalWork> work;   // each rank hashes and reads its share in its own time
     const auto gather = [&](const std::string& own) {
-        alone.reset();
+        work.reset();
         std::vector<std::string> by_rank = agreement_.gather(own);
-        works_alone();
+        work.emplace(parts_.groups.all, "reads a checkpoint");
         return by_rank;
     };
     const auto found =
@@ -278,7 +271,7 @@ bool Trainer::rewind() {
     RunState state = load_training_state(parts_.files, found->path, tensors_of(parts_.step),
                                          parts_.step.stage().stream(), options_.optimizer);
     const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
-    alone.reset();
+    work.reset();
     state.loader = loader_.state();
     restore(state);
     if (parts_.world) parts_.world->set_step(step_);
@@ -364,7 +357,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
 }
 
 bool Trainer::line_is_due(int last) {
-    const double now = seconds_now();
+    const double now = steady_seconds();
     const bool due = options_.log_every > 0 ? step_ == 1 || step_ % options_.log_every == 0
                                             : lines_ < kFirstLines || now - last_line_s_ >= kSecondsPerLine;
     if (!due && step_ != last) return false;
@@ -436,8 +429,7 @@ bool Trainer::link_checkpoint(AfterStep next) {
     const std::string name = checkpoint_name(step_);
     std::string failure;
     if (agreement_.rank() == 0) {
-        std::optional<Communicator::LocalWork> alone;
-        if (parts_.groups.all != nullptr) alone.emplace(*parts_.groups.all, "writes a file");
+        const Communicator::LocalWork work(parts_.groups.all, "writes a file");
         try {
             parts_.metrics.sync();
             link_training_state(parts_.files, options_.output_dir, state_now(next),
@@ -487,7 +479,7 @@ void Trainer::begin_save(const std::string& folder, AfterStep next, std::functio
     save_.emplace(parts_.files, folder, step_,
                   CheckpointRanks{agreement_.rank(), agreement_.ranks(),
                                   [this](const std::string& own) { return agreement_.gather(own); },
-                                  [this] { return gatherer_.works_alone(); }});
+                                  [this] { return gatherer_.local_work(); }});
     const CheckpointExtras extras{parts_.tokenizer_file, matmul_choices_, [this] { parts_.metrics.sync(); },
                                   std::move(remove_older)};
     start_save(*save_, state_now(next), tensors_of(parts_.step), *host_tensors_, extras, gatherer_);

@@ -162,15 +162,6 @@ void start_save(CheckpointWriter& writer, const RunState& state, const TrainedTe
     writer.start(work, extras.afterwards);
 }
 
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
-                         const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
-                         const CheckpointRanks& ranks) {
-    HostTensors memory(tensors, gatherer);
-    CheckpointWriter writer(files, folder, state.step, ranks);
-    start_save(writer, state, tensors, memory, extras, gatherer);
-    writer.finish();
-}
-
 void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,
                          const CheckpointExtras& extras) {
     CheckpointWriter writer(files, folder, state.step);

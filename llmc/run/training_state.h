@@ -56,11 +56,6 @@ struct CheckpointExtras {
 void start_save(CheckpointWriter& writer, const RunState& state, const TrainedTensors& tensors, HostTensors& memory,
                 const CheckpointExtras& extras, const Gatherer& gatherer);
 
-// Saves, and waits for the end; collective. Throws what CheckpointWriter::finish does.
-void save_training_state(FileSystem& files, const std::string& folder, const RunState& state,
-                         const TrainedTensors& tensors, const CheckpointExtras& extras, const Gatherer& gatherer,
-                         const CheckpointRanks& ranks = {});
-
 // Saves where `saved`, a complete checkpoint, holds the same tensors: links them and writes the rest. For one rank;
 // throws what went wrong, as where files cannot have two names.
 void link_training_state(FileSystem& files, const std::string& folder, const RunState& state, const std::string& saved,

@@ -13,6 +13,7 @@
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/mesh/copy_ranks_test.h"
 #include "llmc/model/download_test.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/mesh_cut_points.h"

@@ -15,13 +15,7 @@ struct Machine {
     bool operator==(const Machine&) const = default;
 };
 
-Machine this_machine() {
-    int device = 0;
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return {properties.name, cublasLtGetVersion()};
-}
+Machine this_machine() { return {device_properties().name, cublasLtGetVersion()}; }
 
 std::string describe(const Machine& machine) { return text(machine.device, ", cuBLASLt ", machine.cublaslt); }
 

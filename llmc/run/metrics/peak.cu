@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <chrono>
 
+#include "llmc/base/log.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/precision.h"
 #include "llmc/run/metrics/peak.h"
@@ -37,10 +37,6 @@ constexpr Device kDevices[] = {
     {"NVIDIA GeForce RTX 3080", 59.5, 29.8, 29.8},
 };
 
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // The best of a few products of square matrices, large enough to be bound by arithmetic.
 double measure(int size, Matmul& matmul, cudaStream_t stream) {
     Arena scratch;
@@ -53,10 +49,10 @@ double measure(int size, Matmul& matmul, cudaStream_t stream) {
     double best = 1e30;
     for (int repeat = 0; repeat < 5; repeat++) {   // the first one only warms up
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        double start = seconds_now();
+        double start = steady_seconds();
         matmul.forward<floatX>(c.data(), a.data(), b.data(), nullptr, MatmulShape{size, size, size}, stream);
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        if (repeat > 0) best = std::min(best, seconds_now() - start);
+        if (repeat > 0) best = std::min(best, steady_seconds() - start);
     }
     return 2.0 * size * static_cast<double>(elements) / best;
 }

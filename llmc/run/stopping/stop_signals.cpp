@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 
 namespace {
 
@@ -60,10 +60,6 @@ bool is_ignored(int signal) {
     pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
     raise(signal);
     _exit(128 + signal);   // not reached
-}
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }   // namespace
@@ -119,7 +115,7 @@ StopSignals& take_stop_signals() {
         for (;;) {
             int signal = 0;
             if (sigwait(&taken, &signal) != 0) continue;
-            const RequestCount::Request request = requests.count(seconds_now());
+            const RequestCount::Request request = requests.count(steady_seconds());
             if (request == RequestCount::Request::second && signal == SIGINT) end_at_once();
             if (request == RequestCount::Request::first) signals.note_or_leave(signal);
         }
