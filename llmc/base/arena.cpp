@@ -1,8 +1,9 @@
 #include "llmc/base/arena.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
+
+#include "llmc/base/log.h"
 
 // Lets the stand-in for CUDA name allocations in its messages; absent on a GPU.
 extern "C" __attribute__((weak)) void name_device_memory(const void* address, const char* name);
@@ -67,15 +68,13 @@ std::string Arena::table() const {
 
     const double mib = 1024.0 * 1024.0;
     std::string result;
-    char line[160];
     for (const auto& [name, group] : rows) {
-        std::snprintf(line, sizeof line, "  %-24s %12.2f MiB  %5.1f%%  %4d buffer%s\n", name.c_str(),
-                      static_cast<double>(group.bytes) / mib,
-                      100.0 * static_cast<double>(group.bytes) / static_cast<double>(std::max<std::size_t>(bytes(), 1)),
-                      group.buffers, group.buffers == 1 ? "" : "s");
-        result += line;
+        result += formatted(
+            "  %-24s %12.2f MiB  %5.1f%%  %4d buffer%s\n", name.c_str(), static_cast<double>(group.bytes) / mib,
+            100.0 * static_cast<double>(group.bytes) / static_cast<double>(std::max<std::size_t>(bytes(), 1)),
+            group.buffers, group.buffers == 1 ? "" : "s");
     }
-    std::snprintf(line, sizeof line, "  %-24s %12.2f MiB  (most at once: %.2f MiB)\n", "sum",
-                  static_cast<double>(bytes()) / mib, static_cast<double>(high_water()) / mib);
-    return result + line;
+    result += formatted("  %-24s %12.2f MiB  (most at once: %.2f MiB)\n", "sum", static_cast<double>(bytes()) / mib,
+                        static_cast<double>(high_water()) / mib);
+    return result;
 }

@@ -179,7 +179,7 @@ std::string RunCheck::check_tokens() {
 }
 
 std::string RunCheck::check_shards() {
-    check_data(options_, model_.config, checkpoint_, UINT64_MAX);
+    check_data(options_, model_.config, checkpoint_, data_of_run(options_), UINT64_MAX);
     std::string without;
     for (const auto& [flag, pattern] : data_of_run(options_)) {
         data_.push_back(describe_data(real_files(), flag.substr(2), pattern));

@@ -19,15 +19,8 @@ namespace {
 // The sequences of --val-data, which must belong to the model; none where it is not given.
 std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& config) {
     if (options.val_data.empty()) return std::nullopt;
-    CorpusExpectation expected;
-    for (const DataSource& source : data_sources("--val-data", options.val_data)) {
-        expected.data.push_back({source.flag("--val-data"), source.pattern});
-    }
-    expected.vocab_size = config.vocab_size;
-    expected.larger_is_meant = options.vocab_size > 0;
-    expected.model_folders = {options.model};
-    if (own_rank(options.startup) > 0) expected.max_hashed_bytes = 0;   // the first one reads the same bytes
-    check_corpora(real_files(), expected);
+    check_data(options, config, "", named_patterns("--val-data", options.val_data),
+               CorpusExpectation{}.max_hashed_bytes);
     return TokenSet(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
 }
 

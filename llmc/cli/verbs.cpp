@@ -3,20 +3,14 @@
 #include "llmc/base/error.h"
 
 const char* words_of(Verb verb) {
-    switch (verb) {
-        case Verb::train: return "Pretrains GPT models.";
-        case Verb::generate: return "Writes text with a model: after a prompt, token by token.";
-        case Verb::evaluate:
-            return "Measures a model: its loss on validation data, and the multiple-choice questions that it answers "
-                   "right.";
-        case Verb::export_model:
-            return "Writes a model for other programs: as a Hugging Face folder, or as an llm.c model file.";
-        case Verb::check:
-            return "Looks whether a run with the same options can begin and go on to its end; nothing is trained or "
-                   "written.";
-        case Verb::data: return "Shows what a run with the same options reads: the samples of a step, as text.";
-    }
-    return "";
+    static constexpr const char* words[]{
+        "Pretrains GPT models.",
+        "Writes text with a model: after a prompt, token by token.",
+        "Measures a model: its loss on validation data, and the multiple-choice questions that it answers right.",
+        "Writes a model for other programs: as a Hugging Face folder, or as an llm.c model file.",
+        "Looks whether a run with the same options can begin and go on to its end; nothing is trained or written.",
+        "Shows what a run with the same options reads: the samples of a step, as text."};
+    return words[static_cast<int>(verb)];   // in the enum's order
 }
 
 std::string program_of(Verb verb) { return verb == Verb::train ? "train_gpt" : text("train_gpt ", name_of(verb)); }

@@ -7,8 +7,9 @@
 #include <xxhash.h>
 
 #include <charconv>
-#include <cstdio>
 #include <stdexcept>
+
+#include "llmc/base/log.h"
 
 struct Hash64::State {
     XXH3_state_t xxh3;
@@ -30,11 +31,7 @@ std::string Hash64::digest_128() const {
 
 std::uint64_t hash64(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-std::string hash_to_text(std::uint64_t hash) {
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-    return digits;
-}
+std::string hash_to_text(std::uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
 
 std::uint64_t hash_from_text(std::string_view digits) {
     std::uint64_t hash = 0;

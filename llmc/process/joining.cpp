@@ -1,12 +1,15 @@
 #include "llmc/process/joining.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <random>
 #include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
-#include "llmc/process/pending_connections.h"
 
 namespace {
 
@@ -15,10 +18,11 @@ constexpr const char* kAllHaveCome = "all have come";
 
 std::string answer_of(const Joining& own) { return "rank 0 " + own.word; }
 
-// Rank 0's side.
+// Rank 0's side: handshakes pending connections at once; drops unknown peers, who may send anything, slowly or never.
 class Joined {
 public:
-    explicit Joined(const Joining& own) : own_(own), sockets_(static_cast<std::size_t>(own.ranks)) {}
+    Joined(ListeningSocket& listener, const Joining& own)
+        : listener_(listener), own_(own), sockets_(static_cast<std::size_t>(own.ranks)) {}
 
     std::string missing() const {
         std::string result;
@@ -28,8 +32,67 @@ public:
         return result;
     }
 
+    // Waits up to `seconds` for an event.
+    void poll(double seconds) {
+        std::vector<pollfd> waiting{{listener_.fd(), POLLIN, 0}};
+        for (const Pending& peer : pending_) waiting.push_back({peer.socket.fd(), POLLIN, 0});
+        ::poll(waiting.data(), waiting.size(), static_cast<int>(std::clamp(seconds, 0.0, 1.0) * 1e3) + 1);
+        std::vector<Pending> remaining;
+        for (std::size_t i = 0; i < pending_.size(); i++) {
+            Pending& peer = pending_[i];
+            bool stays = peer.rank > 0 || steady_seconds() - peer.since < unknown_seconds;
+            while (stays && waiting[i + 1].revents != 0) {
+                const FrameReader::State state = peer.reader.read(peer.socket, longest_bytes);
+                if (state == FrameReader::State::partial) break;
+                stays = state == FrameReader::State::whole && take_message(peer, peer.reader.take());
+            }
+            if (stays) remaining.push_back(std::move(peer));
+        }
+        pending_ = std::move(remaining);
+        if (waiting[0].revents != 0) accept_all();
+    }
+
+    std::vector<Socket> tell_all(const std::string& verdict) {
+        for (Socket& socket : sockets_) {
+            if (socket.is_open()) socket.send(verdict);
+        }
+        return std::move(sockets_);
+    }
+
+private:
+    static constexpr std::size_t most_unknown = 200;
+    static constexpr double unknown_seconds = 5;
+    static constexpr std::uint32_t longest_bytes = 4096;   // of the message by which a rank says who it is
+
+    struct Pending {
+        Socket socket;
+        int rank = 0;   // 0: unknown; dropped after a while, or when there are too many: a rank then connects again
+        FrameReader reader = {};
+        double since = steady_seconds();
+    };
+    static bool is_unknown(const Pending& peer) { return peer.rank == 0; }
+
+    void accept_all() {
+        for (std::size_t i = 0; i < most_unknown; i++) {
+            std::optional<Socket> socket = listener_.accept(0);
+            if (!socket) {
+                // nobody else has connected, or no descriptor is left
+                if ((errno != EMFILE && errno != ENFILE) || !drop_oldest_unknown()) return;
+                continue;
+            }
+            if (std::ranges::count_if(pending_, is_unknown) >= std::ptrdiff_t{most_unknown}) drop_oldest_unknown();
+            pending_.push_back({std::move(*socket)});
+        }
+    }
+    bool drop_oldest_unknown() {
+        const auto oldest = std::ranges::find_if(pending_, is_unknown);
+        if (oldest == pending_.end()) return false;
+        pending_.erase(oldest);
+        return true;
+    }
+
     // Whether the handshake goes on; else the peer has joined, is refused, or is unknown.
-    bool take_message(PendingConnection& peer, const std::string& message) {
+    bool take_message(Pending& peer, const std::string& message) {
         if (peer.rank > 0) {
             if (message == kConfirmed && may_join(peer.socket, peer.rank, own_.ranks)) {
                 sockets_[static_cast<std::size_t>(peer.rank)] = std::move(peer.socket);
@@ -45,15 +108,6 @@ public:
         peer.rank = rank;
         return peer.socket.send(answer_of(own_));
     }
-
-    std::vector<Socket> tell_all(const std::string& verdict) {
-        for (Socket& socket : sockets_) {
-            if (socket.is_open()) socket.send(verdict);
-        }
-        return std::move(sockets_);
-    }
-
-private:
     bool may_join(Socket& socket, int rank, int of) const {
         const bool is_expected = of == own_.ranks && rank > 0 && rank < of;
         if (is_expected && !sockets_[static_cast<std::size_t>(rank)].is_open()) return true;
@@ -65,8 +119,10 @@ private:
         return false;
     }
 
+    ListeningSocket& listener_;
     const Joining& own_;
-    std::vector<Socket> sockets_;   // by rank
+    std::vector<Socket> sockets_;    // by rank
+    std::vector<Pending> pending_;   // the oldest first
 };
 
 // `said`: rank 0's words; none: its connection is lost.
@@ -88,13 +144,10 @@ void peers_missing(const std::string& missing, int ranks, double seconds) {
 }
 
 std::vector<Socket> accept_ranks(ListeningSocket& listener, const Joining& own) {
-    Joined joined(own);
-    PendingConnections pending(listener);
+    Joined joined(listener, own);
     std::string missing = joined.missing();
     for (const double end = steady_seconds() + own.seconds; !missing.empty() && steady_seconds() < end;) {
-        pending.poll(end - steady_seconds(), [&](PendingConnection& peer, const std::string& message) {
-            return joined.take_message(peer, message);
-        });
+        joined.poll(end - steady_seconds());
         missing = joined.missing();
     }
     std::vector<Socket> sockets = joined.tell_all(missing.empty() ? kAllHaveCome : "missing: " + missing);

@@ -69,7 +69,6 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
     if (all_) what(*all_);
     for (const auto& [_, group] : groups_) what(*group);
     for (const auto& link : link_groups_) what(*link);
-    for (const auto& [_, group] : named_groups_) what(*group);
 }
 
 void World::make_world(const ncclUniqueId& id) {
@@ -87,14 +86,7 @@ void World::add_observers(Communicator& communicator, const std::vector<int>& me
 
 Communicator* World::group(AxisSet axes) {
     if (all_ == nullptr || group_size(mesh_, axes) == 1) return nullptr;
-    axes = varying_axes(mesh_, axes);
-    std::unique_ptr<Communicator>& group = groups_[axes];
-    if (group == nullptr) {
-        group = std::make_unique<Communicator>(*all_, group_color(mesh_, at_, axes), group_rank(mesh_, at_, axes),
-                                               group_name(mesh_, axes));
-        add_observers(*group, group_members(mesh_, at_, axes));
-    }
-    return group.get();
+    return group(group_name(mesh_, axes), group_members(mesh_, at_, axes));
 }
 
 // One of the links between pairs of stages that are split off together: the ranks of the other stages are in none.
@@ -134,7 +126,7 @@ const PipelineLinks& World::pipeline_links(bool ring, bool tied) {
 }
 
 Communicator* World::group(const std::string& name, const std::vector<int>& members) {
-    std::unique_ptr<Communicator>& group = named_groups_[{name, members}];
+    std::unique_ptr<Communicator>& group = groups_[{name, members}];
     if (group != nullptr) return group.get();
     const auto own = std::find(members.begin(), members.end(), rank());
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);

@@ -108,8 +108,8 @@ private:
     std::unique_ptr<Watchdog>
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
-    std::map<AxisSet, std::unique_ptr<Communicator>> groups_;   // split from it, by varying_axes
-    std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> named_groups_;
+    // split from it, by name and members
+    std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> groups_;
     std::vector<std::unique_ptr<Communicator>> link_groups_;
     PipelineLinks links_;
 };

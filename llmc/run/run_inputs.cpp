@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "llmc/base/refuse.h"
 #include "llmc/checkpoint/model_file.h"
@@ -119,15 +120,18 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
     return found ? found->path : "";
 }
 
-std::vector<std::pair<std::string, std::string>> data_of_run(const Options& options) {
-    std::vector<std::pair<std::string, std::string>> data;
-    auto add = [&](const std::string& option, const std::string& list) {
-        for (const DataSource& source : data_sources(option, list)) {
-            data.emplace_back(source.flag(option), source.pattern);
-        }
-    };
-    if (!options.overfit_single_batch) add("--train-data", options.train_data);
-    if (options.val_every > 0 || options.overfit_single_batch) add("--val-data", options.val_data);
+NamedPatterns named_patterns(const std::string& option, const std::string& list) {
+    NamedPatterns data;
+    for (const DataSource& source : data_sources(option, list)) data.emplace_back(source.flag(option), source.pattern);
+    return data;
+}
+
+NamedPatterns data_of_run(const Options& options) {
+    NamedPatterns data;
+    if (!options.overfit_single_batch) data = named_patterns("--train-data", options.train_data);
+    if (options.val_every > 0 || options.overfit_single_batch) {
+        std::ranges::copy(named_patterns("--val-data", options.val_data), std::back_inserter(data));
+    }
     return data;
 }
 
@@ -151,9 +155,9 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
 }
 
 std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
-                         std::uint64_t max_hashed_bytes) {
+                         const NamedPatterns& data, std::uint64_t max_hashed_bytes) {
     CorpusExpectation expected;
-    for (const auto& [flag, pattern] : data_of_run(options)) expected.data.push_back({flag, pattern});
+    for (const auto& [flag, pattern] : data) expected.data.push_back({flag, pattern});
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
     expected.model_folders = {options.layers > 0 || !checkpoint.empty() ? "" : options.model, checkpoint};
@@ -203,7 +207,7 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
                            real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
     }
     if (const std::uint64_t not_hashed =
-            check_data(options, model.config, checkpoint, CorpusExpectation{}.max_hashed_bytes)) {
+            check_data(options, model.config, checkpoint, data_of_run(options), CorpusExpectation{}.max_hashed_bytes)) {
         log.line("%.1f GiB of shards were not hashed; `train_gpt check` and `tokenize --verify FOLDER` do",
                  static_cast<double>(not_hashed) / (1ull << 30));
     }

@@ -50,10 +50,12 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
 // The one that --model names, whose run's folder it makes a checkpoint's; where `checkpoint` is continued, that one's,
 // and nothing else is opened. Collective.
 RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log);
+// An option, with the source's name in a mixture, and its pattern.
+using NamedPatterns = std::vector<std::pair<std::string, std::string>>;
 // That data belong to the model, of which `checkpoint` may be one. The first rank hashes so many bytes of them; returns
 // how many it did not.
 std::uint64_t check_data(const Options& options, const ModelConfig& config, const std::string& checkpoint,
-                         std::uint64_t max_hashed_bytes);
+                         const NamedPatterns& data, std::uint64_t max_hashed_bytes);
 CheckpointRanks ranks_of(World& world);
 // The checkpoint to continue from; empty: none. `clears_away`: also removes what a killed run has left unfinished.
 // Collective.
@@ -64,8 +66,8 @@ std::string find_tokenizer_file(const Options& options);
 void check_names(const Options& options);
 // The files that the run writes at its end, or in the midst of it: that they can be written.
 void try_outputs(const Options& options);
-// A pattern's option, with the source's name in a mixture, and the pattern.
-std::vector<std::pair<std::string, std::string>> data_of_run(const Options& options);
+NamedPatterns named_patterns(const std::string& option, const std::string& list);
+NamedPatterns data_of_run(const Options& options);
 
 // The state of the run that is continued, after which model and optimizer are as they were then; none: a fresh start.
 std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,

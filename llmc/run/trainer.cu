@@ -21,7 +21,6 @@ constexpr double kSecondsPerLine = 5;
 Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),
-      max_steps_(parts.max_steps),
       peak_{parts.peak_flops_per_s, true},
       sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed, phases_of(options_, parts.train_tokens)),
@@ -35,7 +34,7 @@ Trainer::Trainer(const TrainerParts& parts)
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
     check_can_trace(options_.trace);
-    learning_rates_ = {options_.schedule, options_.lr, options_.warmup, max_steps_, options_.final_lr_frac};
+    learning_rates_ = {options_.schedule, options_.lr, options_.warmup, parts_.max_steps, options_.final_lr_frac};
     schedule_ = schedule_of_stage(options_, parts.step.stage().storage().place().at.pp);
 }
 
@@ -93,10 +92,10 @@ RunEnd Trainer::run_steps() {
     }
     parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
     if (agreement_.stop_asked()) return end_at_signal();
-    if (step_ < max_steps_) save_checkpoint();
+    if (step_ < parts_.max_steps) save_checkpoint();
     settle_saves();
-    if (step_ < max_steps_) {
-        parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, max_steps_);
+    if (step_ < parts_.max_steps) {
+        parts_.log.line("--stop-after %d: stopped after step %d of %d", options_.stop_after, step_, parts_.max_steps);
         return RunEnd::stop_requested;
     }
     parts_.log.line("total average iteration time: %f ms", 1e3 * timing_.mean_s());
@@ -116,13 +115,15 @@ void Trainer::follow_step() {
 }
 
 bool Trainer::is_due(AfterStep work) const {
-    auto every = [this](int steps) { return step_ > 0 && steps > 0 && (step_ % steps == 0 || step_ == max_steps_); };
+    auto every = [this](int steps) {
+        return step_ > 0 && steps > 0 && (step_ % steps == 0 || step_ == parts_.max_steps);
+    };
     switch (work) {
         case AfterStep::validation: return validation_ && (every(options_.val_every) || step_ == 0);
         // with every validation but the first: before the first step there is nothing to learn from it
         case AfterStep::evaluation: return parts_.evaluation && validation_ && every(options_.val_every);
         case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
-        case AfterStep::checkpoint: return every(options_.checkpoint_every) || step_ == max_steps_;
+        case AfterStep::checkpoint: return every(options_.checkpoint_every) || step_ == parts_.max_steps;
         default: return false;
     }
 }
@@ -133,7 +134,7 @@ RunEnd Trainer::end_at_signal() {
     settle_saves();
     const std::string own = parts_.signals.received();
     parts_.log.line("%s: stopped after step %d of %d%s%s",
-                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, max_steps_,
+                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, parts_.max_steps,
                     next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;
@@ -149,7 +150,7 @@ RunEnd Trainer::end_at_bad_steps() {
         "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer "
         "--warmup "
         "or a --grad-clip. --max-bad-steps says how many are borne.",
-        bad_steps_, step_, max_steps_);
+        bad_steps_, step_, parts_.max_steps);
     return RunEnd::bad_steps;
 }
 
@@ -166,7 +167,7 @@ void Trainer::agree_on_algorithms() {
 }
 
 int Trainer::end_of_run() const {
-    return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_;
+    return options_.stop_after > 0 ? std::min(options_.stop_after, parts_.max_steps) : parts_.max_steps;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -349,7 +350,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(
         formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
-                  step_, max_steps_, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+                  step_, parts_.max_steps, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
                   duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
                   static_cast<double>(record.memory_bytes) / (1 << 20)),

@@ -122,13 +122,12 @@ private:
     TrainerParts parts_;
     Schedule learning_rates_;
     PipelineSchedule schedule_;   // of every step
-    int max_steps_;
-    PeakFlops peak_;       // of one device
-    int sequences_;        // of a step
-    int step_ = 0;         // completed steps
-    int saved_step_ = 0;   // the last one that is in a checkpoint
-    int best_step_ = 0;    // the last one whose state was saved as the best by this start of the run
-    int bad_steps_ = 0;    // in a row: loss or gradient norm not finite
+    PeakFlops peak_;              // of one device
+    int sequences_;               // of a step
+    int step_ = 0;                // completed steps
+    int saved_step_ = 0;          // the last one that is in a checkpoint
+    int best_step_ = 0;           // the last one whose state was saved as the best by this start of the run
+    int bad_steps_ = 0;           // in a row: loss or gradient norm not finite
     std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;
     Loader loader_;

@@ -16,41 +16,33 @@ namespace {
 
 constexpr std::size_t piece_elements = std::size_t{1} << 20;   // that are on the host at once
 
-// use(values, first) of what this rank keeps of a tensor, piece by piece.
+// What this rank keeps of a tensor, on the device.
+template <class T>
+std::span<const T> kept(const ModelState<T>& state, const TensorPlace& place) {
+    const auto begin = static_cast<std::size_t>(state.storage().tensor_offset(place, state.state()));
+    const auto count = static_cast<std::size_t>(state.storage().padded_elements(place, state.state()));
+    return {state.unit(place.slot).data() + begin, count};
+}
+
+// use(values) of what is there on the device, piece by piece.
 template <class T, class Use>
-void download_pieces(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream, Use&& use) {
-    const ParamStorage& storage = state.storage();
-    const auto begin = static_cast<std::size_t>(storage.tensor_offset(place, state.state()));
-    const auto count = static_cast<std::size_t>(storage.padded_elements(place, state.state()));
-    for (std::size_t first = 0; first < count; first += piece_elements) {
-        use(state.unit(place.slot).download(stream, begin + first, std::min(piece_elements, count - first)), first);
-    }
-}
-
-template <class T>
-std::size_t not_finite(const std::vector<T>& values) {
-    return static_cast<std::size_t>(
-        std::count_if(values.begin(), values.end(), [](T value) { return !std::isfinite(static_cast<float>(value)); }));
-}
-
-template <class T>
-std::size_t not_finite(const T* values, std::int64_t count, cudaStream_t stream) {
-    std::size_t found = 0;
+void download_pieces(std::span<const T> values, cudaStream_t stream, Use&& use) {
     std::vector<T> piece;
-    for (auto left = static_cast<std::size_t>(count); left > 0; left -= piece.size(), values += piece.size()) {
-        piece.resize(std::min(piece_elements, left));
-        CUDA_CHECK(cudaMemcpyAsync(piece.data(), values, piece.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    for (; !values.empty(); values = values.subspan(piece.size())) {
+        piece.resize(std::min(piece_elements, values.size()));
+        CUDA_CHECK(
+            cudaMemcpyAsync(piece.data(), values.data(), piece.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
         wait_for(stream);
-        found += not_finite(piece);
+        use(piece);
     }
-    return found;
 }
 
 template <class T>
-std::size_t not_finite(const ModelState<T>& state, const TensorPlace& place, cudaStream_t stream) {
-    std::size_t found = 0;
-    download_pieces(state, place, stream,
-                    [&](const std::vector<T>& values, std::size_t) { found += not_finite(values); });
+std::ptrdiff_t not_finite(std::span<const T> values, cudaStream_t stream) {
+    std::ptrdiff_t found = 0;
+    download_pieces(values, stream, [&](const std::vector<T>& piece) {
+        found += std::ranges::count_if(piece, [](T value) { return !std::isfinite(static_cast<float>(value)); });
+    });
     return found;
 }
 
@@ -71,7 +63,7 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
     };
     std::sort(places.begin(), places.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
     for (const TensorPlace& place : places) {
-        const std::size_t found = not_finite(state, place, stream);
+        const std::ptrdiff_t found = not_finite(kept(state, place), stream);
         if (found == 0) continue;
         const ParamInfo& info = table[place.param];
         return text(order(place), " ", what, " ", info.name, of_layer(info.layer), " (", found, " values)");
@@ -102,7 +94,7 @@ void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what
                 part.update(run, sizeof run);
             });
         }
-        download_pieces(state, place, stream, [&](const std::vector<T>& values, std::size_t) {
+        download_pieces(kept(state, place), stream, [&](const std::vector<T>& values) {
             content.update(values.data(), values.size() * sizeof(T));
         });
         const ParamInfo& info = storage.table()[place.param];
@@ -142,7 +134,7 @@ std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, 
         ENSURE(place < kActivationsOfUnit, "activation ", place, " of unit ", unit);
         const int order = behind_parameters + kActivationsOfUnit * unit + place;
         if (order >= first) return;
-        const std::size_t found = not_finite(values, count, stage.stream());
+        const std::ptrdiff_t found = not_finite(std::span(values, static_cast<std::size_t>(count)), stage.stream());
         if (found == 0) return;
         first = order;
         const int layer = table.is_layer(unit) ? unit - table.layer_unit(0) : -1;
