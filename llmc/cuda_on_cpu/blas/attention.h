@@ -173,10 +173,10 @@ void forward_block(const Forward& a, int b, int h, int block) {
     w.sums.assign(static_cast<std::size_t>(queries) * s.HS, 0.0f);
     w.highest.assign(queries, -std::numeric_limits<float>::infinity());
     w.total.assign(queries, 0.0f);
-    const int keys_seen = visible_keys(s, i0 + queries - 1);
+    const int kv_head = h / s.group, keys_seen = visible_keys(s, i0 + queries - 1);
     for (int j0 = 0; j0 < keys_seen; j0 += key_block) {
         const int keys = std::min(key_block, keys_seen - j0);
-        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
+        Rows k = load(a.k, b, kv_head, j0, keys, s.HS, w.k), v = load(a.v, b, kv_head, j0, keys, s.HS, w.v);
         w.scores.resize(static_cast<std::size_t>(queries) * keys);
         sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
                              w.scores.data(), keys);
@@ -230,8 +230,8 @@ void compute_delta(const Backward& a, BackwardScratch& w, int b, int h, float* d
 
 // The contribution of one block of queries to the gradients: of its own dq, and of the keys' dk and dv.
 template <class Backward>
-void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const float* delta, int64_t i0, int64_t j0,
-                   int keys, const Rows& k, const Rows& v) {
+void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const float* delta, float* dq, int64_t i0,
+                   int64_t j0, int keys, const Rows& k, const Rows& v) {
     const auto& s = a.shape;
     const int HS = s.HS, queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
     Rows q = load(a.q, b, h, i0, queries, HS, w.q), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
@@ -248,30 +248,36 @@ void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const fl
     sgemm_on_this_thread(true, false, keys, HS, queries, s.scale, w.ds.data(), keys, q.data, q.stride, 1.0f,
                          w.dk.data(), HS);
     sgemm_on_this_thread(false, false, queries, HS, keys, s.scale, w.ds.data(), keys, k.data, k.stride, 1.0f,
-                         w.dq.data() + i0 * HS, HS);
+                         dq + i0 * HS, HS);
 }
 
-// All gradients of one head.
+// All gradients of a head of keys and values, and of the heads of queries that read it.
 template <class Backward>
-void backward_head(const Backward& a, int b, int h) {
+void backward_kv_head(const Backward& a, int b, int kv_head) {
     static thread_local BackwardScratch w;
     const auto& s = a.shape;
-    float* delta = a.delta + (int64_t{b} * s.NH + h) * s.Tq;
-    compute_delta(a, w, b, h, delta);
-    w.dq.assign(static_cast<std::size_t>(s.Tq) * s.HS, 0.0f);
+    const int first = kv_head * s.group, end = first + s.group;
+    const int64_t head_elements = int64_t{s.Tq} * s.HS;
+    auto delta_of = [&](int h) { return a.delta + (int64_t{b} * s.NH + h) * s.Tq; };
+    auto dq_of = [&](int h) { return w.dq.data() + (h - first) * head_elements; };
+    for (int h = first; h < end; h++) compute_delta(a, w, b, h, delta_of(h));
+    w.dq.assign(static_cast<std::size_t>(s.group * head_elements), 0.0f);
     for (int64_t j0 = 0; j0 < s.Tk; j0 += key_block) {
         const int keys = static_cast<int>(std::min<int64_t>(key_block, s.Tk - j0));
-        Rows k = load(a.k, b, h, j0, keys, s.HS, w.k), v = load(a.v, b, h, j0, keys, s.HS, w.v);
+        Rows k = load(a.k, b, kv_head, j0, keys, s.HS, w.k), v = load(a.v, b, kv_head, j0, keys, s.HS, w.v);
         w.dk.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
         w.dv.assign(static_cast<std::size_t>(keys) * s.HS, 0.0f);
-        for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
-            const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
-            if (visible(s, last, j0, keys) > 0) backward_pair(a, w, b, h, delta, i0, j0, keys, k, v);
+        for (int h = first; h < end; h++) {
+            for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
+                const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
+                if (visible(s, last, j0, keys) > 0)
+                    backward_pair(a, w, b, h, delta_of(h), dq_of(h), i0, j0, keys, k, v);
+            }
         }
-        store(a.dk, b, h, j0, keys, s.HS, w.dk.data());
-        store(a.dv, b, h, j0, keys, s.HS, w.dv.data());
+        store(a.dk, b, kv_head, j0, keys, s.HS, w.dk.data());
+        store(a.dv, b, kv_head, j0, keys, s.HS, w.dv.data());
     }
-    store(a.dq, b, h, 0, s.Tq, s.HS, w.dq.data());
+    for (int h = first; h < end; h++) store(a.dq, b, h, 0, s.Tq, s.HS, dq_of(h));
 }
 
 }   // namespace host::attention

@@ -17,6 +17,7 @@ void check_shape(const AttentionShape& shape) {
     ENSURE(shape.HS > 0 && shape.HS <= kLargestHead && shape.HS % 8 == 0, "head size ", shape.HS);
     ENSURE(shape.B > 0 && shape.NH > 0 && shape.Tq > 0 && shape.Tk > 0, "B, NH, Tq, Tk are ", shape.B, ", ", shape.NH,
            ", ", shape.Tq, ", ", shape.Tk);
+    ENSURE(shape.group > 0 && shape.NH % shape.group == 0, shape.NH, " heads of queries in groups of ", shape.group);
     ENSURE(shape.B <= 65535 && shape.NH <= 65535, "B, NH are ", shape.B, ", ", shape.NH, ": more than a grid holds");
     ENSURE(shape.Tq <= 1 << 29 && shape.Tk <= 1 << 29, "Tq, Tk are ", shape.Tq, ", ", shape.Tk);   // sums fit an int
     ENSURE(shape.scale > 0, "scale is ", shape.scale);   // the largest score is that of the largest product
@@ -72,8 +73,8 @@ void launch_attention_delta(const AttentionBackward<T, G>& a, cudaStream_t strea
     const std::int64_t blocks = ceil_div(rows, DELTA_ROWS);
     launch(attention_delta<T, G>,
            Launch(static_cast<unsigned>(blocks), DELTA_THREADS, 0, stream)
-               .reads(a.dout.data, view_bytes(a.dout, shape, shape.Tq))
-               .reads(a.out.data, view_bytes(a.out, shape, shape.Tq))
+               .reads(a.dout.data, query_bytes(a.dout, shape))
+               .reads(a.out.data, query_bytes(a.out, shape))
                .writes(a.delta, row_bytes(shape)),
            a);
 }
@@ -99,6 +100,7 @@ void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<floa
     const std::size_t needed = sm90_attention_workspace(a.shape);
     ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);
+    if (a.shape.group > 1) return launch_attention_backward_mma(a, stream);
     launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 

@@ -49,11 +49,14 @@ HeadsView<T> contiguous_heads(T* data, int tokens, int heads, int head_size) {
     return {data, tokens * row, row, head_size};
 }
 
-// Part 0 (q), 1 (k) or 2 (v) of the packed (B, T, 3, NH, HS) output of the qkv matmul.
+// Part 0 (q), 1 (k) or 2 (v) of the packed output of the qkv matmul: rows of NH heads of q, then as many of k and v as
+// there are, `kv_heads` (0: NH).
 template <class T>
-HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size) {
-    std::int64_t row = std::int64_t{heads} * head_size;
-    return {qkv + part * row, tokens * 3 * row, 3 * row, head_size};
+HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size, int kv_heads = 0) {
+    if (kv_heads == 0) kv_heads = heads;
+    const std::int64_t row = std::int64_t{heads + 2 * kv_heads} * head_size;
+    const std::int64_t first = part == 0 ? 0 : heads + (part - 1) * std::int64_t{kv_heads};
+    return {qkv + first * head_size, tokens * row, row, head_size};
 }
 
 inline constexpr int kLargestHead = 128;   // HS
@@ -66,10 +69,15 @@ struct AttentionShape {
     float scale;   // of the scores, usually 1 / sqrt(HS)
     bool causal = true;
     std::int64_t q0 = 0, k0 = 0;
+    // Heads of queries that share one of keys and values: Ainslie et al., "GQA: training generalized multi-query
+    // transformer models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
+    int group = 1;
+
+    int kv_heads() const { return NH / group; }
 };
 
-inline AttentionShape self_attention_shape(int B, int T, int NH, int HS, bool causal = true) {
-    return {B, NH, T, T, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, 0, 0};
+inline AttentionShape self_attention_shape(int B, int T, int NH, int HS, bool causal = true, int group = 1) {
+    return {B, NH, T, T, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, 0, 0, group};
 }
 
 // T: element type of q, k, v (float or bf16). O: of the output; float lets the results of several key blocks be merged
@@ -78,7 +86,7 @@ template <class T, class O = T>
 struct AttentionForward {
     HeadsView<O> out;             // (B, Tq, NH, HS)
     float* lse;                   // (B, NH, Tq)
-    HeadsView<const T> q, k, v;   // (B, Tq, NH, HS), (B, Tk, NH, HS), (B, Tk, NH, HS)
+    HeadsView<const T> q, k, v;   // (B, Tq, NH, HS), (B, Tk, kv heads, HS), (B, Tk, kv heads, HS)
     AttentionShape shape;
 };
 
@@ -103,7 +111,8 @@ void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
-// Those for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh), O and G being bf16 or float.
+// Those for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh), O and G being bf16 or float. Of
+// grouped queries backward is that of other GPUs.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>

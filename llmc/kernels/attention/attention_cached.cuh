@@ -1,6 +1,7 @@
 // Attention of new tokens over everything that was read before them: what a model does when it writes.
 //
-// The output of the qkv matmul goes straight into the cache, (positions, 3, NH, HS) for one sequence. The row of
+// The output of the qkv matmul goes straight into the cache, for one sequence: a row of a position has NH heads of q,
+// then as many of k and v as there are (grouped queries: attention.h). The row of
 // position p sees the keys of positions 0 .. p:
 //     out_p = sum_j softmax_j(<q_p, k_j> / sqrt(HS)) v_j
 // Keys are taken a few hundred at a time, and what was summed before is scaled when a larger score comes (Milakov and
@@ -25,9 +26,10 @@
 template <class Real>
 struct CachedAttention {
     Real* out;         // (rows, NH, HS)
-    const Real* qkv;   // (first + rows, 3, NH, HS): of all positions so far
+    const Real* qkv;   // (first + rows, (NH + 2 kv heads) HS): of all positions so far
     int first, rows;   // the new rows are positions first .. first + rows - 1
     int NH, HS;        // HS a multiple of 8, at most kCachedHeadSize
+    int group = 1;     // heads of q that share one of k and v
 };
 
 // Asynchronously on `stream`. Error(usage) for heads of another size.
@@ -48,9 +50,10 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     alignas(16) __shared__ float sums[kCachedThreads * 8];
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
     const int pieces = a.HS / 8, groups = max(1, threads / pieces);
-    const std::int64_t row = std::int64_t{a.NH} * a.HS, token = 3 * row;
+    const std::int64_t row = std::int64_t{a.NH} * a.HS, kv_row = row / a.group, token = row + 2 * kv_row;
     const int position = a.first + static_cast<int>(blockIdx.y);
     const Real* const head = a.qkv + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    const Real* const kv_head = a.qkv + row + static_cast<std::int64_t>(blockIdx.x) / a.group * a.HS;
     const PacketExtent extent{a.HS};
 
     for (int piece = thread; piece < pieces; piece += threads) {
@@ -63,8 +66,8 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     float largest = -std::numeric_limits<float>::infinity(), total = 0.0f;
     for (int begin = 0; begin <= position; begin += kCachedKeys) {
         const int count = min(kCachedKeys, position + 1 - begin);
-        const Real* const keys = head + row + begin * token;
-        const Real* const values = keys + row;
+        const Real* const keys = kv_head + begin * token;
+        const Real* const values = keys + kv_row;
         __syncthreads();   // the query is there; nobody reads the scores before these
         float own_largest = largest;
         for (int j = thread; j < count; j += threads) {
@@ -125,7 +128,8 @@ void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
     const std::size_t row_bytes = sizeof(Real) * args.NH * args.HS;
     Launch where(dim3(static_cast<unsigned>(args.NH), static_cast<unsigned>(args.rows)),
                  dim3(loop_threads(kCachedThreads)), 0, stream);
-    where.reads(args.qkv, 3 * row_bytes * static_cast<std::size_t>(args.first + args.rows));
+    const std::size_t token_bytes = row_bytes + 2 * row_bytes / static_cast<std::size_t>(args.group);
+    where.reads(args.qkv, token_bytes * static_cast<std::size_t>(args.first + args.rows));
     where.writes(args.out, row_bytes * static_cast<std::size_t>(args.rows));
     launch(cached_attention_kernel<Real>, where, args, 1.0f / std::sqrt(static_cast<float>(args.HS)));
 }

@@ -5,12 +5,12 @@
 
 namespace {
 
-// q, k or v of all positions, out of the packed (T, 3, NH, HS).
-Doubles unpacked(const Doubles& qkv, int part, int T, int row) {
+// q, k or v of all positions, out of rows of NH heads of q and as many of k and v as there are.
+Doubles unpacked(const Doubles& qkv, int part, int T, int q_row, int kv_row) {
     Doubles result;
     for (int t = 0; t < T; t++) {
-        const auto from = qkv.begin() + (t * 3 + part) * row;
-        result.insert(result.end(), from, from + row);
+        const auto from = qkv.begin() + t * (q_row + 2 * kv_row) + (part == 0 ? 0 : q_row + (part - 1) * kv_row);
+        result.insert(result.end(), from, from + (part == 0 ? q_row : kv_row));
     }
     return result;
 }
@@ -20,21 +20,22 @@ Doubles unpacked(const Doubles& qkv, int part, int T, int row) {
 TEST_CASE_TEMPLATE("cached attention: the last rows are those of causal attention, however many are new", Real, float,
                    bf16) {
     struct Case {
-        int T, rows, NH, HS;
+        int T, rows, NH, HS, group = 1;
     };
     for (const Case& c : {Case{1, 1, 1, 8}, Case{5, 5, 2, 64}, Case{300, 1, 3, 64}, Case{257, 3, 2, 128},
-                          Case{256, 2, 2, 80}, Case{700, 2, 1, 24}}) {
+                          Case{256, 2, 2, 80}, Case{700, 2, 1, 24}, Case{300, 2, 6, 64, 3}}) {
         CAPTURE(c.T);
         CAPTURE(c.HS);
         KernelTest test;
-        const int row = c.NH * c.HS, first = c.T - c.rows;
-        const Doubles qkv = random_values<Real>(static_cast<std::size_t>(c.T) * 3 * row, 2.0, 5);
+        const int row = c.NH * c.HS, kv_row = row / c.group, first = c.T - c.rows;
+        const Doubles qkv = random_values<Real>(static_cast<std::size_t>(c.T) * (row + 2 * kv_row), 2.0, 5);
         auto out = test.output<Real>(static_cast<std::size_t>(c.rows) * row);
-        cached_attention<Real>({out.data(), test.tensor<Real>(qkv).data(), first, c.rows, c.NH, c.HS}, test.stream);
+        cached_attention<Real>({out.data(), test.tensor<Real>(qkv).data(), first, c.rows, c.NH, c.HS, c.group},
+                               test.stream);
 
-        const AttentionReference all =
-            reference_attention(self_attention_shape(1, c.T, c.NH, c.HS), unpacked(qkv, 0, c.T, row),
-                                unpacked(qkv, 1, c.T, row), unpacked(qkv, 2, c.T, row));
+        const AttentionReference all = reference_attention(
+            self_attention_shape(1, c.T, c.NH, c.HS, true, c.group), unpacked(qkv, 0, c.T, row, kv_row),
+            unpacked(qkv, 1, c.T, row, kv_row), unpacked(qkv, 2, c.T, row, kv_row));
         const Doubles expected(all.out.begin() + first * row, all.out.end());
         // values are at most about 8 in size, scores about 30; e^s has the error of s, and of bf16's short exponential
         const double operations = sizeof(Real) == 4 ? 48 : 400;

@@ -79,7 +79,7 @@ fe::graph::Tensor_attributes& shape(fe::graph::Tensor_attributes& t, const Atten
         return t.set_data_type(fe::DataType_t::FLOAT).set_dim({l.B, NH, Tq, 1}).set_stride({NH * Tq, Tq, 1, 1});
     const bool of_keys = which == Attended::k || which == Attended::v || which == Attended::dk || which == Attended::dv;
     const HeadStrides& s = l.strides[static_cast<std::size_t>(which)];
-    return t.set_dim({l.B, NH, of_keys ? l.Tk : Tq, l.HS}).set_stride({s[0], s[1], s[2], 1});
+    return t.set_dim({l.B, of_keys ? l.KV : NH, of_keys ? l.Tk : Tq, l.HS}).set_stride({s[0], s[1], s[2], 1});
 }
 
 void describe(Graph& g, const AttentionLayout& l) {
@@ -104,7 +104,7 @@ void describe(Graph& g, const AttentionLayout& l) {
 }   // namespace
 
 AttentionLayout packed_layout(const AttentionShape& s, bool backward) {
-    auto packed = [&](int tokens) { return packed_heads<bf16>(nullptr, 0, tokens, s.NH, s.HS); };
+    auto packed = [&](int tokens) { return packed_heads<bf16>(nullptr, 0, tokens, s.NH, s.HS, s.kv_heads()); };
     const auto q = packed(s.Tq), k = packed(s.Tk), alone = contiguous_heads<bf16>(nullptr, s.Tq, s.NH, s.HS);
     if (!backward) return layout_of(AttentionForward<bf16>{alone, nullptr, q, k, k, s});
     return layout_of(AttentionBackward<bf16>{q, k, k, nullptr, alone, alone, nullptr, q, k, k, s});

@@ -37,7 +37,7 @@ using HeadStrides = std::array<std::int64_t, 3>;
 
 // All that a plan depends on.
 struct AttentionLayout {
-    int B, NH, Tq, Tk, HS;
+    int B, NH, KV, Tq, Tk, HS;   // KV: heads of keys and values
     float scale;
     bool masked, backward;                  // masked: causal, and not so that every query sees every key
     std::array<HeadStrides, 9> strides{};   // by Attended; of those that the call has
@@ -61,14 +61,12 @@ inline bool sees_less_than_all(const AttentionShape& s) { return s.causal && s.k
 template <class Arguments>
 AttentionLayout layout_of(const Arguments& a) {
     const AttentionShape& s = a.shape;
-    AttentionLayout layout{s.B, s.NH, s.Tq, s.Tk, s.HS, s.scale, sees_less_than_all(s), requires {a.dout;
-}
-}
-;
-for_heads(a, [&](Attended tensor, const auto& view) {
-    layout.strides[static_cast<std::size_t>(tensor)] = {view.batch, view.head, view.token};
-});
-return layout;
+    constexpr bool backward = requires { a.dout; };
+    AttentionLayout layout{s.B, s.NH, s.kv_heads(), s.Tq, s.Tk, s.HS, s.scale, sees_less_than_all(s), backward};
+    for_heads(a, [&](Attended tensor, const auto& view) {
+        layout.strides[static_cast<std::size_t>(tensor)] = {view.batch, view.head, view.token};
+    });
+    return layout;
 }
 
 // The layout of the program's own calls: q, k, v and their gradients packed, the others without gaps.

@@ -38,13 +38,13 @@ void launch_attention_backward_fma(const AttentionBackward<T, G>& a, cudaStream_
         dim3 query_grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
         launch(attention_backward_queries_fma<T, G, D>,
                backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
-                   .writes(a.dq.data, view_bytes(a.dq, a.shape, a.shape.Tq)),
+                   .writes(a.dq.data, query_bytes(a.dq, a.shape)),
                a);
-        dim3 key_grid(ceil_div(a.shape.Tk, FmaTile<D>::rows), a.shape.NH, a.shape.B);
+        dim3 key_grid(ceil_div(a.shape.Tk, FmaTile<D>::rows), a.shape.kv_heads(), a.shape.B);
         launch(attention_backward_keys_fma<T, G, D>,
                backward_launch(a, key_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
-                   .writes(a.dk.data, view_bytes(a.dk, a.shape, a.shape.Tk))
-                   .writes(a.dv.data, view_bytes(a.dv, a.shape, a.shape.Tk)),
+                   .writes(a.dk.data, key_bytes(a.dk, a.shape))
+                   .writes(a.dv.data, key_bytes(a.dv, a.shape)),
                a);
     });
 }

@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const T> k = head_rows(a.k, batch, head), v = head_rows(a.v, batch, head);
+    const int kv_head = head / shape.group;
+    HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, row_max[Tile::row_slots], row_sum[Tile::row_slots] = {};
 #pragma unroll
@@ -242,7 +243,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const T> k = head_rows(a.k, batch, head), v = head_rows(a.v, batch, head);
+    const int kv_head = head / shape.group;
+    HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];
     float lse_log2[Tile::row_slots], delta[Tile::row_slots];
@@ -279,8 +281,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     store_rows<D>(head_rows(a.dq, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
-// dk and dv of 64 keys. Grid (key tiles, NH, B). Shared: k, v (64, D), q, dout (columns, D), one tile (64, columns) for
-// the transposed probabilities, then the transposed dscores.
+// dk and dv of 64 keys, over the heads of queries that share them. Grid (key tiles, kv heads, B). Shared: k, v (64, D),
+// q, dout (columns, D), one tile (64, columns) for the transposed probabilities, then the transposed dscores.
 template <class T, class G, int D>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
@@ -290,41 +292,42 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
     float* dout_tile = q_tile + Tile::columns * Tile::pitch;
     float* scores_tile = dout_tile + Tile::columns * Tile::pitch;
     const AttentionShape& shape = a.shape;
-    int batch = blockIdx.z, head = blockIdx.y, y = threadIdx.x / 16, x = threadIdx.x % 16;
+    int batch = blockIdx.z, kv_head = blockIdx.y, y = threadIdx.x / 16, x = threadIdx.x % 16;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::rows;   // the first keys are seen by most queries: they start first
     int diagonal = mask_diagonal(shape);
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const T> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
-    std::int64_t statistics = (std::int64_t{batch} * shape.NH + head) * shape.Tq;
-
     float dk[Tile::row_slots][Tile::channel_slots] = {}, dv[Tile::row_slots][Tile::channel_slots] = {};
-    load_tile<Tile::rows, D>(k_tile, head_rows(a.k, batch, head), first_key, shape.Tk, shape.HS);
-    load_tile<Tile::rows, D>(v_tile, head_rows(a.v, batch, head), first_key, shape.Tk, shape.HS);
-    for (int first_query = query_begin(diagonal, first_key); first_query < shape.Tq; first_query += Tile::columns) {
-        __syncthreads();   // the previous tiles have been read
-        load_tile<Tile::columns, D>(q_tile, q, first_query, shape.Tq, shape.HS);
-        load_tile<Tile::columns, D>(dout_tile, dout, first_query, shape.Tq, shape.HS);
-        __syncthreads();
-        float scores[Tile::row_slots][Tile::column_slots], dscores[Tile::row_slots][Tile::column_slots];
-        dot_products<D>(scores, k_tile, q_tile);
-        dot_products<D>(dscores, v_tile, dout_tile);
+    load_tile<Tile::rows, D>(k_tile, head_rows(a.k, batch, kv_head), first_key, shape.Tk, shape.HS);
+    load_tile<Tile::rows, D>(v_tile, head_rows(a.v, batch, kv_head), first_key, shape.Tk, shape.HS);
+    for (int head = kv_head * shape.group; head < (kv_head + 1) * shape.group; head++) {
+        HeadRows<const T> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
+        std::int64_t statistics = (std::int64_t{batch} * shape.NH + head) * shape.Tq;
+        for (int first_query = query_begin(diagonal, first_key); first_query < shape.Tq; first_query += Tile::columns) {
+            __syncthreads();   // the previous tiles have been read
+            load_tile<Tile::columns, D>(q_tile, q, first_query, shape.Tq, shape.HS);
+            load_tile<Tile::columns, D>(dout_tile, dout, first_query, shape.Tq, shape.HS);
+            __syncthreads();
+            float scores[Tile::row_slots][Tile::column_slots], dscores[Tile::row_slots][Tile::column_slots];
+            dot_products<D>(scores, k_tile, q_tile);
+            dot_products<D>(dscores, v_tile, dout_tile);
 #pragma unroll
-        for (int j = 0; j < Tile::column_slots; j++) {
-            int query = first_query + x + 16 * j;
-            std::int64_t row = statistics + min(query, shape.Tq - 1);
-            float lse_log2 = a.lse[row] * LOG2_E, delta = a.delta[row];
+            for (int j = 0; j < Tile::column_slots; j++) {
+                int query = first_query + x + 16 * j;
+                std::int64_t row = statistics + min(query, shape.Tq - 1);
+                float lse_log2 = a.lse[row] * LOG2_E, delta = a.delta[row];
 #pragma unroll
-            for (int i = 0; i < Tile::row_slots; i++) {
-                bool seen = query < shape.Tq && first_key + y + 8 * i <= query + diagonal;
-                scores[i][j] = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2) : 0.0f;
-                dscores[i][j] = scores[i][j] * (dscores[i][j] - delta);
+                for (int i = 0; i < Tile::row_slots; i++) {
+                    bool seen = query < shape.Tq && first_key + y + 8 * i <= query + diagonal;
+                    scores[i][j] = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2) : 0.0f;
+                    dscores[i][j] = scores[i][j] * (dscores[i][j] - delta);
+                }
             }
+            store_scores<D>(scores_tile, scores);
+            accumulate<D>(dv, scores_tile, dout_tile);
+            store_scores<D>(scores_tile, dscores);
+            accumulate<D>(dk, scores_tile, q_tile);
         }
-        store_scores<D>(scores_tile, scores);
-        accumulate<D>(dv, scores_tile, dout_tile);
-        store_scores<D>(scores_tile, dscores);
-        accumulate<D>(dk, scores_tile, q_tile);
     }
     float dk_factor[Tile::row_slots], dv_factor[Tile::row_slots];
 #pragma unroll
@@ -332,6 +335,6 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
         dk_factor[i] = shape.scale;
         dv_factor[i] = 1.0f;
     }
-    store_rows<D>(head_rows(a.dk, batch, head), dk, dk_factor, first_key, shape.Tk, shape.HS);
-    store_rows<D>(head_rows(a.dv, batch, head), dv, dv_factor, first_key, shape.Tk, shape.HS);
+    store_rows<D>(head_rows(a.dk, batch, kv_head), dk, dk_factor, first_key, shape.Tk, shape.HS);
+    store_rows<D>(head_rows(a.dv, batch, kv_head), dv, dv_factor, first_key, shape.Tk, shape.HS);
 }

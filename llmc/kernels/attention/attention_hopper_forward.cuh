@@ -63,7 +63,7 @@ struct HopperForwardBarriers {
 
 // Where a block's work lies.
 struct HopperForwardWork {
-    int batch, head, first_query;
+    int batch, head, kv_head, first_query;
     int diagonal, keys, tiles;   // keys that any of the block's queries sees, and tiles of them
 };
 template <int D, class O>
@@ -75,6 +75,7 @@ __device__ __forceinline__ HopperForwardWork hopper_forward_work(const Attention
     HopperForwardWork work;
     work.batch = place.head / shape.NH;
     work.head = place.head % shape.NH;
+    work.kv_head = work.head / shape.group;
     work.first_query = place.tile * Tile::queries;
     work.diagonal = mask_diagonal(shape);
     work.keys = key_end(shape, work.diagonal, min(work.first_query + Tile::queries, shape.Tq) - 1);
@@ -87,20 +88,22 @@ template <int D, class Steps>
 __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& maps, const HopperForwardWork& work,
                                                        SharedAddress shared, HopperForwardBarriers<D> barriers) {
     using Tile = HopperForwardTile<D>;
-    auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int token) {
+    auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int head,
+                    int token) {
         mbarrier_arrive_expect(barrier, Tile::panels * panel_bytes);
         for (int panel = 0; panel < Tile::panels; panel++) {
-            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, work.head, token, work.batch);
+            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, head, token, work.batch);
         }
     };
     const SharedAddress k_tiles = shared + Tile::query_bytes, v_tiles = k_tiles + Tile::stages * Tile::key_bytes;
-    if (work.tiles > 0) copy(shared, Tile::query_panel, maps.q, barriers.query(), work.first_query);
+    if (work.tiles > 0) copy(shared, Tile::query_panel, maps.q, barriers.query(), work.head, work.first_query);
     for (int tile = 0, stage = 0, round = 0; tile < work.tiles; tile++) {
         const int token = tile * Tile::keys;
         if (Steps::keeps(HopperStep::key_room)) mbarrier_wait(barriers.key_free(stage), (round & 1) ^ 1);
-        copy(k_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.k, barriers.key_full(stage), token);
+        copy(k_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.k, barriers.key_full(stage), work.kv_head, token);
         if (Steps::keeps(HopperStep::value_room)) mbarrier_wait(barriers.value_free(stage), (round & 1) ^ 1);
-        copy(v_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.v, barriers.value_full(stage), token);
+        copy(v_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.v, barriers.value_full(stage), work.kv_head,
+             token);
         if (++stage == Tile::stages) stage = 0, round++;
     }
 }

@@ -14,10 +14,10 @@
 // Boxes of `rows` tokens of one head. Heads come before tokens: where heads are packed, as in the model, strides grow
 // from dimension to dimension; the driver's documentation shows no others.
 template <class T>
-TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int rows) {
+TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int heads, int rows) {
     auto size = [](int count) { return static_cast<std::uint64_t>(count); };
     auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * sizeof(bf16); };
-    return make_tensor_map(view.data, {size(shape.HS), size(shape.NH), size(tokens), size(shape.B)},
+    return make_tensor_map(view.data, {size(shape.HS), size(heads), size(tokens), size(shape.B)},
                            {bytes(view.head), bytes(view.token), bytes(view.batch)},
                            {1, static_cast<std::uint32_t>(rows), 1});
 }
@@ -39,10 +39,11 @@ template <int D, class Steps = AllHopperSteps, class O>
 void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
     using Tile = HopperForwardTile<D>;
     const AttentionShape& shape = a.shape;
-    HopperForwardMaps maps{map_of_heads(a.q, shape, shape.Tq, Tile::queries),
-                           map_of_heads(a.k, shape, shape.Tk, Tile::keys),
-                           map_of_heads(a.v, shape, shape.Tk, Tile::keys), TensorMap{}};
-    if constexpr (std::is_same_v<O, bf16>) maps.out = map_of_heads(a.out, shape, shape.Tq, Tile::group_queries);
+    HopperForwardMaps maps{map_of_heads(a.q, shape, shape.Tq, shape.NH, Tile::queries),
+                           map_of_heads(a.k, shape, shape.Tk, shape.kv_heads(), Tile::keys),
+                           map_of_heads(a.v, shape, shape.Tk, shape.kv_heads(), Tile::keys), TensorMap{}};
+    if constexpr (std::is_same_v<O, bf16>)
+        maps.out = map_of_heads(a.out, shape, shape.Tq, shape.NH, Tile::group_queries);
     const std::int64_t keys_and_values = std::int64_t{shape.Tk} * shape.HS * 4;
     launch(attention_forward_hopper<O, D, Steps>,
            forward_launch(a, hopper_grid(shape, shape.Tq, Tile::queries), Tile::threads, Tile::shared_bytes, stream), a,
@@ -71,8 +72,10 @@ template <int D, class G>
 HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
     using Tile = HopperBackwardTile<D>;
     const AttentionShape& shape = a.shape;
-    return {map_of_heads(a.q, shape, shape.Tq, Tile::queries), map_of_heads(a.k, shape, shape.Tk, Tile::keys),
-            map_of_heads(a.v, shape, shape.Tk, Tile::keys), map_of_heads(a.dout, shape, shape.Tq, Tile::queries)};
+    return {map_of_heads(a.q, shape, shape.Tq, shape.NH, Tile::queries),
+            map_of_heads(a.k, shape, shape.Tk, shape.kv_heads(), Tile::keys),
+            map_of_heads(a.v, shape, shape.Tk, shape.kv_heads(), Tile::keys),
+            map_of_heads(a.dout, shape, shape.Tq, shape.NH, Tile::queries)};
 }
 
 template <int D, class Steps = AllHopperBackwardSteps, class G>
@@ -85,9 +88,9 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspac
     const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
     launch(attention_backward_hopper<G, D, Steps>,
            backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
-               .writes(a.dq.data, view_bytes(a.dq, shape, shape.Tq))
-               .writes(a.dk.data, view_bytes(a.dk, shape, shape.Tk))
-               .writes(a.dv.data, view_bytes(a.dv, shape, shape.Tk))
+               .writes(a.dq.data, query_bytes(a.dq, shape))
+               .writes(a.dk.data, key_bytes(a.dk, shape))
+               .writes(a.dv.data, key_bytes(a.dv, shape))
                .writes(workspace, places.all() * sizeof(float)),
            a, hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
 }

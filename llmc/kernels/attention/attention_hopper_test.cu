@@ -119,6 +119,13 @@ TEST_CASE("sm90: attention: every layout and several batches and heads") {
     }
 }
 
+TEST_CASE("sm90: attention: heads of queries share heads of keys and values") {
+    for (int group : {2, 4}) {
+        check_both<bf16>(self_attention_shape(2, 150, 4, 64, true, group), Layout::packed);
+        check_both<float>(self_attention_shape(1, 70, 4, 128, false, group), Layout::spaced);
+    }
+}
+
 TEST_CASE("sm90: attention: keys past the end add nothing where exp(-lse) is infinite") {
     const AttentionShape shape = shape_of(1, 1, 70, 70, 64, false);
     AttentionInputs inputs = random_inputs<bf16>(shape);

@@ -36,9 +36,17 @@ void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& argument
 
 // From the first to past the last byte a view touches, for the check that unordered operations do not share memory.
 template <class T>
-std::size_t view_bytes(const HeadsView<T>& view, const AttentionShape& shape, int tokens) {
-    std::int64_t last = (shape.B - 1) * view.batch + (tokens - 1) * view.token + (shape.NH - 1) * view.head + shape.HS;
+std::size_t view_bytes(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int heads) {
+    std::int64_t last = (shape.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + shape.HS;
     return static_cast<std::size_t>(last) * sizeof(T);
+}
+template <class T>
+std::size_t query_bytes(const HeadsView<T>& view, const AttentionShape& shape) {
+    return view_bytes(view, shape, shape.Tq, shape.NH);
+}
+template <class T>
+std::size_t key_bytes(const HeadsView<T>& view, const AttentionShape& shape) {
+    return view_bytes(view, shape, shape.Tk, shape.kv_heads());
 }
 inline std::size_t row_bytes(const AttentionShape& shape) {
     return sizeof(float) * shape.B * static_cast<std::size_t>(shape.NH) * shape.Tq;
@@ -47,10 +55,10 @@ inline std::size_t row_bytes(const AttentionShape& shape) {
 template <class T, class O>
 Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, int shared_bytes, cudaStream_t stream) {
     return Launch(grid, threads, shared_bytes, stream)
-        .reads(a.q.data, view_bytes(a.q, a.shape, a.shape.Tq))
-        .reads(a.k.data, view_bytes(a.k, a.shape, a.shape.Tk))
-        .reads(a.v.data, view_bytes(a.v, a.shape, a.shape.Tk))
-        .writes(a.out.data, view_bytes(a.out, a.shape, a.shape.Tq))
+        .reads(a.q.data, query_bytes(a.q, a.shape))
+        .reads(a.k.data, key_bytes(a.k, a.shape))
+        .reads(a.v.data, key_bytes(a.v, a.shape))
+        .writes(a.out.data, query_bytes(a.out, a.shape))
         .writes(a.lse, row_bytes(a.shape));
 }
 
@@ -59,10 +67,10 @@ template <class T, class G>
 Launch backward_launch(const AttentionBackward<T, G>& a, dim3 grid, int threads, int shared_bytes,
                        cudaStream_t stream) {
     return Launch(grid, threads, shared_bytes, stream)
-        .reads(a.q.data, view_bytes(a.q, a.shape, a.shape.Tq))
-        .reads(a.k.data, view_bytes(a.k, a.shape, a.shape.Tk))
-        .reads(a.v.data, view_bytes(a.v, a.shape, a.shape.Tk))
-        .reads(a.dout.data, view_bytes(a.dout, a.shape, a.shape.Tq))
+        .reads(a.q.data, query_bytes(a.q, a.shape))
+        .reads(a.k.data, key_bytes(a.k, a.shape))
+        .reads(a.v.data, key_bytes(a.v, a.shape))
+        .reads(a.dout.data, query_bytes(a.dout, a.shape))
         .reads(a.lse, row_bytes(a.shape))
         .reads(a.delta, row_bytes(a.shape));
 }

@@ -41,7 +41,7 @@ void copy_heads(const HeadsView<Out>& out, const HeadsView<In>& in, const HeadSi
 
 template <class T>
 std::size_t heads_bytes(const HeadsView<T>& view, const HeadSizes& s) {
-    return view_bytes(view, AttentionShape{s.B, s.NH, s.T, s.T, s.HS, 1.0f}, s.T);
+    return view_bytes(view, AttentionShape{s.B, s.NH, s.T, s.T, s.HS, 1.0f}, s.T, s.NH);
 }
 
 struct HeadRow {

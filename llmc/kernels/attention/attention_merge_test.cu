@@ -26,7 +26,7 @@ void check_merge(int B, int NH, int T, int HS, int half, int first_query) {
     const AttentionReference both = reference_attention(whole, inputs.q, inputs.k, inputs.v);
 
     TestDevice device;
-    TestTensor<float> out(device.arena, whole, T, Layout::spaced, 0, device.stream);
+    TestTensor<float> out(device.arena, whole, false, Layout::spaced, 0, device.stream);
     out.upload(first.out);
     const int queries = T - first_query;
     std::vector<float> block_out, block_lse, lse(first.lse.begin(), first.lse.end());
@@ -105,10 +105,10 @@ TEST_CASE("attention merge: a block of which a query sees nothing changes nothin
 TEST_CASE_TEMPLATE("copy heads: views of any strides, copied or added, rounded once", T, float, bf16) {
     TestDevice device;
     const AttentionShape shape{2, 3, 7, 7, 24, 1.0f, false};
-    const std::vector<double> values = random_heads<T>(shape, 7, 1), more = random_heads<T>(shape, 7, 2);
-    TestTensor<T> a(device.arena, shape, 7, Layout::packed, 1, device.stream),
-        b(device.arena, shape, 7, Layout::spaced, 0, device.stream);
-    TestTensor<float> sum(device.arena, shape, 7, Layout::head_major, 0, device.stream);
+    const std::vector<double> values = random_heads<T>(shape, 7, 3, 1), more = random_heads<T>(shape, 7, 3, 2);
+    TestTensor<T> a(device.arena, shape, false, Layout::packed, 1, device.stream),
+        b(device.arena, shape, false, Layout::spaced, 0, device.stream);
+    TestTensor<float> sum(device.arena, shape, false, Layout::head_major, 0, device.stream);
     a.upload(values);
     b.upload(more);
     const HeadSizes sizes{2, 7, 3, 24};

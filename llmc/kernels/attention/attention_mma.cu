@@ -36,13 +36,13 @@ void launch_attention_backward_mma(const AttentionBackward<bf16, G>& a, cudaStre
         dim3 query_grid(ceil_div(a.shape.Tq, Queries::queries), a.shape.NH, a.shape.B);
         launch(attention_backward_queries_mma<G, head_size()>,
                backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream)
-                   .writes(a.dq.data, view_bytes(a.dq, a.shape, a.shape.Tq)),
+                   .writes(a.dq.data, query_bytes(a.dq, a.shape)),
                a);
-        dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.NH, a.shape.B);
+        dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.kv_heads(), a.shape.B);
         launch(attention_backward_keys_mma<G, head_size()>,
                backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream)
-                   .writes(a.dk.data, view_bytes(a.dk, a.shape, a.shape.Tk))
-                   .writes(a.dv.data, view_bytes(a.dv, a.shape, a.shape.Tk)),
+                   .writes(a.dk.data, key_bytes(a.dk, a.shape))
+                   .writes(a.dv.data, key_bytes(a.dv, a.shape)),
                a);
     });
 }

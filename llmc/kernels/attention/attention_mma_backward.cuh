@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
     int tiles = (keys + Tile::keys - 1) / Tile::keys;
     int warp_query = first_query + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const bf16> k = head_rows(a.k, batch, head), v = head_rows(a.v, batch, head);
+    const int kv_head = head / shape.group;
+    HeadRows<const bf16> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
     unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
     SharedAddress q_tile = shared_address(shared), dout_tile = q_tile + Tile::query_bytes;
     SharedAddress statistics = dout_tile + Tile::query_bytes, q_rows = shared_address(warp_rows);
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
     store_sums<D>(head_rows(a.dq, batch, head), sums, factor, warp_query, shape.Tq, shape.HS, warp_rows);
 }
 
-// Grid (key tiles, NH, B). Shared: k, v (keys, D), then `stages` of q, dout (queries, D), lse, delta (queries). Scores
-// are transposed: rows are keys, columns queries. scale > 0.
+// Over the heads of queries that share the keys. Grid (key tiles, kv heads, B). Shared: k, v (keys, D), then `stages`
+// of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys, columns queries. scale > 0.
 template <class G, int D, class Pipeline = AsyncPipeline>
 __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
     attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
@@ -135,72 +136,78 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
     constexpr int M = Tile::blocks, N = Tile::queries / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
-    int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int batch = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
     int diagonal = mask_diagonal(shape), begin = query_begin(diagonal, first_key);
     int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const bf16> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
+    int head = kv_head * shape.group;
     unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
     SharedAddress k_tile = shared_address(shared), v_tile = k_tile + Tile::key_bytes,
                   k_rows = shared_address(warp_rows);
     unsigned char* stages = shared + 2 * Tile::key_bytes;
 
-    auto load_queries = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
-        if (tile < tiles) {
-            SharedAddress stage = shared_address(stages) + tile % Tile::stages * Tile::stage_bytes;
-            int first_query = begin + tile * Tile::queries;
-            load_tile_async<Tile::queries, D, Tile::threads>(stage, q, first_query, shape.Tq, shape.HS);
-            load_tile_async<Tile::queries, D, Tile::threads>(stage + Tile::query_bytes, dout, first_query, shape.Tq,
-                                                             shape.HS);
-            load_statistics_async<Tile::queries, Tile::threads>(stage + 2 * Tile::query_bytes, a.lse, a.delta,
-                                                                std::int64_t{batch} * shape.NH + head, first_query,
-                                                                shape.Tq);
-        }
-        cp_async_commit();
-    };
-    load_tile_async<Tile::keys, D, Tile::threads>(k_tile, head_rows(a.k, batch, head), first_key, shape.Tk, shape.HS);
-    load_tile_async<Tile::keys, D, Tile::threads>(v_tile, head_rows(a.v, batch, head), first_key, shape.Tk, shape.HS);
-#pragma unroll
-    for (int tile = 0; tile < Tile::stages - 1; tile++) load_queries(tile);
-
-    float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
-    for (int tile = 0; tile < tiles; tile++) {
-        Pipeline::template wait<Tile::stages - 2>();
-        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
-        load_queries(tile + Tile::stages - 1);
-        int first_query = begin + tile * Tile::queries;
-        if (warp_key > first_query + Tile::queries - 1 + diagonal) continue;   // nothing here for this warp
-        unsigned char* stage = stages + tile % Tile::stages * Tile::stage_bytes;
-        SharedAddress q_tile = shared_address(stage), dout_tile = q_tile + Tile::query_bytes;
-        const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
-        const float* delta = lse + Tile::queries;
-        float scores[M][N][4], dscores[M][N][4];
-        multiply_transposed<D, 2>(scores, k_rows, q_tile);   // more spills on sm_100
-        multiply_transposed<D, 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
-        // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
-        if (warp_key + 16 * M - 1 > first_query + diagonal) {
-            mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);
-        }
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int column = 8 * n + lane % 4 * 2 + e % 2;
-                float lse_log2 = finite_lse_log2(lse[column]), delta_of_column = delta[column];
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-                    scores[m][n][e] = exp2_approximate(scores[m][n][e] * scale_log2 - lse_log2);
-                    dscores[m][n][e] = scores[m][n][e] * (dscores[m][n][e] - delta_of_column);
-                }
+    auto load_queries =
+        [&](int tile) {   // of `head`; one group a tile, empty past the last, so that waits can count groups
+            if (tile < tiles) {
+                SharedAddress stage = shared_address(stages) + tile % Tile::stages * Tile::stage_bytes;
+                int first_query = begin + tile * Tile::queries;
+                load_tile_async<Tile::queries, D, Tile::threads>(stage, head_rows(a.q, batch, head), first_query,
+                                                                 shape.Tq, shape.HS);
+                load_tile_async<Tile::queries, D, Tile::threads>(
+                    stage + Tile::query_bytes, head_rows(a.dout, batch, head), first_query, shape.Tq, shape.HS);
+                load_statistics_async<Tile::queries, Tile::threads>(stage + 2 * Tile::query_bytes, a.lse, a.delta,
+                                                                    std::int64_t{batch} * shape.NH + head, first_query,
+                                                                    shape.Tq);
             }
-        std::uint32_t weights[M][N / 2][4];
-        pack_weights(weights, scores);
-        accumulate_weighted<D>(dv, weights, dout_tile);
-        pack_weights(weights, dscores);
-        accumulate_weighted<D>(dk, weights, q_tile);
+            cp_async_commit();
+        };
+    load_tile_async<Tile::keys, D, Tile::threads>(k_tile, head_rows(a.k, batch, kv_head), first_key, shape.Tk,
+                                                  shape.HS);
+    load_tile_async<Tile::keys, D, Tile::threads>(v_tile, head_rows(a.v, batch, kv_head), first_key, shape.Tk,
+                                                  shape.HS);
+    float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
+    for (; head < (kv_head + 1) * shape.group; head++) {
+        if (head > kv_head * shape.group) Pipeline::barrier();   // the last tiles of the head before have been read
+#pragma unroll
+        for (int tile = 0; tile < Tile::stages - 1; tile++) load_queries(tile);
+        for (int tile = 0; tile < tiles; tile++) {
+            Pipeline::template wait<Tile::stages - 2>();
+            Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+            load_queries(tile + Tile::stages - 1);
+            int first_query = begin + tile * Tile::queries;
+            if (warp_key > first_query + Tile::queries - 1 + diagonal) continue;   // nothing here for this warp
+            unsigned char* stage = stages + tile % Tile::stages * Tile::stage_bytes;
+            SharedAddress q_tile = shared_address(stage), dout_tile = q_tile + Tile::query_bytes;
+            const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
+            const float* delta = lse + Tile::queries;
+            float scores[M][N][4], dscores[M][N][4];
+            multiply_transposed<D, 2>(scores, k_rows, q_tile);   // more spills on sm_100
+            multiply_transposed<D, 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
+            // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
+            if (warp_key + 16 * M - 1 > first_query + diagonal) {
+                mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);
+            }
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int column = 8 * n + lane % 4 * 2 + e % 2;
+                    float lse_log2 = finite_lse_log2(lse[column]), delta_of_column = delta[column];
+#pragma unroll
+                    for (int m = 0; m < M; m++) {
+                        scores[m][n][e] = exp2_approximate(scores[m][n][e] * scale_log2 - lse_log2);
+                        dscores[m][n][e] = scores[m][n][e] * (dscores[m][n][e] - delta_of_column);
+                    }
+                }
+            std::uint32_t weights[M][N / 2][4];
+            pack_weights(weights, scores);
+            accumulate_weighted<D>(dv, weights, dout_tile);
+            pack_weights(weights, dscores);
+            accumulate_weighted<D>(dk, weights, q_tile);
+        }
     }
     if (tiles == 0) {   // the copy of k is still under way into the rows used for staging
         cp_async_wait<0>();
@@ -212,6 +219,6 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
         dk_factor[m][0] = dk_factor[m][1] = shape.scale;
         dv_factor[m][0] = dv_factor[m][1] = 1.0f;
     }
-    store_sums<D>(head_rows(a.dk, batch, head), dk, dk_factor, warp_key, shape.Tk, shape.HS, warp_rows);
-    store_sums<D>(head_rows(a.dv, batch, head), dv, dv_factor, warp_key, shape.Tk, shape.HS, warp_rows);
+    store_sums<D>(head_rows(a.dk, batch, kv_head), dk, dk_factor, warp_key, shape.Tk, shape.HS, warp_rows);
+    store_sums<D>(head_rows(a.dv, batch, kv_head), dv, dv_factor, warp_key, shape.Tk, shape.HS, warp_rows);
 }

@@ -1,7 +1,7 @@
 // Attention in plain double precision, for tests: every score matrix row is written out, nothing is clever.
 //
-// Tensors are (B, T, NH, HS) without gaps; lse is (B, NH, Tq). The mask and the meaning of every field are those of
-// AttentionShape.
+// Tensors are (B, T, NH or kv heads, HS) without gaps; lse is (B, NH, Tq). The mask and the meaning of every field are
+// those of AttentionShape.
 #pragma once
 
 #include <cmath>
@@ -21,9 +21,13 @@ inline bool sees(const AttentionShape& shape, int query, int key) {
     return !shape.causal || shape.k0 + key <= shape.q0 + query;
 }
 
-// First channel of (batch, token, head).
-inline std::size_t row(const AttentionShape& shape, int tokens, int batch, int token, int head) {
-    return ((static_cast<std::size_t>(batch) * tokens + token) * shape.NH + head) * shape.HS;
+// First channel of (batch, token, head) of queries, and of the keys and values that the head reads.
+inline std::size_t row(const AttentionShape& shape, int batch, int token, int head) {
+    return ((static_cast<std::size_t>(batch) * shape.Tq + token) * shape.NH + head) * shape.HS;
+}
+inline std::size_t key_row(const AttentionShape& shape, int batch, int token, int head) {
+    const int kv_head = head / shape.group;
+    return ((static_cast<std::size_t>(batch) * shape.Tk + token) * shape.kv_heads() + kv_head) * shape.HS;
 }
 
 inline double dot(const double* a, const double* b, int count) {
@@ -39,7 +43,7 @@ inline double probabilities(std::vector<double>& p, const std::vector<double>& q
     p.assign(shape.Tk, 0.0);
     for (int j = 0; j < shape.Tk; j++) {
         if (!sees(shape, i, j)) continue;
-        p[j] = shape.scale * dot(&q[row(shape, shape.Tq, b, i, h)], &k[row(shape, shape.Tk, b, j, h)], shape.HS);
+        p[j] = shape.scale * dot(&q[row(shape, b, i, h)], &k[key_row(shape, b, j, h)], shape.HS);
         largest = std::max(largest, p[j]);
     }
     for (int j = 0; j < shape.Tk; j++) sum += p[j] = sees(shape, i, j) ? std::exp(p[j] - largest) : 0.0;
@@ -68,13 +72,13 @@ inline AttentionReference reference_attention(const AttentionShape& shape, const
             for (int i = 0; i < shape.Tq; i++) {
                 r.lse[(static_cast<std::size_t>(b) * shape.NH + h) * shape.Tq + i] =
                     probabilities(p, q, k, shape, b, i, h);
-                std::size_t qi = row(shape, shape.Tq, b, i, h);
+                std::size_t qi = row(shape, b, i, h);
                 for (int j = 0; j < shape.Tk; j++)
-                    for (int c = 0; c < shape.HS; c++) r.out[qi + c] += p[j] * v[row(shape, shape.Tk, b, j, h) + c];
+                    for (int c = 0; c < shape.HS; c++) r.out[qi + c] += p[j] * v[key_row(shape, b, j, h) + c];
                 if (dout.empty()) continue;
                 double delta = dot(&dout[qi], &r.out[qi], shape.HS);
                 for (int j = 0; j < shape.Tk; j++) {
-                    std::size_t kj = row(shape, shape.Tk, b, j, h);
+                    std::size_t kj = key_row(shape, b, j, h);
                     double ds = p[j] * (dot(&dout[qi], &v[kj], shape.HS) - delta) * shape.scale;
                     for (int c = 0; c < shape.HS; c++) {
                         r.dq[qi + c] += ds * k[kj + c];

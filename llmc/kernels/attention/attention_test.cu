@@ -24,7 +24,7 @@ AttentionReference merged(const AttentionShape& shape, const AttentionReference&
                 double lse =
                     largest + std::log(std::exp(a.lse[statistic] - largest) + std::exp(b.lse[statistic] - largest));
                 result.lse[statistic] = lse;
-                std::size_t row = attention_reference::row(shape, shape.Tq, batch, i, h);
+                std::size_t row = attention_reference::row(shape, batch, i, h);
                 for (int c = 0; c < shape.HS; c++) {
                     result.out[row + c] = a.out[row + c] * std::exp(a.lse[statistic] - lse) +
                                           b.out[row + c] * std::exp(b.lse[statistic] - lse);
@@ -86,7 +86,23 @@ TEST_CASE_TEMPLATE("attention: every layout and several batches and heads", T, f
     }
 }
 
+TEST_CASE_TEMPLATE("attention: heads of queries share heads of keys and values", T, float, bf16) {
+    for (int group : {2, 4}) {
+        for (int HS : {32, 64, 128}) {
+            AttentionShape shape = self_attention_shape(2, 150, 4, HS, true, group);
+            check_own<T>(shape, HS == 64 ? Layout::spaced : Layout::packed);
+            shape.Tk = 70, shape.causal = false;
+            check_own<T>(shape, Layout::head_major);
+        }
+    }
+    check_own<T>(self_attention_shape(1, 40, 6, 24, true, 3), Layout::packed);
+    AttentionShape unseen = self_attention_shape(1, 40, 2, 64, true, 2);
+    unseen.k0 = 20;   // queries that see nothing, keys that nobody sees
+    check_own<T>(unseen, Layout::spaced);
+}
+
 TEST_CASE("attention: bf16 inputs with fp32 results") {
+    check_own<bf16, float>(self_attention_shape(1, 70, 4, 64, true, 2), Layout::packed);
     check_own<bf16, float>(shape_of(2, 2, 70, 70, 64, true), Layout::packed);
     check_own<bf16, float>(shape_of(1, 2, 50, 90, 128, false), Layout::spaced);
 }

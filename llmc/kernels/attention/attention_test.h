@@ -1,8 +1,8 @@
 // Runs an attention on the device from plain host tensors, for the tests of every implementation.
 //
-// Host tensors are (B, T, NH, HS) in double, already rounded to the element type. On the device each lies in a buffer
-// of its own with the strides of a layout; what lies between is a number that ruins every result when read and is
-// checked to be untouched when written to.
+// Host tensors are (B, T, NH or kv heads, HS) in double, already rounded to the element type. On the device each lies
+// in a buffer of its own with the strides of a layout; what lies between is a number that ruins every result when read
+// and is checked to be untouched when written to.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/attention_reference_test.h"
 
-// How the test tensors lie in memory: as the parts of (B, T, 3, NH, HS), as (B, NH, T, HS), or with gaps everywhere.
+// How the test tensors lie in memory: as parts of the rows of packed_heads, as (B, NH, T, HS), or with gaps everywhere.
 enum class Layout { packed, head_major, spaced };
 
 constexpr float GAP = 1e30f;   // between the elements of a tensor
@@ -27,16 +27,20 @@ constexpr float GAP = 1e30f;   // between the elements of a tensor
 template <class T>
 class TestTensor {
 public:
-    TestTensor(Arena& arena, const AttentionShape& shape, int tokens, Layout layout, int part, cudaStream_t stream)
-        : shape_(shape), tokens_(tokens), stream_(stream) {
-        std::int64_t row = std::int64_t{shape.NH} * shape.HS;
+    TestTensor(Arena& arena, const AttentionShape& shape, bool of_keys, Layout layout, int part, cudaStream_t stream)
+        : shape_(shape),
+          tokens_(of_keys ? shape.Tk : shape.Tq),
+          heads_(of_keys ? shape.kv_heads() : shape.NH),
+          stream_(stream) {
+        const int tokens = tokens_;
+        std::int64_t row = std::int64_t{heads_} * shape.HS;
         if (layout == Layout::packed) {
-            strides_ = {nullptr, tokens * 3 * row, 3 * row, shape.HS};
-            offset_ = part * row;
+            strides_ = packed_heads<T>(nullptr, 0, tokens, shape.NH, shape.HS, shape.kv_heads());
+            offset_ = part == 0 ? 0 : (shape.NH + (part - 1) * std::int64_t{shape.kv_heads()}) * shape.HS;
         } else if (layout == Layout::head_major) {
             strides_ = {nullptr, tokens * row, shape.HS, std::int64_t{tokens} * shape.HS};
         } else {
-            strides_ = {nullptr, tokens * (row + 8 * shape.NH + 16) + 8, row + 8 * shape.NH + 16, shape.HS + 8};
+            strides_ = {nullptr, tokens * (row + 8 * heads_ + 16) + 8, row + 8 * heads_ + 16, shape.HS + 8};
             offset_ = 8;
         }
         elements_.assign(static_cast<std::size_t>(offset_ + shape.B * strides_.batch), static_cast<T>(GAP));
@@ -56,7 +60,7 @@ public:
     // The tensor's elements; everything between them must be as it was.
     std::vector<double> download() {
         std::vector<T> found = buffer_.download(stream_);
-        std::vector<double> values(static_cast<std::size_t>(shape_.B) * tokens_ * shape_.NH * shape_.HS);
+        std::vector<double> values(static_cast<std::size_t>(shape_.B) * tokens_ * heads_ * shape_.HS);
         for_each([&](std::size_t dense, std::size_t strided) {
             values[dense] = static_cast<double>(static_cast<float>(found[strided]));
             found[strided] = static_cast<T>(GAP);
@@ -73,7 +77,7 @@ private:
         std::size_t dense = 0;
         for (int b = 0; b < shape_.B; b++)
             for (int t = 0; t < tokens_; t++)
-                for (int h = 0; h < shape_.NH; h++)
+                for (int h = 0; h < heads_; h++)
                     for (int c = 0; c < shape_.HS; c++) {
                         visit(dense++, static_cast<std::size_t>(offset_ + b * strides_.batch + t * strides_.token +
                                                                 h * strides_.head + c));
@@ -81,7 +85,7 @@ private:
     }
 
     AttentionShape shape_;
-    int tokens_;
+    int tokens_, heads_;
     cudaStream_t stream_;
     HeadsView<T> strides_{};   // of a null pointer
     std::int64_t offset_ = 0;
@@ -94,16 +98,16 @@ struct AttentionInputs {
 };
 
 template <class T>
-std::vector<double> random_heads(const AttentionShape& shape, int tokens, std::uint64_t key) {
-    std::vector<double> values(static_cast<std::size_t>(shape.B) * tokens * shape.NH * shape.HS);
+std::vector<double> random_heads(const AttentionShape& shape, int tokens, int heads, std::uint64_t key) {
+    std::vector<double> values(static_cast<std::size_t>(shape.B) * tokens * heads * shape.HS);
     for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(static_cast<T>(normal(key, i)));
     return values;
 }
 
 template <class T>
 AttentionInputs random_inputs(const AttentionShape& shape) {
-    return {random_heads<T>(shape, shape.Tq, 1), random_heads<T>(shape, shape.Tk, 2),
-            random_heads<T>(shape, shape.Tk, 3), random_heads<T>(shape, shape.Tq, 4)};
+    return {random_heads<T>(shape, shape.Tq, shape.NH, 1), random_heads<T>(shape, shape.Tk, shape.kv_heads(), 2),
+            random_heads<T>(shape, shape.Tk, shape.kv_heads(), 3), random_heads<T>(shape, shape.Tq, shape.NH, 4)};
 }
 
 // ||a - b|| / ||b||; infinite where a is not finite. Where b is zero in exact arithmetic (one key: no gradient of q, k)
@@ -153,10 +157,10 @@ template <class T, class O = T>
 AttentionReference run_forward(const ForwardFunction<T, O>& attention, const AttentionShape& shape, Layout layout,
                                const AttentionInputs& inputs) {
     TestDevice device;
-    TestTensor<T> q(device.arena, shape, shape.Tq, layout, 0, device.stream);
-    TestTensor<T> k(device.arena, shape, shape.Tk, layout, 1, device.stream);
-    TestTensor<T> v(device.arena, shape, shape.Tk, layout, 2, device.stream);
-    TestTensor<O> out(device.arena, shape, shape.Tq, layout, 0, device.stream);
+    TestTensor<T> q(device.arena, shape, false, layout, 0, device.stream);
+    TestTensor<T> k(device.arena, shape, true, layout, 1, device.stream);
+    TestTensor<T> v(device.arena, shape, true, layout, 2, device.stream);
+    TestTensor<O> out(device.arena, shape, false, layout, 0, device.stream);
     auto lse = device.arena.allocate<float>("test/lse", static_cast<std::size_t>(shape.B) * shape.NH * shape.Tq);
     q.upload(inputs.q);
     k.upload(inputs.k);
@@ -175,14 +179,12 @@ AttentionReference run_backward(const BackwardFunction<T, G>& attention, const A
                                 const AttentionInputs& inputs, const AttentionReference& forward) {
     TestDevice device;
     Arena& arena = device.arena;
-    TestTensor<T> q(arena, shape, shape.Tq, layout, 0, device.stream),
-        k(arena, shape, shape.Tk, layout, 1, device.stream);
-    TestTensor<T> v(arena, shape, shape.Tk, layout, 2, device.stream);
-    TestTensor<T> out(arena, shape, shape.Tq, layout, 0, device.stream);
-    TestTensor<T> dout(arena, shape, shape.Tq, layout, 1, device.stream);
-    TestTensor<G> dq(arena, shape, shape.Tq, layout, 0, device.stream),
-        dk(arena, shape, shape.Tk, layout, 1, device.stream);
-    TestTensor<G> dv(arena, shape, shape.Tk, layout, 2, device.stream);
+    TestTensor<T> q(arena, shape, false, layout, 0, device.stream), k(arena, shape, true, layout, 1, device.stream);
+    TestTensor<T> v(arena, shape, true, layout, 2, device.stream);
+    TestTensor<T> out(arena, shape, false, layout, 0, device.stream);
+    TestTensor<T> dout(arena, shape, false, layout, 1, device.stream);
+    TestTensor<G> dq(arena, shape, false, layout, 0, device.stream), dk(arena, shape, true, layout, 1, device.stream);
+    TestTensor<G> dv(arena, shape, true, layout, 2, device.stream);
     auto lse = arena.allocate<float>("test/lse", forward.lse.size());
     auto delta = arena.allocate<float>("test/delta", forward.lse.size());
     q.upload(inputs.q);

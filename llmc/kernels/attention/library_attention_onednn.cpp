@@ -1,5 +1,5 @@
 // Library attention on a CPU (llmc/cuda_on_cpu/blas/attention.h): operations on the stream. Forward is one task per
-// (batch, head, block of queries), backward one per (batch, head).
+// (batch, head, block of queries), backward one per (batch, head of keys and values).
 
 #include <atomic>
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace {
 
 // All that a view touches, gaps between its rows included.
 template <class T>
-host::Access access(const HeadsView<T>& view, const AttentionShape& s, int tokens) {
-    std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (s.NH - 1) * view.head + s.HS;
+host::Access access(const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
+    std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + s.HS;
     return {view.data, static_cast<std::size_t>(last) * sizeof(T), !std::is_const_v<T>};
 }
 
@@ -26,8 +26,9 @@ host::Access rows_access(const float* data, const AttentionShape& s, bool write)
 }
 
 void check_shape(const AttentionShape& s) {
-    ENSURE(s.B > 0 && s.NH > 0 && s.Tq > 0 && s.Tk > 0 && s.HS > 0 && s.HS % 8 == 0 && s.HS <= 128,
-           "attention of B=", s.B, " NH=", s.NH, " Tq=", s.Tq, " Tk=", s.Tk, " HS=", s.HS);
+    ENSURE(
+        s.B > 0 && s.NH > 0 && s.NH % s.group == 0 && s.Tq > 0 && s.Tk > 0 && s.HS > 0 && s.HS % 8 == 0 && s.HS <= 128,
+        "attention of B=", s.B, " NH=", s.NH, " Tq=", s.Tq, " Tk=", s.Tk, " HS=", s.HS);
 }
 
 }   // namespace
@@ -75,8 +76,8 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
     prepare(a);
     host::Operation operation;
     operation.name = "library attention forward";
-    operation.accesses = {access(a.out, s, s.Tq), rows_access(a.lse, s, true), access(a.q, s, s.Tq),
-                          access(a.k, s, s.Tk), access(a.v, s, s.Tk)};
+    operation.accesses = {access(a.out, s, s.Tq, s.NH), rows_access(a.lse, s, true), access(a.q, s, s.Tq, s.NH),
+                          access(a.k, s, s.Tk, s.kv_heads()), access(a.v, s, s.Tk, s.kv_heads())};
     operation.step = [a] {
         const int blocks = (a.shape.Tq + host::attention::query_block - 1) / host::attention::query_block;
         host::parallel_for(
@@ -100,16 +101,17 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
     prepare(a);
     host::Operation operation;
     operation.name = "library attention backward";
-    operation.accesses = {access(a.dq, s, s.Tq),       access(a.dk, s, s.Tk),  access(a.dv, s, s.Tk),
-                          access(a.dout, s, s.Tq),     access(a.out, s, s.Tq), access(a.q, s, s.Tq),
-                          access(a.k, s, s.Tk),        access(a.v, s, s.Tk),   rows_access(a.delta, s, true),
-                          rows_access(a.lse, s, false)};
+    operation.accesses = {access(a.dq, s, s.Tq, s.NH),         access(a.dk, s, s.Tk, s.kv_heads()),
+                          access(a.dv, s, s.Tk, s.kv_heads()), access(a.dout, s, s.Tq, s.NH),
+                          access(a.out, s, s.Tq, s.NH),        access(a.q, s, s.Tq, s.NH),
+                          access(a.k, s, s.Tk, s.kv_heads()),  access(a.v, s, s.Tk, s.kv_heads()),
+                          rows_access(a.delta, s, true),       rows_access(a.lse, s, false)};
     operation.step = [a] {
         host::parallel_for(
-            std::int64_t{a.shape.B} * a.shape.NH,
+            std::int64_t{a.shape.B} * a.shape.kv_heads(),
             [&](std::int64_t head) {
-                host::attention::backward_head(a, static_cast<int>(head / a.shape.NH),
-                                               static_cast<int>(head % a.shape.NH));
+                host::attention::backward_kv_head(a, static_cast<int>(head / a.shape.kv_heads()),
+                                                  static_cast<int>(head % a.shape.kv_heads()));
             },
             1);
         return true;

@@ -64,6 +64,11 @@ TEST_CASE_TEMPLATE("library_attention: causal with offsets, rows that see nothin
     }
 }
 
+TEST_CASE_TEMPLATE("library_attention: heads of queries share heads of keys and values", T, float, bf16) {
+    for (int group : {2, 4}) check_library<T>(self_attention_shape(2, 300, 4, 64, true, group), Layout::packed);
+    check_library<T>(self_attention_shape(1, 40, 6, 24, false, 3), Layout::spaced);
+}
+
 TEST_CASE("library_attention: bf16 inputs with fp32 results") {
     check_library<bf16, float>(shape_of(2, 2, 140, 140, 64, true), Layout::packed);
 }
