@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "llmc/base/json.h"
+#include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
 
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
@@ -28,25 +29,7 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Stage& mo
 namespace {
 
 std::string config_json(const ModelConfig& config, TensorType type, const Tokenizer* tokenizer) {
-    const bool gpt2 = beyond_hugging_face(config).empty();
-    Json json = Json::object({{"architectures", Json::array({gpt2 ? "GPT2LMHeadModel" : "TrainGptModel"})},
-                              {"model_type", gpt2 ? "gpt2" : own_model_type}});
-    auto add_fields = [&](bool sizes) {
-        for (const ModelField& field : model_fields()) {
-            if (field.is_size() != sizes || (gpt2 && !field.hugging_face)) continue;
-            json.add(field.key, field.is_size()   ? Json(field.get(config))
-                                : field.is_flag() ? Json(field.get(config) != 0)
-                                                  : Json(field.value_of(config)));
-            if (field.key == std::string_view("n_positions")) json.add("n_ctx", field.get(config));
-        }
-    };
-    add_fields(true);
-    json.add("activation_function", "gelu_new");
-    json.add("layer_norm_epsilon", 1e-5);
-    json.add("initializer_range", 0.02);
-    for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) json.add(dropout, 0.0);
-    add_fields(false);
-    json.add("torch_dtype", type == TensorType::BF16 ? "bfloat16" : "float32");
+    Json json = hugging_face_config(config, type == TensorType::BF16 ? "bfloat16" : "float32");
     // left out, they are GPT-2's: right for its vocabulary, and nothing in another one
     if (tokenizer != nullptr || config.vocab_size != 50257) {
         const Json end = tokenizer != nullptr ? Json(tokenizer->end_of_text()) : Json(nullptr);
@@ -76,7 +59,10 @@ std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, Tenso
 }
 
 // Names need no prefix, except beside lm_head's.
-TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info) {
-    const bool plain = table.config().tied || info.name == "lm_head.weight";
-    return {plain ? info.name : "transformer." + info.name, parameter_type, info.file_shape(true)};
+std::vector<TensorEntry> hugging_face_entries(const ParamTable& table, const ParamInfo& info) {
+    std::vector<TensorEntry> entries;
+    for (FileTensor& tensor : file_tensors(table, info, !table.config().tied)) {
+        entries.push_back({std::move(tensor.name), parameter_type, std::move(tensor.shape)});
+    }
+    return entries;
 }

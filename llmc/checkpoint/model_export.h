@@ -1,5 +1,5 @@
 // The weights of a model written so that other programs read them: as an llm.c model file, and what a Hugging Face
-// GPT-2 folder says of them. (Reading both: llmc/model/families/weight_source.h, which has the formats.) In the build's
+// folder says of them. (Reading both: llmc/model/families/weight_source.h, which has the formats.) In the build's
 // precision.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/model/stage.h"
 #include "llmc/parallel/gather.h"
@@ -25,15 +26,15 @@ struct HuggingFaceFile {
 };
 std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, TensorType type, const Tokenizer* tokenizer);
 
-// Of a tensor of the safetensors file its name, type and shape: GPT-2's names, matrices of layers [in, out], without
-// rows that pad the vocabulary.
-TensorEntry hugging_face_entry(const ParamTable& table, const ParamInfo& info);
+// The tensors of the safetensors file that have a parameter, in its order: names, type and shapes (family.h).
+std::vector<TensorEntry> hugging_face_entries(const ParamTable& table, const ParamInfo& info);
 
-// Writes such a tensor; `values` has the padding rows, stored [out, in].
+// Writes them; `values` has the parameter with its padding rows, stored [out, in].
 template <class T>
-void write_hugging_face(SafetensorsWriter& file, const ParamInfo& info, std::span<const T> values) {
+void write_hugging_face(SafetensorsWriter& file, const ParamTable& table, const ParamInfo& info,
+                        std::span<const T> values) {
     values = values.first(static_cast<std::size_t>(info.exported_elements()));
-    if (!info.hf_transposed) return file.write_values(values);
+    if (!file_tensors(table, info).front().transposed) return file.write_values(values);
     const std::int64_t rows = info.exported_rows(), cols = info.tensor.cols;
     const std::int64_t strip = std::max<std::int64_t>(1, (1 << 20) / rows);   // columns that are converted at once
     for (std::int64_t first = 0; first < cols; first += strip) {

@@ -112,9 +112,10 @@ std::string tensor_index(const ParamTable& table) {
     Json names = Json::object();
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
-        const TensorEntry entry = hugging_face_entry(table, info);
-        names.add(entry.name, unit_file("model", table, info.unit));
-        bytes += entry.bytes();
+        for (const TensorEntry& entry : hugging_face_entries(table, info)) {
+            names.add(entry.name, unit_file("model", table, info.unit));
+            bytes += entry.bytes();
+        }
     }
     const Json metadata = Json::object({{"total_size", bytes}});
     return to_text(Json::object({{"metadata", metadata}, {"weight_map", names}}), 2) + "\n";
@@ -176,7 +177,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     std::vector<TensorEntry> parameters, exact;
     for (const Held& held : unit) {
         const ParamInfo& info = table_[held.param];
-        if (is_parameter(held)) parameters.push_back(hugging_face_entry(table_, info));
+        if (is_parameter(held)) std::ranges::move(hugging_face_entries(table_, info), std::back_inserter(parameters));
         if (!is_exact(held)) continue;
         exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
                          is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
@@ -184,7 +185,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     const int number = unit.front().unit;
     SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
     for (const Held& held : unit) {
-        if (is_parameter(held)) write_hugging_face(model, table_[held.param], values_of<const floatX>(held));
+        if (is_parameter(held)) write_hugging_face(model, table_, table_[held.param], values_of<const floatX>(held));
     }
     model.finish();
     SafetensorsWriter optimizer = checkpoint.create(unit_file("optimizer", table_, number), exact, {});

@@ -33,7 +33,9 @@ void check_together(const Options& o) {
     refuse_if(own_sizes == 3 && o.model != Options{}.model,
               text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");
-    const std::string beyond = beyond_llmc(o.architecture);
+    ModelConfig asked;
+    apply(o.architecture, asked);
+    const std::string beyond = beyond_llmc(asked);
     refuse_if(!beyond.empty() && !o.export_llmc.empty(), "--export-llmc together with " + beyond,
               "llm.c's files hold no such model; checkpoints do.");
     check_total_batch(o);

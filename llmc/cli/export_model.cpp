@@ -14,7 +14,7 @@ void write_tensors(SafetensorsWriter& writer, const ParamTable& table, const Wei
     for (const ParamInfo& info : table.all()) {
         const std::vector<float> values = weights.read(info);
         const std::vector<T> stored(values.begin(), values.end());
-        write_hugging_face<T>(writer, info, stored);
+        write_hugging_face<T>(writer, table, info, stored);
     }
 }
 
@@ -28,8 +28,10 @@ void write_hugging_face(FileSystem& files, const std::string& folder, const Weig
     }
     std::vector<TensorEntry> entries;
     for (const ParamInfo& info : table.all()) {
-        entries.push_back(hugging_face_entry(table, info));
-        entries.back().type = type;
+        for (TensorEntry& entry : hugging_face_entries(table, info)) {
+            entry.type = type;
+            entries.push_back(std::move(entry));
+        }
     }
     SafetensorsWriter writer(files.create(folder + "/model.safetensors"), entries, TensorMetadata{{"format", "pt"}});
     if (dtype == DType::bf16) {
@@ -59,11 +61,11 @@ int export_model(FileSystem& files, const Options& options) {
               "Give another name, or remove it.");
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights = find_weights(files, model, log);
-    const bool to_llmc = wish.to == ExportFormat::llmc, is_gpt2 = beyond_hugging_face(weights->config()).empty();
+    const bool to_llmc = wish.to == ExportFormat::llmc, is_known = !is_only_ours(family_of(weights->config()));
     const std::string beyond = to_llmc ? beyond_llmc(weights->config()) : beyond_hugging_face(weights->config());
     refuse_if(!beyond.empty(), text("--to ", to_llmc ? "llmc" : "hf", ": the model in ", model, " has ", beyond),
-              is_gpt2 ? "llm.c's files hold no such model: export it with --to hf."
-                      : "Other programs know no such GPT-2; its checkpoints can be copied as they are.");
+              is_known ? "llm.c's files hold no such model: export it with --to hf."
+                       : "Other programs know no such model; its checkpoints can be copied as they are.");
     const std::string where = tokenizer_of_model(files, model, options.generate.tokenizer);
     std::optional<Tokenizer> tokenizer;
     if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());

@@ -64,7 +64,7 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
                   : "ids of the model, where it is meant to have more than the data's tokenizer");
     taken_by(train, check);
     for (const ModelField& of : model_fields()) {
-        if (!of.is_size()) field(of, o.architecture);
+        if (!of.basic) field(of, o.architecture);
     }
 }
 

@@ -112,14 +112,24 @@ private:
         return added;
     }
 
-    // A field of the model that is no size.
-    OptionRow& field(const ModelField& of, ModelConfig& target) {
+    // A field of the model; empty: it is not given.
+    OptionRow& field(const ModelField& of, ModelChoices& target) {
         std::string values;
         for (const char* value : of.values) values += text(values.empty() ? "" : "|", value);
-        OptionRow& added = row(text("--", of.name), values, of.help);
-        added.expected = "expected one of " + values;
-        added.spell = [&of, &target] { return of.value_of(target); };
-        added.read = [&of, &target](const std::string& value) { return of.read(target, value); };
+        OptionRow& added = row(text("--", of.name), of.is_number() ? of.whole ? "INT" : "FLOAT" : values, of.help);
+        added.expected = of.is_number() ? text("expected ", of.whole ? "an integer" : "a number", " from 0 to 1e9")
+                                        : "expected one of " + values;
+        added.spell = [&of, &target] {
+            ModelConfig model;
+            if (!target.contains(of.name)) return std::string();
+            of.set(model, target.at(of.name));
+            return of.value_of(model);
+        };
+        added.read = [&of, &target](const std::string& value) {
+            ModelConfig model;
+            if (value.empty()) return target.erase(of.name), true;
+            return of.read(model, value) && (target[of.name] = of.get(model), true);
+        };
         added.is_switch = of.is_flag();
         return added;
     }

@@ -16,6 +16,7 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     sizes.T = T / mesh.cp;
     sizes.C = static_cast<int>(config.channels);
     sizes.NH = static_cast<int>(config.heads) / mesh.tp;
+    sizes.KV = static_cast<int>(config.kv_heads()) / mesh.tp;
     sizes.HS = static_cast<int>(config.head_size());
     sizes.F = static_cast<int>(config.mlp_width()) / mesh.tp;
     sizes.V = static_cast<int>(std::clamp<std::int64_t>(config.vocab_size - first, 0, Vp));
@@ -31,15 +32,21 @@ int sequence_unit(int cp, int residual_parts) { return std::lcm(cp * residual_pa
 
 void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T) {
     const int tp = mesh.tp, cp = mesh.cp;
-    if (config.heads % tp != 0) {
+    auto shares = [&](std::int64_t count, const char* what) {
+        auto works = [&](std::int64_t ranks) {
+            return config.kv_heads() % ranks == 0 && config.mlp_width() % ranks == 0;
+        };
+        if (count % tp == 0) return;
         std::int64_t below = tp, above = tp;
-        while (config.heads % below != 0) below--;
-        while (above <= config.heads && config.heads % above != 0) above++;
-        throw Error(ErrorKind::usage,
-                    text("--tp ", tp, ": ranks cannot share the model's ", config.heads, " heads evenly"),
-                    above > config.heads ? text("The nearest value that works is ", below, ".")
-                                         : text("The nearest values that work are ", below, " and ", above, "."));
-    }
+        while (!works(below)) below--;
+        while (above <= config.kv_heads() && !works(above)) above++;
+        throw Error(ErrorKind::usage, text("--tp ", tp, ": ranks cannot share the model's ", count, what, " evenly"),
+                    above > config.kv_heads() ? text("The nearest value that works is ", below, ".")
+                                              : text("The nearest values that work are ", below, " and ", above, "."));
+    };
+    shares(config.heads, " heads");
+    shares(config.kv_heads(), " heads of keys and values");
+    shares(config.mlp_width(), " channels inside the MLP");
     if (!sequence_parallel) return;
     // of a single sequence too, as far as one is needed (sampling)
     const int single = sequence_unit(cp, tp), unit = sequence_unit(cp, tp / std::gcd(B, tp));
@@ -178,7 +185,8 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
         lnf_rstd = arena.allocate<float>("workspace/lnf_rstd", Rr);
         losses = arena.allocate<float>("workspace/losses", R);
     }
-    rows_c = arena.allocate<floatX>("workspace/rows_c", R * C);
+    const auto heads = static_cast<std::size_t>(sizes.NH * sizes.HS);
+    rows_c = arena.allocate<floatX>("workspace/rows_c", R * std::max(C, heads));
     for (const SublayerKind kind : sizes.model.sublayers()) {
         for (const ScratchTensor& tensor : type_of(kind).scratch(sizes)) {
             if (tensor.backward_only && !backward) continue;

@@ -24,7 +24,7 @@
 struct RankSizes {
     int B, T;             // sequences, and tokens of each that this rank has
     int C;                // channels of the residual stream
-    int NH, HS;           // heads of this rank, and channels of a head
+    int NH, KV, HS;       // heads of this rank, of queries and of keys and values, and channels of a head
     int F;                // channels of this rank inside the MLP
     int V, Vp;            // this rank's part of the vocabulary, and with padding
     int first_token;      // where that begins
@@ -37,7 +37,9 @@ struct RankSizes {
         return rows() / residual_parts;
     }   // not all of them next to each other in the sequence
     // As attention on this rank has them; of a ring, the block of its own keys.
-    AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS); }
+    AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / KV); }
+    int fc_width() const { return (model.mlp == MlpKind::swiglu ? 2 : 1) * F; }
+    int qkv_width() const { return (NH + 2 * KV) * HS; }
 };
 // `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
@@ -189,7 +191,8 @@ struct Workspace {
     DeviceBuffer<float> lnf_rstd;   // (Rr)
     DeviceBuffer<float> losses;     // (R) negative log likelihood of each target
     // of all sublayers
-    DeviceBuffer<floatX> rows_c;     // (R, C)   a sublayer's output before it joins the residual stream; gradients
+    DeviceBuffer<floatX> rows_c;     // (R, C) a sublayer's output before it joins the residual stream; (R, C or NH HS)
+                                     // gradients
     DeviceBuffer<float> norm_sums;   // partial sums of a norm's backward
     // of the kinds of sublayers, by name (ScratchTensor); null where there is none
     template <class T>

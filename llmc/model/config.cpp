@@ -1,8 +1,11 @@
 #include "llmc/model/config.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <optional>
+#include <type_traits>
 
 #include "llmc/base/error.h"
 #include "llmc/kernels/attention/attention.h"
@@ -98,93 +101,143 @@ bool starts_with_number(const std::string& text, std::size_t position) {
 
 }   // namespace
 
-const std::vector<ModelField>& model_fields() {
+namespace {
+
+template <auto kMember>
+double get_member(const ModelConfig& config) {
+    return static_cast<double>(config.*kMember);
+}
+template <auto kMember>
+void set_member(ModelConfig& config, double value) {
+    using Member = std::remove_reference_t<decltype(config.*kMember)>;
+    config.*kMember = static_cast<Member>(value);
+}
+// A field that is a member; one that has a size unless it is given takes the getter that knows it.
+template <auto kMember>
+ModelField field(const char* name, const char* key, const char* help, double (*get)(const ModelConfig&) = nullptr) {
+    return {.name = name, .help = help, .key = key, .get = get ? get : get_member<kMember>, .set = set_member<kMember>};
+}
+
+std::vector<ModelField> make_fields() {
     using Config = ModelConfig;
-    static const std::vector<ModelField> fields = {
-        {.name = "layers",
-         .help = "transformer layers; with --heads and --channels instead of --model",
-         .key = "n_layer",
-         .get = [](const Config& c) { return c.layers; },
-         .set = [](Config& c, std::int64_t value) { c.layers = value; },
-         .llmc = 4},
-        {.name = "heads",
-         .help = "attention heads of a layer",
-         .key = "n_head",
-         .get = [](const Config& c) { return c.heads; },
-         .set = [](Config& c, std::int64_t value) { c.heads = value; },
-         .llmc = 5},
-        {.name = "channels",
-         .help = "width of the residual stream",
-         .key = "n_embd",
-         .get = [](const Config& c) { return c.channels; },
-         .set = [](Config& c, std::int64_t value) { c.channels = value; },
-         .llmc = 6},
-        {.name = "seq-len",
-         .help = "learned positions",
-         .key = "n_positions",
-         .get = [](const Config& c) { return c.max_seq_len; },
-         .set = [](Config& c, std::int64_t value) { c.max_seq_len = value; },
-         .llmc = 2},
-        {.name = "vocab-size",
-         .help = "token ids the model knows",
-         .key = "vocab_size",
-         .get = [](const Config& c) { return c.vocab_size; },
-         .set =
-             [](Config& c, std::int64_t value) {
-                 c.vocab_size = value;
-                 c.padded_vocab_size = padded_vocab(value);
-             },
-         .llmc = 3},
-        {.name = "tie-embeddings",
-         .help =
-             "the classifier is the token embedding, as in GPT-2; 0: a tensor of its own. A model file says it itself",
-         .key = "tie_word_embeddings",
-         .get = [](const Config& c) { return std::int64_t{c.tied}; },
-         .set = [](Config& c, std::int64_t value) { c.tied = value != 0; },
-         .values = {"0", "1"}},
-        {.name = "norm",
-         .help = "layer normalisation, as in GPT-2, or RMSNorm, without mean and bias. A model file says it itself",
-         .key = "norm",
-         .get = [](const Config& c) { return static_cast<std::int64_t>(c.norm); },
-         .set = [](Config& c, std::int64_t value) { c.norm = static_cast<NormKind>(value); },
-         .values = {"layer", "rms"},
-         .hugging_face = false},
+    std::vector<ModelField> all;
+    auto add = [&](ModelField row) -> ModelField& { return all.emplace_back(std::move(row)); };
+    auto basic = [&](ModelField row, const char* llama_key, int llmc) {
+        row.llama_key = llama_key, row.basic = true, row.llmc = llmc;
+        add(std::move(row));
     };
+    basic(field<&Config::layers>("layers", "n_layer", "transformer layers"), "num_hidden_layers", 4);
+    basic(field<&Config::heads>("heads", "n_head", "attention heads of a layer"), "num_attention_heads", 5);
+    basic(field<&Config::channels>("channels", "n_embd", "width of the residual stream"), "hidden_size", 6);
+    basic(field<&Config::max_seq_len>("seq-len", "n_positions", "positions"), "max_position_embeddings", 2);
+    basic({.name = "vocab-size",
+           .help = "token ids the model knows",
+           .key = "vocab_size",
+           .get = get_member<&Config::vocab_size>,
+           .set =
+               [](Config& c, double value) {
+                   c.vocab_size = static_cast<std::int64_t>(value);
+                   c.padded_vocab_size = padded_vocab(c.vocab_size);
+               }},
+          "vocab_size", 3);
+    auto named = [&](ModelField row, std::vector<const char*> values, bool gpt2, const char* llama_key = nullptr) {
+        row.values = std::move(values), row.gpt2 = gpt2, row.llama_key = llama_key;
+        add(std::move(row));
+    };
+    named(field<&Config::tied>("tie-embeddings", "tie_word_embeddings",
+                               "the classifier is the token embedding, as in GPT-2; 0: a tensor of its own"),
+          {"0", "1"}, true, "tie_word_embeddings");
+    named(field<&Config::norm>("norm", "norm", "layer normalisation, as in GPT-2, or RMSNorm, without mean and bias"),
+          {"layer", "rms"}, false);
+    named(field<&Config::positions>("positions", "positions",
+                                    "an embedding that is learned, as in GPT-2, or rotary (RoPE), as in Llama"),
+          {"learned", "rotary"}, false);
+    named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
+          {"gelu", "swiglu"}, false);
+    named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"),
+          {"0", "1"}, false);
+    auto number = [&](ModelField row, bool gpt2, bool whole, const char* llama_key) {
+        row.gpt2 = gpt2, row.whole = whole, row.llama_key = llama_key;
+        add(std::move(row));
+    };
+    number(field<&Config::own_kv_heads>(
+               "kv-heads", "n_kv_head",
+               "heads of keys and values, which groups of --heads share (grouped queries); 0: as many as --heads",
+               [](const Config& c) { return static_cast<double>(c.kv_heads()); }),
+           false, true, "num_key_value_heads");
+    number(field<&Config::own_head_size>("head-size", "head_dim", "channels of a head; 0: --channels / --heads",
+                                         [](const Config& c) { return static_cast<double>(c.head_size()); }),
+           false, true, "head_dim");
+    number(field<&Config::own_mlp_width>("mlp-width", "n_inner",
+                                         "width inside the MLP; 0: 4 x --channels, of SwiGLU two thirds of that, "
+                                         "rounded up to a multiple of 256",
+                                         [](const Config& c) { return static_cast<double>(c.mlp_width()); }),
+           true, true, "intermediate_size");
+    number(field<&Config::norm_eps>("norm-eps", "layer_norm_epsilon", "what norms add before the root"), true, false,
+           "rms_norm_eps");
+    number(field<&Config::rope_theta>("rope-theta", "rope_theta", "base of rotary positions' frequencies"), false,
+           false, "rope_theta");
+    number(field<&Config::rope_factor>("rope-factor", "rope_factor",
+                                       "how much slower rotary positions' low frequencies are: Llama 3.1's scaling of "
+                                       "models made for 8,192 positions; 1: none"),
+           false, false, "rope_factor");
+    return all;
+}
+
+}   // namespace
+
+const std::vector<ModelField>& model_fields() {
+    static const std::vector<ModelField> fields = make_fields();
     return fields;
 }
 
+void apply(const ModelChoices& choices, ModelConfig& config) {
+    for (const ModelField& field : model_fields()) {
+        if (const auto given = choices.find(field.name); given != choices.end()) field.set(config, given->second);
+    }
+}
+
 std::string ModelField::value_of(const ModelConfig& config) const {
-    const std::int64_t value = get(config);
-    return is_size() ? std::to_string(value) : values[static_cast<std::size_t>(value)];
+    const double value = get(config);
+    return is_number() ? text(value) : values[static_cast<std::size_t>(value)];
 }
 
 bool ModelField::read(ModelConfig& config, const std::string& value) const {
     if (is_flag() && (value == "true" || value == "false")) return set(config, value == "true"), true;
     for (std::size_t i = 0; i < values.size(); i++) {
-        if (value == values[i]) return set(config, static_cast<std::int64_t>(i)), true;
+        if (value == values[i]) return set(config, static_cast<double>(i)), true;
     }
-    return false;
+    double number = 0;
+    const auto [end, status] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (!is_number() || status != std::errc() || end != value.data() + value.size()) return false;
+    if (!(number >= 0 && number <= 1e9) || (whole && number != std::floor(number))) return false;
+    return set(config, number), true;
 }
 
-namespace {
+bool ModelField::is_default(const ModelConfig& config) const {
+    ModelConfig plain = config;
+    set(plain, is_number() && whole ? 0 : get(ModelConfig{}));
+    return !basic && same(plain, config);
+}
 
-template <class Holds>
-std::string beyond(const ModelConfig& config, Holds&& holds) {
+bool operator==(const ModelConfig& a, const ModelConfig& b) {
+    return a.padded_vocab_size == b.padded_vocab_size &&
+           std::ranges::all_of(model_fields(), [&](const ModelField& field) { return field.same(a, b); });
+}
+
+std::string beyond(const ModelConfig& config, bool (*holds)(const ModelField&)) {
     for (const ModelField& field : model_fields()) {
-        if (!holds(field) && field.get(config) != field.get(ModelConfig{})) {
-            return text("--", field.name, " ", field.value_of(config));
-        }
+        if (!holds(field) && !field.is_default(config)) return text("--", field.name, " ", field.value_of(config));
     }
     return "";
 }
-
-}   // namespace
-
-std::string beyond_hugging_face(const ModelConfig& config) {
-    return beyond(config, [](const ModelField& field) { return field.hugging_face; });
-}
 std::string beyond_llmc(const ModelConfig& config) {
     return beyond(config, [](const ModelField& field) { return field.llmc >= 0; });
+}
+
+std::int64_t ModelConfig::mlp_width() const {
+    if (own_mlp_width > 0) return own_mlp_width;
+    return mlp == MlpKind::gelu ? 4 * channels : (8 * channels / 3 + 255) / 256 * 256;
 }
 
 std::int64_t padded_vocab(std::int64_t vocab_size) {
@@ -213,7 +266,12 @@ ModelConfig model_config(const std::string& descriptor) {
 
 ModelConfig custom_model_config(std::int64_t layers, std::int64_t heads, std::int64_t channels,
                                 std::int64_t max_seq_len, std::int64_t vocab_size) {
-    const ModelConfig config{layers, heads, channels, max_seq_len, vocab_size, padded_vocab(vocab_size)};
+    const ModelConfig config{.layers = layers,
+                             .heads = heads,
+                             .channels = channels,
+                             .max_seq_len = max_seq_len,
+                             .vocab_size = vocab_size,
+                             .padded_vocab_size = padded_vocab(vocab_size)};
     check_model_config(config);
     return config;
 }
@@ -227,10 +285,23 @@ void check_model_config(const ModelConfig& c) {
     require(c.channels > 0, text(c.channels, " channels"), "--channels must be at least 1.");
     require(c.max_seq_len > 0, text(c.max_seq_len, " positions"), "--seq-len must be at least 1.");
     require(c.vocab_size > 0, text("a vocabulary of ", c.vocab_size), "--vocab-size must be at least 1.");
-    require(c.channels % c.heads == 0, text(c.heads, " heads do not divide ", c.channels, " channels"),
-            "--channels must be a multiple of --heads.");
+    require(c.own_head_size > 0 || c.channels % c.heads == 0,
+            text(c.heads, " heads do not divide ", c.channels, " channels"),
+            "--channels must be a multiple of --heads, or --head-size given.");
     require(c.head_size() % 8 == 0, text("heads of ", c.head_size(), " channels"),
             "--channels / --heads must be a multiple of 8; 64 and 128 are fastest.");
+    require(c.positions == PositionKind::learned || c.head_size() % 16 == 0,
+            text("heads of ", c.head_size(), " channels with rotary positions"),
+            "With --positions rotary --head-size must be a multiple of 16.");
+    require(c.channels % 8 == 0, text(c.channels, " channels"), "--channels must be a multiple of 8.");
+    require(c.kv_heads() > 0 && c.heads % c.kv_heads() == 0,
+            text(c.kv_heads(), " heads of keys and values for ", c.heads, " heads of queries"),
+            "--kv-heads must divide --heads.");
+    require(c.mlp_width() > 0 && c.mlp_width() % 8 == 0, text("an MLP of width ", c.mlp_width()),
+            "--mlp-width must be a multiple of 8.");
+    require(c.norm_eps > 0 && c.norm_eps < 1, text("--norm-eps ", c.norm_eps), "It must be between 0 and 1.");
+    require(c.rope_theta >= 1 && c.rope_factor >= 1,
+            text("--rope-theta ", c.rope_theta, " --rope-factor ", c.rope_factor), "Both must be at least 1.");
     require(c.head_size() <= kLargestHead, text("heads of ", c.head_size(), " channels, which no attention serves"),
             "--channels / --heads must be at most 128: give more --heads.");
     require(c.padded_vocab_size >= c.vocab_size && c.padded_vocab_size % vocab_padding == 0,
@@ -238,14 +309,23 @@ void check_model_config(const ModelConfig& c) {
             "The padded vocabulary is the vocabulary rounded up to a multiple of 128.");
 }
 
-double flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
-    return 6.0 * static_cast<double>(parameter_count(config)) +
-           6.0 * static_cast<double>(config.layers * config.channels) * static_cast<double>(seq_len);
+double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
+    const auto L = static_cast<double>(c.layers), C = static_cast<double>(c.channels), T = static_cast<double>(seq_len);
+    if (beyond(c, [](const ModelField& field) { return field.gpt2; }).empty()) {
+        return 6.0 * static_cast<double>(parameter_count(c)) + 6.0 * L * C * T;
+    }
+    const auto q = static_cast<double>(c.heads * c.head_size()), kv = static_cast<double>(c.kv_heads() * c.head_size());
+    const auto matrices = static_cast<double>(c.fc_width() + c.mlp_width());   // of the MLP, C each
+    return 3.0 * L * (4.0 * C * (q + kv) + 2.0 * T * q + 2.0 * C * matrices) +
+           6.0 * C * static_cast<double>(c.vocab_size);
 }
 
 std::string describe(const ModelConfig& c) {
+    std::string kinds;
+    for (const ModelField& field : model_fields()) {
+        if (!field.basic && !field.is_default(c)) kinds += text(field.name, " ", field.value_of(c), ", ");
+    }
     return text(c.layers, " layers, ", c.heads, " heads of ", c.head_size(), ", ", c.channels, " channels, ",
-                c.max_seq_len, " positions, vocabulary ", c.vocab_size, " (padded ", c.padded_vocab_size, "), ",
-                c.tied ? "" : "a classifier of its own, ", c.norm == NormKind::rms ? "RMSNorm, " : "",
+                c.max_seq_len, " positions, vocabulary ", c.vocab_size, " (padded ", c.padded_vocab_size, "), ", kinds,
                 parameter_count(c), " parameters");
 }

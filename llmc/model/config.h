@@ -1,12 +1,13 @@
-// What a GPT is: its sizes, where they come from by name, and the counts that follow from them.
+// What a GPT is: its sizes and kinds, where they come from by name, and the counts that follow from them.
 //
-// A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels). GPT-3's
-// sizes are those of Table 2.1 of Brown et al., "Language models are few-shot learners" (2020), with dense attention in
-// every layer: the paper alternates with banded sparse attention, so the sizes match and the results are no
-// reproduction.
+// A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels), or one of
+// Llama's kind: `llama:1B`, `qwen3:600M` (config_names.cpp says which published configuration each is). GPT-3's sizes
+// are those of Table 2.1 of Brown et al., "Language models are few-shot learners" (2020), with dense attention in every
+// layer: the paper alternates with banded sparse attention, so the sizes match and the results are no reproduction.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ enum class SublayerKind : std::uint8_t { attention, mlp };
 
 // The norm before a sublayer and before the classifier.
 enum class NormKind : std::uint8_t { layer, rms };
+// What tells tokens their order: an embedding of its own, or turned queries and keys (llmc/kernels/rows/rotary.cuh).
+enum class PositionKind : std::uint8_t { learned, rotary };
+enum class MlpKind : std::uint8_t { gelu, swiglu };
 
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
@@ -25,38 +29,61 @@ struct ModelConfig {
     std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
     bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
     NormKind norm = NormKind::layer;
+    double norm_eps = 1e-5;   // added to the variance, or to the mean of squares
+    PositionKind positions = PositionKind::learned;
+    double rope_theta = 10000;
+    double rope_factor = 1;   // above 1: low frequencies are slowed, as in Llama 3.1
+    MlpKind mlp = MlpKind::gelu;
+    bool bias = true;   // of all linear layers but the classifier
+    // 0: as the functions below say
+    std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
 
-    std::int64_t head_size() const { return channels / heads; }   // HS
-    std::int64_t mlp_width() const { return 4 * channels; }       // F
+    std::int64_t kv_heads() const { return own_kv_heads > 0 ? own_kv_heads : heads; }   // each serves heads / kv_heads
+    std::int64_t head_size() const {                                                    // HS
+        return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
+    }
+    std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
+    std::int64_t fc_width() const {   // outputs of the MLP's first layer: F, of SwiGLU gate and up
+        return (mlp == MlpKind::swiglu ? 2 : 1) * mlp_width();
+    }
+    std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
     // Of every layer, in order.
     std::vector<SublayerKind> sublayers() const { return {SublayerKind::attention, SublayerKind::mlp}; }
-    friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+    friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
 };
 
-// A field of ModelConfig, and where else it stands. Import, export and its refusals, and the options and the settings
-// of fields that are no sizes iterate over one table of them; whoever adds a field adds a row.
+// A field of ModelConfig, and where else it stands. Import, export and their refusals, options and settings iterate
+// over one table of them; whoever adds a field adds a row.
 struct ModelField {
     const char* name;   // the option's, without dashes
     const char* help;
-    const char* key;   // in config.json
-    std::int64_t (*get)(const ModelConfig&);
-    void (*set)(ModelConfig&, std::int64_t);
-    std::vector<const char*> values = {};   // names of 0, 1, ...; none: a size. A flag has "0" and "1".
+    const char* key;                   // in config.json of a GPT-2, and of models that only this program knows
+    const char* llama_key = nullptr;   // in config.json of models of Llama's kind; null: it is not said there
+    double (*get)(const ModelConfig&);
+    void (*set)(ModelConfig&, double);
+    std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
+    bool whole = true;                      // the number is
+    bool basic = false;                     // every model has a size of its own here; options say it in other ways
     // Where other programs' files have it. Such a file without the field holds only models that have GPT-2's value.
-    bool hugging_face = true;   // a GPT-2's config.json
-    int llmc = -1;              // the int32 of an llm.c model file's header
+    bool gpt2 = true;   // a GPT-2's config.json
+    int llmc = -1;      // the int32 of an llm.c model file's header
 
-    bool is_size() const { return values.empty(); }
-    bool is_flag() const { return !is_size() && values[0][0] == '0'; }
+    bool is_number() const { return values.empty(); }
+    bool is_flag() const { return !is_number() && values[0][0] == '0'; }
     std::string value_of(const ModelConfig& config) const;
-    bool read(ModelConfig& config,
-              const std::string& value) const;   // of one that is no size; false: there is none such
+    bool read(ModelConfig& config, const std::string& value) const;   // false: there is no such value
+    bool same(const ModelConfig& a, const ModelConfig& b) const { return get(a) == get(b); }
+    // Whether the model has what it has where nobody says otherwise: GPT-2's value.
+    bool is_default(const ModelConfig& config) const;
 };
 const std::vector<ModelField>& model_fields();
+// Values of fields that are given by name, over what a descriptor says.
+using ModelChoices = std::map<std::string, double>;
+void apply(const ModelChoices& choices, ModelConfig& config);
 
-// What a format cannot hold of a model, as an option ("--norm rms"); empty where it can.
-std::string beyond_hugging_face(const ModelConfig& config);
-std::string beyond_llmc(const ModelConfig& config);
+// The first field that `holds` is false of and that has not GPT-2's value, as an option ("--norm rms"); else empty.
+std::string beyond(const ModelConfig& config, bool (*holds)(const ModelField&));
+std::string beyond_llmc(const ModelConfig& config);   // what an llm.c model file cannot hold
 
 // Rows of the embedding come in multiples of this, so that the classifier's matmuls stay aligned (as in llm.c).
 constexpr std::int64_t vocab_padding = 128;
@@ -79,8 +106,9 @@ void check_model_config(const ModelConfig& config);
 // N: all parameters, padding and positions included, as llm.c counts them.
 std::int64_t parameter_count(const ModelConfig& config);
 
-// Floating point operations of forward and backward for one token of a sequence of `seq_len`: 6N for the matmuls with
-// parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it.
+// Floating point operations of forward and backward for one token of a sequence of `seq_len`. A GPT-2: 6N for the
+// matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it. Of
+// other models the matmuls alone: 3L [4C HS (NH + kv heads) + 2T NH HS + 6CF] + 6CV (4CF without a gate).
 double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
 // One line: "12 layers, 12 heads of 64, 768 channels, 1024 positions, vocabulary 50257 (padded 50304), ... parameters".

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace {
 
 constexpr int kRows = 128;   // of a prompt, read at once

@@ -33,7 +33,8 @@ void Embedding::backward(const floatX* dout, const Batch& batch, AnyGradients& a
     const RankSizes& sizes = tools_.sizes;
     auto with = [&]<class G>(Gradients<G>& gradients) {
         const auto dwte = gradients.next(parameters_.index("wte.weight"));
-        const auto dwpe = gradients.next(parameters_.index("wpe.weight"));
+        using Target = typename Gradients<G>::Target;
+        const Target dwpe = wpe_ == nullptr ? Target{} : gradients.next(wpe_index_);
         if (!dwte.accumulate) fill(dwte.data, std::int64_t{sizes.Vp} * sizes.C, 0.0f, tools_.stream);
         embedding_backward(
             EmbeddingBackward<floatX, G>{

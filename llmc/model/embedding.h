@@ -1,4 +1,5 @@
-// The embedding: residual stream = wte[tokens] + wpe[positions], and its backward.
+// The embedding: residual stream = wte[tokens] + wpe[positions] (without the latter where
+// positions are not learned), and its backward.
 #pragma once
 
 #include "llmc/model/batch.h"
@@ -10,7 +11,8 @@ public:
         : tools_(tools),
           parameters_(parameters),
           wte_(parameters.tensor("wte.weight")),
-          wpe_(parameters.tensor("wpe.weight")) {}
+          wpe_index_(parameters.storage().table().find("wpe.weight")),
+          wpe_(wpe_index_ < 0 ? nullptr : parameters.tensor(wpe_index_)) {}
 
     // out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
@@ -22,5 +24,7 @@ public:
 private:
     const StageTools& tools_;
     const ModelState<floatX>& parameters_;
-    const floatX *wte_, *wpe_;
+    const floatX* wte_;
+    int wpe_index_;   // -1: positions are not learned
+    const floatX* wpe_;
 };

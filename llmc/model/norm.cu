@@ -25,7 +25,8 @@ void Norm::forward(const Output& to, const floatX* in, int rows) const {
                                                .weight = weight_,
                                                .bias = bias_,
                                                .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                               .C = tools_.sizes.C},
+                                               .C = tools_.sizes.C,
+                                               .epsilon = epsilon()},
                       tools_.stream);
 }
 
@@ -39,7 +40,8 @@ void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, con
                                                                 .weight = weight_,
                                                                 .bias = bias_,
                                                                 .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                                                .C = tools_.sizes.C},
+                                                                .C = tools_.sizes.C,
+                                                                .epsilon = epsilon()},
                                tools_.stream);
 }
 

@@ -38,6 +38,8 @@ public:
     void backward(const Backward& args, AnyGradients& gradients, WeightGradientQueue& queue) const;
 
 private:
+    float epsilon() const { return static_cast<float>(tools_.sizes.model.norm_eps); }
+
     const StageTools& tools_;
     int weight_index_, bias_index_;
     const floatX *weight_, *bias_;

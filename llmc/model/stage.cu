@@ -123,7 +123,7 @@ void Stage::add_head_use(Uses& uses) const {
 
 void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
-    if (place.what.embedding) uses.push_back({slot_of(table().index("wpe.weight"))});
+    if (place.what.embedding) uses.push_back({slot_of(table().unit_params(table().embedding_unit()).back())});
     for (std::size_t i = 0; i < layers_of(chunk_index); i++) uses.push_back({layer_slots_[place.first_layer + i]});
     if (place.what.head && purpose != Purpose::training) add_head_use(uses);
 }
@@ -340,7 +340,7 @@ void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dlo
         if (own.delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
     }
     if (place.what.embedding) {
-        const int slot = slot_of(table().index("wpe.weight"));
+        const int slot = slot_of(table().unit_params(table().embedding_unit()).back());
         gradients_begin(slot);
         embedding_->backward(dresidual, batch, *gradients_, own.weights);
         gradients_ready(slot);

@@ -30,11 +30,11 @@ ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaSt
 }
 
 void ContextParallel::set_sizes(const RankSizes& sizes) {
-    ENSURE(sizes.ulysses == cut_.ulysses && sizes.NH % cut_.ulysses == 0, sizes.NH, " heads over groups of ",
+    ENSURE(sizes.ulysses == cut_.ulysses && sizes.KV % cut_.ulysses == 0, sizes.KV, " heads over groups of ",
            cut_.ulysses, " ranks; the stage has groups of ", sizes.ulysses);
     sizes_ = sizes;
     if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_to_attention(sizes) : std::vector<std::size_t>{});
-    if (ulysses_) ulysses_->reserve(exchange(3));
+    if (ulysses_) ulysses_->reserve(heads_of_qkv());
     const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
     if (positions.size() > positions_.size()) {
         positions_ = arena_.allocate<int>("context/positions", positions.size());
@@ -44,31 +44,35 @@ void ContextParallel::set_sizes(const RankSizes& sizes) {
 
 Positions ContextParallel::positions() const { return {0, positions_.data()}; }
 
-Ulysses::Sizes ContextParallel::exchange(int parts) const {
-    return {sizes_.B, sizes_.T, parts, std::int64_t{sizes_.NH} * sizes_.HS};
+Ulysses::Sizes ContextParallel::heads_of_qkv() const {
+    const std::int64_t q = std::int64_t{sizes_.NH} * sizes_.HS, kv = std::int64_t{sizes_.KV} * sizes_.HS;
+    return {sizes_.B, sizes_.T, {q, kv, kv}};
+}
+Ulysses::Sizes ContextParallel::heads_of_output() const {
+    return {sizes_.B, sizes_.T, {std::int64_t{sizes_.NH} * sizes_.HS}};
 }
 
 void ContextParallel::attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments,
                              floatX* qkv, floatX* out, cudaStream_t stream) {
     ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
-    if (ulysses_) ulysses_->to_heads(qkv, qkv, exchange(3));
+    if (ulysses_) ulysses_->to_heads(qkv, qkv, heads_of_qkv());
     if (ring_) {
         ring_->forward(attention, arguments);
     } else {
         attention.forward(arguments, stream);
     }
-    if (ulysses_) ulysses_->to_tokens(out, arguments.out.data, exchange(1));
+    if (ulysses_) ulysses_->to_tokens(out, arguments.out.data, heads_of_output());
 }
 
 void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
                                       const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
                                       const LentMemory& lent, WeightGradientQueue& queue, cudaStream_t stream) {
     ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
-    if (ulysses_) ulysses_->to_heads(dout, dout, exchange(1));
+    if (ulysses_) ulysses_->to_heads(dout, dout, heads_of_output());
     if (ring_) {
         ring_->backward(attention, arguments, lent, queue);
     } else {
         attention.backward(arguments, stream);
     }
-    if (ulysses_) ulysses_->to_tokens(dqkv, dqkv, exchange(3));
+    if (ulysses_) ulysses_->to_tokens(dqkv, dqkv, heads_of_qkv());
 }

@@ -43,7 +43,8 @@ public:
     Communicator* ulysses_group() const { return ulysses_group_; }
 
 private:
-    Ulysses::Sizes exchange(int parts) const;
+    Ulysses::Sizes heads_of_qkv() const;
+    Ulysses::Sizes heads_of_output() const;
 
     ContextCut cut_;
     Arena& arena_;

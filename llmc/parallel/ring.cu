@@ -11,11 +11,12 @@
 namespace {
 
 HeadSizes sizes_of(const AttentionShape& s, int tokens) { return {s.B, tokens, s.NH, s.HS}; }
+HeadSizes key_sizes(const AttentionShape& s, int tokens) { return {s.B, tokens, s.kv_heads(), s.HS}; }
 
-// Keys (0) or values (1) of tokens that travel, (B, T, 2, NH, HS).
+// Keys (0) or values (1) of tokens that travel, (B, T, 2, kv heads, HS).
 template <class T>
 HeadsView<T> travelling(T* data, int part, const AttentionShape& s) {
-    const std::int64_t row = std::int64_t{s.NH} * s.HS;
+    const std::int64_t row = std::int64_t{s.kv_heads()} * s.HS;
     return {data + part * row, s.Tk * 2 * row, 2 * row, s.HS};
 }
 
@@ -26,22 +27,25 @@ HeadsView<T> from_token(const HeadsView<T>& view, int token) {
 
 // Where a result is summed in fp32: in its own place, or in `buffer` where it is bf16; then `finish` rounds it.
 template <class T>
-HeadsView<float> accumulator(const HeadsView<T>& result, const DeviceBuffer<float>& buffer, const AttentionShape& s) {
+HeadsView<float> accumulator(const HeadsView<T>& result, const DeviceBuffer<float>& buffer, const HeadSizes& s) {
     if constexpr (std::is_same_v<T, float>) {
         return result;
     } else {
-        return contiguous_heads(buffer.data(), s.Tq, s.NH, s.HS);
+        return contiguous_heads(buffer.data(), s.T, s.NH, s.HS);
     }
 }
 template <class T>
-void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const AttentionShape& s, cudaStream_t stream) {
-    if (!std::is_same_v<T, float>) copy_heads(result, sum, sizes_of(s, s.Tq), false, stream);
+void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const HeadSizes& s, cudaStream_t stream) {
+    if (!std::is_same_v<T, float>) copy_heads(result, sum, s, false, stream);
 }
 
-std::size_t elements(const AttentionShape& s) {
-    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.Tq) * static_cast<std::size_t>(s.NH) *
+std::size_t elements(const AttentionShape& s, int heads) {
+    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.Tq) * static_cast<std::size_t>(heads) *
            static_cast<std::size_t>(s.HS);
 }
+std::size_t elements(const AttentionShape& s) { return elements(s, s.NH); }
+// Of keys and values together, or of their gradients: what travels.
+std::size_t travelling_elements(const AttentionShape& s) { return 2 * elements(s, s.kv_heads()); }
 
 }   // namespace
 
@@ -57,21 +61,23 @@ std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit) {
 Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute) : group_(group), arena_(arena), compute_(compute) {}
 
 void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& lent) {
-    const std::size_t n = elements(own), rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
-                                                static_cast<std::size_t>(own.Tq);
+    const std::size_t n = elements(own), travels = travelling_elements(own),
+                      rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
+                             static_cast<std::size_t>(own.Tq);
     if (n <= block_.size()) return;
-    lent_ = lent.size() >= 2 && std::min(lent[0], lent[1]) >= 2 * n * sizeof(float);
-    for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", 2 * n);
+    lent_ = lent.size() >= 2 && std::min(lent[0], lent[1]) >= travels * sizeof(float);
+    for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", travels);
     for (auto& buffer : key_gradients_) {
-        if (!lent_) buffer = arena_.allocate<float>("context/dkeys and dvalues", 2 * n);
+        if (!lent_) buffer = arena_.allocate<float>("context/dkeys and dvalues", travels);
     }
-    own_part_ = arena_.allocate<float>("context/own part of dkeys and dvalues", 2 * n);
+    own_part_ = arena_.allocate<float>("context/own part of dkeys and dvalues", travels);
     block_ = arena_.allocate<float>("context/block", n);
     block_lse_ = arena_.allocate<float>("context/block_lse", rows);
     half_lse_ = arena_.allocate<float>("context/half_lse", rows / 2);
     if constexpr (!std::is_same_v<floatX, float>) {
-        for (DeviceBuffer<float>* sum : {&sum_, &key_sum_, &value_sum_})
-            *sum = arena_.allocate<float>("context/sums", n);
+        sum_ = arena_.allocate<float>("context/sums", n);
+        for (DeviceBuffer<float>* sum : {&key_sum_, &value_sum_})
+            *sum = arena_.allocate<float>("context/sums", travels / 2);
     }
 }
 
@@ -91,7 +97,7 @@ void Ring::hop(T* to, const T* from, std::size_t count) {
 // The keys and values of a step, while it computes: the next step needs them.
 void Ring::send_keys_on(int step, const AttentionShape& own) {
     hop(keys_[static_cast<std::size_t>(step + 1) % 2].data(), keys_[static_cast<std::size_t>(step) % 2].data(),
-        2 * elements(own));
+        travelling_elements(own));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -99,9 +105,9 @@ void Ring::send_keys_on(int step, const AttentionShape& own) {
 void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq;
-    const HeadsView<float> out = accumulator(own.out, sum_, shape);
-    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
-    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);
+    const HeadsView<float> out = accumulator(own.out, sum_, sizes_of(shape, T));
+    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
+    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);
 
     for (int step = 0; step < group_.size(); step++) {
         floatX* const keys = keys_[static_cast<std::size_t>(step) % 2].data();
@@ -131,13 +137,13 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
                          sizes_of(shape, block.queries), T},
                         compute_);
     }
-    finish(own.out, out, shape, compute_);
+    finish(own.out, out, sizes_of(shape, T), compute_);
 }
 
 RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
     const int T = own.shape.Tq;
     for (int part : {0, 1}) {
-        copy_heads(travelling(keys_[0].data(), part, own.shape), part == 0 ? own.k : own.v, sizes_of(own.shape, T),
+        copy_heads(travelling(keys_[0].data(), part, own.shape), part == 0 ? own.k : own.v, key_sizes(own.shape, T),
                    false, compute_);
     }
     auto block = [=, this, &attention] {
@@ -164,18 +170,19 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq, N = group_.size();
     const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
-    const std::size_t travelling_elements = 2 * elements(shape);
-    const HeadsView<float> dq = accumulator(own.dq, sum_, shape), dk = accumulator(own.dk, key_sum_, shape),
-                           dv = accumulator(own.dv, value_sum_, shape);
+    const std::size_t travels = travelling_elements(shape);
+    const HeadsView<float> dq = accumulator(own.dq, sum_, sizes_of(shape, T)),
+                           dk = accumulator(own.dk, key_sum_, key_sizes(shape, T)),
+                           dv = accumulator(own.dv, value_sum_, key_sizes(shape, T));
     auto gradients_at = [&](int step) {
         const std::size_t turn = static_cast<std::size_t>(step) % 2;
         if (!lent_) return key_gradients_[turn].data();
-        ENSURE(lent.size() >= 2 && lent[turn].size() >= sizeof(float) * travelling_elements, "a ring is lent ",
-               lent.size(), " pieces of memory, and needs two of ", sizeof(float) * travelling_elements, " bytes");
+        ENSURE(lent.size() >= 2 && lent[turn].size() >= sizeof(float) * travels, "a ring is lent ", lent.size(),
+               " pieces of memory, and needs two of ", sizeof(float) * travels, " bytes");
         return reinterpret_cast<float*>(lent[turn].data());
     };
-    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, sizes_of(shape, T), false, compute_);
-    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, sizes_of(shape, T), false, compute_);
+    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
+    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);
     CUDA_CHECK(cudaMemcpy2DAsync(half_lse_.data(), half_bytes, own.lse + T / 2, 2 * half_bytes, half_bytes,
                                  static_cast<std::size_t>(shape.B) * static_cast<std::size_t>(shape.NH),
                                  cudaMemcpyDeviceToDevice, compute_));
@@ -188,7 +195,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         computed_.wait(traffic_.get());
         {
             Communicator::Group together(group_);
-            if (gradients) hop(gradients_at(step), gradients_at(step - 1), travelling_elements);
+            if (gradients) hop(gradients_at(step), gradients_at(step - 1), travels);
             if (keys) send_keys_on(step, shape);
         }
         travelled_.record(traffic_.get());
@@ -209,7 +216,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         // the first rank that the keys come to begins their gradients
         float* const part = step == 1 ? gradients_at(step) : own_part_.data();
         if (step == 1 && block.keys < T) {
-            CUDA_CHECK(cudaMemsetAsync(part, 0, travelling_elements * sizeof(float), compute_));
+            CUDA_CHECK(cudaMemsetAsync(part, 0, travels * sizeof(float), compute_));
         }
         const HeadsView<float> block_dq = contiguous_heads(block_.data(), block.queries, shape.NH, shape.HS);
         const float* const lse = block.first_query == 0 ? own.lse : half_lse_.data();
@@ -225,15 +232,15 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         travelled_.wait(compute_);   // gradients, to add to
         for (int i : {0, 1}) {
             copy_heads(travelling(gradients_at(step), i, shape), travelling(part, i, shape),
-                       sizes_of(shape, block.keys), true, compute_);
+                       key_sizes(shape, block.keys), true, compute_);
         }
     }
     travel(N);   // home
     queue.collective_started();
-    finish(own.dq, dq, shape, compute_);
+    finish(own.dq, dq, sizes_of(shape, T), compute_);
     travelled_.wait(compute_);
-    copy_heads(dk, travelling(gradients_at(N), 0, shape), sizes_of(shape, T), true, compute_);
-    copy_heads(dv, travelling(gradients_at(N), 1, shape), sizes_of(shape, T), true, compute_);
-    finish(own.dk, dk, shape, compute_);
-    finish(own.dv, dv, shape, compute_);
+    copy_heads(dk, travelling(gradients_at(N), 0, shape), key_sizes(shape, T), true, compute_);
+    copy_heads(dv, travelling(gradients_at(N), 1, shape), key_sizes(shape, T), true, compute_);
+    finish(own.dk, dk, key_sizes(shape, T), compute_);
+    finish(own.dv, dv, key_sizes(shape, T), compute_);
 }

@@ -13,7 +13,7 @@
 // sends them home, where the own part has stayed.
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
-// alone. What a rank sends per call, s elements of one of q, k, v: forward 2(N-1)s; backward as much again, and
+// alone. What a rank sends per call, s elements of one of k, v: forward 2(N-1)s; backward as much again, and
 // 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has
 // room and no delayed gradient of weights reads it.
 #pragma once
@@ -67,7 +67,7 @@ private:
     cudaStream_t compute_;
     bool lent_ = false;
     OwnedStream traffic_{StreamPriority::greatest};
-    // (B, T, 2, NH, HS): keys and values, or their gradients, in turns of steps
+    // (B, T, 2, kv heads, HS): keys and values, or their gradients, in turns of steps
     std::array<DeviceBuffer<floatX>, 2> keys_;
     std::array<DeviceBuffer<float>, 2> key_gradients_;   // where no memory is lent
     DeviceBuffer<float> own_part_;                       // of key gradients, while they are computed

@@ -11,21 +11,26 @@ void Ulysses::reserve(const Sizes& s) {
 
 // Elements for each rank of the group.
 std::size_t Ulysses::for_each_rank(const Sizes& s) const {
-    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.T) * static_cast<std::size_t>(s.parts) *
-           static_cast<std::size_t>(s.channels / group_.size());
+    return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.T) *
+           static_cast<std::size_t>(blocks(s).columns());
+}
+
+RankedBlocks Ulysses::blocks(const Sizes& s) const {
+    const std::int64_t u = group_.size();
+    return {{s.channels[0] / u, s.channels[1] / u, s.channels[2] / u}};
 }
 
 void Ulysses::to_heads(floatX* out, const floatX* in, const Sizes& s) {
-    const std::int64_t u = group_.size(), heads = s.channels / u, rows = std::int64_t{s.B} * s.T * s.parts;
-    transpose_pieces(sent_.data(), in, rows, u, heads, stream_);   // (B, T, parts, u) pieces, by rank
+    const std::int64_t u = group_.size();
+    gather_ranks(sent_.data(), in, std::int64_t{s.B} * s.T, u, blocks(s), stream_);
     group_.all_to_all(received_.data(), sent_.data(), for_each_rank(s), stream_);
-    transpose_pieces(out, received_.data(), u, s.B, s.T * s.parts * heads,
-                     stream_);   // tokens of a rank follow others'
+    // tokens of a rank follow others'
+    transpose_pieces(out, received_.data(), u, s.B, s.T * blocks(s).columns(), stream_);
 }
 
 void Ulysses::to_tokens(floatX* out, const floatX* in, const Sizes& s) {
-    const std::int64_t u = group_.size(), heads = s.channels / u, rows = std::int64_t{s.B} * s.T * s.parts;
-    transpose_pieces(sent_.data(), in, s.B, u, s.T * s.parts * heads, stream_);
+    const std::int64_t u = group_.size();
+    transpose_pieces(sent_.data(), in, s.B, u, s.T * blocks(s).columns(), stream_);
     group_.all_to_all(received_.data(), sent_.data(), for_each_rank(s), stream_);
-    transpose_pieces(out, received_.data(), u, rows, heads, stream_);
+    scatter_ranks(out, received_.data(), std::int64_t{s.B} * s.T, u, blocks(s), stream_);
 }

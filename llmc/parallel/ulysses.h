@@ -2,13 +2,17 @@
 // Jacobs et al., "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer
 // models", 2023.
 //
-// Of u ranks each sends, per call and for each of `parts` tensors (3: q, k, v; 1: attention's output or its gradient)
-// of s elements, s (u-1)/u. Tokens come out in the order of the sequence.
+// Of u ranks each sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
+// elements, s (u-1)/u. Tokens come out in the order of the sequence.
 #pragma once
+
+#include <array>
 
 #include "llmc/base/arena.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
+
+struct RankedBlocks;   // llmc/kernels/transpose_pieces.cuh
 
 class Ulysses {
 public:
@@ -18,19 +22,19 @@ public:
     // The sizes of one exchange on this rank: B sequences, T tokens of each before, and all heads together.
     struct Sizes {
         int B, T;
-        int parts;
-        std::int64_t channels;   // NH HS of one part
+        std::array<std::int64_t, 3> channels;   // of q, k and v; or of one tensor, then 0
     };
     // Takes memory for calls of at most these sizes. Nothing may be under way.
     void reserve(const Sizes& largest);
 
-    // `out` (B, u T, parts, NH / u, HS), in (B, T, parts, NH, HS). They may be the same memory.
+    // `out` (B, u T, channels / u of each tensor), in (B, T, channels of each). They may be the same memory.
     void to_heads(floatX* out, const floatX* in, const Sizes& sizes);
-    // The way back: out (B, T, parts, NH, HS), in (B, u T, parts, NH / u, HS).
+    // The way back.
     void to_tokens(floatX* out, const floatX* in, const Sizes& sizes);
 
 private:
     std::size_t for_each_rank(const Sizes& s) const;
+    RankedBlocks blocks(const Sizes& s) const;
 
     Communicator& group_;
     Arena& arena_;

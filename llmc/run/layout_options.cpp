@@ -150,7 +150,7 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
     check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,
                           options.micro_batch, options.seq_len);
-    check_heads(options, config.heads);
+    check_heads(options, config.kv_heads());
 }
 
 std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {

@@ -6,9 +6,7 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
                                                                   options.seq_len, vocab_size)
                                             : model_config(options.model);
-    for (const ModelField& field : model_fields()) {
-        if (!field.is_size()) field.set(config, field.get(options.architecture));
-    }
+    apply(options.architecture, config);
     config.vocab_size = vocab_size;
     config.padded_vocab_size = padded_vocab(vocab_size);
     check_model_config(config);

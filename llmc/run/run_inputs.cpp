@@ -23,17 +23,15 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                   text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                   "Leave --vocab-size out: the model says it.");
         for (const ModelField& field : model_fields()) {
-            const std::int64_t asked = field.get(options.architecture);
-            if (field.is_size() || asked == field.get(ModelConfig{})) continue;
-            refuse_if(asked != field.get(*of_file),
-                      text("--", field.name, " ", field.value_of(options.architecture), ": the model in ",
-                           options.model, " has ", field.value_of(*of_file)),
+            const auto given = options.architecture.find(field.name);
+            if (given == options.architecture.end()) continue;
+            ModelConfig asked = *of_file;
+            field.set(asked, given->second);
+            refuse_if(!field.same(asked, *of_file),
+                      text("--", field.name, " ", field.value_of(asked), ": the model in ", options.model, " has ",
+                           field.value_of(*of_file)),
                       text("Leave --", field.name, " out: the model says it."));
         }
-        const std::string beyond = beyond_llmc(*of_file);
-        refuse_if(!options.export_llmc.empty() && !beyond.empty(),
-                  text("--export-llmc: the model in ", options.model, " has ", beyond),
-                  "llm.c's files hold no such model; checkpoints do.");
         return *of_file;
     }
     const std::int64_t gpt2_vocabulary = 50257;
@@ -150,6 +148,9 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
         of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
     }
     model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
+    const std::string beyond = beyond_llmc(model.config);
+    refuse_if(!options.export_llmc.empty() && !beyond.empty(), text("--export-llmc: the model has ", beyond),
+              "llm.c's files hold no such model; checkpoints do.");
     check_model_fits(options, model.config);
     return model;
 }

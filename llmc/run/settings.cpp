@@ -89,7 +89,7 @@ void found(Table& table, const Options& o, const RunFacts& f) {
     table.row("num_heads NH", f.model.heads);
     table.row("channels C", f.model.channels);
     for (const ModelField& field : model_fields()) {
-        if (!field.is_size()) table.row(field.name, field.value_of(f.model));
+        if (!field.basic && !field.is_default(f.model)) table.row(field.name, field.value_of(f.model));
     }
     table.row("num_parameters", parameter_count(f.model));
     table.rule();

@@ -1,7 +1,7 @@
 // Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
-// bias with rstd = 1 / sqrt(variance + 1e-5), and its backward pass. All arithmetic is fp32. C is at most 12288.
+// bias with rstd = 1 / sqrt(variance + epsilon), and its backward pass. All arithmetic is fp32. C is at most 12288.
 // Without mean and bias it is RMSNorm (Zhang, Sennrich, "Root mean square layer normalization", 2019): out = in * rstd
-// * weight with rstd = 1 / sqrt(mean of squares + 1e-5).
+// * weight with rstd = 1 / sqrt(mean of squares + epsilon).
 //
 // Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and
 // dbias per block in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a
@@ -29,6 +29,7 @@ struct LayerNormForward {
     const Real* weight;   // (C)
     const Real* bias;     // (C), or null: RMSNorm; `mean` is null then
     int rows, C;
+    float epsilon = kLayerNormEpsilon;
 };
 
 template <class Real>
@@ -69,8 +70,8 @@ void with_norm_kind(bool subtracts_mean, LaunchWith launch_with) {
 // Normalises a row that the block's threads have kept. Elements beyond the row must be zero.
 template <bool kSubtractsMean, class AnyExtent, class Real>
 __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const KeptRow<Real, AnyExtent>& in,
-                                              Real* out, float* mean, float* rstd, const Real* weight,
-                                              const Real* bias) {
+                                              Real* out, float* mean, float* rstd, const Real* weight, const Real* bias,
+                                              float epsilon) {
     float m = 0;
     if constexpr (kSubtractsMean) {
         PieceSum<AnyExtent> sum;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
         }
         squares.add(x);
     }
-    const float s = 1.0f / sqrtf(row.sum(squares.total()) / row.C() + kLayerNormEpsilon);
+    const float s = 1.0f / sqrtf(row.sum(squares.total()) / row.C() + epsilon);
 
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     KeptRow<Real, AnyExtent> x(args.in);
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) x.keep(j, row.load(args.in, j));
-    normalise_row<kSubtractsMean>(row, x, args.out, args.mean, args.rstd, args.weight, args.bias);
+    normalise_row<kSubtractsMean>(row, x, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon);
 }
 
 template <class Real>

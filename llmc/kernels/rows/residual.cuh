@@ -30,6 +30,7 @@ struct ResidualLayerNormForward {
     const Real* weight;   // (C)
     const Real* bias;     // (C), or null: RMSNorm, and `mean` is null
     int rows, C;
+    float epsilon = kLayerNormEpsilon;
 };
 
 template <class Real>
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
         row.store(args.residual, j, piece);
         sum.keep(j, piece);
     }
-    normalise_row<kSubtractsMean>(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias);
+    normalise_row<kSubtractsMean>(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon);
 }
 
 template <class Real>

@@ -1,4 +1,5 @@
-// Where a model's weights can come from besides a random start: llm.c model files and Hugging Face GPT-2 folders.
+// Where a model's weights can come from besides a random start: llm.c model files and Hugging Face folders of the
+// families in family.h.
 //
 // A source says what model it holds and hands out one tensor at a time, in the program's own shape: [out, in], rows
 // that pad the vocabulary zero. Anything wrong with the files is Error(bad_data) naming file, place and what was
@@ -8,9 +9,9 @@
 //   [0] magic 20240326   [1] version: 3 fp32, 5 bf16   [2] maxT   [3] V   [4] L   [5] NH   [6] C   [7] V padded to 128
 //   wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb, each stacked over layers
 //
-// Hugging Face folder: config.json; model.safetensors, or the files that model.safetensors.index.json lists. Names with
-// or without "transformer."; matrices of layers are stored [in, out]; attention masks are ignored, and lm_head where
-// config.json ties it to the embedding.
+// Hugging Face folder: config.json; model.safetensors, or the files that model.safetensors.index.json lists. Names of a
+// GPT-2 with or without "transformer.", its matrices of layers stored [in, out]; attention masks are ignored, and
+// lm_head where config.json ties it to the embedding.
 #pragma once
 
 #include <algorithm>
@@ -37,9 +38,6 @@ public:
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
-
-// "model_type" in config.json of models that no other program knows (beyond_hugging_face).
-inline constexpr const char* own_model_type = "train_gpt";
 
 // The model that a Hugging Face folder's config.json describes.
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);

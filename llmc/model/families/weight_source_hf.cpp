@@ -1,10 +1,11 @@
-// Hugging Face GPT-2 folders; weight_source.h says what is read.
+// Hugging Face folders; weight_source.h says what is read.
 #include <map>
 #include <set>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
 
 namespace {
@@ -25,66 +26,6 @@ Json read_json(const FileSystem& files, const std::string& path) {
         return json;
     } catch (const JsonSyntaxError& error) {
         bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
-    }
-}
-
-// The value of a field of the model, or -1 where the file does not say it.
-std::int64_t value_in(const Json& json, const std::string& path, const ModelField& field) {
-    constexpr std::uint64_t largest = 1 << 28;
-    const bool positions = std::string_view(field.key) == "n_positions";   // older files call them n_ctx
-    const Json* value = nullptr;
-    std::string name;
-    for (const char* key : {field.key, positions ? "n_ctx" : field.key}) {
-        if (value == nullptr || value->is_null()) value = json.find(name = key);
-    }
-    if (value == nullptr || value->is_null()) return -1;
-    try {
-        if (field.is_flag()) return value->as_bool();
-        if (field.is_size()) {
-            if (const auto size = static_cast<std::int64_t>(value->as_whole(largest)); size > 0) return size;
-        }
-        for (std::size_t i = 0; i < field.values.size(); i++) {
-            if (value->as_text() == field.values[i]) return static_cast<std::int64_t>(i);
-        }
-    } catch (const JsonError&) {
-    }
-    const char* const expected = field.is_flag() ? "true or false" : field.is_size() ? "a size" : "a known name";
-    bad(path, text("\"", name, "\" is ", quoted(*value), ", expected ", expected));
-}
-
-// Settings that would make it another model than ours.
-void require(const Json& json, const std::string& path, const char* key, const Json& expected) {
-    const Json* value = json.find(key);
-    if (value != nullptr && !value->is_null() && *value != expected) {
-        bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", to_text(expected), " is supported"));
-    }
-}
-
-ModelConfig read_config(const FileSystem& files, const std::string& path) {
-    const Json json = read_json(files, path);
-    const Json* const type = json.find("model_type");
-    const bool ours = type != nullptr && *type == Json(own_model_type);   // has fields that GPT-2's has not
-    if (!ours) require(json, path, "model_type", "gpt2");
-    require(json, path, "activation_function", "gelu_new");
-    require(json, path, "layer_norm_epsilon", 1e-5);
-    require(json, path, "scale_attn_weights", true);
-    require(json, path, "scale_attn_by_inverse_layer_idx", false);
-    ModelConfig config;
-    for (const ModelField& field : model_fields()) {
-        if (!field.hugging_face && !ours) continue;
-        const std::int64_t value = value_in(json, path, field);
-        if (value < 0 && field.is_size()) {
-            bad(path, text("there is no \"", field.key, "\" in it"), "This must be the config.json of a GPT-2.");
-        }
-        if (value >= 0) field.set(config, value);
-    }
-    require(json, path, "n_inner", config.mlp_width());
-    try {
-        check_model_config(config);
-        return config;
-    } catch (const Error& error) {
-        if (error.kind() != ErrorKind::usage) throw;
-        bad(path, error.message());
     }
 }
 
@@ -125,7 +66,9 @@ public:
                 }
             }
         }
-        for (const ParamInfo& param : table_.all()) check_shape(param);
+        for (const ParamInfo& param : table_.all()) {
+            for (const FileTensor& tensor : file_tensors(table_, param)) check_shape(tensor);
+        }
         if (table_.config().tied) check_same_classifier();
     }
 
@@ -133,19 +76,23 @@ public:
     std::string description() const override { return text("Hugging Face model ", folder_); }
     DType type() const override {
         const bool narrow = std::ranges::all_of(table_.all(), [this](const ParamInfo& param) {
-            return places_.at(param.name).entry->type == TensorType::BF16;
+            return std::ranges::all_of(file_tensors(table_, param), [this](const FileTensor& tensor) {
+                return places_.at(tensor.name).entry->type == TensorType::BF16;
+            });
         });
         return narrow ? DType::bf16 : DType::fp32;
     }
 
     std::vector<float> read(const ParamInfo& param) const override {
-        const Place& place = places_.at(param.name);
-        std::vector<float> values = place.file->read_as<float>(*place.entry);
-        if (param.hf_transposed) {
-            values = transposed<float>(values, param.tensor.cols, param.exported_rows(), 0, param.exported_rows());
+        std::vector<float> all;
+        for (const FileTensor& tensor : file_tensors(table_, param)) {
+            const Place& place = places_.at(tensor.name);
+            std::vector<float> values = place.file->read_as<float>(*place.entry);
+            if (tensor.transposed) values = transposed<float>(values, param.tensor.cols, tensor.rows, 0, tensor.rows);
+            all.insert(all.end(), values.begin(), values.end());
         }
-        values.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
-        return values;
+        all.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
+        return all;
     }
 
 private:
@@ -154,20 +101,21 @@ private:
         const TensorEntry* entry;
     };
 
-    void check_shape(const ParamInfo& param) const {
-        const auto found = places_.find(param.name);
-        if (found == places_.end()) bad(folder_, text("there is no tensor '", param.name, "' in its files"));
-        const std::vector<std::int64_t> expected = param.file_shape(true);
+    void check_shape(const FileTensor& tensor) const {
+        const auto found = places_.find(tensor.name);
+        if (found == places_.end()) bad(folder_, text("there is no tensor '", tensor.name, "' in its files"));
         const TensorEntry& entry = *found->second.entry;
-        if (entry.shape != expected) {
-            bad(found->second.file->path(), text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ",
-                                                 to_text(Json(entry.shape)), ", expected ", to_text(Json(expected))));
+        if (entry.shape != tensor.shape) {
+            bad(found->second.file->path(),
+                text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ", to_text(Json(entry.shape)),
+                     ", expected ", to_text(Json(tensor.shape))));
         }
     }
 
     // Where config.json ties the classifier to the embedding, a lm_head.weight beside it must be a copy.
     void check_same_classifier() const {
-        const auto classifier = places_.find("lm_head.weight"), embedding = places_.find("wte.weight");
+        const std::string name = file_tensors(table_, table_[table_.index("wte.weight")]).front().name;
+        const auto classifier = places_.find("lm_head.weight"), embedding = places_.find(name);
         if (classifier == places_.end()) return;
         const Place &one = classifier->second, &other = embedding->second;
         if (one.entry->shape == other.entry->shape &&
@@ -175,7 +123,7 @@ private:
             return;
         }
         bad(one.file->path(),
-            text("byte ", one.entry->offset, ": tensor 'lm_head.weight' differs from 'wte.weight', but ", config_name,
+            text("byte ", one.entry->offset, ": tensor 'lm_head.weight' differs from '", name, "', but ", config_name,
                  " ties them"),
             "If the model has a classifier of its own, write \"tie_word_embeddings\": false into config.json; else "
             "remove "
@@ -191,7 +139,8 @@ private:
 }   // namespace
 
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder) {
-    return read_config(files, folder + "/" + config_name);
+    const std::string path = folder + "/" + config_name;
+    return read_hugging_face_config(read_json(files, path), path);
 }
 
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder) {

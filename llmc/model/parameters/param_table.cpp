@@ -19,11 +19,14 @@ ParamRow vocabulary_matrix(const char* name, const ModelConfig& c, bool tied) {
 }
 
 std::vector<ParamRow> embedding_parameters(const ModelConfig& c) {
-    return {vocabulary_matrix("wte.weight", c, c.tied),
-            {.name = "wpe.weight",
-             .tensor = {.rows = c.max_seq_len, .cols = c.channels},
-             .init = Init::normal,
-             .decays = true}};
+    std::vector<ParamRow> rows{vocabulary_matrix("wte.weight", c, c.tied)};
+    if (c.positions == PositionKind::learned) {
+        rows.push_back({.name = "wpe.weight",
+                        .tensor = {.rows = c.max_seq_len, .cols = c.channels},
+                        .init = Init::normal,
+                        .decays = true});
+    }
+    return rows;
 }
 
 std::vector<ParamRow> head_parameters(const ModelConfig& c) {

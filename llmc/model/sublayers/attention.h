@@ -1,4 +1,5 @@
-// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix.
+// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k turned where
+// positions are rotary.
 // Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section 2.3.
 #pragma once
 
@@ -25,6 +26,7 @@ private:
 
     void enter(const floatX* normed, Rows rows, const LayerActivations& a) const override;
     void mix(const LayerActivations& a) const override;
+    void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
     void cached_inside(const CachedStep& step) const override;

@@ -29,6 +29,17 @@ std::vector<KeptTensor> Branch::kept(const char* norm, const char* mean, const c
             in};
 }
 
+void Branch::add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
+                        TensorSpec bias, bool writes_residual) {
+    rows.push_back({.name = text(name, ".weight"),
+                    .tensor = std::move(weight),
+                    .init = Init::normal,
+                    .writes_residual = writes_residual,
+                    .decays = true,
+                    .hf_transposed = true});
+    if (config.bias) rows.push_back({.name = text(name, ".bias"), .tensor = std::move(bias)});
+}
+
 Norm::Output Branch::normed(const LayerActivations& a) const {
     return {at(a, kNormed), at<float>(a, kMean), at<float>(a, kRstd)};
 }

@@ -19,6 +19,10 @@ protected:
     static std::vector<KeptTensor> kept(const char* norm, const char* mean, const char* rstd, const KeptTensor& in,
                                         const RankSizes& sizes);
 
+    // Adds the rows of a linear layer. `bias`: of the tensor, where the model has biases.
+    static void add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
+                           TensorSpec bias, bool writes_residual);
+
     // Names as in the parameter table: "ln_1", "attn.c_attn", "attn.c_proj".
     Branch(const SublayerPlace& place, const char* norm, const char* in, const char* out, floatX* din);
 

@@ -1,4 +1,5 @@
-// The MLP: x + c_proj(gelu(c_fc(ln_2(x)))), of width F. Radford et al. (GPT-2), 2019.
+// The MLP: x + c_proj(gelu(c_fc(ln_2(x)))), of width F (Radford et al., GPT-2, 2019), or with SwiGLU instead of GELU:
+// c_fc makes F gates and F ups then (Touvron et al., "LLaMA", 2023).
 #pragma once
 
 #include "llmc/model/sublayers/branch.h"
@@ -18,4 +19,8 @@ private:
     void recompute_inside(const LayerActivations& a, Recompute level) const override;
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
     void cached_inside(const CachedStep& step) const override;
+    bool gated() const { return tools().sizes.model.mlp == MlpKind::swiglu; }
+    void activate(floatX* out_input, const floatX* in_output, int rows) const;
+
+    floatX* dswiglu_;   // scratch: (R, F)
 };

@@ -1,0 +1,87 @@
+// Rotary positions (Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021): channel i < HS/2
+// of a head and channel i + HS/2 are a pair, turned by the angle position * frequency of i (Hugging Face's half-split
+// form of Llama):
+//   (x_i, x_j) -> (x_i cos a - x_j sin a,  x_j cos a + x_i sin a),   a = position * theta^(-2i / HS)
+// The product of a turned query and a turned key then depends on the difference of their positions alone. Backward
+// turns gradients by -a. All arithmetic is fp32, rounded once.
+//
+// `factor` > 1 is Llama 3.1's scaling for more than the 8,192 positions of training: frequencies whose wavelength is
+// above 8192 are divided by it, those below 8192 / 4 stay, between them both are mixed.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "llmc/base/check.h"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
+#include "llmc/kernels/vec.cuh"
+
+template <class Real>
+struct Rotary {
+    Real* heads;            // (rows, row): the first `turned` heads of each row are turned in place
+    std::int64_t row;       // elements from one row to the next, a multiple of 8
+    int rows, turned, HS;   // HS a multiple of 16
+    int first_row, T;       // row r is token (first_row + r) % T of the local ones
+    Positions positions;    // of them
+    float theta, factor;
+    bool backward;   // by -a: gradients
+};
+
+template <class Real>
+void rotary(const Rotary<Real>& args, cudaStream_t stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Of pair i; log2_theta is that of the base.
+__device__ inline float rotary_frequency(int i, int HS, float log2_theta, float factor) {
+    constexpr float trained = 8192.0f, low = 1.0f, high = 4.0f, two_pi = 6.283185307179586f;
+    const float frequency = exp2f(-static_cast<float>(2 * i) / static_cast<float>(HS) * log2_theta);
+    const float turns = trained * frequency / two_pi;   // over the positions of training
+    const float kept = fminf(fmaxf((turns - low) / (high - low), 0.0f), 1.0f);
+    return factor > 1.0f ? frequency * (kept + (1.0f - kept) / factor) : frequency;
+}
+
+// A thread has eight pairs of a row, of all its heads, whose angles are the same.
+template <class Real>
+__global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real> a, float log2_theta) {
+    const int pieces = a.HS / 16;
+    const std::int64_t unit = std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
+    const std::int64_t row = unit / pieces;
+    if (row >= a.rows) return;
+    const int first = static_cast<int>(unit % pieces) * 8, token = static_cast<int>((a.first_row + row) % a.T);
+    const auto position = static_cast<float>(a.positions.of(token));
+    Vec8<float> c, s;
+    for (int k = 0; k < 8; k++) {
+        const float angle = position * rotary_frequency(first + k, a.HS, log2_theta, a.factor);
+        c[k] = cosf(angle);
+        s[k] = a.backward ? -sinf(angle) : sinf(angle);
+    }
+    Real* const own = a.heads + row * a.row + first;
+    for (int head = 0; head < a.turned; head++) {
+        Real *const left = own + std::int64_t{head} * a.HS, *const right = left + a.HS / 2;
+        const Vec8<float> x = to_floats(load_packets<8>(left)), y = to_floats(load_packets<8>(right));
+        Vec8<float> turned_x, turned_y;
+        VECTOR_LOOP
+        for (int k = 0; k < 8; k++) {
+            turned_x[k] = fmaf(x[k], c[k], -(y[k] * s[k]));
+            turned_y[k] = fmaf(y[k], c[k], x[k] * s[k]);
+        }
+        store_packets(left, round_to<Real>(turned_x));
+        store_packets(right, round_to<Real>(turned_y));
+    }
+}
+
+template <class Real>
+void rotary(const Rotary<Real>& args, cudaStream_t stream) {
+    ENSURE(args.HS % 16 == 0 && args.row % 8 == 0, "rotary positions of heads of ", args.HS, " in rows of ", args.row);
+    if (args.rows == 0) return;
+    Launch where = elementwise_launch(std::int64_t{args.rows} * (args.HS / 2), stream);
+    const std::size_t bytes = sizeof(Real) * static_cast<std::size_t>(args.rows) * static_cast<std::size_t>(args.row);
+    where.writes(args.heads, bytes);
+    if (args.positions.list) where.reads(args.positions.list, static_cast<std::size_t>(args.T) * sizeof(int));
+    launch(rotary_kernel<Real>, where, args, std::log2(args.theta));
+}

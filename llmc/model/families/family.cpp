@@ -1,0 +1,242 @@
+#include "llmc/model/families/family.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "llmc/base/check.h"
+#include "llmc/base/error.h"
+
+namespace {
+
+[[noreturn]] void bad(const std::string& path, const std::string& what, const std::string& hint = "") {
+    throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
+}
+
+const std::vector<ModelFamily>& families() {
+    const ModelConfig llama{
+        .norm = NormKind::rms, .positions = PositionKind::rotary, .mlp = MlpKind::swiglu, .bias = false};
+    const std::vector<ModelFamily::Setting> of_gpt2 = {{"activation_function", "gelu_new"},
+                                                       {"scale_attn_weights", true, false},
+                                                       {"scale_attn_by_inverse_layer_idx", false, false}};
+    const std::vector<ModelFamily::Setting> of_llama = {
+        {"hidden_act", "silu"}, {"attention_bias", false}, {"mlp_bias", false}};
+    static const std::vector<ModelFamily> all = {
+        {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
+        {"llama", "LlamaForCausalLM", true, llama, of_llama},
+        {"mistral", "MistralForCausalLM", true, llama, {{"hidden_act", "silu"}, {"sliding_window", nullptr}}},
+        {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
+    };
+    return all;
+}
+
+// Rotary positions say their frequencies in an object of their own: "rope_scaling" of transformers 4, or
+// "rope_parameters" of 5, which has rope_theta too. Its members stand beside the others then.
+Json flattened(const Json& json, const std::string& path) {
+    Json flat = json;
+    for (const char* object : {"rope_parameters", "rope_scaling"}) {
+        const Json* const inner = json.find(object);
+        if (inner == nullptr || !inner->is_object()) continue;
+        for (const auto& [key, value] : inner->members()) {
+            const bool is_type = key == "rope_type" || key == "type";
+            if (is_type && value != Json("default") && value != Json("llama3")) {
+                bad(path, text("\"", object, "\" is of the type ", quoted(value),
+                               ", only \"default\" and \"llama3\" are supported"));
+            }
+            flat.add(key == "factor" ? "rope_factor" : key, value);
+        }
+    }
+    const std::pair<const char*, double> of_llama3[] = {
+        {"low_freq_factor", 1}, {"high_freq_factor", 4}, {"original_max_position_embeddings", 8192}};
+    for (const auto& [key, expected] : of_llama3) {
+        const Json* const value = flat.find(key);
+        if (value != nullptr && *value != Json(expected)) {
+            bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", expected, " is supported"));
+        }
+    }
+    return flat;
+}
+
+// The value of a field, or none where the file does not say it.
+std::optional<double> value_in(const Json& json, const std::string& path, const ModelField& field, const char* key) {
+    constexpr double largest = 1 << 28;
+    const Json* value = json.find(key);
+    if ((value == nullptr || value->is_null()) && std::string_view(key) == "n_positions") {
+        value = json.find(key = "n_ctx");   // of older files
+    }
+    if (value == nullptr || value->is_null()) return std::nullopt;
+    try {
+        if (field.is_flag()) return value->as_bool();
+        if (field.is_number()) {
+            const double number =
+                field.whole ? static_cast<double>(value->as_whole(std::uint64_t{1} << 28)) : value->as_number();
+            if (number > 0 && number <= largest) return number;
+        }
+        for (std::size_t i = 0; i < field.values.size(); i++) {
+            if (value->as_text() == field.values[i]) return static_cast<double>(i);
+        }
+    } catch (const JsonError&) {
+    }
+    const char* const expected = field.is_flag()      ? "true or false"
+                                 : !field.is_number() ? "a known name"
+                                 : field.whole        ? "a size"
+                                                      : "a number above 0";
+    bad(path, text("\"", key, "\" is ", quoted(*value), ", expected ", expected));
+}
+
+// What Llama's files call a parameter of a layer: one name for each block of its rows.
+const std::map<std::string, std::vector<std::string>, std::less<>>& llama_names() {
+    static const std::map<std::string, std::vector<std::string>, std::less<>> names = {
+        {"wte.weight", {"model.embed_tokens.weight"}},
+        {"ln_f.weight", {"model.norm.weight"}},
+        {"lm_head.weight", {"lm_head.weight"}},
+        {"ln_1.weight", {"input_layernorm.weight"}},
+        {"attn.c_attn.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+        {"attn.c_proj.weight", {"self_attn.o_proj.weight"}},
+        {"ln_2.weight", {"post_attention_layernorm.weight"}},
+        {"mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+        {"mlp.c_proj.weight", {"mlp.down_proj.weight"}},
+    };
+    return names;
+}
+
+}   // namespace
+
+const char* ModelFamily::key(const ModelField& field) const {
+    if (llama) return field.llama_key;
+    return field.gpt2 || is_only_ours(*this) ? field.key : nullptr;
+}
+
+std::string ModelFamily::beyond(const ModelConfig& config) const {
+    for (const ModelField& field : model_fields()) {
+        if (key(field) == nullptr && !field.same(config, implied) && !(field.is_default(config) && !llama)) {
+            return text("--", field.name, " ", field.value_of(config));
+        }
+    }
+    return "";
+}
+
+const ModelFamily& family_of(const ModelConfig& config) {
+    return *std::ranges::find_if(families(), [&](const ModelFamily& family) { return family.beyond(config).empty(); });
+}
+const ModelFamily* find_family(const std::string& model_type) {
+    const auto found =
+        std::ranges::find_if(families(), [&](const ModelFamily& family) { return family.model_type == model_type; });
+    return found == families().end() ? nullptr : &*found;
+}
+bool is_only_ours(const ModelFamily& family) { return std::string_view(family.model_type) == "train_gpt"; }
+std::string beyond_hugging_face(const ModelConfig& config) {
+    const bool like_llama = config.positions == PositionKind::rotary;
+    if (!is_only_ours(family_of(config))) return "";
+    return find_family(like_llama ? "llama" : "gpt2")->beyond(config);
+}
+
+ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
+    const Json* const type = given.find("model_type");
+    const ModelFamily* const family = type == nullptr || type->is_null() ? &families().front()
+                                      : type->is_text()                  ? find_family(type->as_text())
+                                                                         : nullptr;
+    if (family == nullptr) {
+        std::string known;
+        for (const ModelFamily& one : families()) known += text(known.empty() ? "\"" : ", \"", one.model_type, "\"");
+        bad(path, text("\"model_type\" is ", quoted(*type), ", only ", known, " are supported"));
+    }
+    const Json json = flattened(given, path);
+    for (const auto& [key, expected, written] : family->settings) {   // others would make it another model than ours
+        const Json* const value = json.find(key);
+        const bool must_be_there = std::string_view(key) == "sliding_window";   // else Mistral's have one
+        if (must_be_there ? value == nullptr || !value->is_null()
+                          : value != nullptr && !value->is_null() && *value != expected) {
+            bad(path, text("\"", key, "\" is ", value ? quoted(*value) : "not there", ", only ", to_text(expected),
+                           " is supported"));
+        }
+    }
+    ModelConfig config = family->implied;
+    for (const ModelField& field : model_fields()) {
+        const char* const key = family->key(field);
+        if (key == nullptr) continue;
+        const std::optional<double> value = value_in(json, path, field, key);
+        if (!value && field.basic) {
+            bad(path, text("there is no \"", key, "\" in it"),
+                text("This must be the config.json of a model of the type \"", family->model_type, "\"."));
+        }
+        if (value) field.set(config, *value);
+    }
+    try {
+        check_model_config(config);
+        return config;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::usage) throw;
+        bad(path, error.message());
+    }
+}
+
+Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
+    const ModelFamily& family = family_of(config);
+    Json json =
+        Json::object({{"architectures", Json::array({family.architecture})}, {"model_type", family.model_type}});
+    auto add = [&](const ModelField& field) {
+        const char* const key = family.key(field);
+        if (key == nullptr) return;
+        const double value = field.get(config);
+        json.add(key, field.is_flag()      ? Json(value != 0)
+                      : !field.is_number() ? Json(field.value_of(config))
+                      : field.whole        ? Json(static_cast<std::int64_t>(value))
+                                           : Json(value));
+        if (std::string_view(key) == "n_positions") json.add("n_ctx", static_cast<std::int64_t>(value));
+    };
+    for (const ModelField& field : model_fields()) {
+        if (field.basic) add(field);
+    }
+    for (const auto& [key, value, written] : family.settings) {
+        if (written) json.add(key, value);
+    }
+    for (const ModelField& field : model_fields()) {
+        if (!field.whole && std::string_view(field.name) != "rope-factor") add(field);
+    }
+    json.add("initializer_range", 0.02);
+    if (!family.llama) {
+        for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) json.add(dropout, 0.0);
+    }
+    for (const ModelField& field : model_fields()) {
+        const bool goes_without_saying = !family.llama && field.is_number() && field.is_default(config);
+        if (!field.basic && field.whole && !goes_without_saying) add(field);
+    }
+    if (family.llama && config.rope_factor > 1) {
+        json.add("rope_scaling", Json::object({{"rope_type", "llama3"},
+                                               {"factor", config.rope_factor},
+                                               {"low_freq_factor", 1.0},
+                                               {"high_freq_factor", 4.0},
+                                               {"original_max_position_embeddings", 8192}}));
+    } else if (is_only_ours(family)) {
+        json.add("rope_factor", config.rope_factor);
+    }
+    json.add("torch_dtype", torch_dtype);
+    return json;
+}
+
+std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed) {
+    if (!family_of(table.config()).llama) {
+        const bool plain = !prefixed || param.name == "lm_head.weight";
+        const std::int64_t rows = param.exported_rows();
+        return {
+            {plain ? param.name : "transformer." + param.name, 0, rows, param.hf_transposed, param.file_shape(true)}};
+    }
+    const std::string in_layer = param.layer < 0 ? "" : text("h.", param.layer, ".");
+    const auto found = llama_names().find(std::string_view(param.name).substr(in_layer.size()));
+    ENSURE(found != llama_names().end(), "files of Llama's kind have no name for ", param.name);
+    std::vector<std::int64_t> blocks = param.tensor.blocks;
+    if (blocks.empty()) blocks.push_back(param.exported_rows());
+    ENSURE(blocks.size() == found->second.size(), param.name, " has ", blocks.size(), " blocks");
+    std::vector<FileTensor> tensors;
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < blocks.size(); i++) {
+        const std::string where = param.layer < 0 ? "" : text("model.layers.", param.layer, ".");
+        std::vector<std::int64_t> shape{blocks[i]};
+        if (param.is_matrix()) shape.push_back(param.tensor.cols);
+        tensors.push_back({where + found->second[i], first, blocks[i], false, std::move(shape)});
+        first += blocks[i];
+    }
+    return tensors;
+}
