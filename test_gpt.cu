@@ -287,6 +287,31 @@ TEST_CASE("gpt: reference: RMSNorm, at every level of recompute") {
     }
 }
 
+TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute") {
+    std::vector<ModelConfig> kinds{llama_like(custom_model_config(2, 4, 64, 40, 150), 2),
+                                   llama_like(custom_model_config(1, 3, 96, 40, 150), 1),
+                                   llama_like(custom_model_config(2, 2, 64, 40, 150), 2)};
+    kinds[1].own_head_size = 64, kinds[1].bias = true, kinds[1].tied = false;
+    kinds[2].mlp = MlpKind::gelu, kinds[2].rope_factor = 8, kinds[2].norm = NormKind::layer;
+    for (const ModelConfig& config : kinds) {
+        INFO(describe(config));
+        const Problem problem = random_problem(config, 4, 33, 6);
+        const ReferenceResult expected =
+            problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+        for (Recompute level : {Recompute::none, Recompute::gelu_norm, Recompute::block}) {
+            for (AttentionKind attention : {AttentionKind::own, AttentionKind::library}) {
+                StageOptions options = test_options();
+                options.recompute = level;
+                options.attention = attention;
+                Runner runner(problem, options);
+                const Outcome outcome = runner.run();
+                CHECK(relative_error(outcome.losses, expected.losses) < parity);
+                check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+            }
+        }
+    }
+}
+
 TEST_CASE("gpt: a second run is bit-identical") {
     const Problem problem = odd_problem();
     Runner runner(problem, test_options());

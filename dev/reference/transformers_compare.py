@@ -2,6 +2,7 @@
 
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER [--prompt TEXT ...] [--tokens 64]
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --losses [--make]
+    python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --families
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --speed [--tokens 128] [--threads 2]
 
 Needs torch and transformers. Without them it says so and ends with 69.
@@ -9,11 +10,14 @@ Needs torch and transformers. Without them it says so and ends with 69.
 TRAIN_GPT should be an fp32 build: the likeliest tokens are compared as text, and near ties may fall otherwise in bf16.
 Also checked: where one side stops at the end-of-text token, so does the other, after as many tokens. --losses compares
 `train_gpt evaluate` with transformers' mean cross-entropy over random tokens, one sequence of each of some lengths; with
---make transformers first writes a random model to FOLDER, in fp32, bf16 and fp16. --speed times both in turns on as many
+--make transformers first writes a random model to FOLDER, in fp32, bf16 and fp16. --families: for random models of every
+other family that the program knows, losses as above, every gradient of a first step, the losses of 20 steps of AdamW, and
+that what is imported and exported again has the same tensors to the bit and the same config.json. --speed times both in turns on as many
 threads, median of three.
 """
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -25,7 +29,9 @@ import time
 
 try:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+    from safetensors.torch import load_file
+    from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                              MistralConfig)
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
@@ -45,7 +51,7 @@ def compare_text(args, tokenizer, model):
     different = 0
     for prompt in args.prompt:
         inputs = tokenizer(prompt, return_tensors="pt")
-        tokens = min(args.tokens, model.config.n_positions - inputs["input_ids"].shape[1])
+        tokens = min(args.tokens, model.config.max_position_embeddings - inputs["input_ids"].shape[1])
         output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0]
         stopped = output[-1].item() == tokenizer.eos_token_id
         expected = tokenizer.decode(output[:-1] if stopped else output)
@@ -60,13 +66,19 @@ def compare_text(args, tokenizer, model):
     return different
 
 
+def write_shard(folder, tokens):
+    """A token file of llm.c's format."""
+    shard = os.path.join(folder, "val.bin")
+    with open(shard, "wb") as file:
+        file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
+        file.write(struct.pack(f"<{len(tokens)}H", *tokens))
+    return shard
+
+
 def own_loss(args, tokens):
-    """Of `train_gpt evaluate` on one sequence, which is written as a token file of llm.c's format."""
+    """Of `train_gpt evaluate` on one sequence."""
     with tempfile.TemporaryDirectory() as folder:
-        shard = os.path.join(folder, "val.bin")
-        with open(shard, "wb") as file:
-            file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
-            file.write(struct.pack(f"<{len(tokens)}H", *tokens))
+        shard = write_shard(folder, tokens)
         command = [args.train_gpt, "evaluate", "--model", args.folder, "--val-data", shard,
                    "--seq-len", str(len(tokens) - 1), "--micro-batch", "1"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -79,7 +91,7 @@ def own_loss(args, tokens):
 def compare_losses(args, model):
     torch.manual_seed(1)
     worst = 0.0
-    for length in sorted({1, 2, 7, 33, model.config.n_positions}):
+    for length in sorted({1, 2, 7, 33, model.config.max_position_embeddings}):
         tokens = torch.randint(model.config.vocab_size, (1, length + 1))
         logits = model(tokens[:, :-1]).logits[0].double()
         expected = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
@@ -112,6 +124,120 @@ def losses(args):
     return different
 
 
+def random_families():
+    """Small models of every family, by name: groups of one head and of several, both kinds of classifier."""
+    common = dict(vocab_size=311, max_position_embeddings=64, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+                  initializer_range=0.1, pad_token_id=None, bos_token_id=0, eos_token_id=0)
+    llama3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                  original_max_position_embeddings=8192)
+    plain = dict(rope_type="default", rope_theta=10000.0)
+    return {
+        "llama-2": LlamaConfig(**common, num_key_value_heads=4, intermediate_size=176, rms_norm_eps=1e-5,
+                               rope_parameters=plain, tie_word_embeddings=False),
+        "llama-3": LlamaConfig(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
+                               rope_parameters=llama3, tie_word_embeddings=True, head_dim=32),
+        "mistral": MistralConfig(**common, num_key_value_heads=1, intermediate_size=120, sliding_window=None,
+                                 rope_parameters=plain, tie_word_embeddings=False),
+    }
+
+
+def own_names(name, tensors):
+    """What our checkpoint calls a tensor of a layer's, and the parts of it in order."""
+    parts = {"attn.c_attn": [f"self_attn.{x}_proj" for x in "qkv"], "attn.c_proj": ["self_attn.o_proj"],
+             "mlp.c_fc": ["mlp.gate_proj", "mlp.up_proj"], "mlp.c_proj": ["mlp.down_proj"],
+             "ln_1": ["input_layernorm"], "ln_2": ["post_attention_layernorm"], "attn.q_norm": ["self_attn.q_norm"],
+             "attn.k_norm": ["self_attn.k_norm"]}
+    outside = {"wte.weight": "model.embed_tokens.weight", "ln_f.weight": "model.norm.weight",
+               "lm_head.weight": "lm_head.weight"}
+    if name in outside:
+        return tensors[outside[name]]
+    _, layer, kind = name.removesuffix(".weight").split(".", 2)
+    return torch.cat([tensors[f"model.layers.{layer}.{part}.weight"] for part in parts[kind]])
+
+
+def compare_training(args, model, steps=20, rate=1e-3):
+    """The same batch in every step, with transformers' gradients and torch's AdamW."""
+    torch.manual_seed(3)
+    B, T = 2, 33
+    tokens = torch.randint(model.config.vocab_size, (B * T + 1,))
+    inputs, targets = tokens[:-1].view(B, T), tokens[1:].view(B, T)
+    with tempfile.TemporaryDirectory() as folder:
+        shard = write_shard(folder, tokens.tolist())
+        command = [args.train_gpt, "--model", args.folder, "--val-data", shard, "--overfit-single-batch", "1",
+                   "--seq-len", str(T), "--micro-batch", str(B), "--max-steps", str(steps), "--lr", str(rate),
+                   "--schedule", "constant", "--warmup", "0", "--weight-decay", "0.1", "--grad-clip", "0", "--val-every", "0",
+                   "--checkpoint-every", "1", "--output-dir", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+        with open(f"{folder}/run/metrics.jsonl") as file:
+            found = [json.loads(line)["loss"] for line in file if '"loss"' in line]
+        first = f"{folder}/run/step_00000001"
+        moments = {}
+        for name in os.listdir(first):
+            if name.startswith("optimizer-"):
+                moments.update(load_file(f"{first}/{name}"))
+    optimizer = torch.optim.AdamW([{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+                                   {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}],
+                                  lr=rate, betas=(0.9, 0.95), eps=1e-8)
+    expected, worst = [], 0.0
+    for step in range(steps):
+        optimizer.zero_grad()
+        logits = model(inputs).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
+        loss.backward()
+        expected.append(loss.item())
+        if step == 0:
+            gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+            for name, moment in moments.items():
+                if not name.startswith("m."):
+                    continue
+                theirs = own_names(name.removeprefix("m."), gradients).double()
+                error = (moment.double() / (1 - 0.9) - theirs).norm() / theirs.norm()
+                worst = max(worst, error.item())
+        optimizer.step()
+    losses_apart = max(abs(a - b) / b for a, b in zip(found, expected))
+    print(f"gradients of the first step within {worst:.1e} of their norm, allowed 5e-06; "
+          f"losses of {steps} steps within {losses_apart:.1e}, allowed 1e-05")
+    return len(found) != steps or worst > 5e-6 or losses_apart > 1e-5
+
+
+def compare_round_trip(args):
+    """Import and export: every tensor to the bit, every field that both files have."""
+    output = args.folder + "-exported"
+    command = [args.train_gpt, "export", "--model", args.folder, "--output", output]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+    before, after = (load_file(f"{folder}/model.safetensors") for folder in (args.folder, output))
+    same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    configs = [AutoModelForCausalLM.from_pretrained(folder).config.to_dict() for folder in (args.folder, output)]
+    ignored = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "initializer_range",
+               "architectures", "model_type"}
+    other = [key for key in configs[0] if key not in ignored and configs[0][key] != configs[1].get(key)]
+    print(f"exported again: {len(before)} tensors {'equal' if same else 'DIFFERENT'}, "
+          f"fields of config.json {'equal' if not other else 'DIFFERENT: ' + ', '.join(other)}")
+    return not same or bool(other)
+
+
+def families(args):
+    different, root = 0, args.folder
+    for name, config in random_families().items():
+        torch.manual_seed(2)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():   # norms too
+                parameter += 0.02 * torch.randn_like(parameter)
+        args.folder = os.path.join(root, name)
+        model.save_pretrained(args.folder)
+        print(name)
+        model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32)
+        with torch.inference_mode():
+            different += compare_losses(args, model.eval())
+        different += compare_training(args, model.train()) + compare_round_trip(args)
+    return different
+
+
 def speeds(args, tokenizer, model):
     prompt = args.prompt[0]
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -139,11 +265,14 @@ def main():
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--at-least", type=float, default=1.5, help="with --speed: fail below this ratio")
     parser.add_argument("--losses", action="store_true")
+    parser.add_argument("--families", action="store_true", help="random models of every family are written to FOLDER")
     parser.add_argument("--make", action="store_true", help="with --losses: FOLDER gets random models of transformers first")
     parser.add_argument("--within", type=float, default=1e-5, help="with --losses: fail above this difference")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.families:
+        sys.exit(1 if families(args) else 0)
     if args.losses:
         with torch.inference_mode():
             sys.exit(1 if losses(args) else 0)

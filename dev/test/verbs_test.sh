@@ -165,6 +165,8 @@ case $? in
     verdict $? "Hugging Face's losses of our checkpoint: $said"
     said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$work/made" --losses --make 2>&1)
     verdict $? "our losses of Hugging Face's models: $said"
+    said=$("${PYTHON:-python3}" dev/reference/transformers_compare.py "$exact" "$work/families" --families 2>&1)
+    verdict $? "Hugging Face's other families: $said"
     ;;
 esac
 

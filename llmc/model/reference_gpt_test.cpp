@@ -103,6 +103,17 @@ TEST_CASE(
     check_gradients(config);
 }
 
+TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with central differences") {
+    for (const std::int64_t kv_heads : {1, 2, 4}) {
+        ModelConfig config = llama_like(custom_model_config(2, 4, 64, 7, 11), kv_heads);
+        config.own_mlp_width = 24;
+        config.tied = kv_heads == 2;
+        if (kv_heads == 4) config.own_head_size = 32;
+        if (kv_heads == 1) config.bias = true, config.mlp = MlpKind::gelu, config.rope_factor = 8;
+        check_gradients(config);
+    }
+}
+
 TEST_CASE("reference_gpt: padding rows and unused positions get no gradient, ignored targets no loss") {
     Example e = make_example(custom_model_config(1, 1, 8, 9, 5), 1, 4, 8);
     e.targets[2] = -1;

@@ -48,25 +48,23 @@ inline Doubles linear_backward(Doubles& dweight, Doubles* dbias, const Doubles& 
     return din;
 }
 
-constexpr double layernorm_epsilon = 1e-5;
-
 struct Moments {
     double mean, rstd;
 };
 
 // Of RMSNorm the mean counts as zero.
-inline Moments moments(const double* x, Index C, bool rms) {
+inline Moments moments(const double* x, Index C, bool rms, double epsilon) {
     double mean = 0, variance = 0;
     for (Index c = 0; c < C && !rms; c++) mean += x[c] / static_cast<double>(C);
     for (Index c = 0; c < C; c++) variance += (x[c] - mean) * (x[c] - mean) / static_cast<double>(C);
-    return {mean, 1.0 / std::sqrt(variance + layernorm_epsilon)};
+    return {mean, 1.0 / std::sqrt(variance + epsilon)};
 }
 
 // Layer normalisation, or without a bias RMSNorm.
-inline Doubles norm(const Doubles& in, const Doubles& weight, const Doubles* bias, Index R, Index C) {
+inline Doubles norm(const Doubles& in, const Doubles& weight, const Doubles* bias, Index R, Index C, double epsilon) {
     Doubles out(R * C);
     for (Index r = 0; r < R; r++) {
-        const Moments m = moments(&in[r * C], C, bias == nullptr);
+        const Moments m = moments(&in[r * C], C, bias == nullptr, epsilon);
         for (Index c = 0; c < C; c++) {
             out[r * C + c] = (in[r * C + c] - m.mean) * m.rstd * weight[c] + (bias ? (*bias)[c] : 0.0);
         }
@@ -76,10 +74,10 @@ inline Doubles norm(const Doubles& in, const Doubles& weight, const Doubles* bia
 
 // Returns din; adds to dweight and dbias.
 inline Doubles norm_backward(Doubles& dweight, Doubles* dbias, const Doubles& dout, const Doubles& in,
-                             const Doubles& weight, Index R, Index C) {
+                             const Doubles& weight, Index R, Index C, double epsilon) {
     Doubles din(R * C);
     for (Index r = 0; r < R; r++) {
-        const Moments m = moments(&in[r * C], C, dbias == nullptr);
+        const Moments m = moments(&in[r * C], C, dbias == nullptr, epsilon);
         double sum = 0, projection = 0;   // means over the row of dnorm and of dnorm * norm
         for (Index c = 0; c < C; c++) {
             const double n = (in[r * C + c] - m.mean) * m.rstd, d = dout[r * C + c];
@@ -104,12 +102,36 @@ inline double gelu_derivative(double x) {
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * gelu_slope() * (1.0 + 3.0 * gelu_cubic * x * x);
 }
 
+// silu(gate) * up of rows of F gates and F ups.
+inline double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+inline Doubles swiglu(const Doubles& in, Index R, Index F) {
+    Doubles out(R * F);
+    for (Index i = 0; i < R * F; i++) {
+        const double gate = in[i / F * 2 * F + i % F], up = in[i / F * 2 * F + F + i % F];
+        out[i] = gate * logistic(gate) * up;
+    }
+    return out;
+}
+inline Doubles swiglu_backward(const Doubles& dout, const Doubles& in, Index R, Index F) {
+    Doubles din(R * 2 * F);
+    for (Index i = 0; i < R * F; i++) {
+        const Index at = i / F * 2 * F + i % F;
+        const double gate = in[at], up = in[at + F], s = logistic(gate);
+        din[at] = dout[i] * up * (s + gate * s * (1.0 - s));
+        din[at + F] = dout[i] * gate * s;
+    }
+    return din;
+}
+
 struct AttentionSizes {
-    Index B, T, NH, HS;
+    Index B, T, NH, KV, HS;   // head h of q reads head h / (NH / KV) of k and v
     Index C() const { return NH * HS; }
-    // Element of part 0, 1, 2 (q, k, v) in qkv (B, T, 3, NH, HS); and of a (B, T, NH, HS) tensor.
+    Index width() const { return (NH + 2 * KV) * HS; }
+    // Element of part 0, 1, 2 of query head h (q, and the k and v that it reads) in qkv, (B, T, NH + KV + KV, HS); and
+    // of a (B, T, NH, HS) tensor.
     Index packed(Index b, Index t, Index part, Index h, Index c) const {
-        return (((b * T + t) * 3 + part) * NH + h) * HS + c;
+        const Index head = part == 0 ? h : NH + (part - 1) * KV + h / (NH / KV);
+        return (b * T + t) * width() + head * HS + c;
     }
     Index separate(Index b, Index t, Index h, Index c) const { return ((b * T + t) * NH + h) * HS + c; }
 };
@@ -174,11 +196,49 @@ inline Doubles attention_backward(const Doubles& dout, const Doubles& qkv, const
     return dqkv;
 }
 
+// Turns the pairs (i, i + HS / 2) of each head of q and k by their position times a frequency; backward: by minus that.
+inline void rotary(Doubles& qkv, const AttentionSizes& s, double theta, double factor, bool backward) {
+    const double two_pi = 2.0 * std::acos(-1.0);
+    for (Index row = 0; row < s.B * s.T; row++) {
+        for (Index pair = 0; pair < s.HS / 2; pair++) {
+            double frequency = std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(s.HS));
+            if (factor > 1) {   // Llama 3.1
+                const double wavelength = two_pi / frequency, mixed = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
+                if (wavelength > 8192.0) {
+                    frequency /= factor;
+                } else if (wavelength > 8192.0 / 4.0) {
+                    frequency = (1.0 - mixed) * frequency / factor + mixed * frequency;
+                }
+            }
+            const double angle = static_cast<double>(row % s.T) * frequency * (backward ? -1.0 : 1.0);
+            for (Index head = 0; head < s.NH + s.KV; head++) {
+                double &x = qkv[row * s.width() + head * s.HS + pair],
+                       &y = qkv[row * s.width() + head * s.HS + pair + s.HS / 2];
+                const double turned = x * std::cos(angle) - y * std::sin(angle);
+                y = y * std::cos(angle) + x * std::sin(angle);
+                x = turned;
+            }
+        }
+    }
+}
+
 inline void add_to(Doubles& a, const Doubles& b) {
     for (Index i = 0; i < a.size(); i++) a[i] += b[i];
 }
 
 }   // namespace reference
+
+// A model of Llama's kind: RMSNorm, rotary positions, SwiGLU, no biases; groups of heads share keys and values.
+inline ModelConfig llama_like(ModelConfig config, std::int64_t kv_heads) {
+    config.norm = NormKind::rms;
+    config.norm_eps = 1e-6;
+    config.positions = PositionKind::rotary;
+    config.rope_theta = 500;
+    config.mlp = MlpKind::swiglu;
+    config.bias = false;
+    config.own_kv_heads = kv_heads;
+    return config;
+}
 
 struct ReferenceResult {
     Doubles logits;                   // (R, V), without the vocabulary's padding
@@ -228,26 +288,48 @@ private:
         return table.find(name, layer) < 0 ? nullptr : &at(name, layer);
     }
     Index C() const { return static_cast<Index>(table.config().channels); }
+    Index F() const { return static_cast<Index>(table.config().mlp_width()); }
     Index V() const { return static_cast<Index>(table.config().vocab_size); }
     int layers() const { return static_cast<int>(table.config().layers); }
     reference::AttentionSizes attention_sizes(int B, int T) const {
-        return {static_cast<Index>(B), static_cast<Index>(T), static_cast<Index>(table.config().heads),
-                static_cast<Index>(table.config().head_size())};
+        const ModelConfig& c = table.config();
+        return {static_cast<Index>(B), static_cast<Index>(T), static_cast<Index>(c.heads),
+                static_cast<Index>(c.kv_heads()), static_cast<Index>(c.head_size())};
+    }
+    void turn(Doubles& qkv, int B, int T, bool backward) const {
+        const ModelConfig& c = table.config();
+        if (c.positions == PositionKind::learned) return;
+        reference::rotary(qkv, attention_sizes(B, T), c.rope_theta, c.rope_factor, backward);
+    }
+    // Of a linear layer: outputs (R, N) of inputs (R, K).
+    Doubles linear(const Doubles& in, const std::string& name, int l, Index R) const {
+        const ParamInfo& weight = table[table.index(name + ".weight", l)];
+        const Doubles* const b = bias(name + ".bias", l);
+        return reference::linear(in, at(name + ".weight", l), b ? *b : Doubles(), R,
+                                 static_cast<Index>(weight.tensor.rows), static_cast<Index>(weight.tensor.cols));
+    }
+    Doubles norm(const Doubles& in, const std::string& name, int l, Index R) const {
+        return reference::norm(in, at(name + ".weight", l), bias(name + ".bias", l), R, C(), table.config().norm_eps);
     }
 
     Doubles block_forward(BlockTrace& b, int l, int B, int T) const {
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
-        b.ln1 = norm(b.input, at("ln_1.weight", l), bias("ln_1.bias", l), R, C());
-        b.qkv = linear(b.ln1, at("attn.c_attn.weight", l), at("attn.c_attn.bias", l), R, 3 * C(), C());
+        b.ln1 = norm(b.input, "ln_1", l, R);
+        b.qkv = linear(b.ln1, "attn.c_attn", l, R);
+        turn(b.qkv, B, T, false);
         b.atty = attention(b.qkv, attention_sizes(B, T));
-        b.residual2 = linear(b.atty, at("attn.c_proj.weight", l), at("attn.c_proj.bias", l), R, C(), C());
+        b.residual2 = linear(b.atty, "attn.c_proj", l, R);
         add_to(b.residual2, b.input);
-        b.ln2 = norm(b.residual2, at("ln_2.weight", l), bias("ln_2.bias", l), R, C());
-        b.fch = linear(b.ln2, at("mlp.c_fc.weight", l), at("mlp.c_fc.bias", l), R, 4 * C(), C());
-        b.fch_gelu = b.fch;
-        for (double& x : b.fch_gelu) x = gelu(x);
-        Doubles output = linear(b.fch_gelu, at("mlp.c_proj.weight", l), at("mlp.c_proj.bias", l), R, C(), 4 * C());
+        b.ln2 = norm(b.residual2, "ln_2", l, R);
+        b.fch = linear(b.ln2, "mlp.c_fc", l, R);
+        if (table.config().mlp == MlpKind::swiglu) {
+            b.fch_gelu = swiglu(b.fch, R, F());
+        } else {
+            b.fch_gelu = b.fch;
+            for (double& x : b.fch_gelu) x = gelu(x);
+        }
+        Doubles output = linear(b.fch_gelu, "mlp.c_proj", l, R);
         add_to(output, b.residual2);
         return output;
     }
@@ -256,10 +338,11 @@ private:
                             Trace& trace) const {
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
         Doubles stream(R * C());
+        const Doubles* const wpe = bias("wpe.weight");
         for (Index r = 0; r < R; r++) {
             const Index token = static_cast<Index>(tokens[r]), position = r % static_cast<Index>(T);
             for (Index c = 0; c < C(); c++) {
-                stream[r * C() + c] = at("wte.weight")[token * C() + c] + at("wpe.weight")[position * C() + c];
+                stream[r * C() + c] = at("wte.weight")[token * C() + c] + (wpe ? (*wpe)[position * C() + c] : 0.0);
             }
         }
         trace.blocks.resize(static_cast<std::size_t>(layers()));
@@ -269,7 +352,7 @@ private:
             stream = block_forward(block, l, B, T);
         }
         trace.output = stream;
-        trace.lnf = reference::norm(stream, at("ln_f.weight"), bias("ln_f.bias"), R, C());
+        trace.lnf = norm(stream, "ln_f", -1, R);
 
         ReferenceResult result;
         result.logits = reference::linear(trace.lnf, classifier(), {}, R, V(), C());
@@ -296,21 +379,28 @@ private:
         };
         auto dbias = [&](std::string_view name) { return table.find(name, l) < 0 ? nullptr : &d(name); };
 
-        Doubles dfch = linear_backward(d("mlp.c_proj.weight"), &d("mlp.c_proj.bias"), dstream, b.fch_gelu,
-                                       at("mlp.c_proj.weight", l), R, C(), 4 * C());
-        for (Index i = 0; i < dfch.size(); i++) dfch[i] *= gelu_derivative(b.fch[i]);
-        Doubles dln2 = linear_backward(d("mlp.c_fc.weight"), &d("mlp.c_fc.bias"), dfch, b.ln2, at("mlp.c_fc.weight", l),
-                                       R, 4 * C(), C());
-        add_to(dstream,
-               norm_backward(d("ln_2.weight"), dbias("ln_2.bias"), dln2, b.residual2, at("ln_2.weight", l), R, C()));
+        // the gradient of a linear layer's input
+        auto through = [&](const std::string& name, const Doubles& dout, const Doubles& in) {
+            const ParamInfo& weight = table[table.index(name + ".weight", l)];
+            return linear_backward(d(name + ".weight"), dbias(name + ".bias"), dout, in, at(name + ".weight", l), R,
+                                   static_cast<Index>(weight.tensor.rows), static_cast<Index>(weight.tensor.cols));
+        };
+        auto through_norm = [&](const std::string& name, const Doubles& dout, const Doubles& in) {
+            return norm_backward(d(name + ".weight"), dbias(name + ".bias"), dout, in, at(name + ".weight", l), R, C(),
+                                 table.config().norm_eps);
+        };
+        Doubles dfch = through("mlp.c_proj", dstream, b.fch_gelu);
+        if (table.config().mlp == MlpKind::swiglu) {
+            dfch = swiglu_backward(dfch, b.fch, R, F());
+        } else {
+            for (Index i = 0; i < dfch.size(); i++) dfch[i] *= gelu_derivative(b.fch[i]);
+        }
+        add_to(dstream, through_norm("ln_2", through("mlp.c_fc", dfch, b.ln2), b.residual2));
 
-        Doubles datty = linear_backward(d("attn.c_proj.weight"), &d("attn.c_proj.bias"), dstream, b.atty,
-                                        at("attn.c_proj.weight", l), R, C(), C());
+        const Doubles datty = through("attn.c_proj", dstream, b.atty);
         Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T));
-        Doubles dln1 = linear_backward(d("attn.c_attn.weight"), &d("attn.c_attn.bias"), dqkv, b.ln1,
-                                       at("attn.c_attn.weight", l), R, 3 * C(), C());
-        add_to(dstream,
-               norm_backward(d("ln_1.weight"), dbias("ln_1.bias"), dln1, b.input, at("ln_1.weight", l), R, C()));
+        turn(dqkv, B, T, true);
+        add_to(dstream, through_norm("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));
     }
 
     void backward(ReferenceResult& result, std::span<const int> tokens, std::span<const int> targets, int B, int T,
@@ -336,7 +426,7 @@ private:
         Doubles dlnf = reference::linear_backward(gradients[static_cast<std::size_t>(table.classifier())], nullptr,
                                                   dlogits, trace.lnf, classifier(), R, V(), C());
         Doubles dstream = reference::norm_backward(d("ln_f.weight"), dbias("ln_f.bias"), dlnf, trace.output,
-                                                   at("ln_f.weight"), R, C());
+                                                   at("ln_f.weight"), R, C(), table.config().norm_eps);
         for (int l = layers() - 1; l >= 0; l--) {
             block_backward(dstream, gradients, trace.blocks[static_cast<std::size_t>(l)], l, B, T);
         }
@@ -344,7 +434,7 @@ private:
             const Index token = static_cast<Index>(tokens[r]), position = r % static_cast<Index>(T);
             for (Index c = 0; c < C(); c++) {
                 d("wte.weight")[token * C() + c] += dstream[r * C() + c];
-                d("wpe.weight")[position * C() + c] += dstream[r * C() + c];
+                if (Doubles* const dwpe = dbias("wpe.weight")) (*dwpe)[position * C() + c] += dstream[r * C() + c];
             }
         }
     }

@@ -18,16 +18,21 @@ struct Case {
     int cp, ulysses, T;
     int B = 2, NH = 2, HS = 16;
     AttentionKind attention = AttentionKind::auto_;
+    int group = 1;   // heads of queries that share one of keys and values
     std::string name() const {
-        return text("cp ", cp, ", ulysses ", ulysses, ", T ", T, ", B ", B, ", NH ", NH, ", HS ", HS);
+        return text("cp ", cp, ", ulysses ", ulysses, ", T ", T, ", B ", B, ", NH ", NH, ", HS ", HS, ", groups of ",
+                    group);
     }
-    AttentionShape whole() const { return self_attention_shape(B, T, NH, HS); }
-    std::size_t token() const { return static_cast<std::size_t>(NH) * static_cast<std::size_t>(HS); }
+    AttentionShape whole() const { return self_attention_shape(B, T, NH, HS, true, group); }
+    // Channels of a token of queries, or of keys or values.
+    std::size_t token(bool of_keys = false) const {
+        return static_cast<std::size_t>(of_keys ? NH / group : NH) * static_cast<std::size_t>(HS);
+    }
 };
 
-// (B, T, NH, HS), rounded to the element type.
-Doubles random_tensor(const Case& c, std::uint64_t key) {
-    Doubles values(static_cast<std::size_t>(c.B) * static_cast<std::size_t>(c.T) * c.token());
+// (B, T, NH or kv heads, HS), rounded to the element type.
+Doubles random_tensor(const Case& c, std::uint64_t key, bool of_keys = false) {
+    Doubles values(static_cast<std::size_t>(c.B) * static_cast<std::size_t>(c.T) * c.token(of_keys));
     for (std::size_t i = 0; i < values.size(); i++) {
         values[i] = static_cast<double>(static_cast<float>(static_cast<floatX>(normal(key, i))));
     }
@@ -37,7 +42,10 @@ Doubles random_tensor(const Case& c, std::uint64_t key) {
 struct Inputs {
     Doubles q, k, v, dout;
     explicit Inputs(const Case& c)
-        : q(random_tensor(c, 1)), k(random_tensor(c, 2)), v(random_tensor(c, 3)), dout(random_tensor(c, 4)) {}
+        : q(random_tensor(c, 1)),
+          k(random_tensor(c, 2, true)),
+          v(random_tensor(c, 3, true)),
+          dout(random_tensor(c, 4)) {}
 };
 
 // Tensors (B, own tokens, parts, NH HS) of the whole ones' tokens, and what attention makes of them.
@@ -48,7 +56,7 @@ public:
           arena_(arena),
           stream_(stream),
           positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
-        sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
+        sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.NH / c.group, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
         if (c.cp > 1) context_.emplace(world, c.ulysses, arena, stream);
         if (context_) context_->set_sizes(sizes_);
         attention_.emplace(c.attention, sizes_.attention(), arena, AttentionUse{c.ulysses < c.cp});
@@ -58,15 +66,15 @@ public:
         Doubles out, dq, dk, dv;
     };
     Found run(const Inputs& inputs) {
-        const auto rows = static_cast<std::size_t>(sizes_.rows()), token = c_.token();
+        const auto rows = static_cast<std::size_t>(sizes_.rows()), token = c_.token(), keys = c_.token(true);
         const auto qkv = upload({&inputs.q, &inputs.k, &inputs.v}), dout = upload({&inputs.dout});
         const auto attended = arena_.allocate<floatX>("test/attended", rows * token);
         const auto out = c_.ulysses > 1 ? arena_.allocate<floatX>("test/out", rows * token) : attended;
-        const auto dqkv = arena_.allocate<floatX>("test/dqkv", rows * 3 * token);
+        const auto dqkv = arena_.allocate<floatX>("test/dqkv", rows * (token + 2 * keys));
         const auto lse = arena_.allocate<float>("test/lse", rows * static_cast<std::size_t>(c_.NH));
         const auto delta = arena_.allocate<float>("test/delta", rows * static_cast<std::size_t>(c_.NH));
         const AttentionShape s = sizes_.attention();
-        auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS); };
+        auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
         const floatX *q = qkv.data(), *y = attended.data(), *dy = dout.data();
         const auto attended_heads = contiguous_heads(attended.data(), s.Tq, s.NH, s.HS);
         const AttentionForward<floatX> forward{attended_heads, lse.data(), part(q, 0), part(q, 1), part(q, 2), s};
@@ -80,20 +88,22 @@ public:
         WeightGradientQueue queue;
         cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue, stream_);
         const std::vector<floatX> gradients = dqkv.download(stream_);
-        return {widened(out.download(stream_), 0, 1), widened(gradients, 0, 3), widened(gradients, 1, 3),
-                widened(gradients, 2, 3)};
+        const std::size_t row = token + 2 * keys;
+        return {widened(out.download(stream_), token, 0, token), widened(gradients, row, 0, token),
+                widened(gradients, row, token, keys), widened(gradients, row, token + keys, keys)};
     }
 
     // This rank's tokens of a whole tensor.
     Doubles own(const Doubles& whole) const {
+        const std::size_t token = whole.size() / static_cast<std::size_t>(c_.B * c_.T);
         Doubles values;
         for (int b = 0; b < c_.B; b++) {
             for (int position : positions_) {
                 const auto first = whole.begin() + static_cast<std::ptrdiff_t>(
                                                        (static_cast<std::size_t>(b) * static_cast<std::size_t>(c_.T) +
                                                         static_cast<std::size_t>(position)) *
-                                                       c_.token());
-                values.insert(values.end(), first, first + static_cast<std::ptrdiff_t>(c_.token()));
+                                                       token);
+                values.insert(values.end(), first, first + static_cast<std::ptrdiff_t>(token));
             }
         }
         return values;
@@ -102,26 +112,29 @@ public:
     const std::vector<int>& positions() const { return positions_; }
 
 private:
+    // Rows of all parts' channels.
     DeviceBuffer<floatX> upload(const std::vector<const Doubles*>& parts) {
-        const std::size_t token = c_.token(), count = parts.size();
-        std::vector<floatX> values(static_cast<std::size_t>(sizes_.rows()) * token * count);
-        for (std::size_t i = 0; i < count; i++) {
-            const Doubles mine = own(*parts[i]);
-            for (std::size_t at = 0; at < mine.size(); at++) {
-                values[(at / token * count + i) * token + at % token] =
-                    static_cast<floatX>(static_cast<float>(mine[at]));
+        std::vector<Doubles> mine;
+        for (const Doubles* part : parts) mine.push_back(own(*part));
+        const auto rows = static_cast<std::size_t>(sizes_.rows());
+        std::vector<floatX> values;
+        for (std::size_t row = 0; row < rows; row++) {
+            for (const Doubles& part : mine) {
+                const std::size_t token = part.size() / rows;
+                for (std::size_t i = 0; i < token; i++)
+                    values.push_back(static_cast<floatX>(static_cast<float>(part[row * token + i])));
             }
         }
         DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/values", values.size());
         buffer.upload(values, stream_);
         return buffer;
     }
-    Doubles widened(const std::vector<floatX>& values, std::size_t part, std::size_t parts) const {
-        const std::size_t token = c_.token();
-        Doubles result(values.size() / parts);
-        for (std::size_t at = 0; at < result.size(); at++) {
-            result[at] =
-                static_cast<double>(static_cast<float>(values[(at / token * parts + part) * token + at % token]));
+    // `count` channels from `first` on of rows of `row`.
+    static Doubles widened(const std::vector<floatX>& values, std::size_t row, std::size_t first, std::size_t count) {
+        Doubles result;
+        for (std::size_t at = first; at < values.size(); at += row) {
+            for (std::size_t i = 0; i < count; i++)
+                result.push_back(static_cast<double>(static_cast<float>(values[at + i])));
         }
         return result;
     }
@@ -194,6 +207,9 @@ TEST_CASE("context parallel: attention is that of double precision, own and libr
         c.NH = 8, c.attention = kind;
         check_modes({{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}, {4, 4}, {8, 1}, {8, 2}, {8, 4}, {8, 8}}, c);
     }
+    Case grouped{1, 1, 96};
+    grouped.NH = 12, grouped.group = 3;
+    check_modes({{2, 1}, {3, 1}, {2, 2}, {4, 2}, {4, 4}}, grouped);
     Case shortest{1, 1, 8};
     shortest.NH = 4;
     check_modes({{4, 1}, {4, 2}, {4, 4}}, shortest);
@@ -213,25 +229,28 @@ TEST_CASE("context parallel: attention over long sequences is that of double pre
 TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept positions those of the tokens") {
     for (const auto& [cp, u] :
          std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {8, 1}, {2, 2}, {4, 4}, {4, 2}, {8, 4}}) {
-        Case c{cp, u, 48};
-        c.NH = 8;
-        const Inputs inputs(c);
-        on_ranks(MeshShape{1, 1, cp, 1}, [&, cp = cp, u = u](TestRank& me) {
-            RankOfCase rank(c, me.world, me.arena, me.stream);
-            rank.run(inputs);
-            auto sent = [](const Communicator* group) { return group ? group->traffic().total() : 0.0; };
-            const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS, e = sizeof(floatX);
-            const int ring = cp / u;   // ranks of a ring
-            me.require(sent(rank.context()->ring_group()) == 4 * (ring - 1) * s * e + 2 * (ring - 1) * s * 4,
-                       "ring: ", sent(rank.context()->ring_group()));
-            me.require(sent(rank.context()->ulysses_group()) == 2 * 4 * s * (u - 1) / u * e,
-                       "ulysses: ", sent(rank.context()->ulysses_group()));
-            const Positions positions = rank.context()->positions();
-            std::vector<int> list(rank.positions().size());
-            CUDA_CHECK(cudaMemcpyAsync(list.data(), positions.list, list.size() * sizeof(int), cudaMemcpyDeviceToHost,
-                                       me.stream));
-            CUDA_CHECK(cudaStreamSynchronize(me.stream));
-            me.require(list == rank.positions(), "positions");
-        });
+        for (const int sharing : {1, 2}) {
+            Case c{cp, u, 48};
+            c.NH = 8, c.group = sharing;
+            const Inputs inputs(c);
+            on_ranks(MeshShape{1, 1, cp, 1}, [&, cp = cp, u = u](TestRank& me) {
+                RankOfCase rank(c, me.world, me.arena, me.stream);
+                rank.run(inputs);
+                auto sent = [](const Communicator* group) { return group ? group->traffic().total() : 0.0; };
+                const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS, kv = s / c.group,
+                             e = sizeof(floatX);
+                const int ring = cp / u;   // ranks of a ring
+                me.require(sent(rank.context()->ring_group()) == 4 * (ring - 1) * kv * e + 2 * (ring - 1) * kv * 4,
+                           "ring: ", sent(rank.context()->ring_group()));
+                me.require(sent(rank.context()->ulysses_group()) == 2 * 2 * (s + kv) * (u - 1) / u * e,
+                           "ulysses: ", sent(rank.context()->ulysses_group()));
+                const Positions positions = rank.context()->positions();
+                std::vector<int> list(rank.positions().size());
+                CUDA_CHECK(cudaMemcpyAsync(list.data(), positions.list, list.size() * sizeof(int),
+                                           cudaMemcpyDeviceToHost, me.stream));
+                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+                me.require(list == rank.positions(), "positions");
+            });
+        }
     }
 }

@@ -19,13 +19,13 @@ class Alone {
 public:
     explicit Alone(int steps) : steps_(steps) {}
     const Result& result(const Layout& layout) {
-        const auto key = std::tuple(layout.heads, layout.layers, layout.tied, layout.norm, layout.targets,
-                                    layout.seq_len, layout.sequences());
+        const auto key = std::tuple(layout.heads, layout.layers, layout.tied, layout.kind, layout.kv_heads,
+                                    layout.targets, layout.seq_len, layout.sequences());
         const auto [at, is_new] = results_.try_emplace(key);
         if (is_new) {
             Layout alone;
             alone.heads = layout.heads, alone.layers = layout.layers, alone.tied = layout.tied;
-            alone.norm = layout.norm;
+            alone.kind = layout.kind, alone.kv_heads = layout.kv_heads;
             alone.targets = layout.targets, alone.seq_len = layout.seq_len;
             alone.step_sequences = layout.sequences();
             at->second = Rank(alone).train(steps_);
@@ -35,7 +35,7 @@ public:
 
 private:
     int steps_;
-    std::map<std::tuple<int, int, bool, NormKind, Targets, int, int>, Result> results_;
+    std::map<std::tuple<int, int, bool, ModelKind, int, Targets, int, int>, Result> results_;
 };
 
 std::string row_name(const Layout& layout) {

@@ -18,7 +18,7 @@ Layout pipeline(const Pipe& pipe, int micro_batches, int layers, bool tied = tru
 
 void certify(const Layout& layout, int steps = 3) {
     Layout alone;
-    alone.tied = layout.tied, alone.layers = layout.layers, alone.norm = layout.norm;
+    alone.tied = layout.tied, alone.layers = layout.layers, alone.kind = layout.kind;
     certificate::certify(layout, Rank(alone).train(steps));
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("certificate: pipelines with data parallelism and ZeRO") {
     certify(pipeline({2, zb}, 4, 3, true, 2, 0), 2);
     certify(pipeline({2, zb, 1, 1}, 4, 5, true, 2, 3), 2);
     Layout rms = pipeline({2, zb}, 4, 3, false, 2, 2);   // gradients of norms wait aside
-    rms.norm = NormKind::rms;
+    rms.kind = ModelKind::rms;
     certify(rms, 2);
     certify(pipeline({2, gpipe}, 2, 3, true, 2, 1), 2);
     certify(pipeline({2, one_f_one_b}, 2, 3, true, 2, 2), 2);

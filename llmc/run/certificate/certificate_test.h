@@ -45,6 +45,10 @@ enum class Targets : std::uint8_t {
     few,      // the second half of a step's sequences has none, nor the second half of each: so some rank may have none
 };
 
+// What is trained: GPT-2, the same with RMSNorm, or Llama's kind (rotary positions, SwiGLU, no biases, and groups of
+// heads that share keys and values).
+enum class ModelKind : std::uint8_t { gpt2, rms, llama };
+
 struct Layout {
     int dp = 1;
     int zero = 0;
@@ -53,7 +57,8 @@ struct Layout {
     bool master_weights = true;
     Recompute recompute = Recompute::gelu;
     bool tied = true;
-    NormKind norm = NormKind::layer;
+    ModelKind kind = ModelKind::gpt2;
+    int kv_heads = 0;          // of llama; 0: as many as heads
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     int tp = 1;
     bool sequence_parallel = false;
@@ -90,7 +95,11 @@ struct Layout {
     std::string name() const {
         return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
                     grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied", norm == NormKind::rms ? ", RMSNorm" : "", two_chunks ? ", two chunks" : "",
+                    tied ? "" : ", untied",
+                    kind == ModelKind::rms     ? ", RMSNorm"
+                    : kind == ModelKind::llama ? text(", Llama of ", heads, "/", kv_heads, " heads")
+                                               : "",
+                    two_chunks ? ", two chunks" : "",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
                                            ", warm-up ", pipe.warmup, ", ", layers, " layers")
@@ -109,7 +118,13 @@ inline ModelConfig model(const Layout& layout) {
     const int heads = layout.heads, channels = (heads >= 12 ? 8 : 16) * heads;
     ModelConfig config = custom_model_config(layout.layers, heads, channels, layout.seq_len + 8, 97);
     config.tied = layout.tied;
-    config.norm = layout.norm;
+    if (layout.kind != ModelKind::gpt2) config.norm = NormKind::rms;
+    if (layout.kind == ModelKind::llama) {
+        config.positions = PositionKind::rotary, config.rope_theta = 100;
+        config.mlp = MlpKind::swiglu, config.own_mlp_width = 24 * heads;
+        config.bias = false;
+        config.own_kv_heads = layout.kv_heads, config.own_head_size = 16;
+    }
     return config;
 }
 inline ModelConfig model(bool tied = true) {

@@ -25,14 +25,14 @@ enum class Setting : std::uint8_t {
     recompute,
     micro_batches,
     untied,
-    rms_norm,
+    model_kind,
     grad_dtype,
     targets,
     count
 };
 constexpr std::size_t settings = static_cast<std::size_t>(Setting::count);
 using Choice = std::array<std::uint8_t, settings>;
-constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 2, 2, 3};   // how many each has
+constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 3, 2, 3};   // how many each has
 
 constexpr int cover_seq_len = 48, cover_sequences = 24;   // of a step
 
@@ -52,11 +52,15 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.ulysses = groups[value(Setting::ulysses)];
     layout.recompute = static_cast<Recompute>(value(Setting::recompute));
     layout.tied = value(Setting::untied) == 0;
-    layout.norm = value(Setting::rms_norm) == 0 ? NormKind::layer : NormKind::rms;
+    layout.kind = static_cast<ModelKind>(value(Setting::model_kind));
     layout.grad_dtype = value(Setting::grad_dtype) == 0 ? DType::fp32 : DType::bf16;
     layout.targets = static_cast<Targets>(value(Setting::targets));
     layout.seq_len = cover_seq_len, layout.step_sequences = cover_sequences;
     layout.heads = 12 % (layout.tp * layout.ulysses) == 0 ? 12 : 8;
+    if (layout.kind == ModelKind::llama) {   // as few as ranks can share
+        const int sharers = layout.tp * layout.ulysses;
+        layout.kv_heads = layout.heads % sharers == 0 ? sharers : 0;
+    }
     layout.layers = std::max(5, layout.pipe.stages * layout.pipe.chunks + 1);   // uneven
 
     const bool alone = layout.tp == 1, unpiped = layout.pipe.stages == 1, whole = layout.cp == 1;
