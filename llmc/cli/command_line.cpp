@@ -33,6 +33,9 @@ void check_together(const Options& o) {
     refuse_if(own_sizes == 3 && o.model != Options{}.model,
               text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");
+    refuse_if(!o.arch.empty() && (own_sizes > 0 || o.model != Options{}.model),
+              text("--arch ", o.arch, " together with --model, --layers, --heads or --channels"),
+              "Each of them says what the model is: give one.");
     ModelConfig asked;
     apply(o.architecture, asked);
     const std::string beyond = beyond_llmc(asked);

@@ -63,6 +63,7 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
            trains ? "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257"
                   : "ids of the model, where it is meant to have more than the data's tokenizer");
     taken_by(train, check);
+    string("--arch", o.arch, "a Hugging Face config.json: the model, with random weights; instead of --model");
     for (const ModelField& of : model_fields()) {
         if (!of.basic) field(of, o.architecture);
     }

@@ -50,19 +50,39 @@ constexpr std::array<NamedSize, 8> sizes_by_depth{{
     {"d84", 84, 3456, 36},
 }};
 
+// Models of Llama's kind as they were published: SmolLM (Hugging Face, 2024) 135M and 360M, Llama 3.2 1B and Llama 3 8B
+// (Grattafiori et al., "The Llama 3 herd of models", 2024), with the positions of their first training and, unless
+// another is given, GPT-2's vocabulary.
+struct LlamaSize {
+    NamedSize size;
+    std::int64_t kv_heads, mlp_width, context;
+    double rope_theta;
+    bool tied;
+};
+constexpr std::array<LlamaSize, 4> llama_sizes{{
+    {{"135M", 30, 576, 9}, 3, 1536, 2048, 10000, true},
+    {{"360M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
+    {{"1B", 16, 2048, 32}, 8, 8192, 8192, 500000, true},
+    {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
+}};
+
 constexpr std::int64_t channels_per_layer = 64;   // of depths without a size of their own
 constexpr std::int64_t longest_depth = 1000;
 
-template <std::size_t n>
-std::string list_names(const char* prefix, const std::array<NamedSize, n>& sizes) {
+const char* name_of(const NamedSize& size) { return size.name; }
+const char* name_of(const LlamaSize& size) { return size.size.name; }
+
+template <class Size, std::size_t n>
+std::string list_names(const char* prefix, const std::array<Size, n>& sizes) {
     std::string names;
-    for (const NamedSize& size : sizes) names += text(names.empty() ? "" : ", ", prefix, size.name);
+    for (const Size& size : sizes) names += text(names.empty() ? "" : ", ", prefix, name_of(size));
     return names;
 }
 
 [[noreturn]] void no_such_model(const std::string& descriptor) {
     throw Error(ErrorKind::usage, text("there is no model named '", descriptor, "'"),
-                text("Known are ", list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes),
+                text("Known are ", list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
+                     list_names("llama:", llama_sizes),
                      ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768); or give "
                      "--layers, --heads and --channels."));
 }
@@ -76,6 +96,19 @@ std::optional<std::int64_t> parse_number(const std::string& digits) {
 
 ModelConfig make(const NamedSize& size, std::int64_t context) {
     return custom_model_config(size.layers, size.heads, size.channels, context);
+}
+
+ModelConfig make(const LlamaSize& from) {
+    ModelConfig config = make(from.size, from.context);
+    config.tied = from.tied;
+    config.norm = NormKind::rms;
+    config.positions = PositionKind::rotary;
+    config.rope_theta = from.rope_theta;
+    config.mlp = MlpKind::swiglu;
+    config.bias = false;
+    config.own_kv_heads = from.kv_heads;
+    config.own_mlp_width = from.mlp_width;
+    return config;
 }
 
 ModelConfig config_by_depth(const std::string& depth_text, const std::string& descriptor) {
@@ -154,8 +187,7 @@ std::vector<ModelField> make_fields() {
           {"learned", "rotary"}, false);
     named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
           {"gelu", "swiglu"}, false);
-    named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"),
-          {"0", "1"}, false);
+    named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
     auto number = [&](ModelField row, bool gpt2, bool whole, const char* llama_key) {
         row.gpt2 = gpt2, row.whole = whole, row.llama_key = llama_key;
         add(std::move(row));
@@ -245,7 +277,7 @@ std::int64_t padded_vocab(std::int64_t vocab_size) {
 }
 
 bool is_descriptor(const std::string& text) {
-    if (text.starts_with("gpt2:") || text.starts_with("gpt3:")) return true;
+    if (text.starts_with("gpt2:") || text.starts_with("gpt3:") || text.starts_with("llama:")) return true;
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
 }
 
@@ -260,6 +292,9 @@ ModelConfig model_config(const std::string& descriptor) {
     }
     for (const NamedSize& size : gpt3_sizes) {
         if (descriptor == text("gpt3:", size.name)) return make(size, gpt3_context);
+    }
+    for (const LlamaSize& size : llama_sizes) {
+        if (descriptor == text("llama:", size.size.name)) return make(size);
     }
     no_such_model(descriptor);
 }

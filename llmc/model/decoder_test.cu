@@ -74,8 +74,8 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[1].tied = false;
     kinds[2].norm = NormKind::rms;
     kinds[3] = llama_like(kinds[3], 1);
-    kinds[4] = llama_like(custom_model_config(2, 6, 96, 16, 97), 2);
-    kinds[4].own_head_size = 48, kinds[4].bias = true, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
+    kinds[4] = llama_like(custom_model_config(2, 4, 64, 16, 97), 2);
+    kinds[4].own_head_size = 32, kinds[4].bias = true, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);
         OwnedStream stream;

@@ -24,8 +24,7 @@ ModelConfig model_of(const Options& o) {
         throw Error(ErrorKind::usage, text("--print-memory with --model ", o.model),
                     "Give a size such as gpt2:124M, or --layers, --heads and --channels.");
     }
-    const std::int64_t vocab = o.vocab_size > 0 ? o.vocab_size : 50257;
-    return described_model(o, vocab);
+    return described_model(o, o.vocab_size);
 }
 
 // What a library takes is known only where it runs.

@@ -47,6 +47,7 @@ struct Options : OptimizerOptions {
     std::string model = "d12";                 // descriptor, llm.c model file or folder
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
+    std::string arch;                          // config.json of the model, whose weights begin randomly
     ModelChoices architecture = {};            // fields of the model that are given by name (model_fields)
 
     // shape of a step

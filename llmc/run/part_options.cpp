@@ -1,14 +1,20 @@
 #include "llmc/run/part_options.h"
 
+#include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
 
 ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
-    ModelConfig config = options.layers > 0 ? custom_model_config(options.layers, options.heads, options.channels,
-                                                                  options.seq_len, vocab_size)
-                                            : model_config(options.model);
+    ModelConfig config;
+    if (!options.arch.empty()) {
+        config = read_hugging_face_config(read_json_file(real_files(), options.arch), options.arch);
+    } else if (options.layers > 0) {
+        config = custom_model_config(options.layers, options.heads, options.channels, options.seq_len);
+    } else {
+        config = model_config(options.model);
+    }
     apply(options.architecture, config);
-    config.vocab_size = vocab_size;
-    config.padded_vocab_size = padded_vocab(vocab_size);
+    if (vocab_size > 0) config.vocab_size = vocab_size;
+    config.padded_vocab_size = padded_vocab(config.vocab_size);
     check_model_config(config);
     return config;
 }

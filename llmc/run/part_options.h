@@ -10,7 +10,7 @@
 #include "llmc/run/options.h"
 
 WorldOptions world_options(const Options& options);
-// The model that the options describe without a file.
+// The model that the options describe without weights. `vocab_size` 0: as the model has it by itself.
 ModelConfig described_model(const Options& options, std::int64_t vocab_size);
 // Of any rank. Error(usage) where there are too few layers for a pipeline.
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,

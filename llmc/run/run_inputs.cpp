@@ -34,10 +34,9 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
         }
         return *of_file;
     }
-    const std::int64_t gpt2_vocabulary = 50257;
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
-                                                      : gpt2_vocabulary;
+                                                      : 0;
     return described_model(options, vocab);
 }
 

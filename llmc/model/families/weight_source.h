@@ -23,7 +23,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/io/file.h"
-#include "llmc/model/parameters/param_table.h"
+#include "llmc/model/families/family.h"
 
 class WeightSource {
 public:
@@ -39,6 +39,8 @@ std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::s
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
 
+// The object in a JSON file.
+Json read_json_file(const FileSystem& files, const std::string& path);
 // The model that a Hugging Face folder's config.json describes.
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);
 

@@ -19,16 +19,6 @@ constexpr const char* prefix = "transformer.";
     throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
 }
 
-Json read_json(const FileSystem& files, const std::string& path) {
-    try {
-        Json json = parse_json(read_whole(files, path));
-        if (!json.is_object()) bad(path, "expected a JSON object");
-        return json;
-    } catch (const JsonSyntaxError& error) {
-        bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
-    }
-}
-
 // Names of the files that hold the weights, within the folder.
 std::set<std::string> weight_files(const FileSystem& files, const std::string& folder) {
     if (files.exists(folder + "/" + weights_name)) return {weights_name};
@@ -38,7 +28,7 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
         bad(folder, text("there is neither ", weights_name, " nor ", index_name),
             pickled ? "pytorch_model.bin is not read: save the model as safetensors (save_pretrained does)." : "");
     }
-    const Json json = read_json(files, index);
+    const Json json = read_json_file(files, index);
     const Json* map = json.find("weight_map");
     if (map == nullptr || !map->is_object()) bad(index, "there is no \"weight_map\" in it");
     std::set<std::string> names;
@@ -138,9 +128,19 @@ private:
 
 }   // namespace
 
+Json read_json_file(const FileSystem& files, const std::string& path) {
+    try {
+        Json json = parse_json(read_whole(files, path));
+        if (!json.is_object()) bad(path, "expected a JSON object");
+        return json;
+    } catch (const JsonSyntaxError& error) {
+        bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
+    }
+}
+
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder) {
     const std::string path = folder + "/" + config_name;
-    return read_hugging_face_config(read_json(files, path), path);
+    return read_hugging_face_config(read_json_file(files, path), path);
 }
 
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder) {
