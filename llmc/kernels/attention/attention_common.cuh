@@ -48,6 +48,15 @@ __device__ HeadRows<T> head_rows(const HeadsView<T>& view, int batch, int head) 
     return {view.data + batch * view.batch + head * view.head, view.token};
 }
 
+// The head of keys and values that a head of queries reads.
+__device__ inline int key_head(const AttentionShape& shape, int head) {
+    return static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(shape.group));
+}
+template <class T>
+__device__ HeadRows<T> key_rows(const HeadsView<T>& view, const AttentionShape& shape, int batch, int head) {
+    return head_rows(view, batch, key_head(shape, head));
+}
+
 // delta = sum over channels of dout * out, one number per query and head: the part of the softmax's gradient that is
 // common to a row of scores (Dao et al. 2022, algorithm 4: dS = P * (dP - delta)).
 // Reads both tensors once; 8 threads share a row, each with 8 adjacent channels at a time, so that a warp reads whole

@@ -185,8 +185,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = head / shape.group;
-    HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
+    HeadRows<const T> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, row_max[Tile::row_slots], row_sum[Tile::row_slots] = {};
 #pragma unroll
@@ -243,8 +242,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = head / shape.group;
-    HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
+    HeadRows<const T> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];
     float lse_log2[Tile::row_slots], delta[Tile::row_slots];

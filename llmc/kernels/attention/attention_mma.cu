@@ -28,22 +28,28 @@ void launch_attention_forward_mma(const AttentionForward<bf16, O>& a, cudaStream
     });
 }
 
+template <class G, int D, bool GROUPED>
+void launch_backward(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
+    using Queries = MmaQueriesTile<D, GROUPED>;
+    using Keys = MmaKeysTile<D, GROUPED>;
+    dim3 query_grid(ceil_div(a.shape.Tq, Queries::queries), a.shape.NH, a.shape.B);
+    launch(attention_backward_queries_mma<G, D, AsyncPipeline, GROUPED>,
+           backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream)
+               .writes(a.dq.data, query_bytes(a.dq, a.shape)),
+           a);
+    dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.kv_heads(), a.shape.B);
+    launch(attention_backward_keys_mma<G, D, AsyncPipeline, GROUPED>,
+           backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream)
+               .writes(a.dk.data, key_bytes(a.dk, a.shape))
+               .writes(a.dv.data, key_bytes(a.dv, a.shape)),
+           a);
+}
+
 template <class G>
 void launch_attention_backward_mma(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
     with_padded_head_size(a.shape.HS, [&](auto head_size) {
-        using Queries = MmaQueriesTile<head_size()>;
-        using Keys = MmaKeysTile<head_size()>;
-        dim3 query_grid(ceil_div(a.shape.Tq, Queries::queries), a.shape.NH, a.shape.B);
-        launch(attention_backward_queries_mma<G, head_size()>,
-               backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream)
-                   .writes(a.dq.data, query_bytes(a.dq, a.shape)),
-               a);
-        dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.kv_heads(), a.shape.B);
-        launch(attention_backward_keys_mma<G, head_size()>,
-               backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream)
-                   .writes(a.dk.data, key_bytes(a.dk, a.shape))
-                   .writes(a.dv.data, key_bytes(a.dv, a.shape)),
-               a);
+        if (a.shape.group > 1) return launch_backward<G, head_size(), true>(a, stream);
+        launch_backward<G, head_size(), false>(a, stream);
     });
 }
 

@@ -2,19 +2,20 @@
 // the keys, the other keeps keys and sums dk and dv over the queries. Both recompute the probabilities p from lse:
 //     p = exp(scale q k - lse)      dp = dout v      ds = p (dp - delta)      dq = scale ds k
 //                                                    dv = p^T dout            dk = scale ds^T q
-// Seven products where atomics would need five; in exchange every sum has one fixed order.
+// Seven products where atomics would need five; in exchange every sum has one fixed order. Kernels for grouped queries
+// are instances of their own (GROUPED): the others have no register for it.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"
 
 // Keeps q and dout of 128 queries, 32 a warp; streams k and v. The tile of keys shrinks with D so that the sums of dq
 // (32 x D a warp: D registers a thread) and the two score tiles (twice `keys` registers) fit.
-template <int D>
+template <int D, bool GROUPED = false>
 struct MmaQueriesTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = 2;                      // of 16 queries, a warp
-    static constexpr int queries = warps * blocks * 16;   // kept: 128
-    static constexpr int keys = D <= 64 ? 64 : 32;        // streamed
+    static constexpr int blocks = 2;                                          // of 16 queries, a warp
+    static constexpr int queries = warps * blocks * 16;                       // kept: 128
+    static constexpr int keys = D <= 64 ? 64 : GROUPED && D > 96 ? 16 : 32;   // streamed
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
@@ -26,12 +27,12 @@ static_assert(MmaQueriesTile<128>::shared_bytes == 97 * 1024 && fits_twice(MmaQu
 
 // Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
 // the registers up to D = 64, one above.
-template <int D>
+template <int D, bool GROUPED = false>
 struct MmaKeysTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = D <= 64 ? 2 : 1;                     // of 16 keys, a warp
-    static constexpr int keys = warps * blocks * 16;                   // kept: 128 or 64
-    static constexpr int queries = D <= 64 ? 32 : D <= 96 ? 64 : 48;   // streamed
+    static constexpr int blocks = D <= 64 ? 2 : 1;                                    // of 16 keys, a warp
+    static constexpr int keys = warps * blocks * 16;                                  // kept: 128 or 64
+    static constexpr int queries = D <= 64 ? GROUPED ? 16 : 32 : D <= 96 ? 64 : 48;   // streamed
     static constexpr int stages = 2;
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
@@ -43,10 +44,10 @@ static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysT
 
 // Grid (query tiles, NH, B). Shared: q, dout (128, D), lse, delta (128), then
 // `stages` of k and v (keys, D). scale > 0.
-template <class G, int D, class Pipeline = AsyncPipeline>
-__global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
+template <class G, int D, class Pipeline = AsyncPipeline, bool GROUPED = false>
+__global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
-    using Tile = MmaQueriesTile<D>;
+    using Tile = MmaQueriesTile<D, GROUPED>;
     constexpr int M = Tile::blocks, N = Tile::keys / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
     int tiles = (keys + Tile::keys - 1) / Tile::keys;
     int warp_query = first_query + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = head / shape.group;
+    const int kv_head = GROUPED ? key_head(shape, head) : head;
     HeadRows<const bf16> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
     unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
     SharedAddress q_tile = shared_address(shared), dout_tile = q_tile + Tile::query_bytes;
@@ -94,8 +95,8 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
         if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
         SharedAddress k_tile = stages + tile % Tile::stages * 2 * Tile::key_bytes, v_tile = k_tile + Tile::key_bytes;
         float scores[M][N][4], dscores[M][N][4];
-        multiply_transposed<D, 2>(scores, q_rows, k_tile);   // more spills on sm_100
-        multiply_transposed<D, 2>(dscores, q_rows + Tile::query_bytes, v_tile);
+        multiply_transposed<D, GROUPED ? 1 : 2>(scores, q_rows, k_tile);   // more spills on sm_100
+        multiply_transposed<D, GROUPED ? 1 : 2>(dscores, q_rows + Tile::query_bytes, v_tile);
         if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
             mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
         }
@@ -129,10 +130,10 @@ __global__ void __launch_bounds__(MmaQueriesTile<D>::threads, 2)
 
 // Over the heads of queries that share the keys. Grid (key tiles, kv heads, B). Shared: k, v (keys, D), then `stages`
 // of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys, columns queries. scale > 0.
-template <class G, int D, class Pipeline = AsyncPipeline>
-__global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
+template <class G, int D, class Pipeline = AsyncPipeline, bool GROUPED = false>
+__global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
-    using Tile = MmaKeysTile<D>;
+    using Tile = MmaKeysTile<D, GROUPED>;
     constexpr int M = Tile::blocks, N = Tile::queries / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
@@ -143,7 +144,8 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
     int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
-    int head = kv_head * shape.group;
+    const int group = GROUPED ? shape.group : 1;
+    int head = kv_head * group;
     unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
     SharedAddress k_tile = shared_address(shared), v_tile = k_tile + Tile::key_bytes,
                   k_rows = shared_address(warp_rows);
@@ -169,8 +171,8 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
     load_tile_async<Tile::keys, D, Tile::threads>(v_tile, head_rows(a.v, batch, kv_head), first_key, shape.Tk,
                                                   shape.HS);
     float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
-    for (; head < (kv_head + 1) * shape.group; head++) {
-        if (head > kv_head * shape.group) Pipeline::barrier();   // the last tiles of the head before have been read
+    for (; head < (kv_head + 1) * group; head++) {
+        if (head > kv_head * group) Pipeline::barrier();   // the last tiles of the head before have been read
 #pragma unroll
         for (int tile = 0; tile < Tile::stages - 1; tile++) load_queries(tile);
         for (int tile = 0; tile < tiles; tile++) {
@@ -184,8 +186,8 @@ __global__ void __launch_bounds__(MmaKeysTile<D>::threads, 2)
             const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
             const float* delta = lse + Tile::queries;
             float scores[M][N][4], dscores[M][N][4];
-            multiply_transposed<D, 2>(scores, k_rows, q_tile);   // more spills on sm_100
-            multiply_transposed<D, 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
+            multiply_transposed<D, GROUPED ? 1 : 2>(scores, k_rows, q_tile);   // more spills on sm_100
+            multiply_transposed<D, GROUPED ? 1 : 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
             // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
             if (warp_key + 16 * M - 1 > first_query + diagonal) {
                 mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);

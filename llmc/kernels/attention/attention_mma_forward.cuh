@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     int tiles = (keys + Tile::keys - 1) / Tile::keys;
     int warp_query = first_query + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = head / shape.group;
-    HeadRows<const bf16> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
+    HeadRows<const bf16> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
     unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
     SharedAddress q_tile = shared_address(shared), k_tiles = q_tile + Tile::query_bytes;
     SharedAddress v_tiles = k_tiles + Tile::stages * Tile::key_bytes, q_rows = shared_address(warp_rows);
