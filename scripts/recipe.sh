@@ -132,7 +132,10 @@ make_tiny() {
     ranks=$((dp > 1 && each < 8 ? 2 * each : each))
     gpus=$((ranks / nodes))
     if [ $gpus -eq 0 ]; then gpus=$ranks nodes=1; fi
-    shrink --model d4   # a size, too
+    case "$(value --model)" in   # a size, too
+    llama:*) shrink --model llama:15M ;;
+    *) shrink --model d4 ;;
+    esac
     shrink --layers 4
     shrink --heads 4
     shrink --channels 32

@@ -50,18 +50,21 @@ constexpr std::array<NamedSize, 8> sizes_by_depth{{
     {"d84", 84, 3456, 36},
 }};
 
-// Models of Llama's kind as they were published: SmolLM (Hugging Face, 2024) 135M and 360M, Llama 3.2 1B and Llama 3 8B
-// (Grattafiori et al., "The Llama 3 herd of models", 2024), with the positions of their first training and, unless
-// another is given, GPT-2's vocabulary.
+// Models of Llama's kind as they were published: llama2.c's stories15M and stories110M, MobileLLM 125M and 350M (Liu et
+// al., 2024; SmolLM 135M and 360M with a larger vocabulary), Llama 3.2 1B, and Llama 3 8B (Grattafiori et al., "The
+// Llama 3 herd of models", 2024). They have the positions of their first training and, unless another is given, GPT-2's
+// vocabulary.
 struct LlamaSize {
     NamedSize size;
     std::int64_t kv_heads, mlp_width, context;
     double rope_theta;
     bool tied;
 };
-constexpr std::array<LlamaSize, 4> llama_sizes{{
-    {{"135M", 30, 576, 9}, 3, 1536, 2048, 10000, true},
-    {{"360M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
+constexpr std::array<LlamaSize, 6> llama_sizes{{
+    {{"15M", 6, 288, 6}, 6, 768, 256, 10000, true},
+    {{"110M", 12, 768, 12}, 12, 2048, 1024, 10000, true},
+    {{"125M", 30, 576, 9}, 3, 1536, 2048, 10000, true},
+    {{"350M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
     {{"1B", 16, 2048, 32}, 8, 8192, 8192, 500000, true},
     {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
 }};
