@@ -31,7 +31,7 @@ try:
     import torch
     from safetensors.torch import load_file
     from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                              MistralConfig)
+                              MistralConfig, Qwen3Config)
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
@@ -138,6 +138,8 @@ def random_families():
                                rope_parameters=llama3, tie_word_embeddings=True, head_dim=32),
         "mistral": MistralConfig(**common, num_key_value_heads=1, intermediate_size=120, sliding_window=None,
                                  rope_parameters=plain, tie_word_embeddings=False),
+        "qwen3": Qwen3Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6, head_dim=32,
+                             rope_parameters=dict(plain, rope_theta=1000000.0), tie_word_embeddings=True),
     }
 
 

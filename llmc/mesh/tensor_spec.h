@@ -27,6 +27,7 @@ struct TensorSpec {
     AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
     // Along these too a rank's gradient is a part of a sum, where sequence parallelism gives it some of the rows.
     AxisSet partial = {};
+    bool always_partial = false;   // and without sequence parallelism: it works on the rank's own heads
 
     std::int64_t elements() const { return rows * cols; }
 };

@@ -125,8 +125,8 @@ DelayedMemory make_delayed(Arena& arena, Buffers& buffers, const std::string& pr
         }
     }
     if (norm_bytes > 0) {
-        const std::int64_t vectors = 2 * static_cast<std::int64_t>(sizes.model.sublayers().size());
-        const std::int64_t of_layer = vectors * norm_stride(sizes.C) * norm_bytes;
+        const auto sublayers = static_cast<std::int64_t>(sizes.model.sublayers().size());
+        const std::int64_t of_layer = sublayers * norm_elements(sizes.model) * norm_bytes;
         std::byte* const all =
             buffers.take<std::byte>(arena, text("activations/", prefix, "layernorms"), layers * of_layer);
         for (int layer = 0; layer < layers; layer++) memory.norms.push_back(all + layer * of_layer);
@@ -198,5 +198,9 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
         }
     }
     if (!backward) return;
-    norm_sums = arena.allocate<float>("workspace/layernorm", layernorm_backward_scratch(static_cast<int>(Rr), sizes.C));
+    std::size_t sums = layernorm_backward_scratch(static_cast<int>(Rr), sizes.C);
+    if (sizes.model.qk_norm != QkNorm::none) {
+        sums = std::max(sums, layernorm_backward_scratch(sizes.rows() * sizes.NH, sizes.HS));
+    }
+    norm_sums = arena.allocate<float>("workspace/layernorm", sums);
 }

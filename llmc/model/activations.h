@@ -157,7 +157,7 @@ std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute 
 // recompute has dropped is made again in backward_input, and kept from there to backward_weight.
 struct DelayedMemory {
     std::vector<LayerActivations> recomputed = {};   // of each layer; null: what was kept, or is not needed
-    std::vector<std::byte*> norms = {};   // of each layer: (sublayers, 2, norm_stride) of the gradients' type
+    std::vector<std::byte*> norms = {};              // of each layer: (sublayers, norm_elements) of the gradients' type
 };
 // `a`, but of what is in `places` that.
 LayerActivations moved(LayerActivations a, const LayerActivations& places);

@@ -52,13 +52,15 @@ constexpr std::array<NamedSize, 8> sizes_by_depth{{
 
 // Models of Llama's kind as they were published: llama2.c's stories15M and stories110M, MobileLLM 125M and 350M (Liu et
 // al., 2024; SmolLM 135M and 360M with a larger vocabulary), Llama 3.2 1B, and Llama 3 8B (Grattafiori et al., "The
-// Llama 3 herd of models", 2024). They have the positions of their first training and, unless another is given, GPT-2's
-// vocabulary.
+// Llama 3 herd of models", 2024); and Qwen3 0.6B, 1.7B and 8B (Yang et al., "Qwen3 technical report", 2025), which have
+// norms of heads. They have the positions of their first training and, unless another is given, GPT-2's vocabulary.
 struct LlamaSize {
     NamedSize size;
     std::int64_t kv_heads, mlp_width, context;
     double rope_theta;
     bool tied;
+    std::int64_t head_size = 0;   // 0: channels / heads
+    bool qk_norm = false;
 };
 constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"15M", 6, 288, 6}, 6, 768, 256, 10000, true},
@@ -67,6 +69,11 @@ constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"350M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
     {{"1B", 16, 2048, 32}, 8, 8192, 8192, 500000, true},
     {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
+}};
+constexpr std::array<LlamaSize, 3> qwen3_sizes{{
+    {{"600M", 28, 1024, 16}, 8, 3072, 4096, 1e6, true, 128, true},
+    {{"1700M", 28, 2048, 16}, 8, 6144, 4096, 1e6, true, 128, true},
+    {{"8B", 36, 4096, 32}, 8, 12288, 4096, 1e6, false, 128, true},
 }};
 
 constexpr std::int64_t channels_per_layer = 64;   // of depths without a size of their own
@@ -85,7 +92,7 @@ std::string list_names(const char* prefix, const std::array<Size, n>& sizes) {
 [[noreturn]] void no_such_model(const std::string& descriptor) {
     throw Error(ErrorKind::usage, text("there is no model named '", descriptor, "'"),
                 text("Known are ", list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
-                     list_names("llama:", llama_sizes),
+                     list_names("llama:", llama_sizes), ", ", list_names("qwen3:", qwen3_sizes),
                      ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768); or give "
                      "--layers, --heads and --channels."));
 }
@@ -111,7 +118,18 @@ ModelConfig make(const LlamaSize& from) {
     config.bias = false;
     config.own_kv_heads = from.kv_heads;
     config.own_mlp_width = from.mlp_width;
+    config.own_head_size = from.head_size;
+    if (from.qk_norm) config.qk_norm = QkNorm::head;
     return config;
+}
+
+template <std::size_t n>
+std::optional<ModelConfig> find_llama(const std::array<LlamaSize, n>& sizes, const char* prefix,
+                                      const std::string& descriptor) {
+    for (const LlamaSize& size : sizes) {
+        if (descriptor == text(prefix, size.size.name)) return make(size);
+    }
+    return std::nullopt;
 }
 
 ModelConfig config_by_depth(const std::string& depth_text, const std::string& descriptor) {
@@ -191,6 +209,8 @@ std::vector<ModelField> make_fields() {
     named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
           {"gelu", "swiglu"}, false);
     named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
+    named(field<&Config::qk_norm>("qk-norm", "qk_norm", "RMSNorm of each head of queries and keys, as in Qwen3"),
+          {"none", "head"}, false);
     auto number = [&](ModelField row, bool gpt2, bool whole, const char* llama_key) {
         row.gpt2 = gpt2, row.whole = whole, row.llama_key = llama_key;
         add(std::move(row));
@@ -280,7 +300,9 @@ std::int64_t padded_vocab(std::int64_t vocab_size) {
 }
 
 bool is_descriptor(const std::string& text) {
-    if (text.starts_with("gpt2:") || text.starts_with("gpt3:") || text.starts_with("llama:")) return true;
+    for (const char* family : {"gpt2:", "gpt3:", "llama:", "qwen3:"}) {
+        if (text.starts_with(family)) return true;
+    }
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
 }
 
@@ -296,9 +318,8 @@ ModelConfig model_config(const std::string& descriptor) {
     for (const NamedSize& size : gpt3_sizes) {
         if (descriptor == text("gpt3:", size.name)) return make(size, gpt3_context);
     }
-    for (const LlamaSize& size : llama_sizes) {
-        if (descriptor == text("llama:", size.size.name)) return make(size);
-    }
+    if (const auto llama = find_llama(llama_sizes, "llama:", descriptor)) return *llama;
+    if (const auto qwen3 = find_llama(qwen3_sizes, "qwen3:", descriptor)) return *qwen3;
     no_such_model(descriptor);
 }
 

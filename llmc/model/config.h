@@ -19,6 +19,8 @@ enum class NormKind : std::uint8_t { layer, rms };
 // What tells tokens their order: an embedding of its own, or turned queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
+// RMSNorm of each head of queries and keys, before they are turned: Qwen3.
+enum class QkNorm : std::uint8_t { none, head };
 
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
@@ -35,6 +37,7 @@ struct ModelConfig {
     double rope_factor = 1;   // above 1: low frequencies are slowed, as in Llama 3.1
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;   // of all linear layers but the classifier
+    QkNorm qk_norm = QkNorm::none;
     // 0: as the functions below say
     std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
 

@@ -76,6 +76,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[3] = llama_like(kinds[3], 1);
     kinds[4] = llama_like(custom_model_config(2, 4, 64, 16, 97), 2);
     kinds[4].own_head_size = 32, kinds[4].bias = true, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
+    kinds[4].qk_norm = QkNorm::head;
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);
         OwnedStream stream;

@@ -54,9 +54,7 @@ void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations
     const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
     LentMemory lent;
     const std::size_t n = sublayers_.size();
-    const std::int64_t aside_bytes =
-        2 * norm_stride(tools_.sizes.C) *
-        std::visit([]<class G>(Gradients<G>&) { return std::int64_t{sizeof(G)}; }, gradients);
+    const std::int64_t aside_bytes = norm_elements(tools_.sizes.model) * gradient_bytes(gradients);
     for (std::size_t i = n; i-- > 0;) {
         floatX* const output = delayed == nullptr ? nullptr : i + 1 < n ? between(i + 1, a) : delayed->out;
         sublayers_[i]->backward({.dresidual = dresidual,

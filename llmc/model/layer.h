@@ -21,7 +21,7 @@ public:
     // Makes again what this level has not kept.
     void recompute(const floatX* in, const LayerActivations& a, Recompute level) const;
     // Where delayed gradients of weights find what they read: memory of the layer's output, and for gradients of norms
-    // (sublayers, 2, norm_stride) of the gradients' type, or null where these have their place.
+    // (sublayers, norm_elements) of the gradients' type, or null where these have their place.
     struct Delayed {
         floatX* out;
         std::byte* norms;

@@ -6,6 +6,7 @@ Norm::Norm(const StageTools& tools, const ModelState<floatX>& parameters, const 
     : tools_(tools),
       weight_index_(parameters.index(name + ".weight", layer)),
       bias_index_(parameters.storage().table().find(name + ".bias", layer)),
+      width_(static_cast<int>(parameters.storage().table()[weight_index_].tensor.rows)),
       weight_(parameters.tensor(weight_index_)),
       bias_(bias_index_ < 0 ? nullptr : parameters.tensor(bias_index_)) {}
 
@@ -25,7 +26,7 @@ void Norm::forward(const Output& to, const floatX* in, int rows) const {
                                                .weight = weight_,
                                                .bias = bias_,
                                                .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                               .C = tools_.sizes.C,
+                                               .C = width_,
                                                .epsilon = epsilon()},
                       tools_.stream);
 }
@@ -40,7 +41,7 @@ void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, con
                                                                 .weight = weight_,
                                                                 .bias = bias_,
                                                                 .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                                                .C = tools_.sizes.C,
+                                                                .C = width_,
                                                                 .epsilon = epsilon()},
                                tools_.stream);
 }
@@ -49,26 +50,27 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
     std::visit(
         [&]<class G>(Gradients<G>& gradients) {
             using Target = typename Gradients<G>::Target;
-            const int C = tools_.sizes.C;
+            const int C = width_;
             G* const aside = static_cast<G*>(args.aside);
             const Target dweight = aside ? Target{aside, false} : gradients.next(weight_index_);
             const Target dbias = bias_ == nullptr ? Target{}
                                  : aside          ? Target{aside + norm_stride(C), false}
                                                   : gradients.next(bias_index_);
-            layernorm_backward(LayerNormBackward<floatX, G>{.din = args.din,
-                                                            .dweight = dweight.data,
-                                                            .dbias = dbias.data,
-                                                            .scratch = tools_.workspace.norm_sums.data(),
-                                                            .dout = args.dout,
-                                                            .in = args.in,
-                                                            .weight = weight_,
-                                                            .mean = args.kept.mean,
-                                                            .rstd = args.kept.rstd,
-                                                            .rows = tools_.sizes.residual_rows(),
-                                                            .C = C,
-                                                            .accumulate_input = args.add_to_din,
-                                                            .accumulate_parameters = dweight.accumulate},
-                               tools_.stream);
+            layernorm_backward(
+                LayerNormBackward<floatX, G>{.din = args.din,
+                                             .dweight = dweight.data,
+                                             .dbias = dbias.data,
+                                             .scratch = tools_.workspace.norm_sums.data(),
+                                             .dout = args.dout,
+                                             .in = args.in,
+                                             .weight = weight_,
+                                             .mean = args.kept.mean,
+                                             .rstd = args.kept.rstd,
+                                             .rows = args.rows < 0 ? tools_.sizes.residual_rows() : args.rows,
+                                             .C = C,
+                                             .accumulate_input = args.add_to_din,
+                                             .accumulate_parameters = dweight.accumulate},
+                tools_.stream);
             if (aside == nullptr) return;
             auto take_place = [this, &gradients, C](int index, const G* from) {
                 if (from == nullptr) return;

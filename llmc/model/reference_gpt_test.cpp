@@ -109,6 +109,7 @@ TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with centra
         config.own_mlp_width = 24;
         config.tied = kv_heads == 2;
         if (kv_heads == 4) config.own_head_size = 32;
+        if (kv_heads != 1) config.qk_norm = QkNorm::head;
         if (kv_heads == 1) config.bias = true, config.mlp = MlpKind::gelu, config.rope_factor = 8;
         check_gradients(config);
     }

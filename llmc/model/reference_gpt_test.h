@@ -5,6 +5,7 @@
 // against an independent implementation (dev/reference/).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -273,7 +274,7 @@ public:
 private:
     using Index = reference::Index;
     struct BlockTrace {
-        Doubles input, ln1, qkv, atty, residual2, ln2, fch, fch_gelu;
+        Doubles input, ln1, raw_qkv, qkv, atty, residual2, ln2, fch, fch_gelu;
     };
     struct Trace {
         std::vector<BlockTrace> blocks;
@@ -308,6 +309,33 @@ private:
         return reference::linear(in, at(name + ".weight", l), b ? *b : Doubles(), R,
                                  static_cast<Index>(weight.tensor.rows), static_cast<Index>(weight.tensor.cols));
     }
+    // visit(name of the norm's weight, first element, HS) for every head of q and k of every row.
+    template <class Visit>
+    void visit_normed_heads(Index R, Visit&& visit) const {
+        const reference::AttentionSizes s = attention_sizes(1, static_cast<int>(R));
+        if (table.config().qk_norm == QkNorm::none) return;
+        for (Index head = 0; head < R * (s.NH + s.KV); head++) {
+            const Index row = head / (s.NH + s.KV), at_head = head % (s.NH + s.KV);
+            visit(at_head < s.NH ? "attn.q_norm.weight" : "attn.k_norm.weight", row * s.width() + at_head * s.HS, s.HS);
+        }
+    }
+    void norm_heads(Doubles& qkv, int l, Index R) const {
+        visit_normed_heads(R, [&](const char* name, Index first, Index HS) {
+            const auto from = qkv.begin() + static_cast<std::ptrdiff_t>(first);
+            const Doubles head(from, from + static_cast<std::ptrdiff_t>(HS));
+            std::ranges::copy(reference::norm(head, at(name, l), nullptr, 1, HS, table.config().norm_eps), from);
+        });
+    }
+    void norm_heads_backward(Doubles& dqkv, std::vector<Doubles>& gradients, const Doubles& raw, int l, Index R) const {
+        visit_normed_heads(R, [&](const char* name, Index first, Index HS) {
+            const auto from = dqkv.begin() + static_cast<std::ptrdiff_t>(first);
+            const auto in = raw.begin() + static_cast<std::ptrdiff_t>(first);
+            const Doubles d(from, from + static_cast<std::ptrdiff_t>(HS)), x(in, in + static_cast<std::ptrdiff_t>(HS));
+            Doubles& dweight = gradients[static_cast<std::size_t>(table.index(name, l))];
+            std::ranges::copy(
+                reference::norm_backward(dweight, nullptr, d, x, at(name, l), 1, HS, table.config().norm_eps), from);
+        });
+    }
     Doubles norm(const Doubles& in, const std::string& name, int l, Index R) const {
         return reference::norm(in, at(name + ".weight", l), bias(name + ".bias", l), R, C(), table.config().norm_eps);
     }
@@ -316,7 +344,8 @@ private:
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
         b.ln1 = norm(b.input, "ln_1", l, R);
-        b.qkv = linear(b.ln1, "attn.c_attn", l, R);
+        b.raw_qkv = b.qkv = linear(b.ln1, "attn.c_attn", l, R);
+        norm_heads(b.qkv, l, R);
         turn(b.qkv, B, T, false);
         b.atty = attention(b.qkv, attention_sizes(B, T));
         b.residual2 = linear(b.atty, "attn.c_proj", l, R);
@@ -400,6 +429,7 @@ private:
         const Doubles datty = through("attn.c_proj", dstream, b.atty);
         Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T));
         turn(dqkv, B, T, true);
+        norm_heads_backward(dqkv, gradients, b.raw_qkv, l, R);
         add_to(dstream, through_norm("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));
     }
 

@@ -19,7 +19,7 @@ struct SublayerBackward {
     // Delayed gradients of weights read copies, because what they read changes before. These lie where activations were
     // that nobody reads again; that of the output's gradient (Rr, C) is given here. Null: not delayed.
     floatX* kept_dout;
-    void* norm_aside;         // (2, norm_stride), or null (Norm::Backward)
+    void* norm_aside;         // norm_elements(), or null (Norm::Backward)
     const LentMemory& lent;   // by sublayers whose backward has been
     AnyGradients& gradients;
     WeightGradientQueue& queue;

@@ -1,5 +1,6 @@
 // Gradients of which each tp rank has made a part, added up: of tensors that work inside the residual region where
-// sequence parallelism gives each rank some of its rows (TensorSpec::partial: the norms).
+// sequence parallelism gives each rank some of its rows (TensorSpec::partial: the norms), and of norms of heads, which
+// ranks share always.
 //
 // One all-reduce of all of them together, packed, after the last micro-batch and after data parallelism's reduction: of
 // what this rank keeps, so from ZeRO 1 on of its shards. In the type of the gradients. Bytes sent per rank and step:
@@ -26,7 +27,9 @@ public:
         : group_(group), stream_(stage.stream()) {
         std::vector<PackRange<G>> ranges;
         for (const TensorPlace& place : stage.storage().tensors()) {
-            if (!stage.table()[place.param].tensor.partial.contains(Axis::tp)) continue;
+            const TensorSpec& tensor = stage.table()[place.param].tensor;
+            if (!tensor.partial.contains(Axis::tp)) continue;
+            if (!tensor.always_partial && !stage.options().sequence_parallel) continue;
             const std::int64_t count = stage.storage().padded_elements(place, StateKind::optimizer);
             ranges.push_back({gradients.kept().owned(place.param), count});
         }
@@ -47,7 +50,7 @@ private:
 
 // Null where no gradient is a part of a sum. `group`: the tp ranks; may be null.
 inline std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, Communicator* group, Arena& arena) {
-    if (group == nullptr || !stage.options().sequence_parallel || !stage.options().backward) return nullptr;
+    if (group == nullptr || !stage.options().backward) return nullptr;
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<PartialGradients> {
         return std::make_unique<PartialGradientsOf<G>>(stage, gradients, *group, arena);
     };

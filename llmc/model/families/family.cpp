@@ -22,10 +22,15 @@ const std::vector<ModelFamily>& families() {
                                                        {"scale_attn_by_inverse_layer_idx", false, false}};
     const std::vector<ModelFamily::Setting> of_llama = {
         {"hidden_act", "silu"}, {"attention_bias", false}, {"mlp_bias", false}};
+    ModelConfig qwen3 = llama;
+    qwen3.qk_norm = QkNorm::head;
+    const std::vector<ModelFamily::Setting> of_qwen3 = {
+        {"hidden_act", "silu"}, {"attention_bias", false}, {"use_sliding_window", false}};
     static const std::vector<ModelFamily> all = {
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
         {"mistral", "MistralForCausalLM", true, llama, {{"hidden_act", "silu"}, {"sliding_window", nullptr}}},
+        {"qwen3", "Qwen3ForCausalLM", true, qwen3, of_qwen3},
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
     };
     return all;
@@ -94,6 +99,8 @@ const std::map<std::string, std::vector<std::string>, std::less<>>& llama_names(
         {"ln_1.weight", {"input_layernorm.weight"}},
         {"attn.c_attn.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
         {"attn.c_proj.weight", {"self_attn.o_proj.weight"}},
+        {"attn.q_norm.weight", {"self_attn.q_norm.weight"}},
+        {"attn.k_norm.weight", {"self_attn.k_norm.weight"}},
         {"ln_2.weight", {"post_attention_layernorm.weight"}},
         {"mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
         {"mlp.c_proj.weight", {"mlp.down_proj.weight"}},
@@ -129,7 +136,7 @@ bool is_only_ours(const ModelFamily& family) { return std::string_view(family.mo
 std::string beyond_hugging_face(const ModelConfig& config) {
     const bool like_llama = config.positions == PositionKind::rotary;
     if (!is_only_ours(family_of(config))) return "";
-    return find_family(like_llama ? "llama" : "gpt2")->beyond(config);
+    return find_family(!like_llama ? "gpt2" : config.qk_norm == QkNorm::head ? "qwen3" : "llama")->beyond(config);
 }
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {

@@ -64,3 +64,7 @@ using AnyGradients = std::variant<Gradients<float>, Gradients<bf16>>;
 #else
 using AnyGradients = std::variant<Gradients<float>>;   // never narrower than what they are gradients of
 #endif
+// Of an element.
+inline std::int64_t gradient_bytes(const AnyGradients& gradients) {
+    return std::visit([]<class G>(const Gradients<G>&) { return std::int64_t{sizeof(G)}; }, gradients);
+}

@@ -30,6 +30,21 @@ TEST_CASE("config: descriptors give the published sizes") {
     CHECK(model_config("gpt3:125M").max_seq_len == 2048);
     CHECK(model_config("gpt3:13B").head_size() == 128);
     CHECK(model_config("d10") == custom_model_config(10, 10, 640));
+    // with their own vocabularies, the sizes that were published
+    auto count = [](const char* descriptor, std::int64_t vocab) {
+        ModelConfig config = model_config(descriptor);
+        config.vocab_size = vocab, config.padded_vocab_size = padded_vocab(vocab);
+        return parameter_count(config) - (padded_vocab(vocab) - vocab) * config.channels * (config.tied ? 1 : 2);
+    };
+    CHECK(count("llama:125M", 49152) == 134515008);      // SmolLM-135M
+    CHECK(count("llama:350M", 49152) == 361821120);      // SmolLM-360M
+    CHECK(count("llama:1B", 128256) == 1235814400);      // Llama-3.2-1B
+    CHECK(count("llama:8B", 128256) == 8030261248);      // Meta-Llama-3-8B
+    CHECK(count("qwen3:600M", 151936) == 596049920);     // Qwen3-0.6B
+    CHECK(count("qwen3:1700M", 151936) == 1720574976);   // Qwen3-1.7B
+    CHECK(count("qwen3:8B", 151936) == 8190735360);      // Qwen3-8B
+    CHECK(flops_per_token(model_config("llama:1B"), 2048) ==
+          3.0 * 16 * (4.0 * 2048 * 64 * 40 + 2.0 * 2048 * 32 * 64 + 6.0 * 2048 * 8192) + 6.0 * 2048 * 50257);
     CHECK(model_config("gpt2:124M").padded_vocab_size == 50304);
     // llm.c reports 124475904 for its d12: the 124439808 of GPT-2 and 47 padding rows of 768
     CHECK(parameter_count(model_config("d12")) == 124475904);

@@ -1,6 +1,7 @@
 #include "llmc/model/sublayers/attention.h"
 
 #include "llmc/kernels/attention/attention_cached.cuh"
+#include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/rows/rotary.cuh"
 
@@ -14,6 +15,12 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
     std::vector<ParamRow> rows = Norm::parameters("ln_1", config);
     add_linear(rows, config, "attn.c_attn", {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::rows, .blocks = qkv},
                {.rows = q + 2 * kv, .cut = TensorCut::rows, .blocks = qkv}, false);
+    if (config.qk_norm == QkNorm::head) {
+        const TensorSpec of_head{.rows = config.head_size(), .partial = {Axis::tp}, .always_partial = true};
+        for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
+            rows.push_back({.name = name, .tensor = of_head, .init = Init::ones});
+        }
+    }
     add_linear(rows, config, "attn.c_proj", {.rows = C, .cols = q, .cut = TensorCut::columns}, {.rows = C}, true);
     return rows;
 }
@@ -27,6 +34,12 @@ std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
     // (B, NH, T) log-sum-exp of each query's scores
     all.push_back({.name = "lse", .elements = R * sizes.NH, .statistic = true});
     all.push_back({.name = "attended", .elements = sizes.ulysses > 1 ? R * heads : 0});
+    // what heads' norms read, and their statistics
+    const std::int64_t normed = sizes.model.qk_norm == QkNorm::head ? R : 0;
+    all.push_back({.name = "q_raw", .elements = normed * heads});
+    all.push_back({.name = "k_raw", .elements = normed * sizes.KV * sizes.HS});
+    all.push_back({.name = "q_rstd", .elements = normed * sizes.NH, .statistic = true});
+    all.push_back({.name = "k_rstd", .elements = normed * sizes.KV, .statistic = true});
     return all;
 }
 
@@ -38,7 +51,13 @@ std::vector<ScratchTensor> Attention::scratch(const RankSizes& sizes) {
 
 Attention::Attention(const SublayerPlace& place)
     : Branch(place, "ln_1", "attn.c_attn", "attn.c_proj", place.tools.workspace.scratch<floatX>("rows_3c")),
-      delta_(place.tools.workspace.scratch<float>("attention_delta")) {}
+      delta_(place.tools.workspace.scratch<float>("attention_delta")) {
+    const RankSizes& sizes = place.tools.sizes;
+    if (sizes.model.qk_norm == QkNorm::none) return;
+    auto norm_of = [&](const char* name) { return Norm(place.tools, place.parameters, name, place.layer); };
+    head_norms_.push_back({norm_of("attn.q_norm"), 0, sizes.NH, kQRaw, kQRstd});
+    head_norms_.push_back({norm_of("attn.k_norm"), sizes.NH, sizes.KV, kKRaw, kKRstd});
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What it does
@@ -46,7 +65,49 @@ Attention::Attention(const SublayerPlace& place)
 void Attention::enter(const floatX* normed, Rows rows, const LayerActivations& a) const {
     floatX* const qkv = at_row(at(a, kQkv), rows, in().out_channels());
     in().forward(qkv, at_row(normed, rows, in().in_channels()), rows.count, tools().stream);
+    norm_heads(qkv, rows, a);
     turn(qkv, rows, tools().sizes.T, tools().cut_points.positions(), false);
+}
+
+// Some heads of rows of qkv.
+HeadsView<floatX> Attention::heads_at(floatX* qkv, const HeadNorm& of) const {
+    return {qkv + of.first * tools().sizes.HS, 0, tools().sizes.qkv_width(), tools().sizes.HS};
+}
+
+// Norms of heads, in place; what they read is kept.
+void Attention::norm_heads(floatX* qkv, Rows rows, const LayerActivations& a) const {
+    const int HS = tools().sizes.HS;
+    floatX* const made = tools().workspace.rows_c.data();
+    for (const HeadNorm& of : head_norms_) {
+        const HeadSizes sizes{1, rows.count, of.heads, HS};
+        floatX* const raw = at_row(at(a, of.raw), rows, of.heads * HS);
+        copy_heads(contiguous_heads(raw, rows.count, of.heads, HS), heads_at(qkv, of), sizes, false, tools().stream);
+        of.norm.forward({made, nullptr, at_row(at<float>(a, of.rstd), rows, of.heads)}, raw, rows.count * of.heads);
+        copy_heads(heads_at(qkv, of), contiguous_heads(made, rows.count, of.heads, HS), sizes, false, tools().stream);
+    }
+}
+
+void Attention::norm_heads_backward(const SublayerBackward& args) const {
+    const int HS = tools().sizes.HS, R = tools().sizes.rows();
+    floatX* const gradient = tools().workspace.rows_c.data();
+    const std::int64_t vector = norm_elements(tools().sizes.model) / norm_vectors(tools().sizes.model);
+    for (std::size_t i = 0; i < head_norms_.size(); i++) {
+        const HeadNorm& of = head_norms_[i];
+        const HeadSizes sizes{1, R, of.heads, HS};
+        const auto together = contiguous_heads(gradient, R, of.heads, HS);
+        copy_heads(together, heads_at(din(), of), sizes, false, tools().stream);
+        // the weight's gradient waits behind the two of the sublayer's norm
+        const std::int64_t at_byte = vector * (2 + static_cast<std::int64_t>(i)) * gradient_bytes(args.gradients);
+        of.norm.backward({.din = gradient,
+                          .dout = gradient,
+                          .in = at(args.a, of.raw),
+                          .kept = {nullptr, nullptr, at<float>(args.a, of.rstd)},
+                          .add_to_din = false,
+                          .aside = args.norm_aside ? static_cast<std::byte*>(args.norm_aside) + at_byte : nullptr,
+                          .rows = R * of.heads},
+                         args.gradients, args.queue);
+        copy_heads(heads_at(din(), of), together, sizes, false, tools().stream);
+    }
 }
 
 // Rotary positions of these rows' queries and keys, or of their gradients.
@@ -102,12 +163,14 @@ void Attention::inside_backward(const floatX* dout, const SublayerBackward& args
     tools().cut_points.attend_backward(tools().attention, backward_arguments(args.a), din(), datty, args.lent,
                                        args.queue, tools().stream);
     turn(din(), {0, tools().sizes.rows()}, tools().sizes.T, tools().cut_points.positions(), true);
+    norm_heads_backward(args);
 }
 
 void Attention::cached_inside(const CachedStep& step) const {
     const RankSizes& sizes = tools().sizes;
     floatX* const qkv = step.cache + step.position * cache_elements();
     in().forward_few(qkv, normed(step.a).out, step.rows, tools().stream);
+    norm_heads(qkv, {0, step.rows}, step.a);
     turn(qkv, {0, step.rows}, step.rows, {.first = step.position}, false);
     cached_attention(CachedAttention<floatX>{.out = at(step.a, kAtty),
                                              .qkv = step.cache,

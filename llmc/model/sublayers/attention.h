@@ -1,5 +1,5 @@
-// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k turned where
-// positions are rotary.
+// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k normed and
+// turned where the model says so.
 // Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section 2.3.
 #pragma once
 
@@ -22,10 +22,19 @@ public:
     std::int64_t cache_elements() const override { return in().out_channels(); }
 
 private:
-    enum Kept : std::size_t { kQkv = kIn, kAtty = kOwn, kLse, kAttended };
+    enum Kept : std::size_t { kQkv = kIn, kAtty = kOwn, kLse, kAttended, kQRaw, kKRaw, kQRstd, kKRstd };
+    // Of the heads of q, or of k: which heads of a row of qkv, and the kept tensors of their norm.
+    struct HeadNorm {
+        Norm norm;
+        int first, heads;
+        Kept raw, rstd;
+    };
 
     void enter(const floatX* normed, Rows rows, const LayerActivations& a) const override;
     void mix(const LayerActivations& a) const override;
+    HeadsView<floatX> heads_at(floatX* qkv, const HeadNorm& of) const;
+    void norm_heads(floatX* qkv, Rows rows, const LayerActivations& a) const;
+    void norm_heads_backward(const SublayerBackward& args) const;
     void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
@@ -33,5 +42,6 @@ private:
     // The output with the tokens and heads that attention has here: atty, unless ranks exchange heads for tokens.
     floatX* attended(const LayerActivations& a) const { return at(a, tools().sizes.ulysses > 1 ? kAttended : kAtty); }
 
-    float* delta_;   // scratch: (B, NH, T)
+    float* delta_;                       // scratch: (B, NH, T)
+    std::vector<HeadNorm> head_norms_;   // none, or of q and k
 };

@@ -122,7 +122,7 @@ inline ModelConfig model(const Layout& layout) {
     if (layout.kind == ModelKind::llama) {
         config.positions = PositionKind::rotary, config.rope_theta = 100;
         config.mlp = MlpKind::swiglu, config.own_mlp_width = 24 * heads;
-        config.bias = false;
+        config.bias = false, config.qk_norm = QkNorm::head;
         config.own_kv_heads = layout.kv_heads, config.own_head_size = 16;
     }
     return config;
