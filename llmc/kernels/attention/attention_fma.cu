@@ -36,7 +36,8 @@ void launch_attention_backward_fma(const AttentionBackward<T, G>& a, cudaStream_
     with_padded_head_size<T>(a.shape.HS, [&](auto head_size) {
         constexpr int D = head_size();
         dim3 query_grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
-        launch(attention_backward_queries_fma<T, G, D>,
+        launch(a.shape.group > 1 ? attention_backward_queries_fma<T, G, D, true>
+                                 : attention_backward_queries_fma<T, G, D, false>,
                backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
                    .writes(a.dq.data, query_bytes(a.dq, a.shape)),
                a);

@@ -50,7 +50,7 @@ __device__ void load_tile(float* tile, HeadRows<const T> source, int first, int 
 }
 
 // scores[i][j] = <row y + 8 i of kept (64, D), row x + 16 j of streamed (columns, D)>
-template <int D>
+template <int D, int UNROLL = 2>
 __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots], const float* kept,
                              const float* streamed) {
     using Tile = FmaTile<D>;
@@ -60,7 +60,7 @@ __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::
     for (int i = 0; i < Tile::row_slots; i++)
 #pragma unroll
         for (int j = 0; j < Tile::column_slots; j++) scores[i][j] = 0.0f;
-#pragma unroll 2
+#pragma unroll UNROLL
     for (int channel = 0; channel < D; channel += 4) {
         float4 b[Tile::column_slots];
 #pragma unroll
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
 }
 
 // dq of 64 queries. Grid (query tiles, NH, B). Shared: q, dout (64, D), k, v (columns, D), dscores (64, columns).
-template <class T, class G, int D>
+template <class T, class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_queries_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
     DYNAMIC_SHARED(float, q_tile);
@@ -242,7 +242,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    HeadRows<const T> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
+    const int kv_head = GROUPED ? key_head(shape, head) : head;   // a division costs registers that D = 128 has not
+    HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];
     float lse_log2[Tile::row_slots], delta[Tile::row_slots];
@@ -262,8 +263,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
         load_tile<Tile::columns, D>(v_tile, v, first_key, keys, shape.HS);
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots], dprobabilities[Tile::row_slots][Tile::column_slots];
-        dot_products<D>(scores, q_tile, k_tile);
-        dot_products<D>(dprobabilities, dout_tile, v_tile);
+        dot_products<D, GROUPED ? 1 : 2>(scores, q_tile, k_tile);
+        dot_products<D, GROUPED ? 1 : 2>(dprobabilities, dout_tile, v_tile);
 #pragma unroll
         for (int i = 0; i < Tile::row_slots; i++)
 #pragma unroll
