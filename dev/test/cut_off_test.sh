@@ -182,7 +182,8 @@ if mkdir mounted && unshare -rm true 2>/dev/null; then
     RUN_FOLDER=$work/mounted timeout 240 unshare -rm bash -c 'touch mounted/hold; mkdir -p mounted/out
         env LD_PRELOAD="$0" "$@" --output-dir mounted/out >mounted/log 2>&1 & run=$!
         rm mounted/hold
-        until grep -qE "^step +7/" mounted/log || ! kill -0 $run; do sleep 0.01; done
+        until { grep -qE "^step +7/" mounted/log && grep -q "^checkpoint mounted/out/step_00000005" mounted/log; } ||
+            ! kill -0 $run; do sleep 0.01; done
         touch mounted/hold
         # over what is there: mounted/out of the run is that from now on
         mount --bind mounted/out mounted/out && mount -o remount,bind,ro mounted/out && rm mounted/hold
