@@ -34,8 +34,9 @@ on() {   # GPUS COMMAND...: on nodes of eight
 names_of_options() { sed -n 's/^  command  *//p' "$1" | tr ' ' '\n' | grep '^--'; }
 
 # ---- what they say
-[ ${#recipes[@]} -eq 14 ]
-verdict $? "${#recipes[@]} scripts"
+told=$(grep -cE '^\| `(run_.*|long_context)\.sh` \|' docs/recipes.md)
+[ ${#recipes[@]} -eq "$told" ] && [ "$told" -gt 1 ]
+verdict $? "scripts/ holds ${#recipes[@]} recipes, docs/recipes.md tells of $told"
 for recipe in "${recipes[@]}"; do
     memory=()
     for count in $(layouts_of "$recipe"); do
