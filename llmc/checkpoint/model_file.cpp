@@ -4,14 +4,15 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/checkpoint/saved_tensors.h"
 
 namespace {
 
 // The newest checkpoint of a run.
-std::string newest_model(const FileSystem& files, const std::string& run, const Log& log,
-                         const CheckpointRanks& ranks) {
+std::string newest_model(const FileSystem& files, const std::string& run, const Log& log, const CheckpointRanks& ranks,
+                         CheckpointUse use) {
     std::vector<std::string> skipped;
-    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, skipped, ranks, CheckpointUse::model);
+    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, skipped, ranks, use);
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
     if (found) return found->path;
     throw Error(
@@ -24,15 +25,19 @@ std::string newest_model(const FileSystem& files, const std::string& run, const 
 }   // namespace
 
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
-                                           const CheckpointRanks& ranks) {
-    if (is_descriptor(model)) return nullptr;
+                                           const CheckpointRanks& ranks, const std::string& state) {
+    if (is_descriptor(model)) {
+        if (state.empty()) return nullptr;
+        throw Error(ErrorKind::usage, text("--weights ", state, ": --model ", model, " has random weights"),
+                    "Give a checkpoint of a run with --ema.");
+    }
     const bool is_run = files.exists(model + "/.") && !files.exists(model + "/config.json");
     if (ranks.gather(is_run ? "a run" : "")[0] == "a run") {
-        model = newest_model(files, model, log, ranks);
+        model = newest_model(files, model, log, ranks, state.empty() ? CheckpointUse::model : CheckpointUse::resume);
     } else if (const std::string damage = find_damage(files, model, CheckpointUse::any_model, ranks); !damage.empty()) {
         throw Error(ErrorKind::bad_data, "--model: " + damage, "Restore it from a copy, or take another one.");
     }
-    return open_weights(files, model);
+    return state.empty() ? open_weights(files, model) : open_saved_state(files, model, state);
 }
 
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {

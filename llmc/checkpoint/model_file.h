@@ -13,9 +13,10 @@
 // The weights of `model`; none of a descriptor. A run's output folder becomes the newest of its checkpoints whose model
 // verifies; what was passed over is told. Of a checkpoint, or an export with a manifest, all files that a model is read
 // from must be what was written; several ranks share the hashing, which is collective. Error(bad_data) naming the file,
-// or that a run's folder has no checkpoint that can be used.
+// or that a run's folder has no checkpoint that can be used. `state`: not the weights, but what a checkpoint has of
+// them in this state of the optimizer ("ema").
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
-                                           const CheckpointRanks& ranks = {});
+                                           const CheckpointRanks& ranks = {}, const std::string& state = "");
 
 // Where the tokenizer of a model is: `asked` if that is not empty, else its folder, or that of its file, where there is
 // one; empty: there is none.

@@ -75,6 +75,23 @@ void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int
     wait_for(stream);   // a copy of them may be kept until then
 }
 
+// Weights into what begins as them.
+void read_as_floats(const SafetensorsFile& file, bool has_masters, const OptimizerState& state,
+                    const TensorPlace& place, cudaStream_t stream) {
+    auto read = [&]<class T>(const char* name, T) {
+        read_pieces<T>(file, name, *state.storage, place, StateKind::optimizer,
+                       [&](std::int64_t first, std::span<const T> values) {
+                           const std::vector<float> wide(values.begin(), values.end());
+                           upload_piece<float>(state.values, place, first, wide, stream);
+                       });
+    };
+    if (has_masters) {
+        read("master", float());
+    } else {
+        read("parameter", floatX());
+    }
+}
+
 // Exact weights, and the parameters that are rounded from them, of which this rank keeps as much or more.
 void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& weights,
                   const TensorPlace& place, cudaStream_t stream) {
@@ -200,6 +217,57 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     optimizer.finish();
 }
 
+namespace {
+
+class SavedState : public WeightSource {
+public:
+    SavedState(const FileSystem& files, const std::string& folder, const std::string& state)
+        : files_(files), folder_(folder), state_(state), table_(hugging_face_model_config(files, folder)) {
+        for (int unit = 0; unit < table_.units(); unit++) {
+            const std::string path = folder + "/" + unit_file("optimizer", table_, unit);
+            if (!files.exists(path)) missing();
+            units_.push_back(std::make_unique<SafetensorsFile>(files, path));
+        }
+        for (const ParamInfo& info : table_.all()) {
+            const TensorEntry* const entry = find(info);
+            if (entry == nullptr) missing();
+            if (entry->shape == info.file_shape(false) && entry->type == TensorType::F32) continue;
+            throw Error(ErrorKind::bad_data,
+                        text(file_of(info).path(), ": ", entry->name, " has another shape or type than the model's"));
+        }
+    }
+
+    const ModelConfig& config() const override { return table_.config(); }
+    std::string description() const override { return text("the ", state_, " of ", folder_); }
+    DType type() const override { return DType::fp32; }
+    std::vector<float> read(const ParamInfo& param) const override {
+        const ParamInfo& info = table_[table_.index(param.name)];
+        std::vector<float> values = file_of(info).read_as<float>(*find(info));
+        values.resize(static_cast<std::size_t>(info.tensor.elements()), 0.0f);   // rows that pad the vocabulary
+        return values;
+    }
+
+private:
+    const SafetensorsFile& file_of(const ParamInfo& info) const { return *units_[static_cast<std::size_t>(info.unit)]; }
+    const TensorEntry* find(const ParamInfo& info) const { return file_of(info).find(state_ + "." + info.name); }
+    [[noreturn]] void missing() const {
+        throw Error(ErrorKind::bad_data, text("--weights ", state_, ": ", folder_, " holds no average of the weights"),
+                    "Checkpoints of a run with --ema do; leave --weights out for the weights themselves.");
+    }
+
+    const FileSystem& files_;
+    std::string folder_, state_;
+    ParamTable table_;
+    std::vector<std::unique_ptr<SafetensorsFile>> units_;
+};
+
+}   // namespace
+
+std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
+                                               const std::string& state) {
+    return std::make_unique<SavedState>(files, folder, state);
+}
+
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
@@ -224,10 +292,13 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         if (!has_weights(tensors.states)) read("parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
             const TensorPlace* const kept = state.find(place.param);
-            if (kept == nullptr || (only_weights && !state.is_weights)) continue;
+            if (kept == nullptr) continue;
+            const bool is_saved = !only_weights && file->find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {
                 read_weights(*file, tensors, state, place, stream);
-            } else {
+            } else if (state.averages && !is_saved) {   // it begins here
+                read_as_floats(*file, has_weights(tensors.states), state, *kept, stream);
+            } else if (!only_weights) {
                 read(state.name, state.values, *kept);
             }
         }

@@ -21,6 +21,7 @@
 
 #include "llmc/base/pinned.h"
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/model/precision.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/gather.h"
@@ -70,7 +71,13 @@ private:
     PinnedBuffer<std::byte> memory_;
 };
 
+// What a checkpoint has of the weights in a state of the optimizer, such as their average. Error(bad_data) where it has
+// none.
+std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
+                                               const std::string& state);
+
 // Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of
-// master weights. `only_weights`: of the optimizer's states none but exact weights.
+// master weights. `only_weights`: of the optimizer's states none but exact weights. Averages that are not read begin as
+// the weights.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

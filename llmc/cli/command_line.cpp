@@ -43,6 +43,8 @@ void check_together(const Options& o) {
               "llm.c's files hold no such model; checkpoints do.");
     check_total_batch(o);
     check_layout(o);
+    refuse_if(!o.branch_from.empty() && o.output_dir.empty(), "--branch-from without --output-dir",
+              "Say with --output-dir where the branch goes.");
     for (const auto& [flag, is_given] :
          {std::pair("--resume", o.resume), std::pair("--keep-best", o.keep_best),
           std::pair("--tensorboard", o.tensorboard), std::pair("--checkpoint-every", o.checkpoint_every > 0)}) {
@@ -54,8 +56,16 @@ void check_together(const Options& o) {
     refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),
               text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
               "It goes back to a checkpoint where one of these z-scores is too high.");
-    refuse_if(o.reset_optimizer && !o.resume, "--reset-optimizer without --resume",
+    refuse_if(o.reset_optimizer && !o.resume && o.branch_from.empty(), "--reset-optimizer without --resume",
               "A run that begins has moments that are zero.");
+    refuse_if(o.lr_batch > 0 && o.lr_scaling == LrScaling::none, "--lr-batch together with --lr-scaling none",
+              "Give linear or sqrt, or no --lr-batch.");
+    refuse_if(o.decay_steps > 0 && o.schedule != ScheduleKind::wsd,
+              text("--decay-steps together with --schedule ", name_of(o.schedule)), "Only wsd has such steps.");
+    refuse_if(o.max_steps > 0 && o.decay_steps > o.max_steps - o.warmup,
+              text("--decay-steps ", o.decay_steps,
+                   ": expected at most --max-steps less --warmup = ", o.max_steps - o.warmup),
+              kHelp);
     refuse_if(o.resume && o.overwrite, "--resume together with --overwrite",
               "Give --resume to continue the run in --output-dir, --overwrite to remove it.");
     refuse_if(o.max_steps == 0, "--max-steps 0: expected -1 or an integer from 1 to 2147483647", kHelp);
@@ -241,6 +251,12 @@ void set_all(const OptionTable& table, const AllGiven& given) {
     }
 }
 
+// The folder of the run that a checkpoint, or the folder itself, is of.
+std::string folder_of_run(const std::string& branch_from) {
+    const std::filesystem::path path = std::filesystem::path(branch_from + "/").parent_path();
+    return std::filesystem::exists(path / "run.json") ? path.parent_path().string() : path.string();
+}
+
 // The order of work that --print-schedule asks for, of the ranks that there are or shall be.
 std::string picture_of(Options o, const OptionsBeside& beside) {
     const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
@@ -275,9 +291,14 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         result.shared = config_text(verb, table, false);
         return result;
     }
-    if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), o.output_dir);
+    std::string recorded_in = o.output_dir;
+    if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), recorded_in);
+    if (!result.recorded && !o.branch_from.empty()) {
+        recorded_in = folder_of_run(o.branch_from);
+        result.recorded = read_run_record(real_files(), recorded_in);
+    }
     if (result.recorded) {
-        AllGiven all = given_by_record(table, *result.recorded, o.output_dir);
+        AllGiven all = given_by_record(table, *result.recorded, recorded_in);
         for (const auto& [name, wins] : given) all.erase(name);
         set_all(table, all);
     }

@@ -54,6 +54,8 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
                     "checkpoint or a run's output folder (its newest checkpoint)"
                   : "a checkpoint, the output folder of a run (its newest checkpoint), a Hugging Face folder or an "
                     "llm.c model file");
+    taken_by(generate, evaluate, export_model);
+    choice("--weights", o.weights, "which of a checkpoint's: the model's, or their average that --ema has kept");
     taken_by(train, check);
     number("--layers", o.layers, 0, 10000, "transformer blocks; with --heads and --channels instead of --model");
     number("--heads", o.heads, 0, 10000, "attention heads of a block");
@@ -81,6 +83,8 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     taken_by(train, check);
     number("--total-batch,-d", o.total_batch, -1, std::int64_t{1} << 40,
            "tokens per step, a multiple of B*T; -1 or 0: B*T, no accumulation");
+    string("--batch-schedule", o.batch_schedule,
+           "tokens per step from later steps on, as in 1000:65536,5000:131072; before them --total-batch");
     number("--max-steps,-x", o.max_steps, -1, kMost, "steps of the whole run; -1: one epoch");
     number("--stop-after", o.stop_after, 0, kMost, "end early after this step, the schedule unchanged; 0: do not")
         .of_start();
@@ -94,7 +98,13 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
            "cosine: lr (q + (1 - q) (1 + cos(pi x)) / 2); linear: lr (1 - (1 - q) x); wsd: lr until 80% of all "
            "steps, then lr (q + (1 - q) (1 - sqrt(y))), y from 0 to 1 over the last 20%; constant: lr in every "
            "step, --warmup and --final-lr-frac are ignored");
+    number("--decay-steps", o.decay_steps, 0, kMost,
+           "of --schedule wsd: the learning rate falls over the last so many steps; 0: over 20% of all");
     number("--lr,-l", o.lr, 0, 10, "highest learning rate");
+    choice("--lr-scaling", o.lr_scaling,
+           "how learning rates follow the batch of a step, k times that of --lr-batch: times k, sqrt(k) or 1");
+    number("--lr-batch", o.lr_batch, 0, std::int64_t{1} << 40,
+           "tokens of a step for which --lr and --muon-lr are given; 0: those of the first step");
     number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises: lr step / warmup");
     number("--final-lr-frac,-q", o.final_lr_frac, 0, 1,
            "learning rate at the end, as a fraction of --lr; 1 (llm.c's default): it never falls");
@@ -116,6 +126,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     choice("--muon-scale", o.muon_scale,
            "muon: how far a matrix moves, original: sqrt(max(1, out / in)), match-rms-adamw: 0.2 sqrt(max(out, in)), "
            "which goes with a --muon-lr like AdamW's");
+    number("--ema", o.ema, 0, 0.9999999f,
+           "keep an average of the weights with this decay (min(ema, (1 + t) / (10 + t)) at step t) beside them, for "
+           "--weights ema of other verbs; 0: none");
     number("--grad-clip", o.grad_clip, 0, 1e9f, "largest norm of all gradients together; 0: no clipping");
     number("--skip-loss-z", o.skip_loss_z, 0, 1e9f, "skip updates whose loss has a z-score above this; 0: never")
         .llmc("-sl");
@@ -173,6 +186,11 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     choice("--resume,-y", o.resume,
            "continue from the newest checkpoint in --output-dir, if there is one; options that are not given are "
            "those of its options.json")
+        .of_start();
+    string(
+        "--branch-from", o.branch_from,
+        "a checkpoint of another run, or its folder (the newest): continue that run in --output-dir, as --resume does, "
+        "with the options given now; as with a shorter --max-steps and --decay-steps, to end a wsd run")
         .of_start();
     choice("--reset-optimizer", o.reset_optimizer,
            "resume with moments that are zero: what --resume with another --optimizer needs")

@@ -15,14 +15,15 @@ int show_data(const Options& options) {
     if (!tokenizer_file.empty()) tokenizer = Tokenizer::load(tokenizer_file);
     const TokenSet tokens(real_files(), "--train-data", options.train_data, options.seq_len,
                           tokenizer ? tokenizer->vocab_size() : INT_MAX, 0);
-    const auto of_step = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
+    const ByStep tokens_of = options.tokens_by_step();
+    const auto of_step = static_cast<std::uint64_t>(tokens_of.at(options.samples_of) / options.seq_len);
     Loader loader(tokens, options.seed, phases_of(options, tokens));
     int after = 0;
     for (int saved : list_checkpoints(real_files(), options.output_dir)) {
         if (saved < options.samples_of) after = saved;
     }
     if (after > 0) loader.seek(saved_loader(real_files(), options.output_dir + "/" + checkpoint_name(after)));
-    loader.advance(static_cast<std::uint64_t>(options.samples_of - 1 - after) * of_step);
+    loader.advance(static_cast<std::uint64_t>(tokens_of.sum(after, options.samples_of - 1) / options.seq_len));
 
     int number = 0;
     for (const SampleId& id : loader.samples(0, of_step)) {

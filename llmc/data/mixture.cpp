@@ -63,7 +63,8 @@ std::vector<DataSource> data_sources(const std::string& option, const std::strin
 }
 
 std::vector<MixturePhase> read_data_schedule(const FileSystem& files, const std::string& path,
-                                             const std::vector<std::string>& names, std::uint64_t samples_of_step) {
+                                             const std::vector<std::string>& names,
+                                             const std::function<std::uint64_t(int step)>& samples_before) {
     std::vector<MixturePhase> phases;
     std::istringstream lines(read_whole(files, path));
     int number = 0;
@@ -72,12 +73,12 @@ std::vector<MixturePhase> read_data_schedule(const FileSystem& files, const std:
         std::istringstream words(line.substr(0, line.find('#')));
         std::string step_word, list, more;
         if (!(words >> step_word)) continue;
-        std::uint64_t step = 0;
-        if (!(words >> list) || words >> more || !read_number(std::string_view(step_word), step) || step == 0) {
+        int step = 0;
+        if (!(words >> list) || words >> more || !read_number(std::string_view(step_word), step) || step < 1) {
             throw Error(ErrorKind::bad_data, text(where, ": '", line, "' is not a step and weights"),
                         "A line is as in: 1000 web:0.5,code:0.5");
         }
-        MixturePhase phase{(step - 1) * samples_of_step, std::vector<std::int64_t>(names.size())};
+        MixturePhase phase{samples_before(step), std::vector<std::int64_t>(names.size())};
         if (!phases.empty() && phase.first <= phases.back().first) {
             throw Error(ErrorKind::bad_data, text(where, ": step ", step, " does not come after the line before"));
         }

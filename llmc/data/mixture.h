@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct MixturePhase {
     std::vector<std::int64_t> weights;
 };
 
-// The phases of a schedule for sources of these names. Error (io, bad_data) naming file and line.
+// The phases of a schedule for sources of these names; `samples_before` a step. Error (io, bad_data) naming file and
+// line.
 std::vector<MixturePhase> read_data_schedule(const FileSystem& files, const std::string& path,
-                                             const std::vector<std::string>& names, std::uint64_t samples_of_step);
+                                             const std::vector<std::string>& names,
+                                             const std::function<std::uint64_t(int step)>& samples_before);

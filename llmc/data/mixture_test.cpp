@@ -100,7 +100,8 @@ TEST_CASE("mixture: schedules, and what is wrong with them") {
     TemporaryFolder folder;
     auto read = [&](const std::string& content) {
         write_whole(real_files(), folder / "schedule", content);
-        return read_data_schedule(real_files(), folder / "schedule", {"web", "code"}, 8);
+        return read_data_schedule(real_files(), folder / "schedule", {"web", "code"},
+                                  [](int step) { return static_cast<std::uint64_t>(step - 1) * 8; });
     };
     const auto phases = read("# step weights\n1 web:1\n\n  101 code:3,web:1 # more code\n");
     REQUIRE(phases.size() == 2);

@@ -19,7 +19,7 @@ float learning_rate(const Schedule& s, int step) {
             return static_cast<float>(lowest + 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) * (lr - lowest));
         case ScheduleKind::linear: return static_cast<float>(lr - progress * (lr - lowest));
         case ScheduleKind::wsd: {
-            const double decay_start = std::floor(0.8 * s.steps);
+            const double decay_start = s.decay_steps > 0 ? s.steps - s.decay_steps : std::floor(0.8 * s.steps);
             if (done < decay_start) return s.lr;
             return static_cast<float>(lowest + (1.0 - std::sqrt((done - decay_start) / (s.steps - decay_start))) *
                                                    (lr - lowest));

@@ -36,7 +36,7 @@ public:
         if (options.optimizer == OptimizerKind::muon) matrices_.emplace(stage, options, arena, groups);
         make_tables(gradients, arena);
         for (const OptimizerState& state : states_) {
-            if (!state.is_weights) {
+            if (!state.is_weights && !state.averages) {
                 state.values.zero(stream());
             } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
                 copy_parameters(state.values);
@@ -75,6 +75,8 @@ public:
                 update_weights<Lamb>(owned_, how, stream());
                 break;
         }
+        how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
+        update_weights<Average>(averages_, how, stream());
     }
 
 private:
@@ -105,21 +107,21 @@ private:
     void make_tables(const Gradients<G>& gradients, Arena& arena) {
         const ParamStorage& storage = stage_.storage();
         const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-        std::vector<UpdateRange<floatX, G>> owned, sole, directions;
+        std::vector<UpdateRange<floatX, G>> owned, sole, directions, averages;
         std::vector<UpdateRange<floatX, floatX>> orthogonal;
         std::vector<NormRange<G>> norm;
         for (const TensorPlace& place : storage.tensors()) {
             const ParamInfo& info = stage_.table()[place.param];
             const OptimizerKind rule = rule_of(info, options_);
             const bool adapts = reads_norms(rule) && info.decays;
-            auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of) {
+            auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m") {
                 for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
                     auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
                     to.push_back(
                         {.parameter = at(stage_.parameters()),
                          .master = weights != states_.end() ? at(weights->values) : nullptr,
                          .gradient = at(gradients.kept()),
-                         .m = at(state("m")),
+                         .m = at(state(m)),
                          .v = has_second_moment(rule) ? at(state("v")) : nullptr,
                          .count = part.length,
                          .weight_decay = info.decays ? options_.weight_decay : 0.0f,
@@ -129,9 +131,10 @@ private:
                 }
             };
             const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
-            add(rule == OptimizerKind::muon ? directions : owned,
-                owned_ranges(info.tensor, storage.place(), StateKind::optimizer),
-                [&](const auto& state) { return state.owned(place.param); });
+            const std::vector<OwnedRange> all = owned_ranges(info.tensor, storage.place(), StateKind::optimizer);
+            const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
+            add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
+            if (options_.ema > 0) add(averages, all, at_owned, "ema");
             if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
             for (const OwnedRange& range : once) {
                 norm.push_back({gradients.kept().shard(place.param) + range.local_begin, range.length});
@@ -144,6 +147,7 @@ private:
         for (UpdateRange<floatX, G>& range : directions) orthogonal.push_back(through_matrices(range));
         directions_ = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
         orthogonal_ = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
+        averages_ = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
         owned_ = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
         sole_ = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
@@ -172,11 +176,9 @@ private:
     }
 
     void copy_parameters(const ModelState<float>& weights) {
-        if constexpr (kRoundedParameters) {
-            for (const TensorPlace& place : stage_.storage().tensors()) {
-                cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
-                     stage_.storage().padded_elements(place, StateKind::optimizer), stream());
-            }
+        for (const TensorPlace& place : stage_.storage().tensors()) {
+            cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
+                 stage_.storage().padded_elements(place, StateKind::optimizer), stream());
         }
     }
 
@@ -187,6 +189,7 @@ private:
     std::optional<MuonMatrices> matrices_;
     UpdateTable<floatX, G> directions_;        // of Muon's matrices: gradients to what is made orthogonal,
     UpdateTable<floatX, floatX> orthogonal_;   // and from there to weights
+    UpdateTable<floatX, G> averages_;
     UpdateTable<floatX, G> owned_, sole_;   // what this rank updates; the tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms_;       // of every block of the table, where a rule reads them
     NormTable<G> norm_table_;
@@ -202,6 +205,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     if (options.optimizer == OptimizerKind::muon) {
         states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !is_muon_matrix(info); }});
     }
+    if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
     return states;
 }
 

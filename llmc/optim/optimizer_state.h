@@ -28,6 +28,7 @@ struct OptimizerOptions {
     MuonScale muon_scale = MuonScale::original;
     float weight_decay = 0.0f;
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
+    float ema = 0;            // decay of the average of weights; 0: none is kept
     bool master_weights = true;
     std::uint64_t seed = 42;   // of stochastic rounding; and of the weights, the sample order and samples
 };
@@ -36,6 +37,7 @@ struct OptimizerOptions {
 struct OptimizerStateSpec {
     std::string name;          // in files and messages
     bool is_weights = false;   // the exact weights, from which the parameters are rounded; at most one of a list
+    bool averages = false;     // weights of the steps so far: begins as the weights, also where a file has none
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // which parameters have it
 };
 

@@ -5,6 +5,7 @@
 #include "llmc/model/parameters/weights.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
+#include "llmc/parallel/zero.h"
 #include "llmc/run/certificate/certificate_test.h"
 #include "llmc/run/option_names.h"
 
@@ -16,13 +17,18 @@ using Doubles = std::vector<double>;
 
 // One tensor of the reference.
 struct ReferenceTensor {
-    Doubles w, m, v;
+    Doubles w, m, v, average;
 };
 
 double norm_of(const Doubles& x, std::size_t begin, std::size_t end) {
     double squares = 0;
     for (std::size_t i = begin; i < end; i++) squares += x[i] * x[i];
     return std::sqrt(squares);
+}
+
+double distance(Doubles x, const Doubles& y) {
+    for (std::size_t i = 0; i < x.size(); i++) x[i] -= y[i];
+    return norm_of(x, 0, x.size());
 }
 
 // The blocks of a tensor, as elements.
@@ -99,11 +105,12 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
         OptimizerOptions options;
         options.optimizer = kind;
         options.weight_decay = 0.1f;
+        options.ema = 0.8f;   // from step 35 on; before, less
         const auto optimizer = Optimizer::make(stage, options, rank.arena());
         std::vector<ReferenceTensor> expected;
         for (int param = 0; param < stage.table().size(); param++) {
             const Doubles w = doubles(download_tensor(stage.parameters(), param, rank.stream()));
-            expected.push_back({w, Doubles(w.size()), Doubles(w.size())});
+            expected.push_back({w, Doubles(w.size()), Doubles(w.size()), w});
         }
         for (int step = 1; step <= 50; step++) {
             for (int param = 0; param < stage.table().size(); param++) {
@@ -114,6 +121,10 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
                 std::fill(g.begin() + info.exported_elements(), g.end(), 0.0f);   // rows that pad the vocabulary
                 upload_tensor(std::get<Gradients<float>>(stage.gradients()).kept(), param, g, rank.stream());
                 update_reference(tensor, info, doubles(g), options, static_cast<double>(rate_of(kind)), step);
+                const double kept = std::min(0.8, (1.0 + step) / (10.0 + step));
+                for (std::size_t i = 0; i < tensor.w.size(); i++) {
+                    tensor.average[i] = kept * tensor.average[i] + (1 - kept) * tensor.w[i];
+                }
             }
             optimizer->update(step, rate_of(kind), nullptr);
         }
@@ -121,11 +132,11 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
             const bool has_master = optimizer->states().front().is_weights;
             const Doubles found = doubles(has_master ? download_tensor(optimizer->state("master"), param, rank.stream())
                                                      : download_tensor(stage.parameters(), param, rank.stream()));
-            const Doubles& w = expected[static_cast<std::size_t>(param)].w;
-            double squares = 0;
-            for (std::size_t i = 0; i < w.size(); i++) squares += (found[i] - w[i]) * (found[i] - w[i]);
+            const Doubles average = doubles(download_tensor(optimizer->state("ema"), param, rank.stream()));
+            const ReferenceTensor& tensor = expected[static_cast<std::size_t>(param)];
             INFO(stage.table()[param].name);
-            CHECK(std::sqrt(squares) <= 1e-6 * norm_of(w, 0, w.size()));
+            CHECK(distance(found, tensor.w) <= 1e-6 * norm_of(tensor.w, 0, tensor.w.size()));
+            CHECK(distance(average, tensor.average) <= 1e-6 * norm_of(tensor.w, 0, tensor.w.size()));
         }
     }
 }
@@ -242,6 +253,13 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
             layout.sequence_parallel = tp > 1;
             certify(layout, expected);
         };
+        if (kind == OptimizerKind::muon) {   // of heads that two can share
+            Layout even = alone;
+            even.heads = 4;
+            const Result of_even = Rank(even).train(5);
+            even.dp = 2, even.zero = 1, even.tp = 2, even.sequence_parallel = true, even.micro_batches = 2;
+            certify(even, of_even);
+        }
         const bool muon = kind == OptimizerKind::muon;   // the others share four layouts out
         if (muon || kind == OptimizerKind::lamb) with(1, 0, 3, 1, 1);
         if (muon || kind == OptimizerKind::lamb) with(2, 1, 1, 2, 1);
@@ -260,6 +278,85 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
         }
         CHECK(results[0] == results[1]);
         CHECK(results[2] == results[3]);
+    }
+}
+
+namespace {
+
+// What each rank of the first one's team sends for Muon, found element by element: of a matrix all that its owner does
+// not keep travels there and back.
+std::vector<double> bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) {
+    const std::vector<int> team = group_members(mesh, {}, zero > 0 ? stage_axes : AxisSet{Axis::tp});
+    struct Matrix {
+        double cost;
+        std::vector<double> kept;   // elements, by rank of the team
+    };
+    std::vector<Matrix> matrices;
+    for (const ParamInfo& info : table.all()) {
+        if (!is_muon_matrix(info)) continue;
+        for (const auto& [begin, end] : blocks(info.tensor)) {
+            const double cols = static_cast<double>(info.tensor.cols), all = static_cast<double>(end - begin);
+            Matrix& matrix = matrices.emplace_back(Matrix{all * std::min(cols, all / cols), Doubles(team.size())});
+            for (std::size_t r = 0; r < team.size(); r++) {
+                const ShardPlace place{mesh, coordinates_of(mesh, team[r]), zero};
+                for (const OwnedRange& range : owned_ranges(info.tensor, place, StateKind::optimizer)) {
+                    for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
+                        const std::int64_t first = std::max(global, static_cast<std::int64_t>(begin)),
+                                           past = std::min(global + count, static_cast<std::int64_t>(end));
+                        matrix.kept[r] += static_cast<double>(std::max<std::int64_t>(past - first, 0));
+                    });
+                }
+            }
+        }
+    }
+    std::ranges::stable_sort(matrices, std::greater<>(), &Matrix::cost);
+    Doubles load(team.size()), sent(team.size());
+    for (const Matrix& matrix : matrices) {
+        const auto owner = static_cast<std::size_t>(std::ranges::min_element(load) - load.begin());
+        load[owner] += matrix.cost;
+        for (std::size_t r = 0; r < team.size(); r++) {
+            if (r == owner) continue;
+            sent[r] += matrix.kept[r] * sizeof(floatX);
+            sent[owner] += matrix.kept[r] * sizeof(floatX);
+        }
+    }
+    return sent;
+}
+
+}   // namespace
+
+TEST_CASE(
+    "optimizer: what Muon sends is all that owners of matrices do not keep, there and back; ZeRO's stays ZeRO's") {
+    for (const auto& [dp, zero, tp] :
+         {std::tuple(2, 0, 1), std::tuple(2, 1, 1), std::tuple(3, 1, 1), std::tuple(3, 2, 1), std::tuple(4, 3, 1),
+          std::tuple(1, 0, 3), std::tuple(2, 1, 2)}) {
+        Layout layout{dp, zero, 1};
+        layout.optimizer = OptimizerKind::muon, layout.tp = tp, layout.sequence_parallel = false;
+        if (tp == 2) layout.heads = 4;
+        const ParamTable table(model(layout));
+        const std::vector<double> expected = bytes_of_muon(table, layout.mesh(), zero);
+        double matrices = 0, sum = 0;
+        for (const ParamInfo& info : table.all()) {
+            if (is_muon_matrix(info)) matrices += static_cast<double>(info.tensor.elements());
+        }
+        for (const double sent : expected) sum += sent;
+        const double n = static_cast<double>(expected.size());
+        INFO(layout.name(), ": ", sum);   // of equal cuts each owner keeps its n-th
+        CHECK(sum == doctest::Approx(2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            rank.gradients(1);
+            for (Communicator* group : rank.communicators()) group->reset_traffic();
+            rank.step().update(1, 1e-3f);
+            rank.step().result();
+            double sent = 0;
+            for (const Communicator* group : rank.communicators()) sent += group->traffic().point_to_point;
+            const double own = expected[zero > 0 || tp > 1 ? static_cast<std::size_t>(me.rank()) : 0];
+            me.require(sent == own, sent, " bytes, not ", own);
+            if (rank.groups().zero == nullptr) return;
+            const ZeroTraffic formula = zero_traffic(rank.stage().storage(), 1, sizeof(floatX), sizeof(float));
+            const double gathered = rank.groups().zero->traffic().all_gather;
+            me.require(gathered == (zero == 3 ? 0 : formula.gather), "gathered ", gathered);
+        });
     }
 }
 

@@ -121,8 +121,9 @@ int warmup_sets(const Options& options, int stage) {
     return with - sets();
 }
 
-void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig& config) {
-    if (options.pp == 1) return;
+void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig& config) {
+    if (of_run.pp == 1) return;
+    const Options options = of_run.with_batch(of_run.tokens_by_step().largest());   // which keeps the most
     check_layers(options, config.layers);
     const PipelineShape shape = pipeline_shape(options);
     const int at = stage.place.at.pp;
@@ -132,7 +133,7 @@ void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig
 
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
                             Agreement& agreement) {
-    const int stage_0_adds = warmup_sets(options, 0);
+    const int stage_0_adds = warmup_sets(options.with_batch(options.tokens_by_step().largest()), 0);
     const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
     std::size_t most = 0;
     for (std::size_t rank = 1; rank < bytes.size(); rank++) {
@@ -180,10 +181,13 @@ std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
 
 void check_total_batch(const Options& o) {
     const std::int64_t unit = o.tokens_per_micro_step();
-    if (o.total_batch <= 0 || o.total_batch % unit == 0) return;
-    const std::int64_t below = o.total_batch / unit * unit, above = below + unit;
+    const std::vector<std::int64_t> batches = o.tokens_by_step().values();
+    const auto wrong = std::ranges::find_if(batches, [unit](std::int64_t tokens) { return tokens % unit != 0; });
+    if (wrong == batches.end()) return;
+    const std::int64_t below = *wrong / unit * unit, above = below + unit;
     throw Error(ErrorKind::usage,
-                text("--total-batch ", o.total_batch, ": expected a multiple of --micro-batch * --seq-len",
+                text(wrong == batches.begin() ? "--total-batch " : "--batch-schedule: ", *wrong,
+                     ": expected a multiple of --micro-batch * --seq-len",
                      o.data_ranks() > 1 ? " * data-parallel ranks" : "", " = ", o.micro_batch, " * ", o.seq_len,
                      o.data_ranks() > 1 ? text(" * ", o.data_ranks()) : "", " = ", unit),
                 below > 0 ? text("The nearest values that work are ", below, " and ", above, ".")
@@ -193,5 +197,6 @@ void check_total_batch(const Options& o) {
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_total_batch(options);
-    if (options.pp > 1) check_micro_batches(options);
+    if (options.pp == 1) return;
+    for (std::int64_t tokens : options.tokens_by_step().values()) check_micro_batches(options.with_batch(tokens));
 }

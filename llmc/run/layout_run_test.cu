@@ -137,6 +137,7 @@ struct RankOfRun {
         model.initialize(options.seed);
         OptimizerOptions adam;
         adam.weight_decay = options.weight_decay;
+        adam.ema = 0.9f;
         adam.master_weights = options.master_weights;
         step.emplace(model, adam, arena, groups);
     }

@@ -20,6 +20,12 @@ struct EnumNames<ScheduleKind> {
 };
 
 template <>
+struct EnumNames<LrScaling> {
+    static constexpr EnumName<LrScaling> list[]{
+        {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}, {"none", LrScaling::none}};
+};
+
+template <>
 struct EnumNames<OptimizerKind> {
     static constexpr EnumName<OptimizerKind> list[]{{"adamw", OptimizerKind::adamw},
                                                     {"muon", OptimizerKind::muon},
@@ -80,6 +86,11 @@ template <>
 struct EnumNames<InitMethod> {
     static constexpr EnumName<InitMethod> list[]{
         {"auto", InitMethod::automatic}, {"mpi", InitMethod::mpi}, {"tcp", InitMethod::tcp}, {"fs", InitMethod::fs}};
+};
+
+template <>
+struct EnumNames<WhichWeights> {
+    static constexpr EnumName<WhichWeights> list[]{{"model", WhichWeights::model}, {"ema", WhichWeights::ema}};
 };
 
 template <>

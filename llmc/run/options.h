@@ -9,6 +9,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/model/activations.h"
+#include "llmc/optim/batch_schedule.h"
 #include "llmc/optim/lr_schedule.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/schedule.h"
@@ -35,6 +36,10 @@ struct ExportOptions {
     std::optional<DType> dtype;   // none: as the model's file has it
 };
 
+// Which of a checkpoint's weights.
+enum class WhichWeights : std::uint8_t { model, ema };
+inline const char* state_of(WhichWeights weights) { return weights == WhichWeights::ema ? "ema" : ""; }
+
 struct Options : OptimizerOptions {
     // data
     std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern, or PATTERN:WEIGHT,... (mixture.h)
@@ -44,7 +49,8 @@ struct Options : OptimizerOptions {
     int samples_of = 0;   // a step, whose samples `data` shows
 
     // model
-    std::string model = "d12";                 // descriptor, llm.c model file or folder
+    std::string model = "d12";   // descriptor, llm.c model file or folder
+    WhichWeights weights = WhichWeights::model;
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
     std::string arch;                          // config.json of the model, whose weights begin randomly
@@ -54,14 +60,18 @@ struct Options : OptimizerOptions {
     int micro_batch = 4;            // B, sequences
     int seq_len = 1024;             // T, tokens; 0: the model's positions, where `evaluate` is not told
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
+    std::string batch_schedule;     // of later steps (batch_schedule.h)
     int max_steps = -1;             // -1: one epoch
     int stop_after = 0;             // end after this many completed steps of the run; 0: do not
     int time_limit = 0;             // seconds from the program's begin until it saves and stops; 0: none
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
-    int warmup = 0;                                 // steps
+    int warmup = 0;   // steps
+    LrScaling lr_scaling = LrScaling::sqrt;
+    std::int64_t lr_batch = 0;                      // tokens of a step for which lr is; 0: tokens_per_step()
     float final_lr_frac = 1.0f;                     // final learning rate over lr
+    int decay_steps = 0;                            // of wsd; 0: a fifth of all
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
     int spike_rewind = 0;   // above it, back to the last checkpoint instead, so often without a newer one; 0: never
 
@@ -81,13 +91,14 @@ struct Options : OptimizerOptions {
     int keep_checkpoints = 0;         // 0: all
     int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
     bool resume = false;
+    std::string branch_from;        // a checkpoint to continue from where output_dir has none; empty: none
     bool reset_optimizer = false;   // where it resumes
-    bool overwrite = false;     // a folder of another run's results is emptied
-    bool keep_best = false;     // also save what has the lowest validation loss
-    int max_bad_steps = 10;     // stop after so many steps in a row whose loss or norm is not finite; 0: never
-    bool tensorboard = false;   // event files for TensorBoard in the output folder too
-    std::string trace;          // Chrome trace of a step; empty: none
-    std::string export_llmc;    // llm.c model file to write at the end; empty: none
+    bool overwrite = false;         // a folder of another run's results is emptied
+    bool keep_best = false;         // also save what has the lowest validation loss
+    int max_bad_steps = 10;         // stop after so many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;       // event files for TensorBoard in the output folder too
+    std::string trace;              // Chrome trace of a step; empty: none
+    std::string export_llmc;        // llm.c model file to write at the end; empty: none
 
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;
@@ -123,6 +134,20 @@ struct Options : OptimizerOptions {
     int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }
     // of all ranks together
     std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
-    std::int64_t tokens_per_step() const { return total_batch > 0 ? total_batch : tokens_per_micro_step(); }
+    std::int64_t tokens_per_step() const {   // of the first
+        return total_batch > 0 ? total_batch : tokens_per_micro_step();
+    }
+    ByStep tokens_by_step() const { return {tokens_per_step(), "--batch-schedule", batch_schedule}; }
+    std::int64_t tokens_of_lr() const { return lr_batch > 0 ? lr_batch : tokens_per_step(); }
+    // with steps of so many tokens all through
+    Options with_batch(std::int64_t tokens) const;
+    // of the first step, or of one with so many tokens
     int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
 };
+
+inline Options Options::with_batch(std::int64_t tokens) const {
+    Options with = *this;
+    with.total_batch = tokens;
+    with.batch_schedule.clear();
+    return with;
+}

@@ -62,6 +62,29 @@ void check_overwrite(const Options& options) {
               "Give another output folder, or continue the run there with --resume.");
 }
 
+// The checkpoint that --branch-from names; empty: there is no such option. Collective.
+std::string find_branch(const Options& options, World& world, const Log& log) {
+    std::string from = options.branch_from;
+    while (from.size() > 1 && from.ends_with('/')) from.pop_back();
+    if (from.empty()) return "";
+    const CheckpointRanks ranks = ranks_of(world);
+    std::vector<std::string> skipped;   // and why
+    if (ranks.gather(real_files().exists(from + "/run.json") ? "one" : "")[0] == "one") {
+        skipped.push_back(find_damage(real_files(), from, CheckpointUse::resume, ranks));
+    } else {
+        const auto found = newest_checkpoint(real_files(), from, skipped, ranks);
+        for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+        skipped = {found ? "" : "there is no checkpoint in it that can be used"};
+        if (found) from = found->path;
+    }
+    if (!skipped.front().empty()) {
+        throw Error(ErrorKind::bad_data, text("--branch-from ", options.branch_from, ": ", skipped.front()),
+                    "Give a checkpoint (step_...) of a run, or its output folder.");
+    }
+    log.line("branching off from %s", from.c_str());
+    return from;
+}
+
 // For --overwrite, when all else has been found right. Records are written anew by whoever opens them.
 void remove_results(const std::string& folder, const Log& log) {
     for (int step : list_checkpoints(real_files(), folder)) {
@@ -101,7 +124,7 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
             }
         }
     }
-    if (options.overwrite) return "";
+    if (options.overwrite) return find_branch(options, world, log);
     std::vector<std::string> skipped;
     std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped, ranks_of(world));
     for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
@@ -109,6 +132,7 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
         throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
                     "Restore one from a copy, or start afresh in another folder.");
     }
+    if (!found && !options.branch_from.empty()) return find_branch(options, world, log);
     if (found) {
         log.line("resuming from %s", found->path.c_str());
     } else if (options.resume) {
@@ -199,9 +223,10 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
         checkpoint = find_checkpoint(options, world, log, true);
         checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
     };
-    if (options.resume) look_into_folder();   // first, for then --model is needed no more
+    const bool continues = options.resume || !options.branch_from.empty();
+    if (continues) look_into_folder();   // first, for then --model is needed no more
     RunModel model = find_model(options, checkpoint, world, log);
-    if (!options.resume) look_into_folder();
+    if (!continues) look_into_folder();
     if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
         world.require_same(file + ", in the folder where all ranks write checkpoints,",
                            real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
@@ -231,11 +256,11 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
 
 int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     if (options.max_steps > 0) return options.max_steps;
-    const std::uint64_t samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
-    const std::uint64_t steps = train_tokens.windows() / samples;
+    const auto tokens = static_cast<std::int64_t>(train_tokens.windows()) * options.seq_len;
+    const auto steps = static_cast<std::uint64_t>(options.tokens_by_step().steps_within(tokens));
     refuse_if(steps == 0,
               text("one epoch of --train-data has ", train_tokens.windows(),
-                   " samples of --seq-len tokens, a step takes ", samples),
+                   " samples of --seq-len tokens, a step takes ", options.tokens_per_step() / options.seq_len),
               "Lower --total-batch, or give --max-steps.");
     refuse_if(static_cast<std::uint64_t>(options.warmup) > steps,
               text("--warmup ", options.warmup, ": expected at most the ", steps, " steps of one epoch"));
@@ -249,7 +274,9 @@ std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& toke
     std::vector<std::string> names;
     for (const TokenSet::Source& source : tokens.sources()) names.push_back(source.data.name);
     return read_data_schedule(real_files(), options.data_schedule, names,
-                              static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len));
+                              [&options, tokens = options.tokens_by_step()](int step) {
+                                  return static_cast<std::uint64_t>(tokens.sum(0, step - 1) / options.seq_len);
+                              });
 }
 
 void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,

@@ -33,6 +33,7 @@ void asked(Table& table, const Options& o) {
     table.row("sequence length T", o.seq_len);
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
     table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
+    if (!o.batch_schedule.empty()) table.row("tokens from steps on", o.batch_schedule);
     table.row("data-parallel ranks", o.data_ranks());
     if (o.pp > 1) {
         table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
@@ -51,12 +52,18 @@ void asked(Table& table, const Options& o) {
     table.row("ZeRO stage",
               o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
     table.row("optimizer", name_of(o.optimizer));
-    table.row("LR schedule", name_of(o.schedule));
+    table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0
+                                 ? text("wsd, decay over ", o.decay_steps, " steps")
+                                 : std::string(name_of(o.schedule)));
     table.row("learning rate (LR)", real(o.lr));
+    if (o.lr_batch > 0 || !o.batch_schedule.empty()) {
+        table.row("LR follows the batch", text(name_of(o.lr_scaling), ", 1 at ", o.tokens_of_lr(), " tokens"));
+    }
     table.row("warmup steps", o.warmup);
     table.row("final LR fraction", real(o.final_lr_frac));
     table.row("weight decay", real(o.weight_decay));
     table.row("gradient clipping", real(o.grad_clip));
+    if (o.ema > 0) table.row("average of weights", real(o.ema));
     table.row("skip update loss z", real(o.skip_loss_z));
     table.row("skip update norm z", real(o.skip_norm_z));
     table.row("validate every", o.val_every);

@@ -21,8 +21,8 @@ constexpr double kSecondsPerLine = 5;
 Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),
+      tokens_(options_.tokens_by_step()),
       peak_{parts.peak_flops_per_s, true},
-      sequences_(static_cast<int>(options_.tokens_per_step() / options_.seq_len)),
       loader_(parts.train_tokens, options_.seed, phases_of(options_, parts.train_tokens)),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
@@ -34,8 +34,15 @@ Trainer::Trainer(const TrainerParts& parts)
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
     check_can_trace(options_.trace);
-    learning_rates_ = {options_.schedule, options_.lr, options_.warmup, parts_.max_steps, options_.final_lr_frac};
-    schedule_ = schedule_of_stage(options_, parts.step.stage().storage().place().at.pp);
+    learning_rates_ = {options_.schedule,      options_.lr,         options_.warmup, parts_.max_steps,
+                       options_.final_lr_frac, options_.decay_steps};
+}
+
+void Trainer::take_batch_of(int step) {
+    const std::int64_t tokens = tokens_.at(step);
+    const auto sequences = static_cast<std::uint64_t>(tokens / options_.seq_len);
+    if (sequences == std::exchange(sequences_, sequences)) return;
+    schedule_ = schedule_of_stage(options_.with_batch(tokens), parts_.step.stage().storage().place().at.pp);
 }
 
 void Trainer::restore(const RunState& state) {
@@ -196,7 +203,7 @@ Pipeline::Read Trainer::reader() {
 // The first micro-batch of the next step, while the device is at work on this one.
 void Trainer::read_ahead() {
     if (step_ == end_of_run() || options_.overfit_single_batch) return;
-    const std::optional<LoaderState> next = loader_.after(static_cast<std::uint64_t>(sequences_));
+    const std::optional<LoaderState> next = loader_.after(sequences_);
     try {
         parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
         ahead_ = next;
@@ -209,7 +216,9 @@ void Trainer::read_ahead() {
 void Trainer::train_step() {
     const double start = steady_seconds();
     if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
-    const float token_share = 1.0f / static_cast<float>(options_.tokens_per_step());
+    take_batch_of(step_ + 1);
+    const std::int64_t tokens = tokens_.at(step_ + 1);
+    const float token_share = 1.0f / static_cast<float>(tokens);
     slowest_rank_.step_begins();
     parts_.step.gradients(schedule_, reader(), token_share, [this] {
         slowest_rank_.passes_end();
@@ -222,7 +231,8 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->set_step(step_);
 
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
-    const float lr = learning_rate(learning_rates_, step_);
+    const float lr =
+        learning_rate(learning_rates_, step_) * lr_factor(options_.lr_scaling, tokens, options_.tokens_of_lr());
     const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
     if (!host_decides) parts_.step.update(step_, lr);
     read_ahead();
@@ -235,7 +245,7 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, steady_seconds() - start);
-    loader_.advance(static_cast<std::uint64_t>(sequences_));   // not before: report_step may read this step's again
+    loader_.advance(sequences_);   // not before: report_step may read this step's again
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
 }
@@ -271,7 +281,7 @@ bool Trainer::rewind() {
     }
     RunState state = load_training_state(parts_.files, found->path, tensors_of(parts_.step),
                                          parts_.step.stage().stream(), options_.optimizer);
-    const auto samples = static_cast<std::uint64_t>(from - state.step) * static_cast<std::uint64_t>(sequences_);
+    const auto samples = static_cast<std::uint64_t>(tokens_.sum(state.step, from) / options_.seq_len);
     work.reset();
     state.loader = loader_.state();
     restore(state);
@@ -333,7 +343,7 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;
     record.lr = lr;
-    record.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
+    record.tokens_per_s = static_cast<double>(tokens_.at(step_)) / seconds;
     if (peak_.per_second > 0) {
         record.mfu =
             share_of_peak(peak_, record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /

@@ -1,6 +1,6 @@
 // The training loop: steps of accumulated micro-batches, validation, sampling, records, and stopping.
 //
-// Steps count from 1. A step takes the next total_batch / T samples of the loader, in order: micro-batch i of B
+// Steps count from 1. A step takes the next samples of the loader, its tokens / T, in order: micro-batch i of B
 // sequences takes samples [i B, (i + 1) B) of them; of several data-parallel ranks, rank r of N takes samples [(i N +
 // r) B, (i N + r + 1) B), so that a step is made of the same samples under every layout. Loss and gradients are means
 // over all tokens of the step, of all ranks. Validation number N and sample number N are made with the weights after
@@ -92,6 +92,7 @@ private:
     RunEnd end_at_bad_steps();
     bool rewind();   // false: too often from this checkpoint
     void train_step();
+    void take_batch_of(int step);
     void agree_on_algorithms();
     // Those of the next step follow on those of this one.
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
@@ -121,13 +122,14 @@ private:
     const Options& options_;
     TrainerParts parts_;
     Schedule learning_rates_;
-    PipelineSchedule schedule_;   // of every step
-    PeakFlops peak_;              // of one device
-    int sequences_;               // of a step
-    int step_ = 0;                // completed steps
-    int saved_step_ = 0;          // the last one that is in a checkpoint
-    int best_step_ = 0;           // the last one whose state was saved as the best by this start of the run
-    int bad_steps_ = 0;           // in a row: loss or gradient norm not finite
+    ByStep tokens_;                 // of a step
+    PipelineSchedule schedule_;     // of the step at hand
+    PeakFlops peak_;                // of one device
+    std::uint64_t sequences_ = 0;   // of the step at hand
+    int step_ = 0;                  // completed steps
+    int saved_step_ = 0;            // the last one that is in a checkpoint
+    int best_step_ = 0;             // the last one whose state was saved as the best by this start of the run
+    int bad_steps_ = 0;             // in a row: loss or gradient norm not finite
     std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;
     Loader loader_;

@@ -14,6 +14,9 @@
 //          m = beta1 m + g                      U = g + beta1 m (Nesterov's), X = U / (trust |U| + eps)
 //          X made nearly orthogonal (newton_schulz.h)                     w = w - lr (scale X + decay w)
 //
+// The average of the weights (EMA): m = m + (1 - d) (w - m), d = min(beta1, (1 + t) / (10 + t)), so that it forgets the
+// first weights soon (as TensorFlow's ExponentialMovingAverage does with num_updates).
+//
 // |x| is the norm of a whole tensor, or of a block of its rows (q, k, v). A ratio is 1 where one of its norms is 0, and
 // for tensors that do not decay (biases, norms), as in the code of LAMB's authors.
 //
@@ -109,6 +112,14 @@ struct Lamb {
     __device__ static void update(float& w, float& m, float& v, float, float decay, float ratio,
                                   const UpdateFactors& f) {
         w = fmaf(-f.learning_rate * ratio, adam_change(w, m, v, decay, f), w);
+    }
+};
+
+struct Average {   // m: the average; beta1: its decay
+    static constexpr unsigned reads = reads_w | reads_m, writes = reads_m;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float& w, float& m, float&, float, float, float, const UpdateFactors& f) {
+        m = fmaf(1.0f - f.beta1, w - m, m);
     }
 };
 

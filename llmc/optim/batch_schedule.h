@@ -1,0 +1,38 @@
+// The total batch of each step, and how the learning rate follows it: pure functions of the step.
+//
+//   --batch-schedule 1000:65536,5000:131072    so many tokens a step from these steps on; before them --total-batch
+//
+// --lr holds for --lr-batch tokens (0: the first step's). For a step of k times as many, --lr-scaling multiplies it by
+//   linear   k         (Goyal et al., "Accurate, large minibatch SGD", 2017: for SGD)
+//   sqrt     sqrt(k)   (Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", 2022)
+//   none     1
+// and so rates with other names (--muon-lr), before the warm-up and the fall of --schedule are applied.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+enum class LrScaling : std::uint8_t { linear, sqrt, none };
+
+float lr_factor(LrScaling scaling, std::int64_t tokens, std::int64_t tokens_of_lr);
+
+// A whole number by steps, which count from 1.
+class ByStep {
+public:
+    // `phases`: of the option `flag`, as above; empty: none. Error(usage) where they are not steps in rising order,
+    // from 2 on, each with a number of at least 1.
+    ByStep(std::int64_t first, const std::string& flag, const std::string& phases);
+
+    std::int64_t at(int step) const;
+    // Of the steps after + 1 .. to, added up.
+    std::int64_t sum(int after, int to) const;
+    std::vector<std::int64_t> values() const { return values_; }   // in their order
+    std::int64_t largest() const;
+    // The most steps, from the first one on, whose values add up to `total` or less.
+    std::int64_t steps_within(std::int64_t total) const;
+
+private:
+    std::vector<std::int64_t> values_;
+    std::vector<int> begins_;   // of each value, its first step
+};
