@@ -248,6 +248,20 @@ TEST_CASE("gpt: reference: odd sizes, both attentions, loss of validation equals
     }
 }
 
+TEST_CASE("gpt: reference: a z-loss is part of training's losses and gradients, not of validation's losses") {
+    Problem problem = odd_problem();
+    StageOptions options = test_options();
+    options.z_loss = 0.05f;
+    Runner runner(problem, options);
+    CHECK(runner.validation_losses() == Runner(problem, test_options()).run().losses);
+    problem.reference.z_loss = 0.05;
+    const ReferenceResult expected =
+        problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+    const Outcome outcome = runner.run();
+    CHECK(relative_error(outcome.losses, expected.losses) < parity);
+    check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+}
+
 Problem untied_problem() {
     ModelConfig config = custom_model_config(2, 2, 64, 40, 150);
     config.tied = false;

@@ -129,6 +129,10 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--ema", o.ema, 0, 0.9999999f,
            "keep an average of the weights with this decay (min(ema, (1 + t) / (10 + t)) at step t) beside them, for "
            "--weights ema of other verbs; 0: none");
+    number(
+        "--z-loss", o.z_loss, 0, 1,
+        "c: training's loss of a token has c lse^2 more, lse the logarithm of the sum of exponentials of its logits, "
+        "which keeps that near 0 (PaLM: 1e-4); losses of validation have not");
     number("--grad-clip", o.grad_clip, 0, 1e9f, "largest norm of all gradients together; 0: no clipping");
     number("--skip-loss-z", o.skip_loss_z, 0, 1e9f, "skip updates whose loss has a z-score above this; 0: never")
         .llmc("-sl");

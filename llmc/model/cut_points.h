@@ -120,4 +120,5 @@ struct StageTools {
     const Workspace& workspace;
     int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
     cudaStream_t stream;
+    float z_loss = 0;   // Classifier::z_loss, in training
 };

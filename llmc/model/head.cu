@@ -54,7 +54,8 @@ void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, boo
     tools_.cut_points.vocabulary_loss(
         Classifier<floatX>{w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V,
                            tools_.sizes.Vp, dloss,
-                           gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss},
+                           gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
+                           gradient ? tools_.z_loss : 0.0f},
         tools_.stream);
 }
 

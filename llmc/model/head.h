@@ -17,7 +17,7 @@ public:
     // in (residual rows, C): the output of the last layer. Losses of all positions, into `losses` of the workspace.
     void loss(const floatX* in, const Batch& batch) const;
     // The same, with dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the classifier. The
-    // total loss is `dloss` times the sum of losses.
+    // total loss is `dloss` times the sum of losses, which have z_loss lse^2 more here (Classifier::z_loss).
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
                            AnyGradients& gradients) const;
 

@@ -258,6 +258,7 @@ public:
 
     ParamTable table;
     std::vector<Doubles> parameters;   // indexed as the table, global shapes
+    double z_loss = 0;                 // c: c lse^2 is added to each loss
 
     // B sequences of T tokens. A negative target has no loss (but counts in R = B T).
     ReferenceResult forward(std::span<const int> tokens, std::span<const int> targets, int B, int T) const {
@@ -278,7 +279,7 @@ private:
     };
     struct Trace {
         std::vector<BlockTrace> blocks;
-        Doubles output, lnf;   // of the last block; normalised
+        Doubles output, lnf, lse;   // of the last block; normalised; of the logits
     };
 
     const Doubles& classifier() const { return parameters[static_cast<std::size_t>(table.classifier())]; }
@@ -386,13 +387,15 @@ private:
         ReferenceResult result;
         result.logits = reference::linear(trace.lnf, classifier(), {}, R, V(), C());
         result.losses.assign(R, 0.0);
+        trace.lse.assign(R, 0.0);
         for (Index r = 0; r < R; r++) {
             if (targets[r] < 0) continue;
             const double* row = &result.logits[r * V()];
             double most = row[0], sum = 0;
             for (Index v = 0; v < V(); v++) most = std::fmax(most, row[v]);
             for (Index v = 0; v < V(); v++) sum += std::exp(row[v] - most);
-            result.losses[r] = most + std::log(sum) - row[targets[r]];
+            const double lse = trace.lse[r] = most + std::log(sum);
+            result.losses[r] = lse - row[targets[r]] + z_loss * lse * lse;
             result.loss += result.losses[r] / static_cast<double>(R);
         }
         return result;
@@ -447,10 +450,11 @@ private:
         for (Index r = 0; r < R; r++) {
             if (targets[r] < 0) continue;
             const Index target = static_cast<Index>(targets[r]);
-            const double log_sum = result.losses[r] + result.logits[r * V() + target];
+            const double lse = trace.lse[r];
             for (Index v = 0; v < V(); v++) {
-                const double p = std::exp(result.logits[r * V() + v] - log_sum);
-                dlogits[r * V() + v] = (p - (v == target ? 1.0 : 0.0)) / static_cast<double>(R);
+                const double p = std::exp(result.logits[r * V() + v] - lse);
+                dlogits[r * V() + v] =
+                    (p * (1 + 2 * z_loss * lse) - (v == target ? 1.0 : 0.0)) / static_cast<double>(R);
             }
         }
         Doubles dlnf = reference::linear_backward(gradients[static_cast<std::size_t>(table.classifier())], nullptr,

@@ -82,7 +82,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                        AttentionUse{context().ring_size() > 1, options.backward});
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
     tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
-                              *workspace_, options.gelu_fusion, stream});
+                              *workspace_, options.gelu_fusion, stream, options.z_loss});
     tools_->cut_points.set_sizes(sizes_);
     for (const Chunk& chunk : options_.chunks) {
         chunks_.push_back({chunk, layers_.size()});

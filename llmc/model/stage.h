@@ -43,6 +43,7 @@ struct StageOptions {
     Recompute recompute = Recompute::none;
     int gelu_fusion = 2;       // as in StageTools
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
+    float z_loss = 0;          // of training's losses: Classifier::z_loss
     MatmulOptions matmul = {};
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else

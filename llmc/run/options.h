@@ -103,6 +103,7 @@ struct Options : OptimizerOptions {
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;
     DType grad_dtype = DType::fp32;
+    float z_loss = 0;
     bool tf32 = false;
     bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen

@@ -51,6 +51,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     const bool alike = mesh.tp > 1 || (options.optimizer == OptimizerKind::muon && result.place.zero_stage == 0);
     result.matmul.tries = alike ? 1 : options.matmul_tries;
     result.grad_dtype = options.grad_dtype;
+    result.z_loss = options.z_loss;
     add_pipeline(result, options, config);
     return result;
 }

@@ -62,6 +62,7 @@ void asked(Table& table, const Options& o) {
     table.row("warmup steps", o.warmup);
     table.row("final LR fraction", real(o.final_lr_frac));
     table.row("weight decay", real(o.weight_decay));
+    if (o.z_loss > 0) table.row("z-loss", real(o.z_loss));
     table.row("gradient clipping", real(o.grad_clip));
     if (o.ema > 0) table.row("average of weights", real(o.ema));
     table.row("skip update loss z", real(o.skip_loss_z));

@@ -31,6 +31,7 @@ struct Classifier {
     int rows, V, Vp;
     float dloss;   // gradient of the total loss by one row's loss: 1 / global number of tokens
     ClassifierOutput output;
+    float z_loss = 0;   // c: each row's loss has c lse^2 more, lse the logarithm of its sum of exponentials (PaLM)
 };
 
 template <class Real>
@@ -148,10 +149,18 @@ __device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
     return {max, block_sum(part.sum * ExpRelativeTo<Real>(max).from(part.max))};
 }
 
-// -log softmax[target]. The sum is divided by what stands in it for the largest logit, which is one but for rounding.
+// The logarithm of the sum of exponentials, less the largest logit. The sum is divided by what stands in it for that
+// logit, which is one but for rounding.
 template <class Real>
-__device__ __forceinline__ float cross_entropy_loss(SoftmaxPart softmax, float target_logit) {
-    return logf(softmax.sum / ExpRelativeTo<Real>(softmax.max)(softmax.max)) + (softmax.max - target_logit);
+__device__ __forceinline__ float log_sum_exp_above_max(SoftmaxPart softmax) {
+    return logf(softmax.sum / ExpRelativeTo<Real>(softmax.max)(softmax.max));
+}
+
+// -log softmax[target] + z_loss lse^2.
+template <class Real>
+__device__ __forceinline__ float cross_entropy_loss(SoftmaxPart softmax, float target_logit, float z_loss) {
+    const float above = log_sum_exp_above_max<Real>(softmax), lse = above + softmax.max;
+    return above + (softmax.max - target_logit) + z_loss * lse * lse;
 }
 
 // The target's column and logit; any column outside the row stands for none.
@@ -160,12 +169,15 @@ struct TargetLogit {
     float logit;
 };
 
-// Replaces this thread's share of a row's Vp logits by the gradient (softmax - [column is target]) * dloss.
+// Replaces this thread's share of a row's Vp logits by the gradient of dloss times its loss:
+// (softmax (1 + 2 z_loss lse) - [column is target]) * dloss.
 template <class Real, class Row, class AnyExtent>
 __device__ __forceinline__ void write_logit_gradient(Real* logits, const Row& row, SoftmaxPart softmax,
-                                                     TargetLogit target, float dloss, int V, AnyExtent extent) {
+                                                     TargetLogit target, float dloss, float z_loss, int V,
+                                                     AnyExtent extent) {
     const ExpRelativeTo<Real> exp(softmax.max);
-    const float scale = dloss / softmax.sum;
+    const float lse = log_sum_exp_above_max<Real>(softmax) + softmax.max;
+    const float scale = dloss * (1.0f + 2.0f * z_loss * lse) / softmax.sum;
     int c = first_column();
     for (; c + 8 <= V; c += column_step()) {
         Vec8<float> x = to_floats(row.again(c));
@@ -211,8 +223,9 @@ __global__ void __launch_bounds__(kClassifierThreads)
     // the block reductions lie between this and the overwriting
     const float target_logit = static_cast<float>(logits[target]);
     const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part<Real>(row, args.V));
-    if (threadIdx.x == 0) args.losses[index] = cross_entropy_loss<Real>(softmax, target_logit);
-    if (gradient) write_logit_gradient(logits, row, softmax, {target, target_logit}, args.dloss, args.V, extent);
+    if (threadIdx.x == 0) args.losses[index] = cross_entropy_loss<Real>(softmax, target_logit, args.z_loss);
+    if (!gradient) return;
+    write_logit_gradient(logits, row, softmax, {target, target_logit}, args.dloss, args.z_loss, args.V, extent);
 }
 
 // Enough threads for a row, in whole warps.

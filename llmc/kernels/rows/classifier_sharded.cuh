@@ -66,13 +66,14 @@ __global__ void __launch_bounds__(kClassifierThreads)
     const float target_logit = args.sums[args.shard.rows + row];
     const SoftmaxPart softmax = {args.maxima[row], args.sums[row]};
     if (threadIdx.x == 0) {
-        args.shard.losses[row] = target < 0 ? 0.0f : cross_entropy_loss<Real>(softmax, target_logit);
+        args.shard.losses[row] = target < 0 ? 0.0f : cross_entropy_loss<Real>(softmax, target_logit, args.shard.z_loss);
     }
     if (args.shard.output == ClassifierOutput::loss) return;
     Real* logits = args.shard.logits + row * args.shard.Vp;
     if (target < 0) return write_no_gradient(logits, extent);
     write_logit_gradient(logits, RowInMemory<Real, AnyExtent>(logits, args.shard.V, extent), softmax,
-                         {target - args.first_token, target_logit}, args.shard.dloss, args.shard.V, extent);
+                         {target - args.first_token, target_logit}, args.shard.dloss, args.shard.z_loss, args.shard.V,
+                         extent);
 }
 
 template <class Real>

@@ -17,12 +17,12 @@ void check_sharded(int rows, int V, int shards, int columns) {
     for (int i = 0; i < rows; i++) targets[static_cast<std::size_t>(i)] = i == 2 ? -1 : i * 37 % V;
     targets[0] = V - 1;
     const DeviceBuffer<int> device_targets = test.ints(targets);
-    const float dloss = 1.0f / 32;
+    const float dloss = 1.0f / 32, z_loss = 0.1f;
 
     auto expected = test.tensor<Real>(logits);
     auto expected_losses = test.output<float>(static_cast<std::size_t>(rows));
     fused_classifier<Real>({expected.data(), expected_losses.data(), device_targets.data(), rows, V, whole, dloss,
-                            ClassifierOutput::loss_and_gradient},
+                            ClassifierOutput::loss_and_gradient, z_loss},
                            test.stream);
 
     std::vector<TestTensor<Real>> parts;
@@ -40,7 +40,7 @@ void check_sharded(int rows, int V, int shards, int columns) {
         sums.push_back(test.output<float>(2 * static_cast<std::size_t>(rows)));
         of_shard.push_back(
             {{parts.back().data(), losses.back().data(), device_targets.data(), rows,
-              std::clamp(V - s * columns, 0, columns), columns, dloss, ClassifierOutput::loss_and_gradient},
+              std::clamp(V - s * columns, 0, columns), columns, dloss, ClassifierOutput::loss_and_gradient, z_loss},
              s * columns,
              maxima.back().data(),
              sums.back().data()});

@@ -46,7 +46,7 @@ enum class Targets : std::uint8_t {
 };
 
 // What is trained: GPT-2, the same with RMSNorm, or Llama's kind (rotary positions, SwiGLU, no biases, and groups of
-// heads that share keys and values).
+// heads that share keys and values; trained with a z-loss).
 enum class ModelKind : std::uint8_t { gpt2, rms, llama };
 
 struct Layout {
@@ -186,6 +186,7 @@ public:
         options.ulysses = layout.ulysses;
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
+        options.z_loss = layout.kind == ModelKind::llama ? 0.01f : 0.0f;
         options.matmul.workspace_bytes = 1 << 16;
         if (layout.two_chunks) {
             options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
