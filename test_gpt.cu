@@ -326,6 +326,24 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
     }
 }
 
+// Parity would be worth little if it could not tell these apart.
+TEST_CASE("gpt: reference: gate and up exchanged, and eps added outside the root, are seen") {
+    ModelConfig config = llama_like(custom_model_config(2, 4, 64, 40, 150), 2);
+    config.norm_eps = 1e-2;
+    Problem problem = random_problem(config, 4, 33, 6);
+    const std::vector<float> logits = Runner(problem, test_options()).logits();
+    auto off = [&] {
+        return relative_error(logits,
+                              problem.reference.forward(problem.tokens, problem.targets, problem.B, problem.T).logits);
+    };
+    CHECK(off() < parity);
+    problem.reference.exchanges_gate_and_up = true;
+    CHECK(off() > 2 * parity);
+    problem.reference.exchanges_gate_and_up = false;
+    problem.reference.adds_epsilon_outside = true;
+    CHECK(off() > 2 * parity);
+}
+
 TEST_CASE("gpt: a second run is bit-identical") {
     const Problem problem = odd_problem();
     Runner runner(problem, test_options());

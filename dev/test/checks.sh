@@ -85,6 +85,7 @@ if part composition; then
     builds_for_cpu
     for precision in bf16 fp32; do
         check "certificate of every pair of settings, $precision" whole $precision 'layouts: every pair*'
+        check "heads that several ranks hold, $precision" whole $precision 'layouts: heads of keys*'
         check "30 changes of layout, $precision" whole $precision 'layouts: 30 pairs*'
     done
 fi

@@ -12,6 +12,7 @@ inline std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& 
 
 struct ElementHome {
     int tp_rank = -1;     // -1: on every tp rank (the tensor is not cut)
+    int tp_copies = 1;    // else on so many, from that one on
     int zero_rank = -1;   // -1: on every rank of the ZeRO group (the state is not sharded)
     std::int64_t local = 0;
 };
@@ -32,10 +33,13 @@ inline ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t 
             break;
         case TensorCut::rows: {
             std::int64_t before = 0, before_in_shard = 0;
+            std::size_t i = 0;
             for (std::int64_t block : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {
-                const std::int64_t cut_block = block / tp, in_block = row - before;
+                const int parts = tensor.heads.empty() ? tp : std::min(tp, static_cast<int>(tensor.heads[i++]));
+                const std::int64_t cut_block = block / parts, in_block = row - before;
                 if (in_block < block) {
-                    home.tp_rank = static_cast<int>(in_block / cut_block);
+                    home.tp_copies = tp / parts;
+                    home.tp_rank = static_cast<int>(in_block / cut_block) * home.tp_copies;
                     home.local = (before_in_shard + in_block % cut_block) * tp_shard.cols + col;
                     break;
                 }

@@ -17,6 +17,14 @@ std::vector<std::int64_t> blocks_of(const TensorSpec& tensor) {
     return tensor.blocks.empty() ? std::vector<std::int64_t>{tensor.rows} : tensor.blocks;
 }
 
+// Into how many different parts tp ranks cut a block.
+int parts_of(const TensorSpec& tensor, std::size_t block, int tp) {
+    if (tensor.heads.empty() || tp <= tensor.heads[block]) return tp;
+    const auto heads = static_cast<int>(tensor.heads[block]);
+    ENSURE(tp % heads == 0, tp, " tp ranks cannot share ", heads, " heads");
+    return heads;
+}
+
 // Elements [begin, end) of a range, with what they have before them in its storage gone.
 OwnedRange part_of(const OwnedRange& range, std::int64_t begin, std::int64_t end) {
     OwnedRange part{{range.global.element(begin)}, 0, end - begin};
@@ -40,8 +48,14 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
     switch (tensor.cut) {
         case TensorCut::none: break;
         case TensorCut::rows:
-            for (std::int64_t& block : tp_shard.blocks) block = divided(block, tp, "rows");
-            tp_shard.rows = divided(tensor.rows, tp, "rows");
+            tp_shard.rows = 0;
+            for (std::size_t i = 0; i < blocks_of(tensor).size(); i++) {
+                const int parts = parts_of(tensor, i, tp);
+                const std::int64_t rows = divided(blocks_of(tensor)[i], parts, "rows");
+                if (!tensor.blocks.empty()) tp_shard.blocks[i] = rows;
+                if (!tensor.heads.empty()) tp_shard.heads[i] /= parts;
+                tp_shard.rows += rows;
+            }
             break;
         case TensorCut::columns: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
         case TensorCut::vocabulary:
@@ -63,8 +77,9 @@ std::vector<OwnedRange> ranges_within(const std::vector<OwnedRange>& ranges, std
     return within;
 }
 
-std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank) {
+std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank, Heads which) {
     ENSURE(tp_rank >= 0 && tp_rank < tp, "tp rank ", tp_rank, " of ", tp);
+    if (which == Heads::copied && (tp == 1 || tensor.heads.empty())) return {};
     if (tp == 1 || tensor.cut == TensorCut::none) return {{{0}, 0, tensor.elements()}};
     const TensorSpec tp_shard = tp_shard_of(tensor, tp);
     if (tensor.cut == TensorCut::columns) {
@@ -81,9 +96,12 @@ std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp
         return ranges;
     }
     std::int64_t before = 0, before_in_shard = 0;
-    for (std::int64_t block : blocks_of(tensor)) {
-        const std::int64_t rows = block / tp;
-        add_rows(before + tp_rank * rows, before_in_shard, rows);
+    for (std::size_t i = 0; i < blocks_of(tensor).size(); i++) {
+        const std::int64_t block = blocks_of(tensor)[i],
+                           rows = tp_shard.blocks.empty() ? block / tp : tp_shard.blocks[i];
+        const int holders = tp / parts_of(tensor, i, tp);
+        const bool wanted = which == Heads::all || (which == Heads::copied ? holders > 1 : tp_rank % holders == 0);
+        if (wanted) add_rows(before + tp_rank / holders * rows, before_in_shard, rows);
         before += block;
         before_in_shard += rows;
     }
@@ -95,8 +113,8 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
     return {shard, shard * zero_ranks};
 }
 
-std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
-    std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp);
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state, Heads which) {
+    std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp, which);
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
 
     const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
@@ -107,7 +125,7 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {
     if (tensor.cut == TensorCut::none && place.at.tp != 0) return {};
     if (tensor.tied && place.at.pp != 0) return {};
-    return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer);
+    return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer, Heads::sole);
 }
 
 std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double embedding_cost, double classifier_cost) {

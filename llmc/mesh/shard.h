@@ -53,8 +53,15 @@ constexpr std::int64_t vocabulary_shard_rows = 8;
 // cut rows, of each block, or columns must divide evenly except for `vocabulary`; main refuses other sizes by name.
 TensorSpec tp_shard_of(const TensorSpec& tensor, int tp);
 
+// Of heads that several tp ranks hold copies of (TensorSpec::heads).
+enum class Heads : std::uint8_t {
+    all,
+    sole,     // of copies those of the first rank that holds one
+    copied,   // only copies
+};
+
 // The global elements of one tp shard, ascending in `local_begin`: at most one range for each block.
-std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank);
+std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank, Heads which = Heads::all);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // ZeRO: it cuts the tp shard again
@@ -87,11 +94,13 @@ struct ShardPlace {
 };
 
 // The global elements a rank stores, ascending in `local_begin`: at most one range for each block.
-std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state);
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state,
+                                     Heads which = Heads::all);
 
 // The global elements of which a rank is the one owner in the whole mesh, for sums over all elements (the gradient
 // norm): those that ZeRO 1 gives it, whatever the stage; of what tensor parallelism does not cut only where tp is 0, of
-// a tied tensor only on the first pipeline stage. `local_begin` counts from the beginning of the rank's ZeRO shard.
+// heads that tp ranks hold copies of only on the first of these, of a tied tensor only on the first pipeline stage.
+// `local_begin` counts from the beginning of the rank's ZeRO shard.
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place);
 
 // ---------------------------------------------------------------------------------------------------------------------

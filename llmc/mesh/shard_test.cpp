@@ -267,6 +267,44 @@ TEST_CASE("shard: tp shards of q, k and v hold the same heads of each") {
     CHECK(second[2] == OwnedRange{{12 + 2}, 6, 2});
 }
 
+TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copies, and one of them owns each element") {
+    for (const MeshShape& mesh : all_meshes(16)) {
+        for (const std::int64_t kv : {1, 2, 3}) {
+            if (mesh.tp <= kv || mesh.tp % kv != 0) continue;
+            const std::int64_t q = 2 * mesh.tp, HS = 2;
+            const TensorSpec qkv{(q + 2 * kv) * HS, 5, TensorCut::rows, {q * HS, kv * HS, kv * HS}, {q, kv, kv}};
+            for (const int zero_stage : {0, 1, 3}) {
+                std::vector<int> sole(static_cast<std::size_t>(qkv.elements())), all = sole, copied = sole;
+                std::map<int, std::vector<OwnedRange>> of_first;   // by the first rank that holds the same heads
+                for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {
+                    const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                    auto count = [](std::vector<int>& counts, const std::vector<OwnedRange>& ranges) {
+                        for (const OwnedRange& range : ranges) {
+                            for (std::int64_t i = 0; i < range.length; i++) {
+                                counts[static_cast<std::size_t>(range.global.element(i))]++;
+                            }
+                        }
+                    };
+                    count(sole, sole_ranges(qkv, place));
+                    count(all, owned_ranges(qkv, {mesh, place.at, 1}, StateKind::optimizer));
+                    const auto copies = owned_ranges(qkv, {mesh, place.at, 1}, StateKind::optimizer, Heads::copied);
+                    count(copied, copies);
+                    ShardPlace first = place;
+                    first.at.tp -= first.at.tp % (mesh.tp / static_cast<int>(kv));
+                    const auto [at, is_new] = of_first.try_emplace(rank_of(mesh, first.at), copies);
+                    REQUIRE(at->second == copies);   // so their sum needs no more than these ranges
+                }
+                for (std::size_t i = 0; i < sole.size(); i++) {
+                    const bool is_q = i < static_cast<std::size_t>(q * HS * qkv.cols);
+                    REQUIRE(sole[i] == 1);
+                    REQUIRE(all[i] == (is_q ? 1 : mesh.tp / kv));
+                    REQUIRE(copied[i] == (is_q ? 0 : mesh.tp / kv));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("shard: blocks that are not the tensor's rows are refused") {
     CHECK_THROWS_WITH_AS(tp_shard_of({12, 2, TensorCut::rows, {4, 4}}, 2),
                          doctest::Contains("blocks of 8 rows in a tensor of 12"), Error);

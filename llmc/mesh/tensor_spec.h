@@ -23,6 +23,10 @@ struct TensorSpec {
     // Rows of the blocks that `rows` cuts apart, each over all tp ranks (q, k and v; of different sizes under grouped
     // queries). Their sum is `rows`; empty: one block.
     std::vector<std::int64_t> blocks = {};
+    // Of each block, what it has that cannot be cut (heads); empty: it can be cut anywhere. Where there are more tp
+    // ranks than these, a multiple, tp / heads neighbouring ranks hold copies of one, whose gradient is the sum over
+    // them.
+    std::vector<std::int64_t> heads = {};
     bool tied = false;          // held by the first and by the last pipeline stage
     AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
     // Along these too a rank's gradient is a part of a sum, where sequence parallelism gives it some of the rows.

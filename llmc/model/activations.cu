@@ -16,7 +16,7 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     sizes.T = T / mesh.cp;
     sizes.C = static_cast<int>(config.channels);
     sizes.NH = static_cast<int>(config.heads) / mesh.tp;
-    sizes.KV = static_cast<int>(config.kv_heads()) / mesh.tp;
+    sizes.KV = static_cast<int>(config.kv_heads()) * config.kv_copies(mesh.tp) / mesh.tp;
     sizes.HS = static_cast<int>(config.head_size());
     sizes.F = static_cast<int>(config.mlp_width()) / mesh.tp;
     sizes.V = static_cast<int>(std::clamp<std::int64_t>(config.vocab_size - first, 0, Vp));
@@ -32,21 +32,19 @@ int sequence_unit(int cp, int residual_parts) { return std::lcm(cp * residual_pa
 
 void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T) {
     const int tp = mesh.tp, cp = mesh.cp;
-    auto shares = [&](std::int64_t count, const char* what) {
-        auto works = [&](std::int64_t ranks) {
-            return config.kv_heads() % ranks == 0 && config.mlp_width() % ranks == 0;
-        };
-        if (count % tp == 0) return;
+    auto require = [&](bool holds, std::int64_t count, const char* what) {
+        auto works = [&](std::int64_t ranks) { return config.shares_heads(ranks) && config.mlp_width() % ranks == 0; };
+        if (holds) return;
         std::int64_t below = tp, above = tp;
         while (!works(below)) below--;
-        while (above <= config.kv_heads() && !works(above)) above++;
+        while (above <= config.heads && !works(above)) above++;
         throw Error(ErrorKind::usage, text("--tp ", tp, ": ranks cannot share the model's ", count, what, " evenly"),
-                    above > config.kv_heads() ? text("The nearest value that works is ", below, ".")
-                                              : text("The nearest values that work are ", below, " and ", above, "."));
+                    above > config.heads ? text("The nearest value that works is ", below, ".")
+                                         : text("The nearest values that work are ", below, " and ", above, "."));
     };
-    shares(config.heads, " heads");
-    shares(config.kv_heads(), " heads of keys and values");
-    shares(config.mlp_width(), " channels inside the MLP");
+    require(config.heads % tp == 0, config.heads, " heads");
+    require(config.shares_heads(tp), config.kv_heads(), " heads of keys and values");
+    require(config.mlp_width() % tp == 0, config.mlp_width(), " channels inside the MLP");
     if (!sequence_parallel) return;
     // of a single sequence too, as far as one is needed (sampling)
     const int single = sequence_unit(cp, tp), unit = sequence_unit(cp, tp / std::gcd(B, tp));

@@ -37,9 +37,13 @@ struct RankSizes {
         return rows() / residual_parts;
     }   // not all of them next to each other in the sequence
     // As attention on this rank has them; of a ring, the block of its own keys.
-    AttentionShape attention() const { return self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / KV); }
+    AttentionShape attention() const {
+        return self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));
+    }
     int fc_width() const { return (model.mlp == MlpKind::swiglu ? 2 : 1) * F; }
     int qkv_width() const { return (NH + 2 * KV) * HS; }
+    // With the copies that Ulysses makes where there are more ranks than heads of keys and values.
+    int attended_width() const { return (NH + 2 * std::max(KV, ulysses)) * HS; }
 };
 // `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,

@@ -42,7 +42,13 @@ struct ModelConfig {
     std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
 
     std::int64_t kv_heads() const { return own_kv_heads > 0 ? own_kv_heads : heads; }   // each serves heads / kv_heads
-    std::int64_t head_size() const {                                                    // HS
+    // Neighbouring ones of `ranks` that share heads and hold copies of the same head of keys and values.
+    int kv_copies(int ranks) const { return ranks > kv_heads() ? ranks / static_cast<int>(kv_heads()) : 1; }
+    // Whether each of so many ranks has as many heads of queries, and the heads of keys and values that these read.
+    bool shares_heads(std::int64_t ranks) const {
+        return heads % ranks == 0 && (kv_heads() % ranks == 0 || ranks % kv_heads() == 0);
+    }
+    std::int64_t head_size() const {   // HS
         return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
     }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)

@@ -58,6 +58,7 @@ inline Moments moments(const double* x, Index C, bool rms, double epsilon) {
     double mean = 0, variance = 0;
     for (Index c = 0; c < C && !rms; c++) mean += x[c] / static_cast<double>(C);
     for (Index c = 0; c < C; c++) variance += (x[c] - mean) * (x[c] - mean) / static_cast<double>(C);
+    if (epsilon < 0) return {mean, 1.0 / (std::sqrt(variance) - epsilon)};   // a mistake that tests must see
     return {mean, 1.0 / std::sqrt(variance + epsilon)};
 }
 
@@ -105,11 +106,11 @@ inline double gelu_derivative(double x) {
 
 // silu(gate) * up of rows of F gates and F ups.
 inline double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-inline Doubles swiglu(const Doubles& in, Index R, Index F) {
+inline Doubles swiglu(const Doubles& in, Index R, Index F, bool exchanged = false) {
     Doubles out(R * F);
     for (Index i = 0; i < R * F; i++) {
         const double gate = in[i / F * 2 * F + i % F], up = in[i / F * 2 * F + F + i % F];
-        out[i] = gate * logistic(gate) * up;
+        out[i] = exchanged ? up * logistic(up) * gate : gate * logistic(gate) * up;
     }
     return out;
 }
@@ -259,6 +260,8 @@ public:
     ParamTable table;
     std::vector<Doubles> parameters;   // indexed as the table, global shapes
     double z_loss = 0;                 // c: c lse^2 is added to each loss
+    // Mistakes of forward, which tests must see.
+    bool exchanges_gate_and_up = false, adds_epsilon_outside = false;
 
     // B sequences of T tokens. A negative target has no loss (but counts in R = B T).
     ReferenceResult forward(std::span<const int> tokens, std::span<const int> targets, int B, int T) const {
@@ -338,7 +341,8 @@ private:
         });
     }
     Doubles norm(const Doubles& in, const std::string& name, int l, Index R) const {
-        return reference::norm(in, at(name + ".weight", l), bias(name + ".bias", l), R, C(), table.config().norm_eps);
+        const double epsilon = table.config().norm_eps * (adds_epsilon_outside ? -1 : 1);
+        return reference::norm(in, at(name + ".weight", l), bias(name + ".bias", l), R, C(), epsilon);
     }
 
     Doubles block_forward(BlockTrace& b, int l, int B, int T) const {
@@ -354,7 +358,7 @@ private:
         b.ln2 = norm(b.residual2, "ln_2", l, R);
         b.fch = linear(b.ln2, "mlp.c_fc", l, R);
         if (table.config().mlp == MlpKind::swiglu) {
-            b.fch_gelu = swiglu(b.fch, R, F());
+            b.fch_gelu = swiglu(b.fch, R, F(), exchanges_gate_and_up);
         } else {
             b.fch_gelu = b.fch;
             for (double& x : b.fch_gelu) x = gelu(x);

@@ -30,8 +30,10 @@ ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaSt
 }
 
 void ContextParallel::set_sizes(const RankSizes& sizes) {
-    ENSURE(sizes.ulysses == cut_.ulysses && sizes.KV % cut_.ulysses == 0, sizes.KV, " heads over groups of ",
-           cut_.ulysses, " ranks; the stage has groups of ", sizes.ulysses);
+    ENSURE(sizes.ulysses == cut_.ulysses && sizes.NH % cut_.ulysses == 0 &&
+               (sizes.KV % cut_.ulysses == 0 || cut_.ulysses % sizes.KV == 0),
+           sizes.NH, " / ", sizes.KV, " heads over groups of ", cut_.ulysses, " ranks; the stage has groups of ",
+           sizes.ulysses);
     sizes_ = sizes;
     if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_to_attention(sizes) : std::vector<std::size_t>{});
     if (ulysses_) ulysses_->reserve(heads_of_qkv());
@@ -46,7 +48,7 @@ Positions ContextParallel::positions() const { return {0, positions_.data()}; }
 
 Ulysses::Sizes ContextParallel::heads_of_qkv() const {
     const std::int64_t q = std::int64_t{sizes_.NH} * sizes_.HS, kv = std::int64_t{sizes_.KV} * sizes_.HS;
-    return {sizes_.B, sizes_.T, {q, kv, kv}};
+    return {sizes_.B, sizes_.T, {q, kv, kv}, std::max(cut_.ulysses / sizes_.KV, 1)};
 }
 Ulysses::Sizes ContextParallel::heads_of_output() const {
     return {sizes_.B, sizes_.T, {std::int64_t{sizes_.NH} * sizes_.HS}};

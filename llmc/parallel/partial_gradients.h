@@ -1,10 +1,11 @@
 // Gradients of which each tp rank has made a part, added up: of tensors that work inside the residual region where
 // sequence parallelism gives each rank some of its rows (TensorSpec::partial: the norms), and of norms of heads, which
-// ranks share always.
+// ranks share always; and over the ranks that hold copies of heads of keys and values, those of the heads' weights.
 //
-// One all-reduce of all of them together, packed, after the last micro-batch and after data parallelism's reduction: of
-// what this rank keeps, so from ZeRO 1 on of its shards. In the type of the gradients. Bytes sent per rank and step:
-// 2 (tp - 1) / tp of what is packed, each tensor padded as the storage pads it.
+// One all-reduce of each kind, packed, after the last micro-batch and after data parallelism's reduction: of what this
+// rank keeps, so from ZeRO 1 on of its shards. In the type of the gradients. Bytes sent per rank and step:
+// 2 (tp - 1) / tp of what is packed, each tensor padded as the storage pads it; for n copies 2 (n - 1) / n of the
+// heads.
 #pragma once
 
 #include <memory>
@@ -23,36 +24,51 @@ public:
 template <class G>
 class PartialGradientsOf : public PartialGradients {
 public:
-    PartialGradientsOf(const Stage& stage, const Gradients<G>& gradients, Communicator& group, Arena& arena)
-        : group_(group), stream_(stage.stream()) {
-        std::vector<PackRange<G>> ranges;
+    PartialGradientsOf(const Stage& stage, const Gradients<G>& gradients, const TrainingGroups& groups, Arena& arena)
+        : stream_(stage.stream()) {
+        std::vector<PackRange<G>> partial, copied;
         for (const TensorPlace& place : stage.storage().tensors()) {
             const TensorSpec& tensor = stage.table()[place.param].tensor;
+            G* const owned = gradients.kept().owned(place.param);
+            for (const OwnedRange& range :
+                 owned_ranges(tensor, stage.storage().place(), StateKind::optimizer, Heads::copied)) {
+                copied.push_back({owned + range.local_begin, range.length});
+            }
             if (!tensor.partial.contains(Axis::tp)) continue;
             if (!tensor.always_partial && !stage.options().sequence_parallel) continue;
-            const std::int64_t count = stage.storage().padded_elements(place, StateKind::optimizer);
-            ranges.push_back({gradients.kept().owned(place.param), count});
+            partial.push_back({owned, stage.storage().padded_elements(place, StateKind::optimizer)});
         }
-        table_ = make_pack_table(arena, "step/partial_gradients", std::move(ranges), stream_);
+        auto add = [&](Communicator* group, const char* name, std::vector<PackRange<G>> ranges) {
+            if (ranges.empty()) return;
+            ENSURE(group != nullptr, name, " without a group to add them");
+            sums_.push_back({group, make_pack_table(arena, name, std::move(ranges), stream_)});
+        };
+        add(groups.tensor, "step/partial_gradients", std::move(partial));
+        add(groups.same_heads, "step/gradients of copied heads", std::move(copied));
     }
     void reduce() override {
-        if (table_.packed.size() == 0) return;
-        pack(table_, stream_);
-        group_.all_reduce(table_.packed.data(), table_.packed.size(), ReduceOp::sum, stream_);
-        unpack(table_, stream_);
+        for (const Sum& sum : sums_) {
+            pack(sum.table, stream_);
+            sum.group->all_reduce(sum.table.packed.data(), sum.table.packed.size(), ReduceOp::sum, stream_);
+            unpack(sum.table, stream_);
+        }
     }
 
 private:
-    Communicator& group_;
+    struct Sum {
+        Communicator* group;
+        PackTable<G> table;
+    };
     cudaStream_t stream_;
-    PackTable<G> table_;
+    std::vector<Sum> sums_;
 };
 
-// Null where no gradient is a part of a sum. `group`: the tp ranks; may be null.
-inline std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, Communicator* group, Arena& arena) {
-    if (group == nullptr || !stage.options().backward) return nullptr;
+// Null where no gradient is a part of a sum.
+inline std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, const TrainingGroups& groups,
+                                                                Arena& arena) {
+    if (groups.tensor == nullptr || !stage.options().backward) return nullptr;
     auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<PartialGradients> {
-        return std::make_unique<PartialGradientsOf<G>>(stage, gradients, *group, arena);
+        return std::make_unique<PartialGradientsOf<G>>(stage, gradients, groups, arena);
     };
     return std::visit(with, stage.gradients());
 }

@@ -17,7 +17,7 @@ std::size_t Ulysses::for_each_rank(const Sizes& s) const {
 
 RankedBlocks Ulysses::blocks(const Sizes& s) const {
     const std::int64_t u = group_.size();
-    return {{s.channels[0] / u, s.channels[1] / u, s.channels[2] / u}};
+    return {{s.channels[0] / u, s.channels[1] * s.copies / u, s.channels[2] * s.copies / u}, s.copies};
 }
 
 void Ulysses::to_heads(floatX* out, const floatX* in, const Sizes& s) {

@@ -3,7 +3,8 @@
 // models", 2023.
 //
 // Of u ranks each sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
-// elements, s (u-1)/u. Tokens come out in the order of the sequence.
+// elements, s (u-1)/u. Where there are more ranks than heads of keys and values, u / heads ranks get copies of a head:
+// these count in s. On the way back their gradients are added up. Tokens come out in the order of the sequence.
 #pragma once
 
 #include <array>
@@ -23,13 +24,15 @@ public:
     struct Sizes {
         int B, T;
         std::array<std::int64_t, 3> channels;   // of q, k and v; or of one tensor, then 0
+        std::int64_t copies = 1;                // ranks that get the same channels of k and v
     };
     // Takes memory for calls of at most these sizes. Nothing may be under way.
     void reserve(const Sizes& largest);
 
-    // `out` (B, u T, channels / u of each tensor), in (B, T, channels of each). They may be the same memory.
+    // `out` (B, u T, channels / u of each tensor, of k and v times copies), in (B, T, channels of each). They may be
+    // the same memory.
     void to_heads(floatX* out, const floatX* in, const Sizes& sizes);
-    // The way back.
+    // The way back: copies are added up.
     void to_tokens(floatX* out, const floatX* in, const Sizes& sizes);
 
 private:

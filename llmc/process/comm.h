@@ -204,4 +204,5 @@ struct TrainingGroups {
     Communicator* stage = nullptr;   // ranks of a pipeline stage: its tensors are gathered from them
     Communicator* tensor = nullptr;   // tp ranks: each has a shard of every matrix
     PipelineLinks links = {};
+    Communicator* same_heads = nullptr;   // tp ranks that hold copies of the same heads (TensorSpec::heads)
 };

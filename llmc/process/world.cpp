@@ -107,6 +107,17 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
 
 // Links i -> i + 1 of even i are made at once, then those of odd i; where the last one closes a ring of odd size, it
 // comes after them.
+Communicator* World::same_heads(int copies) {
+    if (copies == 1) return nullptr;
+    std::vector<int> members;
+    for (int i = 0; i < copies; i++) {
+        MeshCoordinates at = at_;
+        at.tp = at_.tp / copies * copies + i;
+        members.push_back(rank_of(mesh_, at));
+    }
+    return group("tp same heads", members);
+}
+
 const PipelineLinks& World::pipeline_links(bool ring, bool tied) {
     const int p = mesh_.pp;
     if (all_ == nullptr || p == 1 || !link_groups_.empty()) return links_;

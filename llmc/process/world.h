@@ -59,9 +59,11 @@ public:
     Communicator* group(const std::string& name, const std::vector<int>& members);
 
     // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). `tied`:
-    // both have the token embedding. Collective when first asked for.
-    TrainingGroups training_groups(bool ring = false, bool tied = true) {
-        return {group(zero_axes), all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring, tied)};
+    // both have the token embedding. `head_copies`: neighbouring tp ranks that hold the same heads of keys and values.
+    // Collective when first asked for.
+    TrainingGroups training_groups(bool ring = false, bool tied = true, int head_copies = 1) {
+        return {group(zero_axes),       all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring, tied),
+                same_heads(head_copies)};
     }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
@@ -97,6 +99,7 @@ private:
     void make_world(const ncclUniqueId& id);
     void add_observers(Communicator& communicator, const std::vector<int>& members);
     const PipelineLinks& pipeline_links(bool ring, bool tied);
+    Communicator* same_heads(int copies);
     Communicator* make_link(int from, int to, bool exists, const char* what);
     void for_communicators(const std::function<void(Communicator&)>& what);
 

@@ -57,17 +57,26 @@ void check_pipeline(const Options& o) {
 }
 
 // Groups exchange heads of one tp rank.
-void check_heads(const Options& options, std::int64_t heads) {
-    const std::int64_t own = heads / options.tp;
-    if (own % options.ulysses() == 0) return;
+void check_heads(const Options& options, const ModelConfig& config) {
+    auto works = [&](std::int64_t ulysses) { return config.shares_heads(options.tp * ulysses); };
+    if (works(options.ulysses())) return;
+    auto list = [&](int most, bool divides_cp) {
+        std::string all;
+        for (int u = 1; u <= most; u++) {
+            if (works(u) && (!divides_cp || options.cp % u == 0)) all += text(all.empty() ? "" : ", ", u);
+        }
+        return all;
+    };
     throw Error(ErrorKind::usage,
-                text("a model of ", heads, " heads, ", options.tp > 1 ? text("--tp ", options.tp, " ") : "", "--cp ",
-                     options.cp, " --cp-mode ", name_of(options.cp_mode), ": expected heads that ",
+                text("a model of ", config.heads, " heads, ",
+                     config.kv_heads() < config.heads ? text(config.kv_heads(), " of keys and values, ") : "",
+                     options.tp > 1 ? text("--tp ", options.tp, " ") : "", "--cp ", options.cp, " --cp-mode ",
+                     name_of(options.cp_mode), ": expected heads that ",
                      options.tp > 1 ? text(options.tp, " x ") : "groups of ", options.ulysses(), " ranks can share"),
-                text("Groups that work are of ", divisors(std::gcd(options.cp, own), 1, options.cp - 1),
+                text("Groups that work are of ", list(options.cp - 1, true),
                      " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
                      "--cp-ulysses. Or take another --cp: ",
-                     divisors(own, 1, 64), "."));
+                     list(64, false), "."));
 }
 
 void check_layers(const Options& options, std::int64_t layers) {
@@ -151,7 +160,7 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
     check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,
                           options.micro_batch, options.seq_len);
-    check_heads(options, config.kv_heads());
+    check_heads(options, config);
 }
 
 std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {

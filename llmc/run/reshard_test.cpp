@@ -71,16 +71,19 @@ struct Case {
     bool tied = true;
     bool masters = rounded_parameters;
     bool interleaved = false;   // two chunks a stage, where there are enough layers
+    int kv_heads = 0;           // of six heads; 0: no grouped queries
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
-                    tied ? "" : ", untied", masters ? ", masters" : "", interleaved ? ", interleaved" : "");
+                    tied ? "" : ", untied", masters ? ", masters" : "", interleaved ? ", interleaved" : "",
+                    kv_heads > 0 ? text(", kv heads ", kv_heads) : "");
     }
 };
 
 // 24 channels stand for 24 heads: they are what tensor parallelism cuts. 201 ids in 256 rows: whole shards of padding.
-ModelConfig config_of(bool tied, std::int64_t channels = 24) {
+ModelConfig config_of(bool tied, std::int64_t channels = 24, int kv_heads = 0) {
     ModelConfig config = custom_model_config(8, channels / 8, channels, 5, 201);
     config.tied = tied;
+    if (kv_heads > 0) config.heads = 6, config.own_kv_heads = kv_heads, config.own_head_size = 8;
     return config;
 }
 
@@ -107,7 +110,7 @@ float value_of(Kind kind, const ParamInfo& info, std::int64_t element) {
 class RankState {
 public:
     RankState(const Case& c, int rank, Arena& arena, cudaStream_t stream, std::int64_t channels = 24)
-        : table_(config_of(c.tied, channels)),
+        : table_(config_of(c.tied, channels, c.kv_heads)),
           storage_(table_, {c.mesh, coordinates_of(c.mesh, rank), c.zero},
                    stage_of(c, coordinates_of(c.mesh, rank).pp)),
           stream_(stream),
@@ -212,7 +215,8 @@ private:
         const TensorSpec& tensor = table_[place.param].tensor;
         for (std::int64_t element = 0; element < tensor.elements(); element++) {
             const ElementHome home = home_of(tensor, here, state, element);
-            if (home.tp_rank != -1 && home.tp_rank != here.at.tp) continue;
+            const int copy = here.at.tp - home.tp_rank;   // of those that several tp ranks hold
+            if (home.tp_rank != -1 && (copy < 0 || copy >= home.tp_copies)) continue;
             if (home.zero_rank != -1 && home.zero_rank != group_rank(here.mesh, here.at, zero_axes)) continue;
             found->second.push_back({element, home.local});
         }
@@ -415,6 +419,11 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
     reshard(folder, {{2, 1, 1, 2}, 0, true, false});
     reshard(folder, {{8, 1, 1, 1}, 1});
     reshard(folder, {{1, 1, 1, 8}, 1});
+    for (const MeshShape& mesh : {MeshShape{1, 1, 1, 2}, MeshShape{1, 1, 1, 6}, MeshShape{2, 2, 1, 2}}) {
+        for (const int kv_heads : {1, 2}) {   // held by one rank or several
+            for (int zero : {0, 1, 3}) reshard(folder, {mesh, zero, true, rounded_parameters, false, kv_heads});
+        }
+    }
 }
 
 // A full disk, say, at any operation of one rank of three. The others' files are whole; none is left behind.

@@ -40,7 +40,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(make_zero(stage, groups.zero, arena)),
-      partial_(make_partial_gradients(stage, groups.tensor, arena)),
+      partial_(make_partial_gradients(stage, groups, arena)),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
     const ShardPlace& place = stage.storage().place();

@@ -12,9 +12,12 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, q = config.heads * config.head_size(),
                        kv = config.kv_heads() * config.head_size();
     const std::vector<std::int64_t> qkv = {q, kv, kv};
+    std::vector<std::int64_t> heads;
+    if (config.kv_heads() < config.heads) heads = {config.heads, config.kv_heads(), config.kv_heads()};
     std::vector<ParamRow> rows = Norm::parameters("ln_1", config);
-    add_linear(rows, config, "attn.c_attn", {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::rows, .blocks = qkv},
-               {.rows = q + 2 * kv, .cut = TensorCut::rows, .blocks = qkv}, false);
+    add_linear(rows, config, "attn.c_attn",
+               {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::rows, .blocks = qkv, .heads = heads},
+               {.rows = q + 2 * kv, .cut = TensorCut::rows, .blocks = qkv, .heads = heads}, false);
     if (config.qk_norm == QkNorm::head) {
         const TensorSpec of_head{.rows = config.head_size(), .partial = {Axis::tp}, .always_partial = true};
         for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
@@ -29,7 +32,7 @@ std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows(), heads = std::int64_t{sizes.NH} * sizes.HS;
     // (B, T, NH of q, KV of k, KV of v, HS), turned where positions are rotary; in delayed backward its gradient
     std::vector<KeptTensor> all =
-        Branch::kept("ln1", "ln1_mean", "ln1_rstd", {.name = "qkv", .elements = R * sizes.qkv_width()}, sizes);
+        Branch::kept("ln1", "ln1_mean", "ln1_rstd", {.name = "qkv", .elements = R * sizes.attended_width()}, sizes);
     all.push_back({.name = "atty", .elements = R * heads});   // (B, T, NH, HS) what is projected
     // (B, NH, T) log-sum-exp of each query's scores
     all.push_back({.name = "lse", .elements = R * sizes.NH, .statistic = true});
@@ -45,7 +48,7 @@ std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
 
 std::vector<ScratchTensor> Attention::scratch(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows();
-    return {{.name = "rows_3c", .elements = R * sizes.qkv_width(), .backward_only = false},   // dqkv
+    return {{.name = "rows_3c", .elements = R * sizes.attended_width(), .backward_only = false},   // dqkv
             {.name = "attention_delta", .elements = R * sizes.NH, .fp32 = true, .backward_only = false}};
 }
 
@@ -185,6 +188,7 @@ void Attention::cached_inside(const CachedStep& step) const {
 void Attention::fill_randomly(const LayerActivations& a) const {
     const RankSizes& sizes = tools().sizes;
     const std::int64_t elements = std::int64_t{sizes.rows()} * sizes.NH * sizes.HS;
-    fill_normal(at(a, kQkv), std::int64_t{sizes.rows()} * sizes.qkv_width(), 1.0f, 1, GlobalSpan{}, tools().stream);
+    fill_normal(at(a, kQkv), std::int64_t{sizes.rows()} * sizes.attended_width(), 1.0f, 1, GlobalSpan{},
+                tools().stream);
     fill_normal(tools().workspace.rows_c.data(), elements, 1.0f, 2, GlobalSpan{}, tools().stream);
 }

@@ -21,6 +21,7 @@ std::optional<std::string> verdict(const Layout& layout, const std::function<voi
                                    const std::function<TrainingGroups(TrainingGroups)>& other_groups = {}) {
     Layout alone;
     alone.seq_len = layout.seq_len, alone.heads = layout.heads, alone.targets = layout.targets;
+    alone.kind = layout.kind;
     const Result expected = Rank(alone).train(2);
     std::string story;
     const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
@@ -98,6 +99,21 @@ TEST_CASE("certificate: positions in natural order make it fail") {
         auto cut = std::make_unique<NaturalOrder>(world, options.ulysses, arena, stream);
         cut->first = world.at().cp * options.T / options.place.mesh.cp;
         return cut;
+    };
+    if (const auto story = verdict(layout)) CHECK(*story != "");
+}
+
+TEST_CASE("certificate: rotary positions that are a rank's own make it fail") {
+    Layout layout = ring_of_three();
+    layout.kind = ModelKind::llama;
+    if (const auto story = verdict(layout)) CHECK(*story == "");
+    layout.cut_points = [](World& world, const StageOptions& options, Arena& arena,
+                           cudaStream_t stream) -> std::unique_ptr<CutPoints> {
+        struct OwnPositions : ContextParallel {
+            using ContextParallel::ContextParallel;
+            Positions positions() const override { return {}; }
+        };
+        return std::make_unique<OwnPositions>(world, options.ulysses, arena, stream);
     };
     if (const auto story = verdict(layout)) CHECK(*story != "");
 }

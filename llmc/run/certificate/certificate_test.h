@@ -377,7 +377,8 @@ inline std::string difference(const Result& found, const Result& expected, const
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups(layout.pipe.chunks > 1, layout.tied);
+        TrainingGroups groups =
+            me.world.training_groups(layout.pipe.chunks > 1, layout.tied, model(layout).kv_copies(layout.tp));
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
         Rank rank(layout, me.world.at(), groups, &me.world);
         body(rank, me);

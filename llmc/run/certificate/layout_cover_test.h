@@ -57,9 +57,10 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.targets = static_cast<Targets>(value(Setting::targets));
     layout.seq_len = cover_seq_len, layout.step_sequences = cover_sequences;
     layout.heads = 12 % (layout.tp * layout.ulysses) == 0 ? 12 : 8;
-    if (layout.kind == ModelKind::llama) {   // as few as ranks can share
+    if (layout.kind ==
+        ModelKind::llama) {   // as few as ranks can share, or half of them or one, of which they hold copies
         const int sharers = layout.tp * layout.ulysses;
-        layout.kv_heads = layout.heads % sharers == 0 ? sharers : 0;
+        layout.kv_heads = layout.heads % sharers != 0 ? 0 : layout.tied ? sharers : sharers % 2 == 0 ? sharers / 2 : 1;
     }
     layout.layers = std::max(5, layout.pipe.stages * layout.pipe.chunks + 1);   // uneven
 
