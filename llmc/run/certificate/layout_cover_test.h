@@ -57,10 +57,11 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.targets = static_cast<Targets>(value(Setting::targets));
     layout.seq_len = cover_seq_len, layout.step_sequences = cover_sequences;
     layout.heads = 12 % (layout.tp * layout.ulysses) == 0 ? 12 : 8;
-    if (layout.kind ==
-        ModelKind::llama) {   // as few as ranks can share, or half of them or one, of which they hold copies
-        const int sharers = layout.tp * layout.ulysses;
-        layout.kv_heads = layout.heads % sharers != 0 ? 0 : layout.tied ? sharers : sharers % 2 == 0 ? sharers / 2 : 1;
+    // Heads of keys and values: as few as ranks can share; of untied models fewer, of which ranks hold copies.
+    const int sharers = layout.tp * layout.ulysses;
+    if (layout.kind == ModelKind::llama && layout.heads % sharers == 0) {
+        layout.kv_heads = layout.tied ? sharers : sharers % 2 == 0 ? sharers / 2 : 1;
+        if (layout.kv_heads < sharers) layout.heads = 2 * sharers;
     }
     layout.layers = std::max(5, layout.pipe.stages * layout.pipe.chunks + 1);   // uneven
 
