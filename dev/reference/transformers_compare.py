@@ -11,7 +11,7 @@ TRAIN_GPT should be an fp32 build: the likeliest tokens are compared as text, an
 Also checked: where one side stops at the end-of-text token, so does the other, after as many tokens. --losses compares
 `train_gpt evaluate` with transformers' mean cross-entropy over random tokens, one sequence of each of some lengths; with
 --make transformers first writes a random model to FOLDER, in fp32, bf16 and fp16. --families: for random models of every
-other family that the program knows, losses as above, every gradient of a first step, the losses of 20 steps of AdamW, and
+other family that the program knows, losses as above, every gradient of a first step, the losses of 20 steps of AdamW (with a z-loss), and
 that what is imported and exported again has the same tensors to the bit and the same config.json. --speed times both in turns on as many
 threads, median of three.
 """
@@ -157,7 +157,7 @@ def own_names(name, tensors):
     return torch.cat([tensors[f"model.layers.{layer}.{part}.weight"] for part in parts[kind]])
 
 
-def compare_training(args, model, steps=20, rate=1e-3):
+def compare_training(args, model, steps=20, rate=1e-3, z_loss=1e-3):
     """The same batch in every step, with transformers' gradients and torch's AdamW."""
     torch.manual_seed(3)
     B, T = 2, 33
@@ -168,7 +168,7 @@ def compare_training(args, model, steps=20, rate=1e-3):
         command = [args.train_gpt, "--model", args.folder, "--val-data", shard, "--overfit-single-batch", "1",
                    "--seq-len", str(T), "--micro-batch", str(B), "--max-steps", str(steps), "--lr", str(rate),
                    "--schedule", "constant", "--warmup", "0", "--weight-decay", "0.1", "--grad-clip", "0", "--val-every", "0",
-                   "--checkpoint-every", "1", "--output-dir", f"{folder}/run"]
+                   "--checkpoint-every", "1", "--output-dir", f"{folder}/run", "--z-loss", str(z_loss)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
@@ -186,7 +186,8 @@ def compare_training(args, model, steps=20, rate=1e-3):
     for step in range(steps):
         optimizer.zero_grad()
         logits = model(inputs).logits.flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
+        loss = (torch.nn.functional.cross_entropy(logits, targets.flatten())
+                + z_loss * logits.logsumexp(-1).square().mean())
         loss.backward()
         expected.append(loss.item())
         if step == 0:

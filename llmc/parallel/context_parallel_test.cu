@@ -70,7 +70,7 @@ public:
         const auto qkv = upload({&inputs.q, &inputs.k, &inputs.v}), dout = upload({&inputs.dout});
         const auto attended = arena_.allocate<floatX>("test/attended", rows * token);
         const auto out = c_.ulysses > 1 ? arena_.allocate<floatX>("test/out", rows * token) : attended;
-        const auto dqkv = arena_.allocate<floatX>("test/dqkv", rows * (token + 2 * keys));
+        const auto dqkv = arena_.allocate<floatX>("test/dqkv", qkv.size());
         const auto lse = arena_.allocate<float>("test/lse", rows * static_cast<std::size_t>(c_.NH));
         const auto delta = arena_.allocate<float>("test/delta", rows * static_cast<std::size_t>(c_.NH));
         const AttentionShape s = sizes_.attention();
@@ -87,8 +87,8 @@ public:
             lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
         WeightGradientQueue queue;
         cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue, stream_);
-        const std::vector<floatX> gradients = dqkv.download(stream_);
         const std::size_t row = token + 2 * keys;
+        const std::vector<floatX> gradients = dqkv.download(stream_, 0, rows * row);
         return {widened(out.download(stream_), token, 0, token), widened(gradients, row, 0, token),
                 widened(gradients, row, token, keys), widened(gradients, row, token + keys, keys)};
     }
@@ -125,6 +125,8 @@ private:
                     values.push_back(static_cast<floatX>(static_cast<float>(part[row * token + i])));
             }
         }
+        values.resize(
+            std::max(values.size(), rows * static_cast<std::size_t>(sizes_.attended_width())));   // copies too
         DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/values", values.size());
         buffer.upload(values, stream_);
         return buffer;
@@ -210,6 +212,10 @@ TEST_CASE("context parallel: attention is that of double precision, own and libr
     Case grouped{1, 1, 96};
     grouped.NH = 12, grouped.group = 3;
     check_modes({{2, 1}, {3, 1}, {2, 2}, {4, 2}, {4, 4}}, grouped);
+    grouped.group = 12;   // one head of keys: all ranks of a group have copies
+    check_modes({{2, 1}, {2, 2}, {4, 2}, {4, 4}, {6, 6}}, grouped);
+    grouped.group = 6;
+    check_modes({{4, 4}, {8, 4}, {6, 6}}, grouped);
     Case shortest{1, 1, 8};
     shortest.NH = 4;
     check_modes({{4, 1}, {4, 2}, {4, 4}}, shortest);
@@ -229,7 +235,7 @@ TEST_CASE("context parallel: attention over long sequences is that of double pre
 TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept positions those of the tokens") {
     for (const auto& [cp, u] :
          std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {8, 1}, {2, 2}, {4, 4}, {4, 2}, {8, 4}}) {
-        for (const int sharing : {1, 2}) {
+        for (const int sharing : {1, 2, 8}) {   // the last: copies of one head
             Case c{cp, u, 48};
             c.NH = 8, c.group = sharing;
             const Inputs inputs(c);
@@ -237,8 +243,8 @@ TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept 
                 RankOfCase rank(c, me.world, me.arena, me.stream);
                 rank.run(inputs);
                 auto sent = [](const Communicator* group) { return group ? group->traffic().total() : 0.0; };
-                const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS, kv = s / c.group,
-                             e = sizeof(floatX);
+                const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS,
+                             kv = s * std::max(c.NH / c.group, u) / c.NH, e = sizeof(floatX);
                 const int ring = cp / u;   // ranks of a ring
                 me.require(sent(rank.context()->ring_group()) == 4 * (ring - 1) * kv * e + 2 * (ring - 1) * kv * 4,
                            "ring: ", sent(rank.context()->ring_group()));
