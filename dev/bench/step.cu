@@ -19,8 +19,9 @@ std::vector<int> random_tokens(std::size_t count, int vocabulary, std::uint64_t 
 
 }   // namespace
 
-TrainingStep::TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream)
-    : stage_(model_config(model), options, arena, stream), step_((stage_.initialize(1), stage_), {}, arena) {
+TrainingStep::TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream,
+                           const OptimizerOptions& optimizer)
+    : stage_(model_config(model), options, arena, stream), step_((stage_.initialize(1), stage_), optimizer, arena) {
     const std::size_t count = static_cast<std::size_t>(options.B) * static_cast<std::size_t>(options.T);
     const int V = static_cast<int>(config().vocab_size);
     tokens_ = random_tokens(count, V, 1);
@@ -59,6 +60,21 @@ void measure(Bench& bench, const StepSize& size) {
     CUDA_CHECK(cudaStreamSynchronize(bench.stream()));   // before its memory is freed
 }
 
+// The update alone. Its share of a step of N tokens: its time over that of a "step" of B x T tokens times N / (B T).
+void measure_update(Bench& bench, OptimizerKind kind, const char* name) {
+    auto timing = bench.begin({text("update, ", name), "gpt2:124M", {}});
+    if (!timing) return;
+    StageOptions options;
+    options.B = 1;
+    options.T = 64;
+    OptimizerOptions optimizer;
+    optimizer.optimizer = kind;
+    TrainingStep step("gpt2:124M", options, timing->arena(), bench.stream(), optimizer);
+    step.gradients();
+    timing->measure([&](int) { step.update(); });
+    CUDA_CHECK(cudaStreamSynchronize(bench.stream()));   // before its memory is freed
+}
+
 void run(Bench& bench) {
     std::vector<StepSize> sizes;
     if (bench.on_gpu()) {
@@ -68,6 +84,8 @@ void run(Bench& bench) {
         if (bench.long_run()) sizes.push_back({"gpt2:124M", 1, 1024});
     }
     for (const StepSize& size : sizes) measure(bench, size);
+    measure_update(bench, OptimizerKind::adamw, "adamw");
+    measure_update(bench, OptimizerKind::muon, "muon");
 }
 const Benchmark registered("step", run);
 

@@ -5,7 +5,8 @@
 
 class TrainingStep {
 public:
-    TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream);
+    TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream,
+                 const OptimizerOptions& optimizer = {});
 
     const ModelConfig& config() const { return stage_.config(); }
     void gradients(int micro_batches = 1);   // of so many alike, and their norm

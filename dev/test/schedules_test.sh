@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What changes while a run goes on, or is kept beside it: batches by steps, learning rates that follow them, the average of
+# What changes while a run goes on, or is kept beside it: batches and lengths by steps, learning rates that follow, the average of
 # weights, branches of a wsd run. Each of them cut and resumed is the uncut run, and what is meaningless is refused.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
@@ -11,7 +11,7 @@ shape=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" -
 train() {   # FOLDER OPTIONS...
     ${run_as:-} "$train_gpt" "${shape[@]}" --output-dir "$work/$1" "${@:2}" >>"$work/$1.log" 2>&1
 }
-of_steps() { sed -nE "s/.*\"step\":([0-9]+),\"loss\".*\"$2\":([-0-9.e+]+).*/\2/p" "$work/$1/metrics.jsonl"; }
+of_steps() { sed -nE "/\"loss\":/s/.*\"$2\":([-0-9.e+]+).*/\1/p" "$work/$1/metrics.jsonl"; }   # FOLDER KEY
 same() { cmp <(without_times "$work/$1/metrics.jsonl") <(without_times "$work/$2/metrics.jsonl"); }
 same_state() {   # FOLDER FOLDER: of the last step, to the bit
     local file
@@ -33,6 +33,24 @@ growing=(--total-batch 384 --batch-schedule 4:768,10:384,13:1152)
 cut batches "${growing[@]}" --lr-batch 768 --lr-scaling linear --ema 0.9
 cut wsd "${growing[@]}" --schedule wsd --decay-steps 8 --ema 0.99 --master-weights 0 --optimizer muon
 run_as="scripts/launch.sh -n 3" cut ranks "${growing[@]}" --ema 0.9 --zero 3
+
+cut lengths --total-batch 384 --batch-schedule 10:768 --seq-len-schedule 1:8,6:16,13:32 --schedule constant
+run_as="scripts/launch.sh -n 2" cut "lengths-cp" --total-batch 384 --batch-schedule 10:768 --seq-len-schedule 1:8,6:16,13:32 --schedule constant --cp 2
+run_as="scripts/launch.sh -n 2" cut "lengths-tp" --total-batch 384 --batch-schedule 10:768 --seq-len-schedule 1:8,6:16,13:32 --schedule constant --tp 2
+
+# a sequence that is cut is several short ones, to the bit; ranks that share it see the same
+one_batch=(--overfit-single-batch 1 --total-batch 128 --val-every 0)
+train pieces "${one_batch[@]}" --seq-len-schedule 1:8 && train short "${one_batch[@]}" --seq-len 8 --micro-batch 8 --seq-len-schedule '' &&
+    train whole "${one_batch[@]}" && train late "${one_batch[@]}" --seq-len-schedule 21:8
+[ -n "$(of_steps pieces loss)" ] && [ "$(of_steps pieces loss)" = "$(of_steps short loss)" ]
+verdict $? "cut sequences are short ones: $(of_steps pieces loss | tail -n 1) $(of_steps short loss | tail -n 1)"
+[ "$(of_steps whole loss)" != "$(of_steps short loss)" ] && [ "$(of_steps whole loss)" = "$(of_steps late loss)" ]
+verdict $? "whole ones are others, until the step that cuts them"
+for layout in cp tp; do
+    paste <(of_steps lengths loss) <(of_steps "lengths-$layout" loss) |
+        awk '{ d = $1 / $2 - 1; if (d < -2e-3 || d > 2e-3) exit 1; n++ } END { exit n != 20 }'
+    verdict $? "$layout ranks cut them alike: $(paste <(of_steps lengths loss) <(of_steps "lengths-$layout" loss) | tail -n 1)"
+done
 
 # the learning rate follows the batch: linear at 768 tokens halves, keeps, and multiplies by 1.5 that of a run without
 train plain --total-batch 768 --schedule constant
@@ -85,8 +103,11 @@ verdict $? "of a folder the newest checkpoint: $(tail -n 3 "$work/newest.log")"
 refused() { expect 64 "$1" "$train_gpt" "${shape[@]}" "${@:2}"; }
 refused "'x' is not STEP:NUMBER" --batch-schedule x
 refused "step 3 does not come after step 5" --batch-schedule 5:128,3:256
-refused "step 1 does not come after step 1, the first" --batch-schedule 1:128
+refused "step 1 does not come after step 1" --batch-schedule 1:128
 refused "--batch-schedule: 100: expected a multiple" --total-batch 128 --batch-schedule 5:100
+refused "sequences of --seq-len 32 cannot be cut into 12 tokens" --seq-len-schedule 1:12
+refused "sequences of --seq-len 32 cannot be cut into 64 tokens" --seq-len-schedule 5:64
+refused "expected sequences of a multiple of 2 x cp = 8 tokens" --seq-len-schedule 5:4 --cp 4
 refused "--lr-batch together with --lr-scaling none" --lr-batch 128 --lr-scaling none
 refused "--decay-steps together with --schedule cosine" --decay-steps 3
 refused "expected at most --max-steps less --warmup = 17" --schedule wsd --decay-steps 18

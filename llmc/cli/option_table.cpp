@@ -81,6 +81,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
                trains ? "tokens of a sequence, T" : "tokens of a sequence, T; by default the model's positions");
     length.spell = [spell = length.spell, &o] { return o.seq_len == 0 ? "" : spell(); };
     taken_by(train, check);
+    string("--seq-len-schedule", o.seq_len_schedule,
+           "shorter sequences from some steps on, as in 1:256,2000:512,4000:1024: those of --seq-len tokens are cut in "
+           "place, so that steps keep their tokens; validation does not cut them");
     number("--total-batch,-d", o.total_batch, -1, std::int64_t{1} << 40,
            "tokens per step, a multiple of B*T; -1 or 0: B*T, no accumulation");
     string("--batch-schedule", o.batch_schedule,

@@ -18,7 +18,9 @@ float lr_factor(LrScaling scaling, std::int64_t tokens, std::int64_t tokens_of_l
     return 1.0f;
 }
 
-ByStep::ByStep(std::int64_t first, const std::string& flag, const std::string& phases) : values_{first}, begins_{1} {
+ByStep::ByStep(std::int64_t first, const std::string& flag, const std::string& phases, int earliest)
+    : values_{first}, begins_{1} {
+    int last = earliest - 1;                                            // step at which a phase began
     std::istringstream words(phases.empty() ? phases : phases + ",");   // so that an empty last one is seen
     for (std::string phase; std::getline(words, phase, ',');) {
         int step = 0;
@@ -30,12 +32,15 @@ ByStep::ByStep(std::int64_t first, const std::string& flag, const std::string& p
         refuse_if(!has_value || value_code != std::errc{} || past != end || step < 1 || value < 1,
                   text(flag, " ", phases, ": '", phase, "' is not STEP:NUMBER"),
                   "Write it as in 1000:65536,5000:131072.");
-        refuse_if(step <= begins_.back(),
-                  text(flag, " ", phases, ": step ", step, " does not come after step ", begins_.back(),
-                       begins_.size() == 1 ? ", the first" : ""),
-                  "Phases begin in rising order, from step 2 on.");
-        begins_.push_back(step);
-        values_.push_back(value);
+        refuse_if(step <= last, text(flag, " ", phases, ": step ", step, " does not come after step ", last),
+                  text("Phases begin in rising order, from step ", earliest, " on."));
+        last = step;
+        if (step == 1) {
+            values_.front() = value;
+        } else {
+            begins_.push_back(step);
+            values_.push_back(value);
+        }
     }
 }
 

@@ -21,8 +21,8 @@ float lr_factor(LrScaling scaling, std::int64_t tokens, std::int64_t tokens_of_l
 class ByStep {
 public:
     // `phases`: of the option `flag`, as above; empty: none. Error(usage) where they are not steps in rising order,
-    // from 2 on, each with a number of at least 1.
-    ByStep(std::int64_t first, const std::string& flag, const std::string& phases);
+    // from `earliest` on, each with a number of at least 1. One from step 1 on takes the place of `first`.
+    ByStep(std::int64_t first, const std::string& flag, const std::string& phases, int earliest = 2);
 
     std::int64_t at(int step) const;
     // Of the steps after + 1 .. to, added up.

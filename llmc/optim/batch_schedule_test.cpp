@@ -20,6 +20,9 @@ TEST_CASE("batch schedule: values, sums and steps are those of a list of all ste
         }
     }
     CHECK(schedule.largest() == 32);
+    const ByStep from_first(8, "--seq-len-schedule", "1:2,3:4", 1);
+    for (int step = 1; step <= 5; step++) CHECK(from_first.at(step) == (step < 3 ? 2 : 4));
+    CHECK_THROWS_AS(ByStep(8, "--seq-len-schedule", "1:2,1:4", 1), Error);
     CHECK(ByStep(8, "--batch-schedule", "").at(1'000'000) == 8);
 }
 

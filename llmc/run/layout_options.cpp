@@ -79,6 +79,13 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
+// Into which sequences are cut.
+std::vector<std::int64_t> shorter_lengths(const Options& o) {
+    std::vector<std::int64_t> lengths = o.seq_len_by_step().values();
+    std::erase(lengths, std::int64_t{o.seq_len});
+    return lengths;
+}
+
 void check_layers(const Options& options, std::int64_t layers) {
     const int pieces = options.pp * options.pp_chunks;
     if (options.pp == 1 || layers >= pieces) return;
@@ -102,6 +109,13 @@ PipelineShape pipeline_shape(const Options& options) {
 void check_layout(const Options& o) {
     check_pipeline(o);
     check_context(o);
+    for (std::int64_t length : shorter_lengths(o)) {
+        refuse_if(length > o.seq_len || o.seq_len % length != 0,
+                  text("--seq-len-schedule ", o.seq_len_schedule, ": sequences of --seq-len ", o.seq_len,
+                       " cannot be cut into ", length, " tokens"),
+                  "Give lengths that divide --seq-len.");
+        check_context(o.with_seq_len(length));
+    }
 }
 
 void check_micro_batches(const Options& o) {
@@ -158,8 +172,12 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
 
 void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
-    check_tensor_parallel(config, {options.pp, 1, options.cp, options.tp}, options.tp > 1 && options.sequence_parallel,
-                          options.micro_batch, options.seq_len);
+    std::vector<Options> shapes{options};
+    for (std::int64_t length : shorter_lengths(options)) shapes.push_back(options.with_seq_len(length));
+    for (const Options& shape : shapes) {
+        check_tensor_parallel(config, {shape.pp, 1, shape.cp, shape.tp}, shape.tp > 1 && shape.sequence_parallel,
+                              shape.micro_batch, shape.seq_len);
+    }
     check_heads(options, config);
 }
 

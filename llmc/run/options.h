@@ -59,6 +59,7 @@ struct Options : OptimizerOptions {
     // shape of a step
     int micro_batch = 4;            // B, sequences
     int seq_len = 1024;             // T, tokens; 0: the model's positions, where `evaluate` is not told
+    std::string seq_len_schedule;   // shorter ones in some steps, into which sequences are cut
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
     std::string batch_schedule;     // of later steps (batch_schedule.h)
     int max_steps = -1;             // -1: one epoch
@@ -139,6 +140,9 @@ struct Options : OptimizerOptions {
         return total_batch > 0 ? total_batch : tokens_per_micro_step();
     }
     ByStep tokens_by_step() const { return {tokens_per_step(), "--batch-schedule", batch_schedule}; }
+    ByStep seq_len_by_step() const { return {seq_len, "--seq-len-schedule", seq_len_schedule, 1}; }
+    // with sequences cut into shorter ones
+    Options with_seq_len(std::int64_t length) const;
     std::int64_t tokens_of_lr() const { return lr_batch > 0 ? lr_batch : tokens_per_step(); }
     // with steps of so many tokens all through
     Options with_batch(std::int64_t tokens) const;
@@ -150,5 +154,13 @@ inline Options Options::with_batch(std::int64_t tokens) const {
     Options with = *this;
     with.total_batch = tokens;
     with.batch_schedule.clear();
+    return with;
+}
+
+inline Options Options::with_seq_len(std::int64_t length) const {
+    Options with = *this;
+    with.micro_batch = static_cast<int>(std::int64_t{micro_batch} * seq_len / length);
+    with.seq_len = static_cast<int>(length);
+    with.seq_len_schedule.clear();
     return with;
 }

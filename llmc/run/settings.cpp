@@ -31,6 +31,7 @@ void asked(Table& table, const Options& o) {
     table.row("output dir", or_none(o.output_dir));
     table.row("micro batch size B", o.micro_batch);
     table.row("sequence length T", o.seq_len);
+    if (!o.seq_len_schedule.empty()) table.row("cut from steps on to", o.seq_len_schedule);
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
     table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
     if (!o.batch_schedule.empty()) table.row("tokens from steps on", o.batch_schedule);

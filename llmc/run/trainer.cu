@@ -22,6 +22,7 @@ Trainer::Trainer(const TrainerParts& parts)
     : options_(parts.options),
       parts_(parts),
       tokens_(options_.tokens_by_step()),
+      lengths_(options_.seq_len_by_step()),
       peak_{parts.peak_flops_per_s, true},
       loader_(parts.train_tokens, options_.seed, phases_of(options_, parts.train_tokens)),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
@@ -43,6 +44,10 @@ void Trainer::take_batch_of(int step) {
     const auto sequences = static_cast<std::uint64_t>(tokens / options_.seq_len);
     if (sequences == std::exchange(sequences_, sequences)) return;
     schedule_ = schedule_of_stage(options_.with_batch(tokens), parts_.step.stage().storage().place().at.pp);
+}
+
+void Trainer::cut_sequences(int length) {
+    parts_.step.stage().set_batch_shape(options_.micro_batch * (options_.seq_len / length), length);
 }
 
 void Trainer::restore(const RunState& state) {
@@ -184,7 +189,14 @@ void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, s
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
     const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
-    const std::vector<TokenRange> ranges = parts_.step.stage().token_ranges();   // and which tokens of them, of cp
+    const bool of_next = micro_step >= micro_batches_of(schedule_);   // step, which is read ahead
+    const std::int64_t length = of_next ? lengths_.at(step_ + 1) : length_;
+    std::vector<TokenRange> ranges;   // and which tokens of them, of cp, which cuts each piece of a sample
+    for (std::int64_t begin = 0; begin < options_.seq_len; begin += length) {
+        for (TokenRange range : token_ranges(parts_.step.stage().context(), length)) {
+            ranges.push_back({begin + range.begin, range.length});
+        }
+    }
     if (!options_.overfit_single_batch) {
         loader_.read(first, B, ranges, inputs, targets);
     } else {
@@ -217,6 +229,8 @@ void Trainer::train_step() {
     const double start = steady_seconds();
     if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
     take_batch_of(step_ + 1);
+    length_ = static_cast<int>(lengths_.at(step_ + 1));
+    cut_sequences(length_);
     const std::int64_t tokens = tokens_.at(step_ + 1);
     const float token_share = 1.0f / static_cast<float>(tokens);
     slowest_rank_.step_begins();
@@ -245,7 +259,8 @@ void Trainer::train_step() {
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, steady_seconds() - start);
-    loader_.advance(sequences_);   // not before: report_step may read this step's again
+    cut_sequences(options_.seq_len);   // whole ones, for what comes between steps
+    loader_.advance(sequences_);       // not before: report_step may read this step's again
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
 }
@@ -345,9 +360,8 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.lr = lr;
     record.tokens_per_s = static_cast<double>(tokens_.at(step_)) / seconds;
     if (peak_.per_second > 0) {
-        record.mfu =
-            share_of_peak(peak_, record.tokens_per_s * flops_per_token(parts_.step.stage().config(), options_.seq_len) /
-                                     parts_.step.stage().storage().place().mesh.size());
+        record.mfu = share_of_peak(peak_, record.tokens_per_s * flops_per_token(parts_.step.stage().config(), length_) /
+                                              parts_.step.stage().storage().place().mesh.size());
     }
     record.step_ms = 1e3 * seconds;
     record.waiting = slowest_rank_.step_ended(seconds);

@@ -6,6 +6,9 @@
 // over all tokens of the step, of all ranks. Validation number N and sample number N are made with the weights after
 // step N; both also before the first step's (validation) and after the last one, never twice for one step.
 //
+// Where --seq-len-schedule has a shorter T', each sample of the step is T / T' sequences of it: a micro-batch of B x T
+// tokens is one of B T / T' sequences, for that step alone.
+//
 // Checkpoints are written beside the run, which waits for the copy to host memory. One that cannot be written is told,
 // and the run goes on: the next one is due as ever, and the run fails only where its last one has failed. The end of
 // the run, a request to stop and the next save wait for the one under way.
@@ -93,6 +96,7 @@ private:
     bool rewind();   // false: too often from this checkpoint
     void train_step();
     void take_batch_of(int step);
+    void cut_sequences(int length);   // of the model, from now on
     void agree_on_algorithms();
     // Those of the next step follow on those of this one.
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
@@ -122,7 +126,8 @@ private:
     const Options& options_;
     TrainerParts parts_;
     Schedule learning_rates_;
-    ByStep tokens_;                 // of a step
+    ByStep tokens_, lengths_;       // of a step, of its sequences
+    int length_ = 0;                // those of the step at hand
     PipelineSchedule schedule_;     // of the step at hand
     PeakFlops peak_;                // of one device
     std::uint64_t sequences_ = 0;   // of the step at hand
