@@ -62,7 +62,7 @@ void check_together(const Options& o) {
               "Give linear or sqrt, or no --lr-batch.");
     refuse_if(o.decay_steps > 0 && o.schedule != ScheduleKind::wsd,
               text("--decay-steps together with --schedule ", name_of(o.schedule)), "Only wsd has such steps.");
-    refuse_if(o.max_steps > 0 && o.decay_steps > o.max_steps - o.warmup,
+    refuse_if(o.max_steps > 0 && o.decay_steps > 0 && o.decay_steps > o.max_steps - o.warmup,
               text("--decay-steps ", o.decay_steps,
                    ": expected at most --max-steps less --warmup = ", o.max_steps - o.warmup),
               kHelp);

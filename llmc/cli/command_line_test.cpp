@@ -326,7 +326,7 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
                                                               "--recompute", "block", "-m", "10"})
                                               .texts)
               .empty());
-    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 13);
+    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 14);
     CHECK(!parse_command_line({"-o", out}).recorded);
     std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
     write_run_record(real_files(), out, record);
