@@ -62,6 +62,12 @@ paste <(of_steps follows lr) <(for i in 1 1 1 2 2 2 2 2 2 1 1 1 3 3 3 3 3 3 3 3;
 verdict $? "learning rates that follow: $(of_steps follows lr | tr '\n' ' ')"
 grep -q "tokens from steps on *| 4:768,10:384,13:1152" "$work/follows.log" && grep -q "LR follows the batch *| linear, 1 at 768 tokens" "$work/follows.log"
 verdict $? "the table of settings says it"
+# a larger step has the mean loss of the smaller ones that it stands for
+train still "${growing[@]}" --lr 0 --val-every 0 && train small --total-batch 384 --lr 0 --val-every 0
+paste <(of_steps still loss | head -n 9) <(of_steps small loss | awk 'NR <= 3 { print; next } NR % 2 == 0 { last = $1; next } { print (last + $1) / 2 }' | head -n 9) |
+    awk '{ d = $1 / $2 - 1; if (d < -1e-6 || d > 1e-6) exit 1; n++ } END { exit n != 9 }'
+verdict $? "losses are means over all tokens of a step: $(of_steps still loss | head -n 9 | tr '\n' ' ')"
+
 # samples go on without a gap
 samples() { "$train_gpt" data "${shape[@]}" "$@" | grep '^step' | sed 's/.*: epoch/epoch/'; }
 cmp <(for i in 3 4 5; do samples "${growing[@]}" --samples $i; done) <(for i in 3 4 5 6 7; do samples --total-batch 384 --samples $i; done)
