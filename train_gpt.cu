@@ -88,7 +88,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     signals.leave_if_received();
     Step& step = parts.make_step(options, arena);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
-    const auto evaluation = make_evaluation(options, step);
+    const auto evaluation = make_evaluation(options, step, inputs.tokenizer_folder());
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
     // where it left off
@@ -151,6 +151,8 @@ int main(int argc, char** argv) {
             if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;
         }
+        const Log early(own_rank(options.startup) == 0);
+        for (const std::string& warning : command_line.warnings) early.warning("%s", warning.c_str());
         if (options.print_memory) {
             if (own_rank(options.startup) == 0) std::fputs(memory_plan(options).c_str(), stdout);
             return 0;
@@ -170,9 +172,8 @@ int main(int argc, char** argv) {
         });
     } catch (const std::exception& error) {
         std::fflush(stdout);
-        std::fprintf(
-            stderr, "train_gpt: %s%s%s\n", who.c_str(),
-            exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ", words_of(error).c_str());
+        const char* const kind = exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ";
+        put_text(stderr, text("train_gpt: ", who, kind, words_of(error), "\n"));
         return exit_code_of(error);
     }
 }

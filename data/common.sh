@@ -11,7 +11,7 @@ script=$(basename "$0")
 fail() {   # CODE MESSAGE...
     local code=$1
     shift
-    printf '%s: %s\n' "$script" "$@" >&2
+    printf "$script: %s\n" "$@" >&2
     exit "$code"
 }
 

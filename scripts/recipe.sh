@@ -85,7 +85,7 @@ choose_layout() {
     local i chosen=-1 largest=${layouts[-1]}
     gpus=${GPUS:-$(count_gpus)} nodes=${NODES:-1}
     if [ "$gpus" = 0 ] && [ -n "$tiny$dry_run" ]; then   # to look at: the largest one, on nodes of eight
-        gpus=$((largest < 8 ? largest : 8)) nodes=${NODES:-$((largest < 8 ? 1 : largest / 8))}
+        gpus=$((largest < 8 ? largest : 8)) nodes=${NODES:-$((largest < 8 ? 1 : largest / 8))} assumed=' (there is no GPU here: GPUS and NODES say how many)'
     fi
     [[ $gpus =~ ^[0-9]+$ && $nodes =~ ^[1-9][0-9]*$ ]] || complain 64 "GPUS=$gpus NODES=$nodes: expected numbers"
     [ "$gpus" -gt 0 ] || complain 69 "there is no GPU here, says nvidia-smi" "GPUS=1 takes one all the same; TINY=1 tries this script on a CPU."
@@ -118,6 +118,29 @@ check_mesh() {
         for ((n = 1; n <= 2 * dp; n++)); do [ $((batch % (unit * n))) -ne 0 ] || works+=" $((n * each))"; done
         complain 64 "$ranks GPUs: $batch tokens of a step cannot be shared out" "Numbers of GPUs that work:$works."
     fi
+}
+
+# Halves the script's micro-batch until a step can be shared out over more ranks than it was written for.
+fit_micro_batch() {
+    local rows
+    rows=$(value --micro-batch 4)
+    while [ $((batch % (rows * context * dp))) -ne 0 ] && [ $((rows % 2)) -eq 0 ]; do rows=$((rows / 2)); done
+    [ $((batch % (rows * context * dp))) -ne 0 ] || shrink --micro-batch $rows
+}
+# Of an option that is given more than once the last value counts; train_gpt would warn of the others.
+once_each() {
+    local i all=("${arguments[@]}")
+    local -A seen=()
+    arguments=()
+    for ((i = ${#all[@]} - 1; i >= 0; i--)); do
+        if [ "$i" -gt 0 ] && [[ ${all[i - 1]} == --* && ${all[i]} != --* ]]; then
+            [ -n "${seen[${all[i - 1]}]:-}" ] || arguments=("${all[i - 1]}" "${all[i]}" "${arguments[@]}")
+            seen[${all[i - 1]}]=yes
+            i=$((i - 1))
+        else
+            arguments=("${all[i]}" "${arguments[@]}")
+        fi
+    done
 }
 
 # All options are kept; what takes time, memory or GPUs is small. The layout has two ranks of each axis that it has.
@@ -214,7 +237,7 @@ describe() {
     [ "$pp" -eq 1 ] || parallel+=", pp $pp"
     [ "$cp" -eq 1 ] || parallel+=", cp $cp"
     echo "$about"
-    echo "  ranks          $ranks on $nodes node(s): $parallel"
+    echo "  ranks          $ranks on $nodes node(s): $parallel${assumed:-}"
     echo "  step           $batch tokens: $((batch / (unit * dp))) micro-batches of $unit tokens on each of $dp replicas"
     echo "  steps          $steps, $(tokens_in_words $((steps * batch))) tokens in all"
     while read -r way; do echo "  data           $way"; done < <([ -n "$tiny" ] || ways_to_get_data)
@@ -223,6 +246,8 @@ describe() {
     for line in time loss hellaswag; do
         printf '  %-14s %s\n' "$line" "${papers[$line]:-not published, as far as we know}"
     done
+    [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] ||
+        echo "  started by     a script of scripts/multi_node/, $gpus ranks on each node"
     echo "  command        $(printf '%q ' "${command[@]}")"
 }
 
@@ -323,12 +348,16 @@ run() {
         --hellaswag 1 --hellaswag-data "$questions" --sample-every 20000 --sample-tokens 144
         --checkpoint-every 1000 --keep-checkpoints 3 --output-dir "$out" --resume 1 "${arguments[@]}")
     [ -z "$tiny" ] || make_tiny
+    set_mesh
+    [[ " ${passed_on[*]} " == *" --micro-batch "* ]] || fit_micro_batch
     options "${passed_on[@]}"
+    once_each
     set_mesh
     check_mesh
     out=$(value --output-dir "$out")
 
     local launch=${LAUNCH:-scripts/launch.sh -n @RANKS}
+    [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] || launch=''
     launch=${launch//@RANKS/$ranks} launch=${launch//@GPUS/$gpus}
     read -ra command <<<"$launch"
     command+=("$train_gpt" "${arguments[@]}")

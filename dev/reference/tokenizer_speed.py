@@ -71,7 +71,7 @@ def same_ids(args, encoding, documents, folder):
 
 
 def tokenize(args, output, threads):
-    return [args.tokenize, "--tokenizer", args.vocab, "-q", "--format", "text", "--separator", english_corpus.SEPARATOR,
+    return [args.tokenize, "--tokenizer", args.vocab, "-q", "--overwrite", "--format", "text", "--separator", english_corpus.SEPARATOR,
             "--threads", threads, "--output", output]
 
 

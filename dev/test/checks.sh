@@ -114,6 +114,10 @@ if part reliability; then
     check "read-only disks and cut sockets, named within 5 s" dev/test/cut_off_test.sh long
     check "1,000 strangers at every port" dev/test/strangers_test.sh 1000
 fi
+if part misuse; then
+    builds_for_cpu
+    check "damaged files, absurd options, strange environments" dev/test/misuse_test.sh long
+fi
 if part clang; then
     check "every source of the CPU build, clang++, syntax" dev/test/clang_syntax.sh
 fi

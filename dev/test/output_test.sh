@@ -162,7 +162,7 @@ rm -r board
 escape=$'\x1b'
 no_controls() { ! grep -aqP '[\x00-\x08\x0b-\x1f\x7f]' "$1"; }
 printf '\x1b[2J\x00\xff\n%.0s' $(seq 1 700) >controls.txt
-expect 0 "400 validation tokens" "$tokenize" --tokenizer bytes --quiet --output controls --val-tokens 400 controls.txt
+expect 0 "400 validation tokens" "$tokenize" --format text --tokenizer bytes --quiet --output controls --val-tokens 400 controls.txt
 expect 0 '\x1b[2J\x00\xff' "${run[@]}" --train-data 'controls/train*.bin' --val-data 'controls/val*.bin' --max-steps 60 --lr 0.01 \
     --sample-every 60 --sample-tokens 40 --temperature 0
 check "a sample is printable" no_controls out

@@ -70,6 +70,7 @@ double advance(const Json& row, Axis axis, const std::string& where) {
 }
 
 Run read_metrics(const std::string& path, Axis axis) {
+    refuse_device(path);
     std::ifstream file(path);
     if (!file)
         throw Error(ErrorKind::io, text("cannot open ", path), "Give the metrics.jsonl of a run (--output-dir).");
@@ -238,8 +239,10 @@ public:
     void level(const Level& level) {
         svg_ += text("<line class='level' x1='", kLeft, "' x2='", kRight, "' y1='", y(level.loss), "' y2='",
                      y(level.loss), "'/>\n");
-        svg_ += text("<text class='level' text-anchor='end' x='", kRight - 4, "' y='", y(level.loss) - 6, "'>",
-                     xml(level.name), " ", number(level.loss), "</text>\n");
+        for (const char* style : {"halo", "level"}) {   // twice, for not every viewer knows paint-order
+            svg_ += text("<text class='", style, "' text-anchor='end' x='", kRight - 4, "' y='", y(level.loss) - 6,
+                         "'>", xml(level.name), " ", number(level.loss), "</text>\n");
+        }
     }
 
     const std::string& svg() const { return svg_; }
@@ -350,7 +353,7 @@ std::string svg_of(std::vector<Run> runs, const CommandLine& asked) {
                 ".grid{stroke:#e4e4e4} polyline{fill:none;stroke-linejoin:round}\n",
                 ".raw{stroke-width:1;stroke-opacity:0.3} .mean{stroke-width:2}\n",
                 "line.level{stroke:#777;stroke-dasharray:6 4}\n",
-                "text.level{fill:#555;stroke:white;stroke-width:3;paint-order:stroke}</style>\n<rect width='", kWidth,
+                "text.level{fill:#555}text.halo{stroke:white;stroke-width:3}</style>\n<rect width='", kWidth,
                 "' height='", bottom, "' fill='white'/>\n", legend.svg(), panels, "</svg>\n");
 }
 

@@ -111,6 +111,7 @@ void add_input(const std::string& input, std::vector<std::string>& files) {
     for (const auto& entry : fs::recursive_directory_iterator(input)) {
         if (entry.is_regular_file(why)) files.push_back(entry.path().string());
     }
+    if (files.size() == first) throw Error(ErrorKind::usage, text(input, ": there is no file in this folder"));
     std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
 }
 
@@ -118,6 +119,7 @@ std::vector<std::string> list_files(const Options& options) {
     std::vector<std::string> files;
     for (const std::string& input : options.inputs) add_input(input, files);
     if (!options.files_from.empty()) {
+        if (options.files_from != "-") refuse_device(options.files_from, "--files-from", true);
         std::ifstream list(options.files_from == "-" ? "/dev/stdin" : options.files_from);
         if (!list) throw Error(ErrorKind::io, text("cannot open ", options.files_from));
         for (std::string line; std::getline(list, line);) {
@@ -171,9 +173,12 @@ void add_input_options(CLI::App& app, Options& options) {
     app.option_defaults()->group("Input");
     app.add_option("--files-from", options.files_from, "read the names of inputs from a file, one per line (-: stdin)");
     app.add_flag("--shuffle-files", options.shuffle_files, "order files by a hash of their names");
-    app.add_option("--max-bytes", input.max_bytes, "stop before the document that would exceed this, e.g. 24MB")
+    app.add_option(
+           "--max-bytes", input.max_bytes,
+           "stop before the document that would exceed this, e.g. 24MB; one of a pipe or compressed file is cut")
         ->transform(CLI::AsSizeValue(true).description(""));
-    app.add_option("--format", input.format, "text, jsonl, or auto: by the suffix")->transform(one_of(formats));
+    app.add_option("--format", input.format, "text, jsonl, or auto: by the suffix, and only what is text")
+        ->transform(one_of(formats));
     app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
     app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
         ->transform([](const std::string& spelled) { return unescape(spelled); });
@@ -420,7 +425,7 @@ void write_questions(const Options& options) {
         const auto more = parse_questions(options.questions, read_whole(real_files(), path), path);
         questions.insert(questions.end(), more.begin(), more.end());
     }
-    const std::string content = to_question_file(tokenizer, questions);
+    const std::string content = to_question_file(tokenizer, questions, options.questions);
     parse_question_file(content, output, tokenizer.vocab_size());   // what is written can be read
     const fs::path folder = fs::path(output).parent_path();
     if (!folder.empty()) real_files().make_folders(folder.string());

@@ -1,9 +1,11 @@
 #include "llmc/base/log.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <cstdarg>
 #include <cstdlib>
@@ -31,6 +33,19 @@ std::size_t columns_of(std::FILE* file) {
 
 }   // namespace
 
+void put_text(std::FILE* file, std::string_view content) {
+    std::fflush(file);   // what others have written
+    while (!content.empty()) {
+        pollfd out{fileno(file), POLLOUT, 0};
+        while (poll(&out, 1, 100) == 0) {
+            if (drop_what_waits) return;
+        }
+        const std::string_view part = content.substr(0, PIPE_BUF);   // a pipe that can be written to takes so much
+        if (std::fwrite(part.data(), 1, part.size(), file) < part.size() || std::fflush(file) != 0) return;   // closed
+        content.remove_prefix(part.size());
+    }
+}
+
 Log::Log(bool speaks, std::FILE* out, std::FILE* err) : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {
     const char* kind = std::getenv("TERM");
     on_terminal_ = speaks && isatty(fileno(out)) && kind != nullptr && std::strcmp(kind, "dumb") != 0;
@@ -42,12 +57,10 @@ Log::~Log() {
 
 void Log::put(std::FILE* file, const std::string& content) const {
     if (line_is_open_) {
-        std::fputc('\n', out_);
-        std::fflush(out_);
+        put_text(out_, "\n");
         line_is_open_ = false;
     }
-    std::fwrite(content.data(), 1, content.size(), file);   // a closed pipe is no reason to stop training
-    std::fflush(file);
+    put_text(file, content);
 }
 
 void Log::progress(const std::string& line, bool due) const {

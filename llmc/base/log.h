@@ -4,8 +4,10 @@
 // stays in place: the next one is written over it, anything else below it.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 class Log {
 public:
@@ -34,6 +36,11 @@ private:
     bool on_terminal_;
     mutable bool line_is_open_ = false;   // a line of progress stands there without its end
 };
+
+// Writes to a stream and flushes it. Waits where nobody empties the pipe that it is, until `drop_what_waits`: then what
+// is left is dropped, so that a run that is asked to stop can.
+void put_text(std::FILE* file, std::string_view content);
+inline std::atomic<bool> drop_what_waits{false};
 
 // "45s", "12m05s", "3h20m".
 std::string duration_text(double seconds);

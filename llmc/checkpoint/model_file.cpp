@@ -1,6 +1,7 @@
 #include "llmc/checkpoint/model_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "llmc/base/error.h"
@@ -22,7 +23,31 @@ std::string newest_model(const FileSystem& files, const std::string& run, const 
         "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
+class FiniteWeights : public WeightSource {
+public:
+    explicit FiniteWeights(std::unique_ptr<WeightSource> all) : all_(std::move(all)) {}
+    const ModelConfig& config() const override { return all_->config(); }
+    std::string description() const override { return all_->description(); }
+    DType type() const override { return all_->type(); }
+    std::vector<float> read(const ParamInfo& param) const override {
+        std::vector<float> values = all_->read(param);
+        const auto wrong = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
+        if (wrong == values.end()) return values;
+        throw Error(ErrorKind::bad_data,
+                    text(description(), ": ", param.name, ": element ", wrong - values.begin(), " is ", *wrong),
+                    "The file is damaged, or training has gone wrong: take an earlier checkpoint.");
+    }
+
+private:
+    std::unique_ptr<WeightSource> all_;
+};
+
 }   // namespace
+
+std::unique_ptr<WeightSource> only_finite(std::unique_ptr<WeightSource> weights) {
+    if (weights == nullptr) return nullptr;
+    return std::make_unique<FiniteWeights>(std::move(weights));
+}
 
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
                                            const CheckpointRanks& ranks, const std::string& state) {

@@ -18,6 +18,9 @@
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
                                            const CheckpointRanks& ranks = {}, const std::string& state = "");
 
+// The same weights; reading one that is not finite is Error(bad_data) naming the tensor. Null stays null.
+std::unique_ptr<WeightSource> only_finite(std::unique_ptr<WeightSource> weights);
+
 // Where the tokenizer of a model is: `asked` if that is not empty, else its folder, or that of its file, where there is
 // one; empty: there is none.
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked);

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -11,7 +12,9 @@
 #include <sstream>
 #include <utility>
 
+#include "llmc/base/printable.h"
 #include "llmc/base/refuse.h"
+#include "llmc/base/utf8.h"
 #include "llmc/cli/named_data.h"
 #include "llmc/cli/option_faults.h"
 #include "llmc/cli/option_table.h"
@@ -25,6 +28,7 @@ namespace {
 // Checks across options
 
 constexpr const char* kHelp = "`train_gpt --help` lists every option.";
+constexpr const char *kBegin = "# options of train_gpt", *kEnd = "# end of the options";   // of --print-config
 
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
@@ -144,7 +148,7 @@ std::string config_text(Verb verb, const OptionTable& table, bool with_words) {
     AllGiven none;
     CLI::App app(words_of(verb), program_of(verb));
     add_options(app, verb, table, none);
-    return app.config_to_str(true, with_words);
+    return text(kBegin, "\n", app.config_to_str(true, with_words), kEnd, "\n");
 }
 
 // llm.c's names that are not one letter become today's, because the parser knows none; switches that stand alone get
@@ -163,8 +167,8 @@ std::vector<std::string> for_parser(const OptionTable& table, std::vector<std::s
 }
 
 // Of the command line. `print`: the help or version, where it asks for them.
-AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std::string> arguments,
-                            std::string& print) {
+AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std::string> arguments, std::string& print,
+                            std::vector<std::string>& warnings) {
     AllGiven given;
     CLI::App app(words_of(verb), program_of(verb));
     add_options(app, verb, table, given);
@@ -179,26 +183,28 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
     } catch (const CLI::ParseError& error) {
         throw Error(ErrorKind::usage, error.what(), kHelp);
     }
+    for (const auto& [name, wins] : given) {
+        for (const std::string& value : app.get_option(name)->results()) {
+            if (value != wins.value)
+                warnings.push_back(text(name, " ", value, ": ignored, for ", wins.value, " follows"));
+        }
+    }
     return given;
 }
 
-// Of --config. Error(io) where it is a device or a folder: a device never ends, and what its first bytes are taken for
-// is chance. Pipes are read: they come from other programs.
+// Of --config. Pipes are read: they come from other programs. Error(usage) where it is empty or was cut: each line has
+// its end, an option is there once, and what --print-config has written ends as it does.
 AllGiven given_by_file(const OptionTable& table, const std::string& path) {
-    std::error_code unknown;
-    const std::filesystem::file_type type = std::filesystem::status(path, unknown).type();
-    const bool is_folder = type == std::filesystem::file_type::directory;
-    if (is_folder || type == std::filesystem::file_type::character || type == std::filesystem::file_type::block) {
-        throw Error(ErrorKind::io,
-                    text("--config ", path, ": is a ", is_folder ? "folder" : "device", ", expected a file"),
-                    "`train_gpt --print-config` writes one.");
-    }
+    refuse_device(path, "--config");
     std::ifstream file(path);
     if (!file) throw Error(ErrorKind::io, text("--config ", path, ": open failed: ", std::strerror(errno)));
     AllGiven given;
-    std::string line;
-    for (int number = 1; std::getline(file, line); number++) {
+    std::string line, last;
+    bool is_printed = false;
+    for (int number = 1; std::getline(file, line); number++, last = line) {
         const std::string where = text("--config ", path, ": line ", number, ": ");
+        refuse_if(file.eof(), where + "has no line end", "Was the file cut? If not, end its last line.");
+        is_printed = is_printed || line == kBegin;
         std::istringstream alone(line);
         for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(alone)) {
             const std::string name = item.parents.empty() ? item.name : line;   // sections have parents
@@ -208,9 +214,15 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
                 throw Error(ErrorKind::usage, text(where, "--", name, ": only on the command line"),
                             "Remove this line.");
             }
-            given[row->name] = {item.inputs.empty() ? "" : item.inputs.back(), where};
+            refuse_if(item.inputs.size() != 1,
+                      text(where, row->name, ": ", item.inputs.size(), " values, expected one"), kHelp);
+            refuse_if(!given.emplace(row->name, Given{item.inputs.back(), where}).second,
+                      text(where, row->name, ": this option has a line before"), "Remove one of them.");
         }
     }
+    refuse_if(given.empty() || (is_printed && last != kEnd),
+              text("--config ", path, given.empty() ? ": no option in this file" : ": the end of this file is missing"),
+              "Copy it again, or write a new one with `train_gpt --print-config`.");
     return given;
 }
 
@@ -238,6 +250,8 @@ AllGiven given_by_name(const OptionTable& table, const std::string& name) {
 }
 
 void set(const OptionRow& row, const Given& given) {
+    refuse_if(valid_utf8_prefix(given.value) != given.value.size(),   // options.json and metrics could not say it
+              text(given.where, row.name, " ", printable(given.value), ": not UTF-8"), "Give another name.");
     if (row.read(given.value)) return;
     const std::string wrong =
         text(given.where, row.name, " ", given.value.empty() ? "(empty)" : given.value, ": ", row.expected);
@@ -278,8 +292,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (!trains) set_defaults_of(verb, o);
     OptionsBeside beside;
     const OptionTable table(verb, o, beside);
-    AllGiven given = given_by_arguments(verb, table, std::move(arguments), result.print_and_exit);
+    AllGiven given = given_by_arguments(verb, table, std::move(arguments), result.print_and_exit, result.warnings);
     if (!result.print_and_exit.empty()) return result;
+    const bool names_model = given.contains("--model");
 
     const bool counts_micro_batches = given.contains("--val-max-micro-batches") && !given.contains("--val-max-batches");
     // what is there already wins over what is merged
@@ -291,8 +306,12 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         result.shared = config_text(verb, table, false);
         return result;
     }
+    int why_not = 0;   // errno, where there is no record
     std::string recorded_in = o.output_dir;
-    if (o.resume && !o.output_dir.empty()) result.recorded = read_run_record(real_files(), recorded_in);
+    if (o.resume && !o.output_dir.empty()) {
+        result.recorded = read_run_record(real_files(), recorded_in);
+        why_not = errno;
+    }
     if (!result.recorded && !o.branch_from.empty()) {
         recorded_in = folder_of_run(o.branch_from);
         result.recorded = read_run_record(real_files(), recorded_in);
@@ -307,6 +326,13 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.val_max_batches = sequences < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, INT32_MAX));
     }
     check_together(o);
+    const auto says_model = [&](const char* name) { return given.contains(name); };
+    refuse_if(
+        o.resume && !result.recorded && std::ranges::none_of(std::array{"--model", "--layers", "--arch"}, says_model),
+        text("--resume: ", o.output_dir, "/options.json: ", std::strerror(why_not), ", and no model is named"),
+        "Check --output-dir; to begin a run there, or to continue one without this file, name its model.");
+    refuse_if(names_model && o.layers > 0, text("--model ", o.model, " together with --layers, --heads and --channels"),
+              "Give either a model or sizes of your own.");
     result.shared = config_text(verb, table, false);
     for (const OptionRow& row : table.rows()) {
         if (row.in_files) result.texts.push_back({row.name.substr(2), row.spell(), row.of_one_start});

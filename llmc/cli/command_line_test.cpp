@@ -278,8 +278,8 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     CHECK(unknown.rfind("64 ", 0) == 0);
     CHECK(unknown.find(path) != std::string::npos);
     CHECK(unknown.find("learning-rate") != std::string::npos);
-    // whichever of several lines it is, unless the command line wins over all of them
-    write_whole(real_files(), path, "# a comment\nlr=1e-3\n\nmicro-batch=2\nmicro-batch = none\n");
+    // unless the command line wins over it
+    write_whole(real_files(), path, "# a comment\nlr=1e-3\n\nzero=1\nmicro-batch = none\n");
     const std::string wrong = complaint({"--config", path});
     CAPTURE(wrong);
     CHECK(wrong.find("64 --config " + path + ": line 5: --micro-batch none: expected an integer") == 0);

@@ -25,6 +25,9 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
 }
 
 bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreement& agreement, const Log& log) {
+    const std::string tokenizer = tokenizer_of_model(real_files(), options.model, "");
+    const std::unique_ptr<Evaluation> questions =
+        make_evaluation(options, step, tokenizer);   // before the time is spent
     if (tokens != nullptr) {
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();
@@ -36,10 +39,10 @@ bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreeme
             log.line("  %s: val loss %f", name.c_str(), static_cast<double>(of_source));
         }
     }
-    if (const std::unique_ptr<Evaluation> questions = make_evaluation(options, step)) {
+    if (questions) {
         const std::optional<EvaluationResult> result = questions->run(agreement);
         if (!result) return false;
-        log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+        log.line("%s: %d/%d = %f", questions->title().c_str(), result->right, result->questions, result->accuracy());
     }
     return true;
 }
@@ -50,7 +53,7 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const Log log(world.is_first());
     open_device(world.place().local_rank);
     const std::unique_ptr<WeightSource> weights =
-        find_weights(real_files(), options.model, log, ranks_of(world), state_of(options.weights));
+        only_finite(find_weights(real_files(), options.model, log, ranks_of(world), state_of(options.weights)));
     const ModelConfig config = weights ? weights->config() : model_config(options.model);
     if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
     if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);

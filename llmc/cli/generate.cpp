@@ -115,7 +115,8 @@ int generate(const Options& options) {
     const GenerateOptions& wish = options.generate;
     const Log log;
     std::string model = options.model;
-    const std::unique_ptr<WeightSource> weights = find_weights(real_files(), model, log, {}, state_of(options.weights));
+    const std::unique_ptr<WeightSource> weights =
+        only_finite(find_weights(real_files(), model, log, {}, state_of(options.weights)));
     const ModelConfig config = weights ? weights->config() : model_config(model);
     const Tokenizer tokenizer = tokenizer_for(options, model, config);
     const std::string prompt = read_prompt(wish);

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "llmc/base/refuse.h"
+
 static std::size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<std::size_t> row(b.size() + 1);
     for (std::size_t j = 0; j <= b.size(); j++) row[j] = j;
@@ -17,11 +19,59 @@ static std::size_t edit_distance(const std::string& a, const std::string& b) {
     return row[b.size()];
 }
 
+// What nanoGPT, Hugging Face and Megatron call it.
+static constexpr std::pair<const char*, const char*> kElsewhere[] = {
+    {"--batch-size", "--micro-batch"},
+    {"--micro-batch-size", "--micro-batch"},
+    {"--per-device-train-batch-size", "--micro-batch"},
+    {"--global-batch-size", "--total-batch"},
+    {"--gradient-accumulation-steps", "--total-batch"},
+    {"--block-size", "--seq-len"},
+    {"--seq-length", "--seq-len"},
+    {"--max-position-embeddings", "--seq-len"},
+    {"--learning-rate", "--lr"},
+    {"--lr-scheduler-type", "--schedule"},
+    {"--lr-decay-style", "--schedule"},
+    {"--warmup-steps", "--warmup"},
+    {"--warmup-iters", "--warmup"},
+    {"--lr-warmup-iters", "--warmup"},
+    {"--max-iters", "--max-steps"},
+    {"--train-iters", "--max-steps"},
+    {"--n-layer", "--layers"},
+    {"--num-layers", "--layers"},
+    {"--num-hidden-layers", "--layers"},
+    {"--n-head", "--heads"},
+    {"--num-attention-heads", "--heads"},
+    {"--n-embd", "--channels"},
+    {"--hidden-size", "--channels"},
+    {"--eval-interval", "--val-every"},
+    {"--eval-iters", "--val-max-batches"},
+    {"--save-steps", "--checkpoint-every"},
+    {"--save-interval", "--checkpoint-every"},
+    {"--out-dir", "--output-dir"},
+    {"--save", "--output-dir"},
+    {"--max-grad-norm", "--grad-clip"},
+    {"--clip-grad", "--grad-clip"},
+    {"--adam-beta1", "--beta1"},
+    {"--adam-beta2", "--beta2"},
+    {"--adam-epsilon", "--eps"},
+    {"--max-new-tokens", "--tokens"},
+    {"--model-name-or-path", "--model"},
+    {"--dataset", "--data"},
+    {"--tensor-model-parallel-size", "--tp"},
+    {"--pipeline-model-parallel-size", "--pp"},
+    {"--context-parallel-size", "--cp"},
+};
+
 void unknown_option(const OptionTable& table, const std::string& given, const std::string& where) {
-    std::string hint = "`train_gpt --help` lists every option.";
+    std::string hint = "`train_gpt --help` lists every option.", spelled = given.substr(0, given.find('='));
+    std::ranges::replace(spelled, '_', '-');
+    for (const auto& [theirs, ours] : kElsewhere) {
+        if (spelled == theirs && table.find(ours) != nullptr) spelled = ours;
+    }
     std::size_t nearest = 4;
     for (const OptionRow& row : table.rows()) {
-        const std::size_t distance = edit_distance(given.substr(0, given.find('=')), row.name);
+        const std::size_t distance = edit_distance(spelled, row.name);
         if (distance >= nearest) continue;
         nearest = distance;
         hint = text("Did you mean ", row.name, "?");
@@ -38,6 +88,8 @@ void left_over(Verb verb, const OptionTable& table, const std::string& given) {
         throw Error(ErrorKind::usage, text(flag, ": not an option of `train_gpt ", name_of(verb), "`"),
                     text("`", program_of(verb), " --help` lists its options."));
     }
+    refuse_if(!given.starts_with("-") && table.find("--train-data") == nullptr, text(given, ": this follows no option"),
+              table.find("--model") == nullptr ? "" : text("Did you mean --model ", given, "?"));
     std::error_code unknown;
     if (given.starts_with("-") || !std::filesystem::exists(given, unknown)) unknown_option(table, given, "");
     throw Error(ErrorKind::usage, text(given, ": this file follows no option"),

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
+#include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
@@ -145,6 +146,8 @@ bool is_shard_name(std::string_view file, const std::string& name) {
     return file.size() == 10 && file.ends_with(".bin") && file.find_first_not_of("0123456789") == 6;
 }
 
+std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
+
 void make_output_folder(const CorpusOptions& options) {
     std::error_code problem;
     fs::create_directories(options.output, problem);
@@ -152,6 +155,7 @@ void make_output_folder(const CorpusOptions& options) {
         throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
     }
     // Replace what an earlier run wrote, and nothing else; the manifest goes first, for it says the folder is complete.
+    write_whole(real_files(), unfinished_file(options), "tokenize writes here, or was cut while it did\n");
     fs::remove(fs::path(options.output) / manifest_file_name);
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
@@ -212,5 +216,6 @@ CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     check_splits(manifest, options);
     tokenizer.save(options.output);
     write_manifest(manifest, options.output);
+    real_files().remove_all(unfinished_file(options));
     return manifest;
 }

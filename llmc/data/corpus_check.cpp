@@ -16,6 +16,11 @@ namespace {
 
 const char* const prepare_again = "Prepare the data again with the tokenize tool, or pass other data.";
 
+std::string tokenizer_of(const CorpusManifest& manifest) {
+    return text("tokenizer ", manifest.tokenizer_name, " (", manifest.vocab_size, " ids, hash ",
+                hash_to_text(manifest.tokenizer_hash), ")");
+}
+
 // The shards of one folder, and the manifest beside them.
 struct Folder {
     std::string flag, path;
@@ -23,10 +28,7 @@ struct Folder {
     std::vector<std::string> shards;
 
     std::string manifest_path() const { return (fs::path(path) / manifest_file_name).string(); }
-    std::string tokenizer() const {
-        return text("tokenizer ", manifest.tokenizer_name, " (", manifest.vocab_size, " ids, hash ",
-                    hash_to_text(manifest.tokenizer_hash), ")");
-    }
+    std::string tokenizer() const { return tokenizer_of(manifest); }
 };
 
 std::vector<Folder> folders_of(const FileSystem& files, const std::vector<CorpusUse>& data) {
@@ -36,40 +38,30 @@ std::vector<Folder> folders_of(const FileSystem& files, const std::vector<Corpus
         for (const std::string& path : glob_files(use.pattern))
             shards[fs::path(path).parent_path().string()].push_back(path);
         for (auto& [path, paths] : shards) {
-            if (!files.exists((fs::path(path) / manifest_file_name).string())) continue;
+            if (!files.exists((fs::path(path) / manifest_file_name).string())) {
+                const std::string cut = (fs::path(path) / unfinished_file_name).string();
+                if (!files.exists(cut)) continue;
+                throw Error(ErrorKind::bad_data,
+                            text(cut, ": the shards of ", use.flag, " beside it are not all there"),
+                            "`tokenize` is at work there, or was cut: let it end, or run it again.");
+            }
             folders.push_back({use.flag, path, read_manifest(files, path), std::move(paths)});
         }
     }
     return folders;
 }
 
-// The hash of the vocabulary in a folder's tokenizer.bin, or in its tokenizer.json. None where there is neither, or
-// where they cannot tell: llm.c's format cuts tokens off after 255 bytes, and other kinds of tokenizer are not ours.
-std::optional<std::uint64_t> tokenizer_hash(const FileSystem& files, const std::string& folder) {
-    const std::string path = (fs::path(folder) / "tokenizer.bin").string();
-    if (files.exists(path)) {
-        const Tokenizer tokenizer(parse_llmc_tokenizer(read_whole(files, path), path));
-        auto may_be_cut = [](const std::string& bytes) { return bytes.size() == 255; };
-        if (std::ranges::none_of(tokenizer.data().tokens, may_be_cut)) return tokenizer.hash();
-    }
-    const std::string json = (fs::path(folder) / "tokenizer.json").string();
-    if (!files.exists(json)) return std::nullopt;
-    try {
-        return Tokenizer(parse_huggingface(read_whole(files, json), json)).hash();
-    } catch (const Error& error) {
-        if (error.kind() != ErrorKind::bad_data) throw;
-        return std::nullopt;
-    }
+// The hash of the vocabulary in a tokenizer.bin. None where it cannot tell: llm.c's format cuts tokens off after 255
+// bytes.
+std::optional<std::uint64_t> hash_of_llmc(const FileSystem& files, const std::string& path) {
+    const Tokenizer tokenizer(parse_llmc_tokenizer(read_whole(files, path), path));
+    auto may_be_cut = [](const std::string& bytes) { return bytes.size() == 255; };
+    if (std::ranges::any_of(tokenizer.data().tokens, may_be_cut)) return std::nullopt;
+    return tokenizer.hash();
 }
 
-void check_tokenizer_beside(const FileSystem& files, const Folder& folder) {
-    const auto hash = tokenizer_hash(files, folder.path);
-    if (!hash || *hash == folder.manifest.tokenizer_hash) return;
-    throw Error(
-        ErrorKind::bad_data,
-        text((fs::path(folder.path) / "tokenizer.bin").string(), ": this tokenizer has the hash ", hash_to_text(*hash),
-             ", but ", folder.manifest_path(), " says that the tokens beside it are of ", folder.tokenizer()),
-        prepare_again);
+std::uint64_t hash_of_json(const FileSystem& files, const std::string& path) {
+    return Tokenizer(parse_huggingface(read_whole(files, path), path)).hash();
 }
 
 void check_vocabulary(const Folder& folder, const CorpusExpectation& expected) {
@@ -118,6 +110,35 @@ void check_listed(const FileSystem& files, const Folder& folder, const std::stri
 
 }   // namespace
 
+std::optional<std::uint64_t> tokenizer_hash(const FileSystem& files, const std::string& folder) {
+    const std::string path = folder + "/tokenizer.bin", json = folder + "/tokenizer.json";
+    if (const auto hash = files.exists(path) ? hash_of_llmc(files, path) : std::nullopt) return hash;
+    if (!files.exists(json)) return std::nullopt;
+    try {
+        return hash_of_json(files, json);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_data) throw;
+        return std::nullopt;
+    }
+}
+
+void check_tokenizer_beside(const FileSystem& files, const std::string& folder, const CorpusManifest& manifest) {
+    auto check = [&](const char* name, std::optional<std::uint64_t> (*hash_of)(const FileSystem&, const std::string&)) {
+        const std::string path = (fs::path(folder) / name).string();
+        if (!files.exists(path)) return;
+        const auto hash = hash_of(files, path);
+        if (!hash || *hash == manifest.tokenizer_hash) return;
+        throw Error(ErrorKind::bad_data,
+                    text(path, ": this tokenizer has the hash ", hash_to_text(*hash), ", but ",
+                         (fs::path(folder) / manifest_file_name).string(), " says that the tokens beside it are of ",
+                         tokenizer_of(manifest)),
+                    prepare_again);
+    };
+    check("tokenizer.bin", hash_of_llmc);
+    check("tokenizer.json",
+          [](const FileSystem& f, const std::string& path) { return std::optional(hash_of_json(f, path)); });
+}
+
 void check_shard(const TokenFile& file, const ShardInfo& listed, const CorpusManifest& manifest,
                  const std::string& manifest_path) {
     auto fail = [&](int byte, const std::string& found, std::uint64_t expected) {
@@ -144,7 +165,7 @@ std::uint64_t check_corpora(const FileSystem& files, const CorpusExpectation& ex
     const std::vector<Folder> folders = folders_of(files, expected.data);
     std::vector<std::uint64_t> sizes;
     for (const Folder& folder : folders) {
-        check_tokenizer_beside(files, folder);
+        check_tokenizer_beside(files, folder.path, folder.manifest);
         check_vocabulary(folder, expected);
         check_same_tokenizer(folders.front(), folder);
         for (const std::string& model : expected.model_folders) check_model_folder(files, folder, model);

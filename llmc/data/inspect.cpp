@@ -31,6 +31,7 @@ CorpusManifest verify_corpus(const std::string& folder) {
         differs(folder, text("the tokenizer here ends texts with ", tokenizer.end_of_text(), ", the manifest says ",
                              manifest.end_of_text));
     }
+    check_tokenizer_beside(real_files(), folder, manifest);   // the other file, too
     const std::string manifest_path = (fs::path(folder) / manifest_file_name).string();
     for (const ShardInfo& shard : manifest.shards) {
         const TokenFile file(real_files(), (fs::path(folder) / shard.file).string());   // checks header and size

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
 
@@ -89,7 +90,7 @@ CorpusManifest read_manifest(const FileSystem& files, const std::string& folder)
 }
 
 void write_manifest(const CorpusManifest& manifest, const std::string& folder) {
-    const Json tokenizer = Json::object({{"name", manifest.tokenizer_name},
+    const Json tokenizer = Json::object({{"name", printable(manifest.tokenizer_name)},
                                          {"vocab_size", manifest.vocab_size},
                                          {"end_of_text", manifest.end_of_text},
                                          {"hash", hash_to_text(manifest.tokenizer_hash)}});

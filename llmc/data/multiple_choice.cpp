@@ -8,6 +8,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/io/hash.h"
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian and read as they lie in memory");
 
@@ -29,6 +30,9 @@ public:
         std::int32_t value;
         std::memcpy(&value, content_.data() + 4 * index, 4);
         return value;
+    }
+    std::uint64_t tokenizer_hash() const {   // 0: not said
+        return static_cast<std::uint32_t>(header(4)) | std::uint64_t{static_cast<std::uint32_t>(header(5))} << 32;
     }
     std::size_t position() const { return at_; }
     bool at_end() const { return at_ == content_.size(); }
@@ -101,10 +105,24 @@ std::vector<Question> read_questions(const FileSystem& files, const std::string&
     return parse_question_file(read_whole(files, path), path, vocab_size);
 }
 
-std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size) {
+std::string title_of_questions(std::string_view content, const std::string& name) {
+    const std::int32_t source = Words(content, name, 0).header(6);
+    const bool is_mmlu = source == 2 || (source == 0 && name.find("mmlu") != name.npos);
+    return is_mmlu ? "MMLU" : "HellaSwag";
+}
+
+std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size,
+                                          std::optional<std::uint64_t> tokenizer_hash) {
     Words words(content, name, vocab_size);
     if (words.header(0) != magic) words.bad(0, text("magic number ", words.header(0), ", expected ", magic));
     if (words.header(1) != version) words.bad(4, text("version ", words.header(1), ", expected ", version));
+    const std::uint64_t made_with = words.tokenizer_hash();
+    if (tokenizer_hash && made_with != 0 && made_with != *tokenizer_hash) {
+        words.bad(16, text("made with a tokenizer of hash ", hash_to_text(made_with), ", the model's has ",
+                           hash_to_text(*tokenizer_hash)));
+    }
+    if (words.header(6) < 0 || words.header(6) > 2)
+        words.bad(24, text("source ", words.header(6), ", expected 0 to 2"));
     const int count = words.header(2);
     if (count < 1) words.bad(8, text(count, " questions, expected at least 1"));
     std::vector<Question> questions;

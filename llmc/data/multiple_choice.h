@@ -1,7 +1,8 @@
 // Multiple-choice questions in llm.c's format (HellaSwag, MMLU): a context and several completions, one of them right.
 //
 //   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
-//               [3] bytes of the longest question, rest unused
+//               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
+//               (tokenizer.h), its lower half first, [6] 1 HellaSwag, 2 MMLU; rest unused
 //   byte 1024   per question, all uint16:  65535, bytes of the question (these first words included), its index,
 //               index of the right completion, number of completions,
 //               number of context tokens, the tokens,
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,9 +30,14 @@ struct Question {
     std::size_t longest() const;   // tokens of context and longest completion
 };
 
-// `content` is the whole file, `name` what it is called in messages.
-std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size);
+// `content` is the whole file, `name` what it is called in messages. Error(bad_data) too where the file says that it
+// was made with another tokenizer than that of a hash.
+std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size,
+                                          std::optional<std::uint64_t> tokenizer_hash = std::nullopt);
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size);
+
+// Whose questions these are: "HellaSwag" or "MMLU", by the name where the file does not say it.
+std::string title_of_questions(std::string_view content, const std::string& name);
 
 // One completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a token of
 // the completion is predicted, from the context's last position on. What is to the right is padding: causal attention

@@ -171,9 +171,14 @@ public:
         longest_ = std::max(longest_, bytes);
         index_++;
     }
-    std::string file() const {
-        std::array<std::int32_t, 256> header{question_file_magic, question_file_version,
-                                             static_cast<std::int32_t>(index_), static_cast<std::int32_t>(longest_)};
+    std::string file(std::uint64_t tokenizer_hash, QuestionSource source) const {
+        std::array<std::int32_t, 256> header{question_file_magic,
+                                             question_file_version,
+                                             static_cast<std::int32_t>(index_),
+                                             static_cast<std::int32_t>(longest_),
+                                             static_cast<std::int32_t>(tokenizer_hash),
+                                             static_cast<std::int32_t>(tokenizer_hash >> 32),
+                                             source == QuestionSource::mmlu ? 2 : 1};
         std::string content(sizeof header + 2 * words_.size(), '\0');
         std::memcpy(content.data(), header.data(), sizeof header);
         std::memcpy(content.data() + sizeof header, words_.data(), 2 * words_.size());
@@ -198,12 +203,13 @@ std::vector<QuestionText> parse_questions(QuestionSource source, std::string_vie
     return questions;
 }
 
-std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions) {
+std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
+                             QuestionSource source) {
     if (tokenizer.vocab_size() > 65535) {
         throw Error(ErrorKind::usage, text("tokenizer ", tokenizer.name(), " has ", tokenizer.vocab_size(),
                                            " ids, the format of multiple-choice questions holds ids below 65535"));
     }
     WordWriter writer(tokenizer);
     for (const QuestionText& question : questions) writer.question(question);
-    return writer.file();
+    return writer.file(tokenizer.hash(), source);
 }

@@ -29,4 +29,5 @@ struct QuestionText {
 std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name);
 
 // The file's bytes, all checked to fit its uint16 words.
-std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions);
+std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
+                             QuestionSource source = QuestionSource::hellaswag);

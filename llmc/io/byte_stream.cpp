@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/io/file.h"
 
 #ifdef USE_ZLIB
 #include <zlib.h>
@@ -20,9 +21,9 @@ namespace {
 
 class PlainStream : public ByteStream {
 public:
-    explicit PlainStream(const std::string& name)
-        : ByteStream(name),
-          descriptor_(name == "-" ? ::dup(STDIN_FILENO) : ::open(name.c_str(), O_RDONLY | O_CLOEXEC)) {
+    explicit PlainStream(const std::string& name) : ByteStream(name) {
+        if (name != "-") refuse_device(name, "", true);
+        descriptor_ = name == "-" ? ::dup(STDIN_FILENO) : ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
         if (descriptor_ < 0) throw Error(ErrorKind::io, text("cannot open ", name, ": ", std::strerror(errno)));
     }
     ~PlainStream() override { ::close(descriptor_); }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -109,6 +110,8 @@ private:
 
 class RealFiles : public FileSystem {
 public:
+    RealFiles() { ::signal(SIGXFSZ, SIG_IGN); }   // a limit on sizes of files is an error of write
+
     std::unique_ptr<File> open(const std::string& path) const override {
         struct stat info {};
         if (::stat(path.c_str(), &info) == 0) check_regular(path, info);   // before, for opening a device can act
@@ -220,6 +223,14 @@ std::vector<std::string> matching_files(const std::string& flag, const std::stri
     throw Error(ErrorKind::io, text(flag, " ", pattern, ": no file matches this pattern"),
                 "Check the path (quote patterns so that the shell leaves them alone), or prepare the data with the "
                 "tokenize tool.");
+}
+
+void refuse_device(const std::string& path, const std::string& flag, bool pipes_too) {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0 || path == "/dev/stdin") return;   // opening it will tell
+    const bool is_named = !path.starts_with("/dev/") && !path.starts_with("/proc/");
+    if (!S_ISFIFO(info.st_mode) || (pipes_too && is_named))
+        check_regular(flag.empty() ? path : flag + " " + path, info);
 }
 
 void try_output_file(FileSystem& files, const std::string& flag, const std::string& path) {

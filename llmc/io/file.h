@@ -69,6 +69,10 @@ std::vector<std::string> glob_files(const std::string& pattern);
 // The same, for what an option names: Error(io) where nothing matches, saying why.
 std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern);
 
+// Error(io) of what never ends, or waits for who writes to it: devices and folders, and where asked pipes that lie in a
+// folder. What a shell or a launcher hands over (/dev/stdin, /dev/fd/N) is no such pipe.
+void refuse_device(const std::string& path, const std::string& flag = "", bool pipes_too = false);
+
 // Tries whether a file can be written later, so that hours of work are not lost for a wrong path. Error(usage) where
 // something else than a file is there, Error(io) where nothing can be written.
 void try_output_file(FileSystem& files, const std::string& flag, const std::string& path);

@@ -192,11 +192,12 @@ std::unique_ptr<Rendezvous> meet(InitMethod method, int rank, int ranks, const S
 LaunchEnvironment read_launch_environment() {
     struct Names {
         const char *launcher, *rank, *ranks, *local_rank, *local_ranks;
+        bool is_all = false;   // no other row has one of them: half of it is a mistake
     };
     static constexpr Names known[] = {
-        {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+        {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true},
         {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE"},
+         "OMPI_COMM_WORLD_LOCAL_SIZE", true},
         {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
         {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
         {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
@@ -205,6 +206,14 @@ LaunchEnvironment read_launch_environment() {
         if (std::string(names.launcher) == "srun" && !is_started_by_srun()) continue;
         LaunchEnvironment found{number_from_environment(names.rank), number_from_environment(names.ranks),
                                 number_from_environment(names.local_rank), -1, names.launcher};
+        const bool is_half = std::max(found.rank, found.ranks) >= 0 && (found.rank < 0 || found.ranks <= 0);
+        if (is_half && names.is_all) {
+            throw Error(ErrorKind::usage,
+                        text("the environment has ", found.rank >= 0 ? names.rank : names.ranks, "=",
+                             found.rank >= 0 ? found.rank : found.ranks, " without ",
+                             found.rank >= 0 ? names.ranks : names.rank),
+                        "Set both, or neither: a process alone needs none.");
+        }
         if (found.rank < 0 || found.ranks <= 0) continue;
         if (names.local_ranks != nullptr) found.local_ranks = number_from_environment(names.local_ranks);
         return found;

@@ -177,7 +177,6 @@ TEST_CASE("startup: what launchers put into the environment") {
           {"OMPI_COMM_WORLD_RANK", "1"},
           {"OMPI_COMM_WORLD_SIZE", "2"}},
          {1, 2, -1, -1, "mpirun"}},
-        {{{"RANK", "3"}}, {-1, -1, -1, -1, ""}},   // half of it says nothing
     };
     for (const Row& row : rows) {
         Environment environment(row.variables);
@@ -188,6 +187,12 @@ TEST_CASE("startup: what launchers put into the environment") {
         CHECK(found.local_rank == row.expected.local_rank);
         CHECK(found.local_ranks == row.expected.local_ranks);
         CHECK(std::string(found.launcher) == row.expected.launcher);
+    }
+    for (const auto& [name, value] : {std::pair("RANK", "3"), std::pair("WORLD_SIZE", "4"),
+                                      std::pair("WORLD_SIZE", "0"), std::pair("OMPI_COMM_WORLD_SIZE", "2")}) {
+        const Variables one{{name, value}};
+        Environment half(one);
+        CHECK_THROWS_WITH_AS(read_launch_environment(), doctest::Contains(name), Error);
     }
     Environment environment({{"RANK", "three"}, {"WORLD_SIZE", "8"}});
     CHECK_THROWS_WITH_AS(read_launch_environment(), doctest::Contains("RANK=three"), Error);

@@ -1,5 +1,7 @@
 #include "llmc/run/part_options.h"
 
+#include "llmc/data/corpus_check.h"
+
 #include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
 
@@ -63,8 +65,11 @@ std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena&
     return std::make_unique<Sampler>(step, arena, tokenizer, how);
 }
 
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step) {
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step, const std::string& tokenizer) {
     if (!options.hellaswag) return nullptr;
-    return std::make_unique<Evaluation>(
-        step, read_questions(real_files(), options.hellaswag_data, step.stage().config().vocab_size));
+    const std::string &path = options.hellaswag_data, content = read_whole(real_files(), path);
+    const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
+    return std::make_unique<Evaluation>(step,
+                                        parse_question_file(content, path, step.stage().config().vocab_size, hash),
+                                        title_of_questions(content, path));
 }

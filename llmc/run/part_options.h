@@ -19,4 +19,5 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
 // Null where the run has none.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer);
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step);
+// `tokenizer`: the folder of the model's; empty: it is not known. Error(bad_data) where the questions are of another.
+std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step, const std::string& tokenizer);

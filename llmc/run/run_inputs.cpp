@@ -245,6 +245,11 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
                                                          : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
+    const auto samples = static_cast<std::uint64_t>(options.tokens_per_step() / options.seq_len);
+    if (samples > train_tokens.windows() && !options.overfit_single_batch) {
+        log.warning("a step takes %llu samples, --train-data has %llu: they are repeated within a step",
+                    static_cast<unsigned long long>(samples), static_cast<unsigned long long>(train_tokens.windows()));
+    }
     std::vector<RecordedData> data;
     for (const auto& [flag, pattern] : data_of_run(options)) {
         data.push_back(describe_data(real_files(), flag.substr(2), pattern));

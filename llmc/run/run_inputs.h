@@ -5,6 +5,7 @@
 // folder that holds another run's checkpoints; all ranks continue from the same checkpoint.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,8 @@ struct RunModel {
     std::optional<Tokenizer> tokenizer{};      // of that file
     std::unique_ptr<WeightSource> weights{};   // null: a random start
     ModelConfig config{};
+
+    std::string tokenizer_folder() const { return std::filesystem::path(tokenizer_file).parent_path().string(); }
 };
 
 struct RunInputs : RunModel {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "llmc/base/error.h"
+#include "llmc/base/printable.h"
 #include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
@@ -101,7 +102,7 @@ RecordedData describe_data(const FileSystem& files, const std::string& option, c
         const std::string beside = (shard.parent_path() / manifest_file_name).string();
         if (is_new && files.exists(beside)) {
             manifest->second = read_manifest(files, manifest->first);
-            data.manifests.push_back({beside, hash_to_text(hash64(read_whole(files, beside)))});
+            data.manifests.push_back({printable(beside), hash_to_text(hash64(read_whole(files, beside)))});
         }
         const std::uint64_t tokens = TokenFile(files, path).count();
         std::string identity = text(shard.filename().string(), " ", tokens, "\n");

@@ -414,7 +414,8 @@ bool Trainer::evaluate() {
     const std::optional<EvaluationResult> result = parts_.evaluation->run(agreement_);
     if (!result) return false;
     parts_.metrics.evaluation(step_, result->accuracy());
-    parts_.log.line("HellaSwag: %d/%d = %f", result->right, result->questions, result->accuracy());
+    parts_.log.line("%s: %d/%d = %f", parts_.evaluation->title().c_str(), result->right, result->questions,
+                    result->accuracy());
     return true;
 }
 

@@ -53,6 +53,33 @@ struct DocumentReader::State {
         jsonl = options.format == InputFormat::jsonl || (options.format == InputFormat::automatic && named_jsonl);
     }
 
+    // Error(bad_data) where the file at hand is something else than text: it has NULs, or the mark of what has none.
+    void check_text() {
+        if (options.format != InputFormat::automatic) return;
+        fill(4096);
+        static constexpr std::pair<std::string_view, const char*> marks[] = {
+            {"\x1f\x8b", "compressed by gzip, without .gz in its name"},
+            {"\x28\xb5\x2f\xfd", "compressed by zstd, without .zst in its name"},
+            {"\xfd"
+             "7zXZ",
+             "compressed by xz"},
+            {"BZh", "compressed by bzip2"},
+            {"PK\3\4", "a zip archive"},
+            {"%PDF-", "a PDF"},
+            {"\x89PNG", "a picture"},
+            {"\xff\xd8\xff", "a picture"},
+            {"\x7f"
+             "ELF",
+             "a program"},
+            {"PAR1", "Parquet, which data/parquet_to_jsonl.py reads"}};
+        const std::string_view begin = pending().substr(0, 4096);
+        const char* what = begin.find('\0') != begin.npos ? "bytes that are 0" : nullptr;
+        for (const auto& [mark, kind] : marks) what = begin.starts_with(mark) ? kind : what;
+        if (what == nullptr) return;
+        throw Error(ErrorKind::bad_data, text(file_name(), ": this is not text: ", what),
+                    "Leave the file out; `--format text` takes it as it is.");
+    }
+
     // What was read and not yet handed out.
     std::string_view pending() const { return std::string_view(buffer).substr(head); }
 
@@ -141,6 +168,7 @@ bool DocumentReader::State::next(InputBatch& batch) {
             open_file();
             const bool one_document = !jsonl && options.separator.empty();
             if (const auto size = size_of(file_name()); one_document && size && over_limit(*size)) break;
+            check_text();
             if (!batch.parts.empty() && batch.jsonl != jsonl) break;   // one kind to a batch
         }
         batch.jsonl = jsonl;
@@ -157,7 +185,15 @@ bool DocumentReader::State::next(InputBatch& batch) {
 bool DocumentReader::State::text_part(InputBatch& batch) {
     std::size_t wanted = batch_bytes;
     while (true) {
-        fill(wanted + 1);   // one more, to know whether the file ends here
+        fill(wanted + 1);                                          // one more, to know whether the file ends here
+        if (read_bytes + pending().size() > options.max_bytes) {   // of a document whose size was not known before
+            std::size_t count = options.max_bytes - read_bytes;
+            for (int i = 0; i < 3 && count > 0 && (static_cast<unsigned char>(pending()[count]) & 0xc0) == 0x80; i++)
+                count--;
+            emit(batch, count, true);
+            finished = true;
+            return true;
+        }
         if (end_of_file && pending().size() <= wanted) {
             emit(batch, pending().size(), true);
             return true;

@@ -17,7 +17,7 @@ enum class InputFormat {
     automatic,
     text,
     jsonl
-};   // automatic: JSONL by the suffixes .jsonl and .ndjson, before .gz or .zst
+};   // automatic: JSONL by the suffixes .jsonl and .ndjson, before .gz or .zst; and what is not text is Error(bad_data)
 
 struct InputOptions {
     std::vector<std::string> files;   // in order; "-" is standard input

@@ -12,6 +12,7 @@
 # A signal to any of them stops all, so no node starts a run again by itself (RESTARTS=0). Not run on GPUs yet.
 set -euo pipefail
 self=$(realpath "$0")
+[ "${1:-}" != --help ] || { sed -n '2,/^set\|^#SBATCH/{/^#[^S]\|^#$/s/^# \{0,1\}//p}' "$self"; exit 0; }
 cd "$(dirname "$self")/../.."
 export RESTARTS=${RESTARTS:-0}
 if [ $# -eq 0 ] || [[ ! ${NODE:-} =~ ^[0-9]+$ || ! ${NODES:-} =~ ^[1-9][0-9]*$ ]]; then

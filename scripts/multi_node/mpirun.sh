@@ -9,6 +9,7 @@
 # Not run on GPUs yet.
 set -euo pipefail
 self=$(realpath "$0")
+[ "${1:-}" != --help ] || { sed -n '2,/^set\|^#SBATCH/{/^#[^S]\|^#$/s/^# \{0,1\}//p}' "$self"; exit 0; }
 [ $# -gt 0 ] && [ -r "${HOSTS:-}" ] || { sed -n '4s/^# *//p' "$self" >&2 && exit 64; }
 HOSTS=$(realpath "$HOSTS")
 cd "$(dirname "$self")/../.."

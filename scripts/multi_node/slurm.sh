@@ -16,6 +16,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=train_gpt_%j.log
 set -euo pipefail
+[ "${1:-}" != --help ] || { sed -n '2,/^set\|^#SBATCH/{/^#[^S]\|^#$/s/^# \{0,1\}//p}' "$0"; exit 0; }
 if [ -z "${SLURM_JOB_ID:-}" ] || [ $# -eq 0 ]; then
     sed -n '4s/^# *//p' "$0" >&2
     exit 64

@@ -1,15 +1,18 @@
 #include "llmc/cuda_on_cpu/blas/gemm.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <dnnl.hpp>
 #include <map>
 #include <memory>
+#include <new>
 #include <tuple>
 
 #include "llmc/base/check.h"
-#include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/blas/vector_math.h"
+#include "llmc/cuda_on_cpu/exec/thread_pool.h"
 
 // From libgomp, which oneDNN links; declared here because clang++ comes without <omp.h>.
 extern "C" void omp_set_num_threads(int count);
@@ -24,6 +27,14 @@ using Bf16Bits = std::uint16_t;
 void one_dnn_on_this_thread() {
     static thread_local bool done = (omp_set_num_threads(1), true);
     (void)done;
+}
+
+// Where oneDNN gets no memory for the code that it generates, it writes to a null pointer.
+void require_address_space() {
+    constexpr std::size_t enough = 16 << 20;
+    void* const memory = ::mmap(nullptr, enough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    ::munmap(memory, enough);
 }
 
 // AMX, or at least vdpbf16ps: measured on a Zen 4, the latter at 1.9 to 2.4 times the speed of widening. (On AVX-512
@@ -72,8 +83,8 @@ struct Tiling {
 };
 
 constexpr int64_t row_unit = 8, column_unit = 16;   // pieces of a tile that oneDNN's inner loops like
-// Of a tile, lest it fall out of the core's cache. bf16 instructions multiply so fast that packing B for oneDNN is felt:
-// there, more rows share it (measured with vdpbf16ps, not with AMX).
+// Of a tile, lest it fall out of the core's cache. bf16 instructions multiply so fast that packing B for oneDNN is
+// felt: there, more rows share it (measured with vdpbf16ps, not with AMX).
 constexpr int64_t most_rows = 256, most_rows_bf16 = 1024, most_columns = 512;
 
 // The tiling with the least work on the busiest thread, where a tile costs its multiplications and, per row and column,
@@ -146,6 +157,7 @@ struct NativeMatmul {
 NativeMatmul create_native(const Gemm& g, int64_t mb, int64_t nb, int64_t c_stride, bool accumulate,
                            const dnnl::engine& engine) {
     using dnnl::memory;
+    require_address_space();
     auto strides = [](int64_t stride, bool transposed) {
         return transposed ? memory::dims{1, stride} : memory::dims{stride, 1};
     };

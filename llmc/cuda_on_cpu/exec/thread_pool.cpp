@@ -27,6 +27,10 @@ long environment_number(const char* name) {
 
 int initial_thread_count() {
     if (long wanted = environment_number("TRAIN_GPT_THREADS"); wanted > 0) return clamp_threads(wanted);
+    if (const char* given = std::getenv("TRAIN_GPT_THREADS"); given != nullptr && *given != '\0') {
+        std::fprintf(stderr, "warning: the environment has TRAIN_GPT_THREADS=%s, expected a number of threads\n",
+                     given);
+    }
     return clamp_threads(usable_cores());
 }
 
@@ -165,7 +169,8 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, ParallelBody body, 
     if (count <= 0) return;
     grain = std::max<std::int64_t>(grain, 1);
     if (inside_parallel || count <= grain || thread_count() == 1) {
-        for (std::int64_t first = 0; first < count; first += grain) body(context, first, std::min(first + grain, count));
+        for (std::int64_t first = 0; first < count; first += grain)
+            body(context, first, std::min(first + grain, count));
         return;
     }
     Job job(count, grain, body, context);

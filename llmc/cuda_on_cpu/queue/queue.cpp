@@ -233,7 +233,8 @@ bool Device::run_step(CUstream_st::Queued& queued) {
             fault_of_operation(cudaErrorIllegalAddress, message);
         }
     } catch (const std::exception& exception) {   // a GPU has no exceptions: whoever waits sees an error
-        fault_of_operation(cudaErrorUnknown, exception.what());
+        const bool no_memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
+        fault_of_operation(no_memory ? cudaErrorMemoryAllocation : cudaErrorUnknown, exception.what());
     }
     in_step_ = false;
     if (memory.open_count() != open_count) memory.restore_open_count(open_count);

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-Evaluation::Evaluation(Step& step, std::vector<Question> questions) : step_(step), questions_(std::move(questions)) {
+Evaluation::Evaluation(Step& step, std::vector<Question> questions, std::string title)
+    : step_(step), questions_(std::move(questions)), title_(std::move(title)) {
     const int T = step.stage().options().T;
     for (std::size_t i = 0; i < questions_.size(); i++) {
         if (questions_[i].longest() > static_cast<std::size_t>(T)) {

@@ -21,13 +21,14 @@ struct EvaluationResult {
 class Evaluation {
 public:
     // Error(usage) where a question is longer than the model's sequences.
-    Evaluation(Step& step, std::vector<Question> questions);
+    Evaluation(Step& step, std::vector<Question> questions, std::string title = "HellaSwag");
 
     // Completions of all questions in rows of the model's micro-batches. Collective. None where a request to stop came
     // before the end, at the same micro-batch on all ranks.
     std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
+    const std::string& title() const { return title_; }   // whose questions they are
 
 private:
     struct Row {
@@ -40,4 +41,5 @@ private:
 
     Step& step_;
     std::vector<Question> questions_;
+    std::string title_;
 };
