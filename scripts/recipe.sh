@@ -129,18 +129,18 @@ fit_micro_batch() {
 }
 # Of an option that is given more than once the last value counts; train_gpt would warn of the others.
 once_each() {
-    local i all=("${arguments[@]}")
+    local i kept=()
     local -A seen=()
-    arguments=()
-    for ((i = ${#all[@]} - 1; i >= 0; i--)); do
-        if [ "$i" -gt 0 ] && [[ ${all[i - 1]} == --* && ${all[i]} != --* ]]; then
-            [ -n "${seen[${all[i - 1]}]:-}" ] || arguments=("${all[i - 1]}" "${all[i]}" "${arguments[@]}")
-            seen[${all[i - 1]}]=yes
-            i=$((i - 1))
-        else
-            arguments=("${all[i]}" "${arguments[@]}")
+    for ((i = 0; i < ${#arguments[@]}; i++)); do
+        if [[ ${arguments[i]} != --* || ${arguments[i + 1]:---} == --* ]]; then   # no value follows
+            kept+=("${arguments[i]}")
+            continue
         fi
+        [ -n "${seen[${arguments[i]}]:-}" ] || kept+=("${arguments[i]}" "$(value "${arguments[i]}")")
+        seen[${arguments[i]}]=yes
+        i=$((i + 1))
     done
+    arguments=("${kept[@]}")
 }
 
 # All options are kept; what takes time, memory or GPUs is small. The layout has two ranks of each axis that it has.
