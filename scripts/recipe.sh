@@ -127,10 +127,12 @@ fit_micro_batch() {
     while [ $((batch % (rows * context * dp))) -ne 0 ] && [ $((rows % 2)) -eq 0 ]; do rows=$((rows / 2)); done
     [ $((batch % (rows * context * dp))) -ne 0 ] || shrink --micro-batch $rows
 }
-# Of an option that is given more than once the last value counts; train_gpt would warn of the others.
-once_each() {
+# Of an option that is given more than once the last value counts, the caller's in its own place; train_gpt would warn of
+# the others.
+once_each() {   # OPTIONS of the caller...
     local i kept=()
     local -A seen=()
+    for ((i = 1; i <= $#; i++)); do [[ ${!i} != --* ]] || seen[${!i}]=yes; done
     for ((i = 0; i < ${#arguments[@]}; i++)); do
         if [[ ${arguments[i]} != --* || ${arguments[i + 1]:---} == --* ]]; then   # no value follows
             kept+=("${arguments[i]}")
@@ -140,7 +142,7 @@ once_each() {
         seen[${arguments[i]}]=yes
         i=$((i + 1))
     done
-    arguments=("${kept[@]}")
+    arguments=("${kept[@]}" "$@")
 }
 
 # All options are kept; what takes time, memory or GPUs is small. The layout has two ranks of each axis that it has.
@@ -237,6 +239,7 @@ describe() {
     [ "$pp" -eq 1 ] || parallel+=", pp $pp"
     [ "$cp" -eq 1 ] || parallel+=", cp $cp"
     echo "$about"
+    [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] || parallel+="; started by a script of scripts/multi_node/"
     echo "  ranks          $ranks on $nodes node(s): $parallel${assumed:-}"
     echo "  step           $batch tokens: $((batch / (unit * dp))) micro-batches of $unit tokens on each of $dp replicas"
     echo "  steps          $steps, $(tokens_in_words $((steps * batch))) tokens in all"
@@ -246,8 +249,6 @@ describe() {
     for line in time loss hellaswag; do
         printf '  %-14s %s\n' "$line" "${papers[$line]:-not published, as far as we know}"
     done
-    [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] ||
-        echo "  started by     a script of scripts/multi_node/, $gpus ranks on each node"
     echo "  command        $(printf '%q ' "${command[@]}")"
 }
 
@@ -350,8 +351,7 @@ run() {
     [ -z "$tiny" ] || make_tiny
     set_mesh
     [[ " ${passed_on[*]} " == *" --micro-batch "* ]] || fit_micro_batch
-    options "${passed_on[@]}"
-    once_each
+    once_each "${passed_on[@]}"
     set_mesh
     check_mesh
     out=$(value --output-dir "$out")
