@@ -23,12 +23,13 @@ fp32_alone+=',layouts of several axes: ZeRO*,layouts of several axes: block*,lay
 
 short_checks() {
     builds_for_cpu
-    check "unit tests" build/cpu/unit_test
-    check "unit tests of the model, bf16" build/cpu-bf16/unit_test -tce="$fp32_alone"
-    check "unit tests of the model, fp32" build/cpu-fp32/unit_test
-    check "whole model, bf16" build/cpu-bf16/test_gpt
-    check "whole model, fp32" build/cpu-fp32/test_gpt
-    check "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
+    beside "unit tests of the model, fp32" build/cpu-fp32/unit_test
+    beside "unit tests of the model, bf16" build/cpu-bf16/unit_test -tce="$fp32_alone"
+    beside "unit tests" build/cpu/unit_test
+    beside "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
+    beside "whole model, bf16" build/cpu-bf16/test_gpt
+    beside "whole model, fp32" build/cpu-fp32/test_gpt
+    reports
     check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test
     builds_for_cuda
     # after the builds, because some look at what those left

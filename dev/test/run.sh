@@ -60,21 +60,29 @@ check() {   # NAME COMMAND...
     report "$1"
 }
 
-# Scripts, two at a time, for most leave a core idle; those that must have the machine to themselves come last.
-check_scripts() {   # SCRIPT...
-    local script alone=() beside=()
-    for script; do
-        if grep -q '^# Alone: ' "$script"; then alone+=("$script"); else beside+=("$script"); fi
-    done
-    for script in "${beside[@]}"; do
-        while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n; done
-        perform "$(basename "$script")" "$script" &
-    done
+# Checks that leave a core idle run two at a time: `beside NAME COMMAND...` for each, then `reports` for all of them.
+waiting=()
+beside() {   # NAME COMMAND...
+    while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n; done
+    perform "$@" &
+    waiting+=("$1")
+}
+reports() {
+    local name
     wait
-    for script in "${beside[@]}"; do
-        printf '%-58s ' "$(basename "$script")"
-        report "$(basename "$script")"
+    for name in "${waiting[@]}"; do
+        printf '%-58s ' "$name"
+        report "$name"
     done
+    waiting=()
+}
+
+check_scripts() {   # SCRIPT...: those that must have the machine to themselves come last
+    local script alone=()
+    for script; do
+        if grep -q '^# Alone: ' "$script"; then alone+=("$script"); else beside "$(basename "$script")" "$script"; fi
+    done
+    reports
     for script in "${alone[@]}"; do check "$(basename "$script")" "$script"; done
 }
 
