@@ -232,11 +232,11 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
     const Activations& a = *own.activations;
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const std::size_t layers = layers_of(chunk_index);
-    if (place.what.embedding) use([&] { embedding_->forward(a.residual[0], batch); });
+    if (place.what.embedding) use(Direction::forward, [&] { embedding_->forward(a.residual[0], batch); });
     if (show_ && place.what.embedding) show_(table().embedding_unit(), "encoded", a.residual[0], border_elements());
     for (std::size_t i = 0; i < layers; i++) {
         const Layer& layer = layers_[place.first_layer + i];
-        use([&] { layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
+        use(Direction::forward, [&] { layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
         if (!show_) continue;
         const int unit = table().layer_unit(static_cast<int>(place.what.layers.begin + static_cast<std::int64_t>(i)));
         layer.show(
@@ -244,7 +244,7 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
             a.layers[i], a.residual[i + 1]);
     }
     if (!place.what.head || purpose == Purpose::training) return;
-    use([&] {
+    use(Direction::forward, [&] {
         if (purpose == Purpose::loss) head_->loss(a.residual[layers], batch);
         if (purpose == Purpose::logits) head_->final_norm(a.residual[layers]);
     });
@@ -312,7 +312,8 @@ void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dlo
         const int classifier = slot_of(table().classifier());
         if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
         gradients_begin(slot);
-        use([&] { head_->loss_and_backward(dresidual, a.residual[layers], batch, dloss, *gradients_); });
+        use(Direction::backward,
+            [&] { head_->loss_and_backward(dresidual, a.residual[layers], batch, dloss, *gradients_); });
         gradients_ready(slot);
     }
     for (std::size_t i = layers; i-- > 0;) {
@@ -323,7 +324,7 @@ void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dlo
         } else {
             gradients_begin(slot);
         }
-        use([&] {
+        use(Direction::backward, [&] {
             if (own.delayed == nullptr) {
                 layer.recompute(a.residual[i], a.layers[i], options_.recompute);
                 layer.backward(dresidual, a.residual[i], a.layers[i], nullptr, *gradients_, own.weights);

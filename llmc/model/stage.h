@@ -45,6 +45,7 @@ struct StageOptions {
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
     float z_loss = 0;          // of training's losses: Classifier::z_loss
     MatmulOptions matmul = {};
+    int comm_sms = 0, link_sms = 0;   // multiprocessors that collectives, and links of a pipeline, take beside matmuls
     DType grad_dtype = DType::fp32;   // or bf16, where parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
@@ -211,10 +212,17 @@ private:
     void land(int chunk_index, int micro_batch, bool activations_are_done);
     // Work that reads the parameters of the next entry of the pass.
     template <class Work>
-    void use(Work&& work) const {
+    void use(Direction direction, Work&& work) {
         if (hooks_) hooks_->use_begins();
+        matmul_.leave_free(multiprocessors_beside(direction));
         work();
         if (hooks_) hooks_->use_ends();
+    }
+    // Of the device's, how many have communication beside the work that comes next.
+    int multiprocessors_beside(Direction direction) const {
+        const bool ring = direction == Direction::backward && context().ring_size() > 1;   // its last hop
+        const bool collectives = options_.place.mesh.tp > 1 || ring || (hooks_ && hooks_->communicates(direction));
+        return (collectives ? options_.comm_sms : 0) + options_.link_sms;
     }
     void gradients_begin(int slot) const {
         if (hooks_) hooks_->gradients_begin(slot);

@@ -76,6 +76,9 @@ public:
     void use_ends() override;
     void gradients_begin(int slot) override;
     void gradients_ready(int slot) override;
+    bool communicates(Direction direction) const override {
+        return shards(StateKind::parameters) || (direction == Direction::backward && reducing_);
+    }
 
 private:
     bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
@@ -102,6 +105,7 @@ private:
     OwnedEvent computed_, travelled_;
     DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
+    bool reducing_ = false;   // a unit's gradients have left in this step
 
     std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
@@ -170,6 +174,7 @@ template <class P, class G>
 void ZeroRank<P, G>::begin_step(int micro_batches) {
     micro_batches_ = micro_batches;
     ready_.assign(ready_.size(), 0);
+    reducing_ = false;
 }
 
 template <class P, class G>
@@ -280,6 +285,7 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
     const bool last = before + 1 == micro_batches_;
     if (!last && !shards(StateKind::gradients)) return;   // more is added first
     compute_before_traffic();
+    reducing_ = true;
     if (shards(StateKind::gradients)) {
         reduce_to_shards(slot, before == 0);
     } else {

@@ -33,8 +33,9 @@ void nccl_check(ncclResult_t status, const char* call, const char* file, int lin
 
 namespace {
 
-ncclConfig_t named(const std::string& name) {
+ncclConfig_t configured(const std::string& name, int multiprocessors) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (multiprocessors > 0) config.maxCTAs = multiprocessors;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
     config.commName = name.c_str();
 #else
@@ -89,16 +90,17 @@ ncclUniqueId Communicator::make_unique_id() {
     return id;
 }
 
-Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name)
+Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name, int multiprocessors)
     : rank_(rank), size_(ranks), name_(std::move(name)) {
     loaded_nccl_shortcoming();   // every rank's own: hosts may differ
     prefer_reproducible();
-    ncclConfig_t config = named(name_);
+    ncclConfig_t config = configured(name_, multiprocessors);
     NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config));
 }
 
-Communicator::Communicator(const Communicator& parent, int color, int key, std::string name) : name_(std::move(name)) {
-    ncclConfig_t config = named(name_);
+Communicator::Communicator(const Communicator& parent, int color, int key, std::string name, int multiprocessors)
+    : name_(std::move(name)) {
+    ncclConfig_t config = configured(name_, multiprocessors);
     NCCL_CHECK(ncclCommSplit(parent.comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm_, &config));
     if (comm_ == nullptr) return;
     NCCL_CHECK(ncclCommCount(comm_, &size_));

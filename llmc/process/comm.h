@@ -67,10 +67,11 @@ struct CommCall {
 class Communicator {
 public:
     // The first communicator of the program: all ranks, who agree on `id` (make_unique_id on one of them).
-    Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name);
+    // `multiprocessors`: the most that its operations take (NCCL's CTAs); 0: as NCCL chooses.
+    Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name, int multiprocessors = 0);
     // A part of `parent`: the ranks that give the same color, ordered by key. Collective over the parent; a rank that
     // belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
-    Communicator(const Communicator& parent, int color, int key, std::string name);
+    Communicator(const Communicator& parent, int color, int key, std::string name, int multiprocessors = 0);
     ~Communicator();
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;

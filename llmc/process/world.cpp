@@ -39,6 +39,7 @@ World::World(const WorldOptions& options) {
     rendezvous_ = std::move(startup.rendezvous);
     mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp);
     at_ = coordinates_of(mesh_, place_.rank);
+    comm_sms_ = options.comm_sms;
     if (ranks() == 1) return;
     if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.watchdog.stall_seconds);
     WatchdogOptions watchdog = options.watchdog;
@@ -72,7 +73,7 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
 }
 
 void World::make_world(const ncclUniqueId& id) {
-    all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all");
+    all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all", comm_sms_);
     std::vector<int> everyone(static_cast<std::size_t>(ranks()));
     std::iota(everyone.begin(), everyone.end(), 0);
     add_observers(*all_, everyone);
@@ -98,7 +99,7 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
         return rank_of(mesh_, place);
     };
     auto link = std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
-                                               text("pp ", what, " ", from, " to ", to));
+                                               text("pp ", what, " ", from, " to ", to), link_sms(comm_sms_));
     if (!member) return nullptr;
     add_observers(*link, {rank_at(from), rank_at(to)});
     link_groups_.push_back(std::move(link));
@@ -142,7 +143,7 @@ Communicator* World::group(const std::string& name, const std::vector<int>& memb
     const auto own = std::find(members.begin(), members.end(), rank());
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
     group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
-                                           static_cast<int>(own - members.begin()), name);
+                                           static_cast<int>(own - members.begin()), name, comm_sms_);
     add_observers(*group, members);
     return group.get();
 }

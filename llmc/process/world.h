@@ -24,8 +24,12 @@ struct WorldOptions {
     int pp = 1, cp = 1, tp = 1;
     int dp = 0;   // 0: what the others leave
     WatchdogOptions watchdog;
+    int comm_sms = 0;                 // multiprocessors that a group's operations take at most; 0: as NCCL chooses
     bool check_collectives = false;   // debug: collective_order.h
 };
+
+// Of these, what a link of a pipeline takes, which carries one message at a time.
+constexpr int link_sms(int comm_sms) { return comm_sms < 2 ? comm_sms : 2; }
 
 class World {
 public:
@@ -106,6 +110,7 @@ private:
     ProcessPlace place_;
     MeshShape mesh_;
     MeshCoordinates at_;
+    int comm_sms_ = 0;
     std::unique_ptr<Rendezvous> rendezvous_;
     std::unique_ptr<CollectiveLog> log_;   // with --check-collectives
     std::unique_ptr<Watchdog>

@@ -116,6 +116,7 @@ struct Options : OptimizerOptions {
     int pp_chunks = 1;               // of a pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup
     int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
+    int comm_sms = 16;               // multiprocessors of communication, and that matmuls beside it leave free
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
 

@@ -32,6 +32,7 @@ public:
     void pass_begins(const std::vector<std::vector<int>>& uses) override { inner_.pass_begins(uses); }
     void use_begins() override { inner_.use_begins(); }
     void use_ends() override { inner_.use_ends(); }
+    bool communicates(Direction direction) const override { return inner_.communicates(direction); }
     void gradients_begin(int slot) override { inner_.gradients_begin(slot); }
     void gradients_ready(int slot) override {
         inner_.gradients_ready(slot);
@@ -50,8 +51,9 @@ enum class Flaw {
 
 constexpr int steps = 3;
 
-// The training loop over three steps of two micro-batches, as every rank asks for it.
-std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
+// The training loop over three steps of two micro-batches, as every rank asks for it. `algorithms`, where given: those
+// of the first rank's matmuls.
+std::vector<host::Recording> record_steps(int zero, Flaw flaw, std::vector<MatmulAlgorithm>* algorithms = nullptr) {
     std::vector<host::Recording> recordings(ranks);
     on_ranks(ranks, [&](TestRank& me) {
         TemporaryFolder folder;
@@ -63,6 +65,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         StageOptions options;
         options.B = B;
         options.T = T;
+        options.comm_sms = 16;
         options.place = {me.world.mesh(), me.world.at(), zero};
         Stage model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
         model.initialize(1);
@@ -86,6 +89,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw) {
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
         CUDA_CHECK(cudaDeviceSynchronize());
+        if (algorithms != nullptr && me.rank() == 0) *algorithms = model.matmul().algorithms();
     });
     return recordings;
 }
@@ -122,12 +126,23 @@ Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int co
     return result;
 }
 
+// How much longer a step takes than where links are free and communication takes no multiprocessors.
+double longer(const std::vector<host::Recording>& recordings, const host::CostModel& costs) {
+    host::CostModel free_links = machine();
+    free_links.seconds_per_exchanged_byte = free_links.seconds_per_exchange = 0;
+    return host::replay(recordings, costs).seconds / host::replay(recordings, free_links).seconds - 1;
+}
+
 Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
     const std::vector<host::Recording> recordings = record_steps(zero, flaw);
     const auto first = std::find_if(recordings[0].begin(), recordings[0].end(), [](const host::RecordedStep& step) {
         return step.name.starts_with("embedding_forward");
     });
     REQUIRE(first != recordings[0].end());
+    if (flaw == Flaw::none) {
+        MESSAGE("zero ", zero, ": a step is ", 100 * longer(recordings, machine()), "% longer than with free links, ",
+                100 * longer(recordings, machine().charged()), "% where communication takes 16 of 132 multiprocessors");
+    }
     return hidden_traffic(host::replay(recordings, machine()), first->stream, counted);
 }
 
@@ -151,5 +166,22 @@ TEST_CASE("overlap: at least 80% of the layers' traffic is hidden, unless the ho
         CHECK(sound >= 0.8);
         CHECK(careless < 0.8);
         if (gathers_after_update) CHECK(asking < sound - 0.1);   // the gathers are a part of the traffic
+    }
+}
+
+TEST_CASE("overlap: matmuls leave multiprocessors to collectives that run beside them, and only to those") {
+    for (int zero : {0, 1, 2, 3}) {
+        INFO("zero ", zero);
+        std::vector<MatmulAlgorithm> algorithms;
+        record_steps(zero, Flaw::none, &algorithms);
+        auto any = [&](const char* use, bool leaves) {
+            return std::ranges::any_of(algorithms, [&](const MatmulAlgorithm& one) {
+                return one.problem.starts_with(use) && one.problem.ends_with(" leaving 16") == leaves;
+            });
+        };
+        CHECK(any("forward", true) == (zero >= 2));   // beside gathers of parameters; ZeRO-2: the head's logits
+        CHECK(any("forward", false) == (zero != 3));
+        CHECK(any("weight + bias gradient", true));   // beside reductions: of the last micro-batch, or of each
+        CHECK(any("weight + bias gradient", false) == (zero < 2));   // the head's gradients leave before a layer's
     }
 }

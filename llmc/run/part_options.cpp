@@ -30,6 +30,7 @@ WorldOptions world_options(const Options& options) {
     result.dp = options.dp;
     result.watchdog.silence_seconds = options.peer_timeout_s;
     result.watchdog.stall_seconds = options.stall_timeout_s;
+    result.comm_sms = options.comm_sms;
     result.check_collectives = options.check_collectives;
     return result;
 }
@@ -52,6 +53,8 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     // replicas must make the same matrices orthogonal.
     const bool alike = mesh.tp > 1 || (options.optimizer == OptimizerKind::muon && result.place.zero_stage == 0);
     result.matmul.tries = alike ? 1 : options.matmul_tries;
+    result.comm_sms = options.comm_sms;
+    result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one receives, one sends
     result.grad_dtype = options.grad_dtype;
     result.z_loss = options.z_loss;
     add_pipeline(result, options, config);

@@ -33,7 +33,7 @@ struct cublasLtMatmulDescOpaque_t {
     const void* bias = nullptr;
     void* aux = nullptr;
     std::int64_t aux_ld = 0;
-    std::int32_t bias_type = -1, aux_type = -1;
+    std::int32_t bias_type = -1, aux_type = -1, multiprocessors = 0;
 };
 
 struct cublasLtMatmulPreferenceOpaque_t {
@@ -249,6 +249,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set_field(desc->bias, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set_field(desc->aux, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set_field(desc->aux_ld, value, bytes);
+        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: return set_field(desc->multiprocessors, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set_field(desc->aux_type, value, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set_field(desc->bias_type, value, bytes);
     }

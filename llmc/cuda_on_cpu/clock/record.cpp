@@ -52,6 +52,9 @@ public:
 struct Moment {
     double duration = 0;
     double begin = 0;
+    int rank = 0;
+    int multiprocessors = 0;                 // that communication takes from then on, or gives back (negative)
+    bool slowed = false;                     // by communication beside it
     int missing = 0;                         // moments before it that have not happened
     std::vector<int> after;                  // moments that wait for it
     struct Rendezvous* exchange = nullptr;   // that happens then
@@ -213,7 +216,15 @@ private:
 
     int add_operation(int rank, const RecordedStep& step, int start) {
         const int computed = add_moment(compute_seconds(step), {start});
-        const int finish = add_moment(0, {computed});
+        const int launched = add_moment(0, {start}), finish = add_moment(0, {computed, launched});
+        if (step.work.exchanges.empty()) {
+            at(computed).slowed = costs_.multiprocessors > 0;
+        } else {
+            const int asked = step.work.multiprocessors;
+            at(launched).multiprocessors = asked > 0 ? asked : costs_.multiprocessors_of_exchange;
+            at(finish).multiprocessors = -at(launched).multiprocessors;
+        }
+        for (int moment : {computed, launched, finish}) at(moment).rank = rank;
         Placed placed{rank, &step, start, finish, {}};
         for (const Exchange& exchange : step.work.exchanges) {
             const auto previous = communicators_.find({rank, communicator_of(exchange.key)});
@@ -221,8 +232,8 @@ private:
             if (rendezvous.moment < 0) rendezvous.moment = add_moment(0, {});
             rendezvous.expected = exchange.ranks;
             rendezvous.sides.push_back({static_cast<int>(operations_.size()), &exchange});
-            order(start, rendezvous.moment);
-            if (previous != communicators_.end()) order(previous->second, rendezvous.moment);
+            if (previous != communicators_.end()) order(previous->second, launched);
+            order(launched, rendezvous.moment);
             order(rendezvous.moment, finish);
             placed.meets.push_back(exchange.key);
         }
@@ -235,17 +246,61 @@ private:
 
     // Moments in the order of time, so that ways go to who is ready first.
     void pass_time() {
-        std::set<std::pair<double, int>> ready;   // when, and which moment
         for (int moment = 0; moment < static_cast<int>(moments_.size()); moment++)
-            if (at(moment).missing == 0) ready.insert({0, moment});
-        while (!ready.empty()) {
-            Moment& now = at(ready.begin()->second);
-            ready.erase(ready.begin());
-            if (now.exchange != nullptr) take_ways(now);
-            for (int next : now.after) {
-                at(next).begin = std::max(at(next).begin, now.end());
-                if (--at(next).missing == 0) ready.insert({at(next).begin, next});
+            if (at(moment).missing == 0) ready_.insert({0, moment});
+        while (!ready_.empty() || !ends_.empty()) {
+            if (ready_.empty() || (!ends_.empty() && ends_.begin()->first <= ready_.begin()->first)) {
+                const auto [time, moment] = *ends_.begin();
+                ends_.erase(ends_.begin());
+                running_[at(moment).rank].erase(moment);
+                at(moment).duration = time - at(moment).begin;
+                has_happened(at(moment));
+                continue;
             }
+            const auto [time, moment] = *ready_.begin();
+            ready_.erase(ready_.begin());
+            Moment& now = at(moment);
+            if (now.exchange != nullptr) take_ways(now);
+            if (now.multiprocessors != 0) take_multiprocessors(now.rank, now.multiprocessors, time);
+            if (now.slowed) {
+                run(moment, {now.duration, time});
+            } else {
+                has_happened(now);
+            }
+        }
+    }
+
+    void has_happened(const Moment& now) {
+        for (int next : now.after) {
+            at(next).begin = std::max(at(next).begin, now.end());
+            if (--at(next).missing == 0) ready_.insert({at(next).begin, next});
+        }
+    }
+
+    // Work under way that communication slows down: what of it is left, in seconds of a whole device.
+    struct Running {
+        double left;
+        double since;   // when that was left
+        double end = 0;
+    };
+
+    // The share of its device that communication leaves to a rank: one multiprocessor at least.
+    double share(int rank) {
+        return std::max(1, costs_.multiprocessors - taken_[rank]) / static_cast<double>(costs_.multiprocessors);
+    }
+
+    void run(int moment, Running work) {
+        work.end = work.since + work.left / share(at(moment).rank);
+        ends_.insert({work.end, moment});
+        running_[at(moment).rank][moment] = work;
+    }
+
+    void take_multiprocessors(int rank, int count, double time) {
+        const double before = share(rank);
+        taken_[rank] += count;
+        for (auto [moment, work] : std::map<int, Running>(running_[rank])) {
+            ends_.erase({work.end, moment});
+            run(moment, {work.left - (time - work.since) * before, time});
         }
     }
 
@@ -271,7 +326,10 @@ private:
     std::map<std::uint64_t, Rendezvous> rendezvous_;
     std::map<std::tuple<int, bool, bool>, Way> ways_;   // by rank, whether between nodes, whether out
     std::map<std::pair<int, std::uint64_t>, int>
-        communicators_;   // (rank, communicator): the end of its latest operation
+        communicators_;                               // (rank, communicator): the end of its latest operation
+    std::set<std::pair<double, int>> ready_, ends_;   // when, and which moment; ends of what is running
+    std::map<int, std::map<int, Running>> running_;   // by rank and moment
+    std::map<int, int> taken_;                        // multiprocessors, by rank
 };
 
 // The stream's active times, which do not overlap and are in order.

@@ -6,8 +6,12 @@
 // order. Time costs nothing there, and a change that destroys an overlap changes a number.
 //
 // The model of a device: a stream is busy with one operation at a time; operations of different streams do not slow
-// each other down, but for links. The legacy default stream counts as one of the non-blocking ones (the program does
-// not use it).
+// each other down, but for links and multiprocessors. The legacy default stream counts as one of the non-blocking ones
+// (the program does not use it).
+//
+// The model of multiprocessors: NCCL's kernels keep some for themselves from their launch until they end, also while
+// they wait for peers; a launch waits for its stream and for the communicator's earlier operation. Whatever else runs
+// then takes (all / what is left) times as long.
 //
 // The model of communication: an exchange between ranks begins when all of them have reached it, and ends for all at
 // once. As with NCCL, the operations of one communicator run one after another, in the order in which the host asked
@@ -54,9 +58,18 @@ struct CostModel {
     double seconds_per_exchanged_byte = 0;   // on a link inside a node
     double seconds_per_exchanged_byte_between_nodes = 0;
     double seconds_per_exchange = 0;
-    int ranks_per_node = 0;                                       // rank r is on node r / this; 0: all on one node
-    double host_seconds_per_call = 0;                             // between the host's calls
+    int multiprocessors = 0;               // of a device; 0: communication slows nothing down
+    int multiprocessors_of_exchange = 0;   // of a communicator that has no limit (ncclConfig_t::maxCTAs)
+    int ranks_per_node = 0;                // rank r is on node r / this; 0: all on one node
+    double host_seconds_per_call = 0;      // between the host's calls
     std::function<double(const RecordedStep&)> compute_seconds;   // if set, replaces the first three
+
+    // The same on an H100, whose communicators take --comm-sms 16 where they have no limit of their own.
+    CostModel charged() const {
+        CostModel result = *this;
+        result.multiprocessors = 132, result.multiprocessors_of_exchange = 16;
+        return result;
+    }
 };
 
 // One operation on the virtual clock; all times in seconds from the beginning.

@@ -383,3 +383,58 @@ TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they se
     Timeline timeline = host::replay(recordings, seconds_as_given());
     CHECK(timeline.seconds == doctest::Approx(bytes * 4 / 3 + 2 * bytes + 40 + 80 + bytes + 2 * 400));
 }
+
+TEST_CASE("record: work beside communication is slower by the multiprocessors that this takes, and no other work is") {
+    TestDevice device;
+    cudaStream_t one = device.stream(), two = device.stream(), three = device.stream();
+    auto of = [](std::uint64_t communicator) { return communicator << host::communicator_shift; };
+    auto take = [](host::Recording& recording, const std::string& name, int multiprocessors) {
+        std::ranges::find(recording, name, &host::RecordedStep::name)->work.multiprocessors = multiprocessors;
+    };
+    CostModel costs = seconds_as_given();
+    costs.multiprocessors = 10;
+    costs.multiprocessors_of_exchange = 5;
+
+    // Two seconds of work beside four of exchange: at half the speed; then the rest alone.
+    Recording recording = host::record([&] {
+        exchange(two, "exchange", {{of(1), 1, 4}});
+        compute(one, "beside", 1.5);
+        compute(one, "partly", 1.5);
+        compute(one, "after", 1);
+        cudaDeviceSynchronize();
+    });
+    auto end_of = [&](const Timeline& timeline, const std::string& name) {
+        return std::ranges::find(timeline.spans, name, &host::Span::name)->end;
+    };
+    Timeline timeline = host::replay({recording}, costs);
+    CHECK(end_of(timeline, "beside") == 3);
+    CHECK(end_of(timeline, "partly") == 5);   // half a second of it until 4
+    CHECK(end_of(timeline, "after") == 6);
+    take(recording, "exchange", 1);
+    CHECK(end_of(host::replay({recording}, costs), "beside") == doctest::Approx(1.5 / 0.9));
+    take(recording, "exchange", 12);   // one multiprocessor is always left
+    CHECK(end_of(host::replay({recording}, costs), "beside") == doctest::Approx(4 + 1.1));
+    costs.multiprocessors = 0;
+    CHECK(end_of(host::replay({recording}, costs), "after") == 4);
+    costs.multiprocessors = 10;
+
+    // It takes them while it waits for a peer; several communicators take the sum; an operation that waits for its
+    // communicator's earlier one takes none yet.
+    Recording waits = host::record([&] {
+        compute(one, "work", 3);
+        exchange(two, "waits", {{of(1), 2, 1}});
+        exchange(three, "other communicator", {{of(2), 1, 2}});
+        exchange(three, "same communicator", {{of(1) + 1, 2, 1}});
+        cudaDeviceSynchronize();
+    });
+    Recording comes_late = host::record([&] {
+        compute(one, "before", 4);
+        exchange(one, "waits", {{of(1), 2, 1}});
+        exchange(one, "same communicator", {{of(1) + 1, 2, 1}});
+        cudaDeviceSynchronize();
+    });
+    take(waits, "waits", 2), take(waits, "other communicator", 3);
+    timeline = host::replay({waits, comes_late}, costs);
+    CHECK(end_of(timeline, "work") == doctest::Approx(2 + (3 - 2 * 0.5) / 0.8));   // 1 is done by 2, and 2 of 3 by 4.5
+    CHECK(end_of(timeline, "before") == 4);
+}

@@ -42,7 +42,7 @@ std::string to_text(const Recording& recording) {
     out << std::setprecision(17);
     for (const RecordedStep& step : recording) {
         out << static_cast<int>(step.kind) << ' ' << step.stream << ' ' << step.record << ' ' << step.work.flops << ' '
-            << step.work.bytes << ' ' << step.work.exchanges.size();
+            << step.work.bytes << ' ' << step.work.multiprocessors << ' ' << step.work.exchanges.size();
         for (const Exchange& exchange : step.work.exchanges) {
             out << ' ' << exchange.key << ' ' << exchange.ranks << ' ' << exchange.sends << ' ' << exchange.receives;
         }
@@ -59,7 +59,8 @@ Recording recording_from(const std::string& text_of_it) {
         int kind = -1;
         std::size_t exchanges = 0;
         RecordedStep step{};
-        in >> kind >> step.stream >> step.record >> step.work.flops >> step.work.bytes >> exchanges;
+        in >> kind >> step.stream >> step.record >> step.work.flops >> step.work.bytes >> step.work.multiprocessors >>
+            exchanges;
         for (std::size_t i = 0; i < exchanges && in; i++) {
             Exchange exchange{};
             in >> exchange.key >> exchange.ranks >> exchange.sends >> exchange.receives;
@@ -84,7 +85,7 @@ CostModel trace_machine() {
     costs.seconds_per_exchanged_byte = 1 / 50e9;
     costs.seconds_per_exchange = 10e-6;
     costs.host_seconds_per_call = 1e-6;
-    return costs;
+    return costs.charged();
 }
 
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {

@@ -77,6 +77,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,              // const void*
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,     // void*
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,          // int64
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,          // int32; 0: all multiprocessors
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,   // int32; -1: as D
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,           // int32; -1: as D
 };

@@ -68,11 +68,12 @@ typedef struct {
     unsigned int magic;
     unsigned int version;
     int blocking;           // only 1, or left undefined
+    int maxCTAs;            // multiprocessors that its operations may take: recordings hold it (clock/record.h)
     const char* commName;   // shown in messages
 } ncclConfig_t;
 
 #define NCCL_CONFIG_INITIALIZER \
-    { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NULL }
+    { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL }
 
 extern "C" {
 

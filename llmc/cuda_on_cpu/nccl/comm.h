@@ -19,6 +19,7 @@ struct ncclComm {
     int rank = 0;
     std::vector<int> members;   // ranks in the fabric, by rank in this communicator
     std::string name;
+    int most_multiprocessors = 0;   // that an operation takes; 0: not said
 
     // Operations run one after another, in the order in which the host asked for them, whatever their streams.
     std::uint64_t issued = 0;             // asked for

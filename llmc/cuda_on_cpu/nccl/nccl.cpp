@@ -168,6 +168,7 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     // it touches more than it declares: its step also takes in what peers have sent to others that wait on this rank
     operation.touches = Touches::anything;
     operation.work.exchanges = conversation->exchanges();
+    operation.work.multiprocessors = first.comm->most_multiprocessors;
     operation.step = [conversation] { return conversation->step(); };
     operation.waiting = [conversation] { return conversation->waiting(); };
     cudaError_t error = enqueue(first.stream, std::move(operation));
@@ -225,6 +226,7 @@ ncclComm* make_comm(std::shared_ptr<Fabric> fabric, std::uint64_t id, std::vecto
     auto self = std::find(comm->members.begin(), comm->members.end(), comm->fabric->rank());
     comm->rank = static_cast<int>(self - comm->members.begin());
     comm->name = config && config->commName ? config->commName : "of " + std::to_string(comm->size()) + " ranks";
+    if (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->most_multiprocessors = config->maxCTAs;
     comm->sent.resize(comm->members.size());
     comm->received.resize(comm->members.size());
     return comm;
@@ -277,6 +279,9 @@ ncclResult_t check_config(const ncclConfig_t* config) {
     if (config->magic != 0xcafebeef) return refuse(ncclInvalidArgument, "ncclConfig_t was not initialised");
     if (config->blocking != NCCL_CONFIG_UNDEF_INT && config->blocking != 1) {
         return refuse(ncclInvalidUsage, "nonblocking communicators are not served without a GPU");
+    }
+    if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < 1) {
+        return refuse(ncclInvalidArgument, "maxCTAs of " + std::to_string(config->maxCTAs));
     }
     return ncclSuccess;
 }

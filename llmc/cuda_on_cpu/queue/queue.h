@@ -37,6 +37,7 @@ struct Work {
     double flops = 0;
     double bytes = 0;   // of device memory moved; 0: the sum of the declared accesses
     std::vector<Exchange> exchanges;
+    int multiprocessors = 0;   // that exchanges keep busy while they go on, or wait for their peers; 0: not said
 };
 
 // What of the device's memory a step may touch. Where memory is checked, it finds only that open.

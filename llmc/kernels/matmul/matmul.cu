@@ -22,6 +22,13 @@ constexpr cudaDataType_t cuda_type = CUDA_R_32F;
 template <>
 constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 
+int multiprocessors() {
+    int device = 0, count = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Behind the workspace: where gradients of biases wait to be added to what there is already.
@@ -33,6 +40,7 @@ std::size_t waiting_bytes(const MatmulOptions& options) { return options.workspa
 struct Matmul::Impl {
     MatmulOptions options;
     cublasLtHandle_t handle = nullptr;
+    int left_free = 0;                      // multiprocessors
     DeviceBuffer<std::uint8_t> workspace;   // of cuBLASLt and bias_gradient, then what waits
     BiasSums waiting;
     std::size_t waiting_used = 0;
@@ -92,6 +100,9 @@ MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, c
         plan.set(CUBLASLT_MATMUL_DESC_TRANSA, row.transpose_a);
         plan.set(CUBLASLT_MATMUL_DESC_TRANSB, row.transpose_b);
         plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, row.epilogue);
+        if (problem.left_free > 0) {
+            plan.set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, std::max(1, multiprocessors() - problem.left_free));
+        }
         if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
         if (aux) {
             plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
@@ -225,9 +236,9 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
     ENSURE(!accumulate || another || (row->addend == MatmulAddend::output && c == d), row->use, " adds no such matrix");
     ENSURE(dm.rows > 0 && dm.cols > 0 && am.rows > 0 && am.cols > 0, row->use, " of an empty matrix");
     const std::uint32_t c_alignment = accumulate ? alignment_bytes(c) : dm.alignment;
-    MatmulPlan& p = plan(
-        {row - matmul_rows, accumulate, am, bm, dm, c_alignment, std::min(alignment_bytes(bias), alignment_bytes(aux))},
-        bias, aux);
+    MatmulPlan& p = plan({row - matmul_rows, accumulate, am, bm, dm, c_alignment,
+                          std::min(alignment_bytes(bias), alignment_bytes(aux)), left_free},
+                         bias, aux);
     if (p.use != MatmulPlan::Use::algorithm) {
         last_refusal = p.refusal;
         return false;
@@ -399,6 +410,8 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
     bias_gradient(dbias, dout, s, accumulate, stream);
     weight_gradient(dweight, dout, in, s, accumulate, stream);
 }
+
+void Matmul::leave_free(int multiprocessors) { impl_->left_free = multiprocessors; }
 
 void Matmul::add_bias_gradients(cudaStream_t stream) {
     add_bias_sums(impl_->waiting, stream);

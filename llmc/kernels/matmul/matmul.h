@@ -117,6 +117,10 @@ public:
     void weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& shape,
                                   bool accumulate, cudaStream_t stream);
 
+    // From the next call on, so many of the device's multiprocessors are left to communication that runs beside: a
+    // kernel that is made for all of them would need a second wave. Another number is another problem for algorithms.
+    void leave_free(int multiprocessors);
+
     // Adds what gradients of biases wait for, several in one launch: before anybody reads them.
     void add_bias_gradients(cudaStream_t stream);
 

@@ -51,6 +51,7 @@ struct MatmulProblem {
     bool accumulate;
     MatmulOperand a, b, d;
     std::uint32_t c_alignment, epilogue_alignment;   // of what is added; of bias and aux
+    int left_free = 0;                               // multiprocessors
     auto operator<=>(const MatmulProblem&) const = default;
 };
 
@@ -64,7 +65,8 @@ inline std::string describe(const MatmulProblem& p, bool tf32) {
                 !p.accumulate                         ? std::string()
                 : row.addend == MatmulAddend::another ? text(" + residual@", p.c_alignment)
                                                       : std::string(" accumulated"),
-                one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment);
+                one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment,
+                p.left_free > 0 ? text(" leaving ", p.left_free) : std::string());
 }
 
 struct MatmulCandidate {

@@ -5,7 +5,10 @@
 // into the units() of ParamStorage.
 #pragma once
 
+#include <cstdint>
 #include <vector>
+
+enum class Direction : std::uint8_t { forward, backward };
 
 class UnitHooks {
 public:
@@ -23,4 +26,7 @@ public:
     // micro-batch.
     virtual void gradients_begin(int unit_slot) = 0;
     virtual void gradients_ready(int unit_slot) = 0;
+
+    // Whether collectives of theirs run beside what is queued next, a use of this direction.
+    virtual bool communicates(Direction direction) const = 0;
 };

@@ -50,6 +50,7 @@ private:
     void pass_begins(const std::vector<std::vector<int>>& uses) override { inner_->pass_begins(uses); }
     void use_begins() override;
     void use_ends() override { inner_->use_ends(); }
+    bool communicates(Direction direction) const override { return inner_->communicates(direction); }
     void gradients_begin(int slot) override;
     void gradients_ready(int slot) override { inner_->gradients_ready(slot); }
 
