@@ -100,7 +100,7 @@ COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
-    $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu ptx/ptx_model_host_test.cu)),$(COMMON_TESTS))
+    $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu)),$(COMMON_TESTS))
 BENCH_OBJECTS := $(call precision_object,$(wildcard dev/bench/*.cu dev/bench/*.cpp))
 TOOLS := $(patsubst dev/tools/%.cpp,$(COMMON)/%,$(wildcard dev/tools/*.cpp))
 

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "llmc/cuda_on_cpu/exec/vector_types.h"
@@ -36,6 +37,13 @@ struct Site {
 };
 bool operator==(const Site& a, const Site& b);
 #define HOST_SITE const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
+
+// For tests of what the instructions of a kernel are there for: asked by every thread at each call of a barrier of the
+// block or of an instruction of ptx/, it says whether the call is made. Empty: all are. It may be asked by several
+// threads at once.
+inline std::function<bool(const char* instruction, const Site& site)> call_watcher;
+#define UNLESS_LEFT_OUT \
+    if (!host::call_watcher || host::call_watcher(__func__, {site_file, site_line}))
 
 // Run by the last lane that arrives, for all `participants` (a mask) of the collective.
 struct Warp;

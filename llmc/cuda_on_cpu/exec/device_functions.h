@@ -17,7 +17,7 @@
 
 inline void __syncthreads(HOST_SITE) {
     host::Block& block = *host::Block::current();
-    block.barrier(0, block.threads(), false, true, {site_file, site_line});
+    UNLESS_LEFT_OUT block.barrier(0, block.threads(), false, true, {site_file, site_line});
 }
 inline int __syncthreads_count(int predicate, HOST_SITE) {
     host::Block& block = *host::Block::current();
@@ -58,7 +58,7 @@ inline void warp_meet(std::uint32_t mask, Site site, Finish) {
 // Ends the block: a warp-wide operation was reached by a warp of which some lanes do not exist or have left.
 [[noreturn]] void fail_partial_warp();
 
-// For models of warp-wide instructions (llmc/kernels/ptx/ptx.cuh). Every lane of a full warp leaves the address of its
+// For models of warp-wide instructions (llmc/cuda_on_cpu/ptx). Every lane of a full warp leaves the address of its
 // operands, which stay where they are on the lanes' own stacks; the last lane to arrive calls finish(Operands**) with
 // all 32 and may read and write them in place.
 template <class Operands, class Finish>
@@ -88,14 +88,6 @@ inline void wait_until(Ready&& ready, const char* what, HOST_SITE) {
     using Function = std::remove_reference_t<Ready>;
     Block::current()->wait_until([](void* context) { return static_cast<bool>((*static_cast<Function*>(context))()); },
                                  &ready, what, {site_file, site_line});
-}
-
-// PTX's bar.sync / bar.arrive: barriers 1 to 15, for `expected` threads of the block.
-inline void named_barrier_sync(unsigned id, unsigned expected, HOST_SITE) {
-    Block::current()->barrier(id, expected, false, true, {site_file, site_line});
-}
-inline void named_barrier_arrive(unsigned id, unsigned expected, HOST_SITE) {
-    Block::current()->barrier(id, expected, false, false, {site_file, site_line});
 }
 
 template <class T>

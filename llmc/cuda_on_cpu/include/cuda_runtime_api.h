@@ -15,6 +15,8 @@
 
 #include <driver_types.h>
 
+#define CUDART_VERSION 13000
+
 #define HOST_CALL_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 // ---- devices: there is one, the machine's processor
@@ -26,6 +28,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
+// Finds cuTensorMapEncodeTiled (cuda.h); versions and flags are not looked at.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* result);
 
 // ---- errors. A fault (a wrong access in a kernel, a race, no progress) is sticky: every later call returns it, and
 // cudaGetErrorString adds the stand-in's message to CUDA's text.

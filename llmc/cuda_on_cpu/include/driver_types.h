@@ -84,6 +84,9 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault = 4   // the direction follows from the pointers
 };
 
+enum { cudaEnableDefault = 0 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8
 };

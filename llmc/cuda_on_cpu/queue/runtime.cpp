@@ -169,7 +169,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 cudaError_t cudaRuntimeGetVersion(int* version) {
-    *version = 13000;
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 

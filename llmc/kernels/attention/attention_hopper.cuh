@@ -1,4 +1,4 @@
-// Building blocks of attention for sm_90a: the steps that order its warps, tiles in shared memory, one tile of softmax,
+// Building blocks of attention for sm_90a: tiles in shared memory, one tile of softmax,
 // and which block does which tile. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
 //
 // Not yet run on a GPU.
@@ -12,36 +12,6 @@
 #include "llmc/kernels/attention/attention_common.cuh"
 #include "llmc/kernels/attention/attention_mma.cuh"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
-
-// Of forward: everything that orders one warp after another, or an asynchronous instruction after others. Tests plant
-// kernels that leave out one of them: each must show.
-enum class HopperStep : std::uint8_t {
-    barriers_fence,   // mbarriers are made before copies use them
-    barriers_made,    // and before other threads do
-    query_wait,       // q is here
-    key_wait,         // a tile of k is here
-    value_wait,       // a tile of v is here
-    key_room,         // the tile of k that lay here has been read
-    value_room,       // the tile of v that lay here has been read
-    key_read,         // says so to the producer
-    value_read,
-    score_fence,   // registers are ready for q k^T
-    score_commit,
-    score_wait,   // q k^T is done
-    sum_fence,    // registers are ready for p v
-    sum_commit,
-    sum_wait,        // p v is done
-    turn_wait,       // it is this group's turn to multiply
-    turn_pass,       // now the other group's
-    staging_free,    // all warps of the group have read q
-    staging_fence,   // what was staged is seen by the copy to global memory
-    staging_full,    // and all of the group have staged theirs
-    store_wait,      // the copy has read it
-    count,
-};
-struct AllHopperSteps {
-    __device__ static constexpr bool keeps(HopperStep) { return true; }
-};
 
 // Tensors as a kernel's copies see them: coordinates are channel, token, head, batch.
 struct HopperForwardMaps {

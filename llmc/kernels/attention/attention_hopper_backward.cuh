@@ -22,40 +22,6 @@
 
 #include "llmc/kernels/attention/attention_hopper.cuh"
 
-// Everything that orders one warp or block after another, or an asynchronous instruction after others; see HopperStep.
-enum class HopperBackwardStep : std::uint8_t {
-    barriers_fence,   // mbarriers are made before copies use them
-    barriers_made,    // and before other threads do; the block's number is known
-    key_wait,         // k and v are here
-    query_wait,       // a tile of q and dout, with its lse and delta, is here
-    query_room,       // the tile that lay here has been read
-    statistic_room,   // the same, for lse and delta
-    query_read,       // says so
-    score_fence,      // registers are ready for k q^T
-    score_commit,
-    score_wait,     // it is done
-    dscore_fence,   // the same for v dout^T
-    dscore_commit,
-    dscore_wait,
-    value_fence,       // for p dout
-    query_sum_fence,   // for ds^T k: the wait is for p dout, too
-    query_sum_commit,
-    query_sum_wait,
-    key_sum_fence,   // for ds q
-    key_sum_commit,
-    key_sum_wait,
-    staging_fence,   // what was written of ds is seen by products
-    staging_full,    // and all of both groups have written theirs
-    turn_wait,       // the blocks before have added to dq
-    turn_taken,      // and all of the group know
-    turn_over,       // all of the group have added
-    turn_pass,       // says so, to other blocks
-    count,
-};
-struct AllHopperBackwardSteps {
-    __device__ static constexpr bool keeps(HopperBackwardStep) { return true; }
-};
-
 struct HopperBackwardMaps {
     TensorMap q, k, v, dout;
 };
@@ -98,14 +64,13 @@ struct HopperBackwardBarriers {
     __device__ SharedAddress full(int stage) const { return first + 8 * (1 + stage); }
     __device__ SharedAddress free(int stage) const { return first + 8 * (1 + stages + stage); }
 
-    template <class Steps>
     __device__ void make() const {
         mbarrier_init(key(), 1);
         for (int stage = 0; stage < stages; stage++) {
             mbarrier_init(full(stage), 1 + 32);   // who copies, and the warp of lse and delta
             mbarrier_init(free(stage), 4 * HopperBackwardTile<D>::groups);   // a lane of each warp
         }
-        if (Steps::keeps(HopperBackwardStep::barriers_fence)) mbarrier_init_fence();
+        mbarrier_init_fence();
     }
 };
 
@@ -135,7 +100,7 @@ __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const Attenti
 }
 
 // Group 0's one thread: copies k and v, and fills the ring.
-template <int D, class Steps>
+template <int D>
 __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps& maps, const HopperBackwardWork& work,
                                                         SharedAddress shared, HopperBackwardBarriers<D> barriers) {
     using Tile = HopperBackwardTile<D>;
@@ -151,7 +116,7 @@ __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps
     HopperRing<Tile::stages> ring;
     for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
         const SharedAddress stage = shared + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
-        if (Steps::keeps(HopperBackwardStep::query_room)) mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+        mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
         mbarrier_arrive_expect(barriers.full(ring.stage), 2 * Tile::query_bytes);
         copy(stage, Tile::query_panel, maps.q, barriers.full(ring.stage), tile * Tile::queries);
         copy(stage + Tile::query_bytes, Tile::query_panel, maps.dout, barriers.full(ring.stage), tile * Tile::queries);
@@ -160,7 +125,7 @@ __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps
 
 // Group 0's second warp: lse, in units of log 2, and delta of the ring's tiles. Zeros past the end, where q and dout
 // are zeros too: those queries add nothing.
-template <int D, class Steps>
+template <int D>
 __device__ __forceinline__ void hopper_backward_statistics(const float* lse, const float* delta, int Tq,
                                                            const HopperBackwardWork& work, unsigned char* shared,
                                                            HopperBackwardBarriers<D> barriers) {
@@ -170,7 +135,7 @@ __device__ __forceinline__ void hopper_backward_statistics(const float* lse, con
     HopperRing<Tile::stages> ring;
     for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
         float* target = reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
-        if (Steps::keeps(HopperBackwardStep::statistic_room)) mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+        mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
         for (int i = lane; i < Tile::queries; i += 32) {
             const int query = tile * Tile::queries + i;
             target[i] = query < Tq ? finite_lse_log2(lse[row + query]) : 0.0f;
@@ -181,10 +146,9 @@ __device__ __forceinline__ void hopper_backward_statistics(const float* lse, con
 }
 
 // One of the two groups that compute, `group` being 0 or 1: its 64 keys.
-template <int D, class Steps, class G>
+template <int D, class G>
 struct HopperBackwardGroup {
     using Tile = HopperBackwardTile<D>;
-    using Step = HopperBackwardStep;
     static constexpr int HALF_N = Tile::queries / 2, QUERY_HALF_N = D / 4;   // of scores; of dq
     static constexpr int staging_barrier = 1, group_barrier = 2;             // + group
 
@@ -199,18 +163,17 @@ struct HopperBackwardGroup {
 
     __device__ __forceinline__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ __forceinline__ int pair() const { return thread % 4 * 2; }
-    __device__ __forceinline__ void meet() const { named_barrier_sync(group_barrier + group, Tile::group_threads); }
 
     // Starts scores = k q^T and dscores = v dout^T.
     __device__ __forceinline__ void start_scores(float (&scores)[HALF_N], float (&dscores)[HALF_N],
                                                  SharedAddress queries) {
         const SharedAddress keys = base + group * Tile::group_keys * HOPPER_ROW_BYTES;
-        if (Steps::keeps(Step::score_fence)) wgmma_fence(scores);
+        wgmma_fence(scores);
         multiply(scores, keys, queries);
-        if (Steps::keeps(Step::score_commit)) wgmma_commit();
-        if (Steps::keeps(Step::dscore_fence)) wgmma_fence(dscores);
+        wgmma_commit();
+        wgmma_fence(dscores);
         multiply(dscores, keys + Tile::key_bytes, queries + Tile::query_bytes);
-        if (Steps::keeps(Step::dscore_commit)) wgmma_commit();
+        wgmma_commit();
     }
     __device__ __forceinline__ void multiply(float (&product)[HALF_N], SharedAddress keys, SharedAddress queries) {
 #pragma unroll
@@ -287,9 +250,8 @@ struct HopperBackwardGroup {
             *reinterpret_cast<std::uint32_t*>(target + 2 * pair()) = weights[i / 8][i / 2 % 4];
         }
         const int warp_rows = group * Tile::group_keys + thread / 32 * 16;
-        if (Steps::keeps(Step::staging_fence))
-            fence_proxy_async(base + staging_offset + warp_rows * HOPPER_ROW_BYTES, 16 * HOPPER_ROW_BYTES);
-        if (Steps::keeps(Step::staging_full)) named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
+        fence_proxy_async(base + staging_offset + warp_rows * HOPPER_ROW_BYTES, 16 * HOPPER_ROW_BYTES);
+        named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
     }
 
     // The number of this group's part of a tile of queries.
@@ -305,8 +267,8 @@ struct HopperBackwardGroup {
         const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
         const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
         if (before == 0) return false;
-        if (thread == 0 && Steps::keeps(Step::turn_wait)) wait_acquire(in_memory.numbers + 1 + part(tile), before);
-        if (Steps::keeps(Step::turn_taken)) meet();
+        if (thread == 0) wait_acquire(in_memory.numbers + 1 + part(tile), before);
+        named_barrier_sync(group_barrier + group, Tile::group_threads);
         return true;
     }
     // sum += what lies in memory of dq's elements FIRST to FIRST + COUNT.
@@ -329,7 +291,7 @@ struct HopperBackwardGroup {
         float sum[early] = {};
         const bool added_to = take_turn(tile);
         if (added_to) fetch<0, early>(sum, tile);
-        if (Steps::keeps(Step::query_sum_wait)) wgmma_wait<1>(dq, dv, p);
+        wgmma_wait<1>(dq, dv, p);
 #pragma unroll
         for (int i = 0; i < early; i++) dq[i] += sum[i];
         if (added_to) fetch<early, QUERY_HALF_N - early>(dq + early, tile);
@@ -344,8 +306,8 @@ struct HopperBackwardGroup {
     // Says that the block has added. Some time after it has, so that nothing waits for the memory.
     __device__ __forceinline__ void pass_turn(int tile) {
         if (work.key_tile == 0) return;
-        if (Steps::keeps(Step::turn_over)) meet();
-        if (thread == 0 && Steps::keeps(Step::turn_pass)) add_release(in_memory.numbers + 1 + part(tile), 1);
+        named_barrier_sync(group_barrier + group, Tile::group_threads);
+        if (thread == 0) add_release(in_memory.numbers + 1 + part(tile), 1);
     }
     __device__ __forceinline__ void write(const float (&dq)[QUERY_HALF_N], int tile) {
         store_fragment(head_rows(a.dq, work.batch, work.head), dq, a.shape.scale, tile * Tile::queries + row(),
@@ -360,35 +322,35 @@ struct HopperBackwardGroup {
             reinterpret_cast<const float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
         float scores[HALF_N], dscores[HALF_N];
         std::uint32_t p[HALF_N / 8][4], ds[HALF_N / 8][4];
-        if (Steps::keeps(Step::query_wait)) mbarrier_wait(barriers.full(ring.stage), ring.parity);
+        mbarrier_wait(barriers.full(ring.stage), ring.parity);
         start_scores(scores, dscores, queries);
         if (tile > work.begin) pass_turn(tile - 1);
-        if (Steps::keeps(Step::score_wait)) wgmma_wait<1>(scores);
+        wgmma_wait<1>(scores);
         probabilities(scores, tile * Tile::queries, lse);
         pack_weights(p, scores);
         computed_before_wait(any_sign(p), barriers.unused());
-        if (Steps::keeps(Step::dscore_wait)) wgmma_wait<0>(dscores);
-        if (Steps::keeps(Step::value_fence)) wgmma_fence(dv, p);
+        wgmma_wait<0>(dscores);
+        wgmma_fence(dv, p);
         accumulate(dv, p, queries + Tile::query_bytes);
         wgmma_commit();   // nothing waits for it alone: it may end with the next ones
         score_gradients(dscores, scores, lse + Tile::queries);
         pack_weights(ds, dscores);
         stage(ds, staging_offset);
         float dq[QUERY_HALF_N];
-        if (Steps::keeps(Step::query_sum_fence)) wgmma_fence(dq);
+        wgmma_fence(dq);
         multiply_queries(dq, base + staging_offset);
-        if (Steps::keeps(Step::query_sum_commit)) wgmma_commit();
-        if (Steps::keeps(Step::key_sum_fence)) wgmma_fence(dk, ds);
+        wgmma_commit();
+        wgmma_fence(dk, ds);
         accumulate(dk, ds, queries);
-        if (Steps::keeps(Step::key_sum_commit)) wgmma_commit();
+        wgmma_commit();
         end_queries(dq, p, tile);
         put(dq, tile);
-        if (Steps::keeps(Step::key_sum_wait)) wgmma_wait<0>(dk, ds);
-        if (Steps::keeps(Step::query_read) && thread % 32 == 0) mbarrier_arrive(barriers.free(ring.stage));
+        wgmma_wait<0>(dk, ds);
+        if (thread % 32 == 0) mbarrier_arrive(barriers.free(ring.stage));
     }
 
     __device__ __forceinline__ void run() {
-        if (work.begin < work.end && Steps::keeps(Step::key_wait)) mbarrier_wait(barriers.key(), 0);
+        if (work.begin < work.end) mbarrier_wait(barriers.key(), 0);
         HopperRing<Tile::stages> ring;
         for (int tile = work.begin; tile < work.end; tile++, ring.next()) compute(tile, ring);
         if (work.begin < work.end) pass_turn(work.end - 1);
@@ -401,7 +363,7 @@ struct HopperBackwardGroup {
     }
 };
 
-template <int D, class Steps, class G>
+template <int D, class G>
 __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>& a, const HopperBackwardMaps& maps,
                                                 HopperBackwardShared in_memory, int together) {
     using Tile = HopperBackwardTile<D>;
@@ -410,30 +372,29 @@ __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>
     const HopperBackwardBarriers<D> barriers{base + Tile::barrier_offset};
     int* number = reinterpret_cast<int*>(shared + Tile::barrier_offset + barriers.number_offset);
     if (threadIdx.x == 0) {
-        barriers.template make<Steps>();
+        barriers.make();
         *number = atomicAdd(in_memory.numbers, 1);
     }
-    if (Steps::keeps(HopperBackwardStep::barriers_made)) __syncthreads();
+    __syncthreads();
     // from one lane, so that the compiler knows that a warp agrees
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
     const HopperBackwardWork work = hopper_backward_work<D>(a.shape, __shfl_sync(~0u, *number, 0), together);
     if (group < 0) {
         registers_fewer<Tile::producer_registers>();
-        if (threadIdx.x == 0) hopper_backward_produce<D, Steps>(maps, work, base, barriers);
-        if (threadIdx.x / 32 == 1)
-            hopper_backward_statistics<D, Steps>(a.lse, a.delta, a.shape.Tq, work, shared, barriers);
+        if (threadIdx.x == 0) hopper_backward_produce<D>(maps, work, base, barriers);
+        if (threadIdx.x / 32 == 1) hopper_backward_statistics<D>(a.lse, a.delta, a.shape.Tq, work, shared, barriers);
         return;
     }
     registers_more<Tile::consumer_registers>();
-    HopperBackwardGroup<D, Steps, G> consumer{
+    HopperBackwardGroup<D, G> consumer{
         a, work, in_memory, shared, base, barriers, group, static_cast<int>(threadIdx.x) % Tile::group_threads, {}, {}};
     consumer.run();
 }
 
 // Grid (key tiles of all heads). `together`: see hopper_place. scale > 0. in_memory.numbers begin at zero.
-template <class G, int D, class Steps = AllHopperBackwardSteps>
+template <class G, int D>
 __global__ void __launch_bounds__(HopperBackwardTile<D>::threads, 1)
     attention_backward_hopper(AttentionBackward<bf16, G> a, const __grid_constant__ HopperBackwardMaps maps,
                               HopperBackwardShared in_memory, int together) {
-    if constexpr (hopper_instructions) hopper_backward<D, Steps>(a, maps, in_memory, together);
+    if constexpr (hopper_instructions) hopper_backward<D>(a, maps, in_memory, together);
 }

@@ -1,66 +1,42 @@
-// Backward attention for sm_90a on the models of its instructions: right with all of its steps, and found wrong without
-// any one.
+// Backward attention for sm_90a on the models of its instructions: right, and found wrong without any one.
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
+#include "llmc/cuda_on_cpu/ptx/left_out_test.h"
 #include "llmc/kernels/attention/attention_hopper_launch.h"
 #include "llmc/kernels/attention/attention_test.h"
 
 namespace {
 
-using Step = HopperBackwardStep;
 using Tile = HopperBackwardTile<64>;
+const char* const source = "attention_hopper_backward.cuh";
 
-// The kernel without one step.
-struct StepsBut {
-    static inline std::optional<Step> left_out;
-    static inline int added[Tile::groups];         // threads that have added to dq
-    static inline bool passed_too_early = false;   // a group said so before all of it had
-
-    static bool keeps(Step step) {
-        const unsigned thread = host::thread_in_block(), group = thread / Tile::group_threads - 1;
-        if (step == Step::turn_over) added[group]++;
-        if (step == Step::turn_pass && added[group] % Tile::group_threads != 0) passed_too_early = true;
-        return step != left_out;
-    }
-};
-struct LeavingOut {
-    LeavingOut(std::optional<Step> step, int slow_warp) {
-        StepsBut::left_out = step;
-        ptx_model::slow_warp = slow_warp;
-        std::ranges::fill(StepsBut::added, 0);
-        StepsBut::passed_too_early = false;
-    }
-    ~LeavingOut() {
-        StepsBut::left_out.reset();
-        ptx_model::slow_warp = -1;
-    }
+struct SlowWarp {
+    explicit SlowWarp(int warp) { ptx_model::slow_warp = warp; }
+    ~SlowWarp() { ptx_model::slow_warp = -1; }
 };
 
-void backward_in_steps(const AttentionBackward<bf16, float>& a, cudaStream_t stream) {
+void backward(const AttentionBackward<bf16, float>& a, cudaStream_t stream) {
     Arena arena;
     const auto workspace = arena.allocate<float>("test/workspace", sm90_attention_workspace(a.shape));
     launch_attention_delta(a, stream);
-    launch_hopper_backward<64, StepsBut>(a, workspace.data(), stream);
+    launch_hopper_backward<64>(a, workspace.data(), stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 // 512 queries are eight tiles: more than the ring holds. The first tile of keys is seen by all of them.
 AttentionShape shape_of(int keys) { return {1, 1, 512, keys, 64, 0.125f, true, 0, 0}; }
 
-// What the kernel without `step` does wrong; empty if nothing.
-std::string mistake(std::optional<Step> step, int slow_warp, int keys = 256) {
+// What the kernel does wrong; empty if nothing.
+std::string mistake(int slow_warp, int keys = 256) {
     host::TestDevice device(host::strict_checks());
-    const LeavingOut without(step, slow_warp);
+    const SlowWarp slow(slow_warp);
     const AttentionShape shape = shape_of(keys);
     const AttentionInputs inputs = random_inputs<bf16>(shape);
     const AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v, inputs.dout);
     try {
-        const AttentionReference found =
-            run_backward<bf16, float>(backward_in_steps, shape, Layout::packed, inputs, expected);
-        if (StepsBut::passed_too_early) return "says too early that it has added to dq";
+        const AttentionReference found = run_backward<bf16, float>(backward, shape, Layout::packed, inputs, expected);
         const double error = std::max({relative_error(found.dq, expected.dq), relative_error(found.dk, expected.dk),
                                        relative_error(found.dv, expected.dv)});
         return error < attention_tolerance<bf16>().gradient ? "" : text("differs by ", error);
@@ -69,23 +45,54 @@ std::string mistake(std::optional<Step> step, int slow_warp, int keys = 256) {
     }
 }
 
-}   // namespace
-
-TEST_CASE("sm90: attention backward: with all of its steps it is right, whichever warp is behind") {
-    for (int slow_warp : {-1, 4, 7, 9}) CHECK(mistake({}, slow_warp) == "");
+// What comes before a thread says that its block has added to dq: the barrier that all of its group have to have come
+// to.
+host::CallSite call_before_release() {
+    host::CallSite last, before;
+    const host::WatchedCalls watched([&](const char* instruction, const host::Site& site) {
+        if (host::thread_in_block() != Tile::group_threads) return true;   // the first of those that compute
+        if (std::string(instruction) == "add_release") before = last;
+        last = {instruction, site.file, site.line};
+        return true;
+    });
+    mistake(-1);
+    return before;
 }
 
-TEST_CASE("sm90: attention backward: without any one of its steps it is wrong for certain") {
-    for (int step = 0; step < static_cast<int>(Step::count); step++) {
-        const auto without = static_cast<Step>(step);
-        if (without == Step::turn_wait || without == Step::turn_taken) continue;   // the next test
-        CAPTURE(step);
+// Whether a block says so before all of a group have come there. The last block of two says so alone.
+bool says_too_early(const host::CallSite& left_out, const host::CallSite& barrier) {
+    int came[Tile::groups] = {};
+    bool early = false;
+    const host::WatchedCalls watched([&](const char* instruction, const host::Site& site) {
+        const unsigned group = host::thread_in_block() / Tile::group_threads - 1;
+        if (host::is_call(barrier, instruction, site)) came[group]++;
+        if (std::string(instruction) == "add_release" && came[group] % Tile::group_threads != 0) early = true;
+        return !host::is_call(left_out, instruction, site);
+    });
+    mistake(-1);
+    return early;
+}
+
+// Calls that can be left out, and nothing is wrong while blocks come in the order of their numbers.
+std::vector<host::CallSite> calls_that_do_not_show() {
+    std::vector<host::CallSite> result;
+    const auto calls = host::calls_in(source, [] { CHECK(mistake(-1) == ""); });
+    CHECK(calls.size() > 30);
+    for (const host::CallSite& call : calls) {
         // threads that begin in another order show it: the stand-in tries that on the first launches of a shape
-        const int keys = without == Step::barriers_made ? 384 : 256;
-        std::string found = mistake(without, -1, keys);
-        if (found.empty()) found = mistake(without, 7);
-        CHECK(found != "");
+        const int keys = call.instruction == "__syncthreads" ? 384 : 256;
+        auto shows = [&](int slow_warp, int count) {
+            return host::without(call, [&] { return mistake(slow_warp, count); }) != "";
+        };
+        if (!shows(-1, keys) && !shows(7, 256)) result.push_back(call);
     }
+    return result;
+}
+
+}   // namespace
+
+TEST_CASE("sm90: attention backward: it is right, whichever warp is behind") {
+    for (int slow_warp : {-1, 4, 7, 9}) CHECK(mistake(slow_warp) == "");
 }
 
 namespace {
@@ -95,9 +102,8 @@ struct Alone {
     bool dq_written = false;
 };
 // Starts the last of two blocks without the first one, which it has to wait for.
-Alone last_block_alone(std::optional<Step> left_out) {
+Alone last_block_alone() {
     host::TestDevice device(host::strict_checks());
-    const LeavingOut without(left_out, -1);
     const AttentionShape shape = shape_of(256);
     const AttentionInputs inputs = random_inputs<bf16>(shape);
     Alone result;
@@ -110,7 +116,7 @@ Alone last_block_alone(std::optional<Step> left_out) {
         const int number = 1;
         CUDA_CHECK(cudaMemcpyAsync(in_memory.numbers, &number, sizeof(int), cudaMemcpyHostToDevice, stream));
         launch_attention_delta(a, stream);
-        launch(attention_backward_hopper<float, 64, StepsBut>, Launch(1, Tile::threads, Tile::shared_bytes, stream), a,
+        launch(attention_backward_hopper<float, 64>, Launch(1, Tile::threads, Tile::shared_bytes, stream), a,
                hopper_backward_maps<64>(a), in_memory, 1);
         const bool ended = cudaStreamSynchronize(stream) == cudaSuccess;
         if (!ended) result.fault = device->take_fault();
@@ -130,14 +136,37 @@ Alone last_block_alone(std::optional<Step> left_out) {
 
 }   // namespace
 
-TEST_CASE("sm90: attention backward: a block adds to dq when those before it have, and all of its threads wait") {
-    const Alone whole = last_block_alone({});
+TEST_CASE("sm90: attention backward: without any one of its instructions it is wrong for certain") {
+    const host::CallSite barrier = call_before_release();
+    CHECK(barrier.instruction == "named_barrier_sync");
+    CHECK(!says_too_early({}, barrier));
+    const Alone whole = last_block_alone();   // it has to wait for the first one
     CHECK(whole.fault.find("deadlock") != std::string::npos);
     CHECK(!whole.dq_written);
-    const Alone hasty = last_block_alone(Step::turn_wait);
-    CHECK(hasty.fault == "");
-    CHECK(hasty.dq_written);
-    const Alone one_waits = last_block_alone(Step::turn_taken);
-    CHECK(one_waits.fault.find("deadlock") != std::string::npos);
-    CHECK(one_waits.dq_written);
+    int before_all = 0, before_some = 0, with_the_next = 0;
+    for (const host::CallSite& call : calls_that_do_not_show()) {
+        CAPTURE(call.instruction);
+        CAPTURE(call.line);
+        if (call == barrier) {
+            CHECK(says_too_early(call, barrier));
+            continue;
+        }
+        if (call.instruction == "wgmma_commit") {   // of p dout, which may end with the next products
+            with_the_next++;
+            continue;
+        }
+        const Alone without = host::without(call, last_block_alone);
+        CHECK(without.dq_written);
+        if (call.instruction == "wait_acquire") {
+            CHECK(without.fault == "");
+            before_all++;
+        } else {   // one thread waits, the others do not
+            CHECK(call.instruction == "named_barrier_sync");
+            CHECK(without.fault.find("deadlock") != std::string::npos);
+            before_some++;
+        }
+    }
+    CHECK(before_all == 1);
+    CHECK(before_some == 1);
+    CHECK(with_the_next == 1);
 }

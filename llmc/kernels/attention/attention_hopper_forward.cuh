@@ -47,7 +47,6 @@ struct HopperForwardBarriers {
     __device__ SharedAddress value_free(int stage) const { return first + 8 * (1 + 3 * stages + stage); }
     __device__ SharedAddress unused() const { return first + 8 * (1 + 4 * stages); }
 
-    template <class Steps>
     __device__ void make() const {
         constexpr int readers = 4 * HopperForwardTile<D>::groups;   // one lane of each warp says that a tile is read
         mbarrier_init(query(), 1);
@@ -57,7 +56,7 @@ struct HopperForwardBarriers {
             mbarrier_init(key_free(stage), readers);
             mbarrier_init(value_free(stage), readers);
         }
-        if (Steps::keeps(HopperStep::barriers_fence)) mbarrier_init_fence();
+        mbarrier_init_fence();
     }
 };
 
@@ -84,7 +83,7 @@ __device__ __forceinline__ HopperForwardWork hopper_forward_work(const Attention
 }
 
 // Group 0's one thread: fills the ring.
-template <int D, class Steps>
+template <int D>
 __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& maps, const HopperForwardWork& work,
                                                        SharedAddress shared, HopperForwardBarriers<D> barriers) {
     using Tile = HopperForwardTile<D>;
@@ -99,9 +98,9 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
     if (work.tiles > 0) copy(shared, Tile::query_panel, maps.q, barriers.query(), work.head, work.first_query);
     for (int tile = 0, stage = 0, round = 0; tile < work.tiles; tile++) {
         const int token = tile * Tile::keys;
-        if (Steps::keeps(HopperStep::key_room)) mbarrier_wait(barriers.key_free(stage), (round & 1) ^ 1);
+        mbarrier_wait(barriers.key_free(stage), (round & 1) ^ 1);
         copy(k_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.k, barriers.key_full(stage), work.kv_head, token);
-        if (Steps::keeps(HopperStep::value_room)) mbarrier_wait(barriers.value_free(stage), (round & 1) ^ 1);
+        mbarrier_wait(barriers.value_free(stage), (round & 1) ^ 1);
         copy(v_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.v, barriers.value_full(stage), work.kv_head,
              token);
         if (++stage == Tile::stages) stage = 0, round++;
@@ -110,7 +109,7 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
 
 // One of the two groups that compute, `group` being 0 or 1: its 64 queries, from their scores to sums and row
 // statistics.
-template <int D, class Steps>
+template <int D>
 struct HopperForwardGroup {
     using Tile = HopperForwardTile<D>;
     static constexpr int HALF_N = Tile::keys / 2;
@@ -125,54 +124,46 @@ struct HopperForwardGroup {
     float scores[HALF_N], sums[D / 2], row_max[2], row_sum[2], rescale[2];
     std::uint32_t weights[HALF_N / 8][4];
 
-    __device__ __forceinline__ void take_turn() {
-        if (Steps::keeps(HopperStep::turn_wait)) named_barrier_sync(turn_barrier + group, 2 * Tile::group_threads);
-    }
+    __device__ __forceinline__ void take_turn() { named_barrier_sync(turn_barrier + group, 2 * Tile::group_threads); }
     __device__ __forceinline__ void pass_turn() {
-        if (Steps::keeps(HopperStep::turn_pass))
-            named_barrier_arrive(turn_barrier + 1 - group, 2 * Tile::group_threads);
+        named_barrier_arrive(turn_barrier + 1 - group, 2 * Tile::group_threads);
     }
-    // One lane of each warp tells the producer, once the warp's products have been waited for.
-    __device__ __forceinline__ void say_read(SharedAddress barrier) {
-        if (lane == 0) mbarrier_arrive(barrier);
-    }
-
     // Starts scores = q k^T of the ring's next tile.
     __device__ __forceinline__ void start_scores() {
-        if (Steps::keeps(HopperStep::key_wait)) mbarrier_wait(barriers.key_full(k_ring.stage), k_ring.parity);
+        mbarrier_wait(barriers.key_full(k_ring.stage), k_ring.parity);
         const SharedAddress keys = k_tiles + k_ring.stage * Tile::key_bytes;
-        if (Steps::keeps(HopperStep::score_fence)) wgmma_fence(scores);
+        wgmma_fence(scores);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
             const int panel = step / 4, within = step % 4 * 32;
             wgmma(scores, wgmma_operand(q_rows, 0, panel * Tile::query_panel + within),
                   wgmma_operand(keys, 0, panel * Tile::key_panel + within), step > 0);
         }
-        if (Steps::keeps(HopperStep::score_commit)) wgmma_commit();
+        wgmma_commit();
     }
     // Starts sums += p v of the ring's next tile.
     __device__ __forceinline__ void start_sums(bool accumulate) {
-        if (Steps::keeps(HopperStep::value_wait)) mbarrier_wait(barriers.value_full(v_ring.stage), v_ring.parity);
+        mbarrier_wait(barriers.value_full(v_ring.stage), v_ring.parity);
         const SharedAddress values = v_tiles + v_ring.stage * Tile::key_bytes;
-        if (Steps::keeps(HopperStep::sum_fence)) wgmma_fence(sums, weights);
+        wgmma_fence(sums, weights);
 #pragma unroll
         for (int step = 0; step < Tile::keys / 16; step++) {
             wgmma<true>(sums, weights[step],
                         wgmma_operand(values, Tile::panels > 1 ? Tile::key_panel : 0, step * 16 * HOPPER_ROW_BYTES),
                         accumulate || step > 0);
         }
-        if (Steps::keeps(HopperStep::sum_commit)) wgmma_commit();
+        wgmma_commit();
     }
     // PENDING: batches that were started after the scores.
     template <int PENDING>
     __device__ __forceinline__ void end_scores() {
-        if (Steps::keeps(HopperStep::score_wait)) wgmma_wait<PENDING>(scores);
-        if (Steps::keeps(HopperStep::key_read)) say_read(barriers.key_free(k_ring.stage));
+        wgmma_wait<PENDING>(scores);
+        if (lane == 0) mbarrier_arrive(barriers.key_free(k_ring.stage));   // one of each warp tells the producer
         k_ring.next();
     }
     __device__ __forceinline__ void end_sums() {
-        if (Steps::keeps(HopperStep::sum_wait)) wgmma_wait<0>(sums, weights);
-        if (Steps::keeps(HopperStep::value_read)) say_read(barriers.value_free(v_ring.stage));
+        wgmma_wait<0>(sums, weights);
+        if (lane == 0) mbarrier_arrive(barriers.value_free(v_ring.stage));
         v_ring.next();
     }
     __device__ __forceinline__ void softmax(int tile) {
@@ -185,7 +176,7 @@ struct HopperForwardGroup {
 
     // All tiles. Not called where there is none.
     __device__ __forceinline__ void compute() {
-        if (Steps::keeps(HopperStep::query_wait)) mbarrier_wait(barriers.query(), 0);
+        mbarrier_wait(barriers.query(), 0);
         if (group == 1) pass_turn();   // the other one begins
         take_turn();
         start_scores();
@@ -236,7 +227,7 @@ struct HopperForwardGroup {
     __device__ __forceinline__ void store(unsigned char* q_tile, const TensorMap& out) {
         const int thread = static_cast<int>(threadIdx.x) % Tile::group_threads, row = thread / 32 * 16 + lane / 4;
         const int warp_rows = (group * Tile::group_queries + thread / 32 * 16) * HOPPER_ROW_BYTES;
-        if (Steps::keeps(HopperStep::staging_free)) named_barrier_sync(group_barrier + group, Tile::group_threads);
+        named_barrier_sync(group_barrier + group, Tile::group_threads);
 #pragma unroll
         for (int i = 0; i < D / 2; i += 2) {
             const int chunk = i / 4 % 8, row_here = row + i / 2 % 2 * 8;
@@ -245,23 +236,20 @@ struct HopperForwardGroup {
                                     (chunk ^ row_here % 8) * 16 + 2 * pair;
             *reinterpret_cast<std::uint32_t*>(target) = pack_bf16(sums[i], sums[i + 1]);
         }
-        if (Steps::keeps(HopperStep::staging_fence)) {
-            for (int panel = 0; panel < Tile::panels; panel++)
-                fence_proxy_async(shared_address(q_tile) + panel * Tile::query_panel + warp_rows,
-                                  16 * HOPPER_ROW_BYTES);
-        }
-        if (Steps::keeps(HopperStep::staging_full)) named_barrier_sync(group_barrier + group, Tile::group_threads);
+        for (int panel = 0; panel < Tile::panels; panel++)
+            fence_proxy_async(shared_address(q_tile) + panel * Tile::query_panel + warp_rows, 16 * HOPPER_ROW_BYTES);
+        named_barrier_sync(group_barrier + group, Tile::group_threads);
         if (thread != 0) return;
         for (int panel = 0; panel < Tile::panels; panel++) {
             tma_store(out, q_rows + panel * Tile::query_panel, panel * HOPPER_PANEL, work.head,
                       work.first_query + group * Tile::group_queries, work.batch);
         }
         tma_store_commit();
-        if (Steps::keeps(HopperStep::store_wait)) tma_store_wait();
+        tma_store_wait();
     }
 };
 
-template <int D, class Steps, class O>
+template <int D, class O>
 __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& a, const HopperForwardMaps& maps,
                                                int together) {
     using Tile = HopperForwardTile<D>;
@@ -271,34 +259,34 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
     // from one lane, so that the compiler knows that a warp agrees
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
     const HopperForwardWork work = hopper_forward_work<D>(a, together);
-    if (threadIdx.x == 0) barriers.template make<Steps>();
-    if (Steps::keeps(HopperStep::barriers_made)) __syncthreads();
+    if (threadIdx.x == 0) barriers.make();
+    __syncthreads();
     if (group < 0) {
         registers_fewer<Tile::producer_registers>();
-        if (threadIdx.x == 0) hopper_forward_produce<D, Steps>(maps, work, base, barriers);
+        if (threadIdx.x == 0) hopper_forward_produce<D>(maps, work, base, barriers);
         return;
     }
     registers_more<Tile::consumer_registers>();
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int row = group * Tile::group_queries + warp * 16 + lane / 4;
-    HopperForwardGroup<D, Steps> consumer{work,
-                                          base + group * Tile::group_queries * HOPPER_ROW_BYTES,
-                                          base + Tile::query_bytes,
-                                          base + Tile::query_bytes + Tile::stages * Tile::key_bytes,
-                                          barriers,
-                                          group,
-                                          work.first_query + row,
-                                          lane % 4 * 2,
-                                          lane,
-                                          a.shape.scale * LOG2_E,
-                                          {},
-                                          {},
-                                          {},
-                                          {},
-                                          {-INFINITY, -INFINITY},
-                                          {},
-                                          {},
-                                          {}};
+    HopperForwardGroup<D> consumer{work,
+                                   base + group * Tile::group_queries * HOPPER_ROW_BYTES,
+                                   base + Tile::query_bytes,
+                                   base + Tile::query_bytes + Tile::stages * Tile::key_bytes,
+                                   barriers,
+                                   group,
+                                   work.first_query + row,
+                                   lane % 4 * 2,
+                                   lane,
+                                   a.shape.scale * LOG2_E,
+                                   {},
+                                   {},
+                                   {},
+                                   {},
+                                   {-INFINITY, -INFINITY},
+                                   {},
+                                   {},
+                                   {}};
     if (work.tiles > 0) consumer.compute();
     consumer.finish(a.lse, a.shape);
     if constexpr (std::is_same_v<O, float>) {
@@ -309,9 +297,9 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
 }
 
 // Grid (query tiles of all heads). `together`: see hopper_place. scale > 0.
-template <class O, int D, class Steps = AllHopperSteps>
+template <class O, int D>
 __global__ void __launch_bounds__(HopperForwardTile<D>::threads, 1)
     attention_forward_hopper(AttentionForward<bf16, O> a, const __grid_constant__ HopperForwardMaps maps,
                              int together) {
-    if constexpr (hopper_instructions) hopper_forward<D, Steps>(a, maps, together);
+    if constexpr (hopper_instructions) hopper_forward<D>(a, maps, together);
 }

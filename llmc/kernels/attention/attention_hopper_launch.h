@@ -1,4 +1,4 @@
-// Starts attention's kernels for sm_90a, with all of their steps or, in tests, without some.
+// Starts attention's kernels for sm_90a.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ inline dim3 hopper_grid(const AttentionShape& shape, int tokens, int rows) {
     return dim3(static_cast<unsigned>(blocks));
 }
 
-template <int D, class Steps = AllHopperSteps, class O>
+template <int D, class O>
 void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
     using Tile = HopperForwardTile<D>;
     const AttentionShape& shape = a.shape;
@@ -45,7 +45,7 @@ void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stre
     if constexpr (std::is_same_v<O, bf16>)
         maps.out = map_of_heads(a.out, shape, shape.Tq, shape.NH, Tile::group_queries);
     const std::int64_t keys_and_values = std::int64_t{shape.Tk} * shape.HS * 4;
-    launch(attention_forward_hopper<O, D, Steps>,
+    launch(attention_forward_hopper<O, D>,
            forward_launch(a, hopper_grid(shape, shape.Tq, Tile::queries), Tile::threads, Tile::shared_bytes, stream), a,
            maps, heads_together(shape, keys_and_values));
 }
@@ -78,7 +78,7 @@ HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
             map_of_heads(a.dout, shape, shape.Tq, shape.NH, Tile::queries)};
 }
 
-template <int D, class Steps = AllHopperBackwardSteps, class G>
+template <int D, class G>
 void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
     using Tile = HopperBackwardTile<D>;
     const AttentionShape& shape = a.shape;
@@ -86,7 +86,7 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspac
     const HopperBackwardShared in_memory = places.in(workspace);
     CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
     const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
-    launch(attention_backward_hopper<G, D, Steps>,
+    launch(attention_backward_hopper<G, D>,
            backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
                .writes(a.dq.data, query_bytes(a.dq, shape))
                .writes(a.dk.data, key_bytes(a.dk, shape))

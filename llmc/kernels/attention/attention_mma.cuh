@@ -226,13 +226,3 @@ __device__ __forceinline__ float across_quad(float value, Combine combine) {
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, 1));
     return combine(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
-
-// How a block waits for its copies: for the calling thread's own, then for everybody's. Tests plant kernels that leave
-// out either.
-struct AsyncPipeline {
-    template <int PENDING>
-    __device__ static void wait() {
-        cp_async_wait<PENDING>();
-    }
-    __device__ static void barrier() { __syncthreads(); }
-};

@@ -44,7 +44,7 @@ static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysT
 
 // Grid (query tiles, NH, B). Shared: q, dout (128, D), lse, delta (128), then
 // `stages` of k and v (keys, D). scale > 0.
-template <class G, int D, class Pipeline = AsyncPipeline, bool GROUPED = false>
+template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
     using Tile = MmaQueriesTile<D, GROUPED>;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
 
     float sums[M][D / 8][4] = {};
     for (int tile = 0; tile < tiles; tile++) {
-        Pipeline::template wait<Tile::stages - 2>();
-        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+        cp_async_wait<Tile::stages - 2>();
+        __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
         load_keys(tile + Tile::stages - 1);
         int first_key = tile * Tile::keys;
         if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
 
 // Over the heads of queries that share the keys. Grid (key tiles, kv heads, B). Shared: k, v (keys, D), then `stages`
 // of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys, columns queries. scale > 0.
-template <class G, int D, class Pipeline = AsyncPipeline, bool GROUPED = false>
+template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
     using Tile = MmaKeysTile<D, GROUPED>;
@@ -172,12 +172,12 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
                                                   shape.HS);
     float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
     for (; head < (kv_head + 1) * group; head++) {
-        if (head > kv_head * group) Pipeline::barrier();   // the last tiles of the head before have been read
+        if (head > kv_head * group) __syncthreads();   // the last tiles of the head before have been read
 #pragma unroll
         for (int tile = 0; tile < Tile::stages - 1; tile++) load_queries(tile);
         for (int tile = 0; tile < tiles; tile++) {
-            Pipeline::template wait<Tile::stages - 2>();
-            Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+            cp_async_wait<Tile::stages - 2>();
+            __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
             load_queries(tile + Tile::stages - 1);
             int first_query = begin + tile * Tile::queries;
             if (warp_key > first_query + Tile::queries - 1 + diagonal) continue;   // nothing here for this warp

@@ -56,7 +56,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[M][N][4], float (
 }
 
 // Grid (query tiles, NH, B). Shared: q (128, D), then `stages` of k (keys, D), then of v (keys, D). scale > 0.
-template <class O, int D, class Pipeline = AsyncPipeline>
+template <class O, int D>
 __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forward_mma(AttentionForward<bf16, O> a) {
     using Tile = MmaForwardTile<D>;
     constexpr int M = Tile::blocks, N = Tile::keys / 8;
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
 #pragma unroll
     for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
     for (int tile = 0; tile < tiles; tile++) {
-        Pipeline::template wait<Tile::stages - 2>();
-        Pipeline::barrier();   // this tile is here, and the previous one has been read: its buffer may be filled
+        cp_async_wait<Tile::stages - 2>();
+        __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
         load_keys(tile + Tile::stages - 1);
         int first_key = tile * Tile::keys, stage = tile % Tile::stages;
         if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp

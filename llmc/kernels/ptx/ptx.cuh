@@ -1,8 +1,9 @@
-// Instructions that C++ does not offer, each as one small device function: the PTX, and beside it a model in plain C++
-// for machines without a GPU (DEVICE=cpu). Nothing else in the program contains assembly.
+// Instructions that C++ does not offer, each as one small device function. Nothing else in the program contains
+// assembly.
 //
-// What the models are for: the kernels built from these functions run unchanged, lane by lane, and compute what the
-// hardware computes, up to the rounding stated at each. They are strict where hardware is merely lucky:
+// Where there is no GPU (DEVICE=cpu), llmc/cuda_on_cpu/ptx has the same functions, on models in plain C++: the kernels
+// built from these functions run unchanged, lane by lane, and compute what the hardware computes, up to the rounding
+// stated at each. They are strict where hardware is merely lucky:
 //   - what a warp does together must be reached by all 32 lanes, else the launch fails with a deadlock;
 //   - an asynchronous copy spoils its destination when issued and delivers as late as its wait allows, reading the
 //     source only then: a missing wait, or a barrier missing before a buffer is filled again, gives NaN.
@@ -17,22 +18,14 @@
 #include <cstdint>
 
 #ifndef __CUDACC__
-#include "llmc/kernels/ptx/ptx_model.h"
-#endif
+#include "llmc/cuda_on_cpu/ptx/ptx.h"
+#else
 
 // An address in shared memory, a number of bytes: 32 bits on a GPU, where pointers would cost registers.
-#ifdef __CUDACC__
 using SharedAddress = std::uint32_t;
-#else
-using SharedAddress = std::uintptr_t;
-#endif
 
 __device__ __forceinline__ SharedAddress shared_address(void* pointer) {
-#ifdef __CUDACC__
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-#else
-    return reinterpret_cast<std::uintptr_t>(pointer);
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -41,26 +34,18 @@ __device__ __forceinline__ SharedAddress shared_address(void* pointer) {
 // Loads four 8x8 matrices. Lane 8 m + r gives the address of row r (16 bytes, aligned) of matrix m; lane l receives in
 // values[m] the elements (l / 4, l % 4 * 2) and (l / 4, l % 4 * 2 + 1) of matrix m, the first in the low half.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&values)[4], SharedAddress row) {
-#ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
                  : "r"(row)
                  : "memory");
-#else
-    ptx_model::ldmatrix(values, row, false);
-#endif
 }
 
 // The same with every matrix transposed: lane l receives the elements (l % 4 * 2, l / 4) and (l % 4 * 2 + 1, l / 4).
 __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&values)[4], SharedAddress row) {
-#ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
                  : "r"(row)
                  : "memory");
-#else
-    ptx_model::ldmatrix(values, row, true);
-#endif
 }
 
 // c += a b with a (16, 16), b (16, 8) in bf16 and c (16, 8) in fp32. With g = lane / 4 and t = lane % 4 * 2, low half
@@ -71,24 +56,16 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&values)[4
 // Rounding: products are exact; the model adds them to c one by one in fp32, the hardware in groups, truncated.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
-#ifdef __CUDACC__
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    ptx_model::mma_m16n8k16(c, a, b0, b1);
-#endif
 }
 
 // Two floats rounded to bf16 (to nearest, ties to even), `low` in the low half. Bit-exact in the model.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     std::uint32_t packed;
-#ifdef __CUDACC__
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#else
-    packed = ptx_model::pack(low, high);
-#endif
     return packed;
 }
 
@@ -98,47 +75,27 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 
 // 16 bytes, past the first-level cache; zeros, without reading the source, where not `valid`. Both 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(SharedAddress target, const void* source, bool valid) {
-#ifdef __CUDACC__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
                  : "memory");
-#else
-    ptx_model::async_copy(target, source, 16, valid);
-#endif
 }
 
 // 4 bytes; zeros where not `valid`.
 __device__ __forceinline__ void cp_async_4(SharedAddress target, const void* source, bool valid) {
-#ifdef __CUDACC__
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(valid ? 4 : 0)
                  : "memory");
-#else
-    ptx_model::async_copy(target, source, 4, valid);
-#endif
 }
 
-__device__ __forceinline__ void cp_async_commit() {
-#ifdef __CUDACC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    ptx_model::commit_copies();
-#endif
-}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most PENDING of the committed groups, the latest ones, are still under way.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
-#ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#else
-    ptx_model::wait_copies(PENDING);
-#endif
 }
 
 // Asks for the 128-byte line of `address` in the second-level cache: a hint, which changes no value.
-__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* address) {
-#ifdef __CUDACC__
+__device__ __forceinline__ void prefetch_to_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -158,25 +115,16 @@ __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* addr
 // Blocks start in any order: who waits for another must know that it has started. Let them draw numbers.
 
 __device__ __forceinline__ void add_release(int* count, int value) {
-#ifdef __CUDACC__
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(count), "r"(value) : "memory");
-#else
-    ptx_model::add_release(count, value);
-#endif
 }
 __device__ __forceinline__ int load_acquire(const int* count) {
-#ifdef __CUDACC__
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
     return value;
-#else
-    return ptx_model::load_acquire(count);
-#endif
 }
 // Until load_acquire gives `value`. After a hundred million tries it traps: a mistake is an error, not a hang. (All in
 // one asm: as a loop in C++ it makes attention's registers spill.)
 __device__ __forceinline__ void wait_acquire(const int* count, int value) {
-#ifdef __CUDACC__
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -195,29 +143,19 @@ __device__ __forceinline__ void wait_acquire(const int* count, int value) {
         "}" ::"l"(count),
         "r"(value)
         : "memory");
-#else
-    while (ptx_model::load_acquire(count) != value) {
-    }
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
 // Whether 2^x is one instruction; if not, loops do better with a polynomial that compilers vectorise (exp.cuh).
-#ifdef __CUDACC__
 constexpr bool exp2_is_an_instruction = true;
-#else
-constexpr bool exp2_is_an_instruction = false;
-#endif
 
 // 2^x within 2 units in the last place; results below 2^-126 are zero. The model rounds as the C library does.
 __device__ __forceinline__ float exp2_approximate(float x) {
-#ifdef __CUDACC__
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
-#else
-    return ptx_model::exp2_flushed(x);
-#endif
 }
+
+#endif   // __CUDACC__

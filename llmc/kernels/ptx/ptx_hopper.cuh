@@ -17,10 +17,6 @@
 #include "llmc/kernels/ptx/ptx.cuh"
 #include "llmc/kernels/ptx/ptx_tensor_map.cuh"
 
-#ifndef __CUDACC__
-#include "llmc/kernels/ptx/ptx_hopper_model.h"
-#endif
-
 // Whether code of these instructions may be generated where this is asked.
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool hopper_instructions = true;
@@ -28,49 +24,36 @@ inline constexpr bool hopper_instructions = true;
 inline constexpr bool hopper_instructions = false;
 #endif
 
+#ifndef __CUDACC__
+#include "llmc/cuda_on_cpu/ptx/ptx_hopper.h"
+#else
+
 // ---------------------------------------------------------------------------------------------------------------------
 // mbarrier: 8 bytes of shared memory. A phase of it ends when as many have arrived as it was made for, and as many
 // bytes been copied as they said; the next begins at once. Phases are known by their parity: the first is 0.
 
 __device__ __forceinline__ void mbarrier_init(SharedAddress barrier, int arrivals) {
-#ifdef __CUDACC__
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-#else
-    ptx_model::mbarrier_init(barrier, arrivals);
-#endif
 }
 
 // Between a thread's mbarrier_init and the copies that use them. Other threads need a barrier of the block, too.
 __device__ __forceinline__ void mbarrier_init_fence() {
-#ifdef __CUDACC__
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-    ptx_model::mbarrier_init_fence();
-#endif
 }
 
 __device__ __forceinline__ void mbarrier_arrive(SharedAddress barrier) {
-#ifdef __CUDACC__
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-#else
-    ptx_model::mbarrier_arrive(barrier, 0);
-#endif
 }
 
 // Arrives, and the phase ends no earlier than `bytes` more have been copied.
 __device__ __forceinline__ void mbarrier_arrive_expect(SharedAddress barrier, int bytes) {
-#ifdef __CUDACC__
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#else
-    ptx_model::mbarrier_arrive(barrier, bytes);
-#endif
 }
 
 // Waits for the end of the phase of this parity: returns at once if the current phase has the other one. After 20
 // million tries, each of which waits a while, it traps: a mistake is an error, not a hang. (All in one asm: as a loop
 // in C++ it makes attention's registers spill.)
 __device__ __forceinline__ void mbarrier_wait(SharedAddress barrier, int parity) {
-#ifdef __CUDACC__
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -87,25 +70,14 @@ __device__ __forceinline__ void mbarrier_wait(SharedAddress barrier, int parity)
         "}" ::"r"(barrier),
         "r"(parity)
         : "memory");
-#else
-    ptx_model::mbarrier_wait(barrier, parity);
-#endif
 }
 
 // Barriers of some warps of a block, 1 to 15: `threads` of them, whole warps, sync or arrive.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
-#ifdef __CUDACC__
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#else
-    host::named_barrier_sync(static_cast<unsigned>(barrier), static_cast<unsigned>(threads));
-#endif
 }
 __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-#ifdef __CUDACC__
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#else
-    host::named_barrier_arrive(static_cast<unsigned>(barrier), static_cast<unsigned>(threads));
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -115,51 +87,27 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 // Into shared memory; its bytes, those outside of the tensor included, count for `barrier`. One thread calls it.
 __device__ __forceinline__ void tma_load(SharedAddress target, const TensorMap& map, SharedAddress barrier, int c0,
                                          int c1, int c2, int c3) {
-#ifdef __CUDACC__
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
         "[%2];" ::"r"(target),
         "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
         : "memory");
-#else
-    ptx_model::tma_load(target, map, barrier, {c0, c1, c2, c3});
-#endif
 }
 
 // From shared memory; the calling thread commits and waits.
 __device__ __forceinline__ void tma_store(const TensorMap& map, SharedAddress source, int c0, int c1, int c2, int c3) {
-#ifdef __CUDACC__
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
-#else
-    ptx_model::tma_store(map, source, {c0, c1, c2, c3});
-#endif
 }
-__device__ __forceinline__ void tma_store_commit() {
-#ifdef __CUDACC__
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#else
-    ptx_model::tma_store_commit();
-#endif
-}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until the sources of all the thread's committed stores have been read. Before a thread ends, too.
-__device__ __forceinline__ void tma_store_wait() {
-#ifdef __CUDACC__
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#else
-    ptx_model::tma_store_wait();
-#endif
-}
+__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // Makes what the calling thread has stored to `bytes` of shared memory from `first` on seen by copies and products that
 // come after a barrier. (The range is for the model: the instruction knows none.)
-__device__ __forceinline__ void fence_proxy_async([[maybe_unused]] SharedAddress first, [[maybe_unused]] int bytes) {
-#ifdef __CUDACC__
+__device__ __forceinline__ void fence_proxy_async(SharedAddress, int) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#else
-    ptx_model::fence_proxy_async(first, bytes);
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,16 +120,8 @@ __device__ __forceinline__ void fence_proxy_async([[maybe_unused]] SharedAddress
 // Rounding: products are exact; the model adds them one by one in fp32, the hardware in groups, truncated.
 
 // Keeps compilers from moving what computes or uses registers across this place.
-__device__ __forceinline__ void pin_registers([[maybe_unused]] float& value) {
-#ifdef __CUDACC__
-    asm volatile("" : "+f"(value)::"memory");
-#endif
-}
-__device__ __forceinline__ void pin_registers([[maybe_unused]] std::uint32_t& value) {
-#ifdef __CUDACC__
-    asm volatile("" : "+r"(value)::"memory");
-#endif
-}
+__device__ __forceinline__ void pin_registers(float& value) { asm volatile("" : "+f"(value)::"memory"); }
+__device__ __forceinline__ void pin_registers(std::uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 template <class T, std::size_t N>
 __device__ __forceinline__ void pin_registers(T (&values)[N]) {
 #pragma unroll
@@ -192,60 +132,29 @@ __device__ __forceinline__ void pin_registers(T (&values)[N]) {
 template <class... Registers>
 __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
     (pin_registers(registers), ...);
-#ifdef __CUDACC__
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#else
-    ptx_model::wgmma_fence();
-#endif
 }
-__device__ __forceinline__ void wgmma_commit() {
-#ifdef __CUDACC__
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#else
-    ptx_model::wgmma_commit();
-#endif
-}
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most PENDING of the committed batches, the latest ones, are under way. `registers`: the sums and operands in
 // registers of the ended ones.
 template <int PENDING, class... Registers>
 __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
-#ifdef __CUDACC__
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#else
-    ptx_model::wgmma_wait(PENDING);
-#endif
     (pin_registers(registers), ...);
 }
 
 // Has `value` computed here, not behind the wgmma_wait that follows: ptxas moves waits up, even past everything that
 // they have no part in, and what was to be done beside a product comes after it. A store orders; this one happens only
 // where the sign bit of `value` is set. Give it what can have none, and a word that nobody needs.
-__device__ __forceinline__ void computed_before_wait([[maybe_unused]] std::uint32_t value,
-                                                     [[maybe_unused]] SharedAddress unused) {
-#ifdef __CUDACC__
+__device__ __forceinline__ void computed_before_wait(std::uint32_t value, SharedAddress unused) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(value),
                  "r"(unused)
                  : "memory");
-#endif
 }
 
-// An operand in shared memory, from its first element on. Rows of panels count its M or N, columns the 16 of its K; a
-// transposed operand is the other way round, and 64 of its M or N later the next panel begins, `panel_bytes` further.
-// 16 columns of K further is 32 bytes (after 64 the next panel), transposed 16 rows (2,048 bytes). It begins `bytes`
-// after `first`: of operands that differ in this alone, compilers make one out of another by one addition.
-__device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int panel_bytes = 0, int bytes = 0) {
-#ifdef __CUDACC__
-    const std::uint32_t address = first;
-#else
-    const std::uint32_t address = ptx_model::shared_offset(first);
-#endif
-    constexpr std::uint64_t eight_rows = 1024 / 16, swizzled = 1;   // from 8 rows to the next; pieces in 128 bytes
-    const std::uint32_t low = ((address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16) +
-                              static_cast<std::uint32_t>(bytes >> 4);   // of 14 bits, which no address ends beyond
-    return low | eight_rows << 32 | swizzled << 62;
-}
+// What descriptors count in: bytes from the first of the block's shared memory.
+__device__ __forceinline__ std::uint32_t shared_offset(SharedAddress address) { return address; }
 
-#ifdef __CUDACC__
 #define WGMMA_D8(d, i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
@@ -259,13 +168,11 @@ __device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int 
     WGMMA_32                                                                                            \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#endif
 
 // Both operands in shared memory. Not `accumulate`: d is overwritten.
 template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::uint64_t b, bool accumulate) {
     static_assert(HALF_N == 16 || HALF_N == 32 || HALF_N == 64, "N is 32, 64 or 128");
-#ifdef __CUDACC__
     if constexpr (HALF_N == 16) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -285,9 +192,6 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::
             : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
             : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     }
-#else
-    ptx_model::wgmma({d, nullptr, a, b, 2 * HALF_N, accumulate, A_TRANSPOSED, B_TRANSPOSED});
-#endif
 }
 
 // a in registers.
@@ -295,7 +199,6 @@ template <bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&a)[4], std::uint64_t b,
                                       bool accumulate) {
     static_assert(HALF_N == 32 || HALF_N == 64, "N is 64 or 128");
-#ifdef __CUDACC__
     if constexpr (HALF_N == 32) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -311,23 +214,30 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&
             : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_TRANSPOSED));
     }
-#else
-    ptx_model::wgmma({d, a, 0, b, 2 * HALF_N, accumulate, false, B_TRANSPOSED});
-#endif
 }
 
 // Gives registers of the calling warp group back (fewer than at the launch), or waits for more. All its warps call it.
 template <int REGISTERS>
 __device__ __forceinline__ void registers_fewer() {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256);
-#ifdef __CUDACC__
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
 }
 template <int REGISTERS>
 __device__ __forceinline__ void registers_more() {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256);
-#ifdef __CUDACC__
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
+}
+
+#endif   // __CUDACC__
+
+// An operand in shared memory, from its first element on. Rows of panels count its M or N, columns the 16 of its K; a
+// transposed operand is the other way round, and 64 of its M or N later the next panel begins, `panel_bytes` further.
+// 16 columns of K further is 32 bytes (after 64 the next panel), transposed 16 rows (2,048 bytes). It begins `bytes`
+// after `first`: of operands that differ in this alone, compilers make one out of another by one addition.
+__device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int panel_bytes = 0, int bytes = 0) {
+    const std::uint32_t address = shared_offset(first);
+    constexpr std::uint64_t eight_rows = 1024 / 16, swizzled = 1;   // from 8 rows to the next; pieces in 128 bytes
+    const std::uint32_t low = ((address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16) +
+                              static_cast<std::uint32_t>(bytes >> 4);   // of 14 bits, which no address ends beyond
+    return low | eight_rows << 32 | swizzled << 62;
 }

@@ -5,18 +5,6 @@
 
 namespace {
 
-void check(const void* data, const std::array<std::uint64_t, 4>& sizes, const std::array<std::uint64_t, 3>& strides,
-           const std::array<std::uint32_t, 3>& box) {
-    ENSURE(reinterpret_cast<std::uintptr_t>(data) % 16 == 0, "a tensor map's data is not aligned to 16 bytes");
-    for (std::uint64_t size : sizes) ENSURE(size > 0 && size <= std::uint64_t{1} << 32, "a tensor's size is ", size);
-    for (std::uint64_t stride : strides) {
-        ENSURE(stride % 16 == 0 && stride < std::uint64_t{1} << 40, "a tensor's stride is ", stride, " bytes");
-    }
-    for (std::uint32_t side : box) ENSURE(side > 0 && side <= 256, "a side of a tensor's box is ", side);
-}
-
-#ifdef __CUDACC__
-
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 // Asked of the driver when first needed, so that the program starts where there is none.
@@ -40,15 +28,11 @@ Encode encode_function() {
     return encode;
 }
 
-#endif
-
 }   // namespace
 
 TensorMap make_tensor_map(const void* data, const std::array<std::uint64_t, 4>& sizes,
                           const std::array<std::uint64_t, 3>& strides, const std::array<std::uint32_t, 3>& box) {
-    check(data, sizes, strides, box);
     TensorMap map{};
-#ifdef __CUDACC__
     const cuuint64_t counts[4] = {sizes[0], sizes[1], sizes[2], sizes[3]};
     const cuuint64_t bytes[3] = {strides[0], strides[1], strides[2]};
     const cuuint32_t sides[4] = {tensor_box_width, box[0], box[1], box[2]}, steps[4] = {1, 1, 1, 1};
@@ -57,11 +41,5 @@ TensorMap make_tensor_map(const void* data, const std::array<std::uint64_t, 4>& 
                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     ENSURE(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a tensor: error ", static_cast<int>(status));
-#else
-    map = {data,
-           {sizes[0], sizes[1], sizes[2], sizes[3]},
-           {sizeof(__nv_bfloat16), strides[0], strides[1], strides[2]},
-           {tensor_box_width, box[0], box[1], box[2]}};
-#endif
     return map;
 }

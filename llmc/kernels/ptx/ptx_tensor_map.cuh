@@ -4,22 +4,13 @@
 // Source: CUDA driver API, cuTensorMapEncodeTiled.
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <array>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#include <cuda.h>
 using TensorMap = CUtensorMap;
-#else
-struct alignas(64) TensorMap {   // the stand-in's: what the driver packs into 128 bytes
-    const void* data;
-    std::uint64_t sizes[4], strides[4];   // elements, bytes
-    std::uint32_t box[4];
-};
-#endif
 
 // A tensor of bf16 in four dimensions, the innermost first, and the box that one copy moves. `strides` are bytes from
 // one index to the next of dimensions 1 to 3, multiples of 16; `data` is aligned to 16 bytes. A box is 64 elements

@@ -1,14 +1,10 @@
-// Models of the instructions in ptx_hopper.cuh, for builds without a GPU. Included by that file only.
+// The functions of llmc/kernels/ptx/ptx_hopper.cuh where there is no GPU, as ptx.h has those of ptx.cuh.
 //
 // Copies and products run as late as a GPU may: when a thread waits for them, after all others that can run have come
 // as far as they can. Until then the target of a copy and the sums of a product are not-a-number, and what others write
 // there meanwhile is a fault. Copies and products see shared memory through a memory of their own (the asynchronous
 // proxy's), which ordinary stores reach only by fence_proxy_async.
 #pragma once
-
-#ifdef __CUDACC__
-#error "ptx_hopper_model.h is for builds without a GPU"
-#endif
 
 #include <algorithm>
 #include <bit>
@@ -20,8 +16,8 @@
 #include <vector>
 
 #include "llmc/cuda_on_cpu/exec/grid.h"
-#include "llmc/kernels/ptx/ptx_model.h"
-#include "llmc/kernels/ptx/ptx_tensor_map.cuh"
+#include "llmc/cuda_on_cpu/ptx/ptx.h"
+#include "llmc/cuda_on_cpu/ptx/tensor_map.h"
 
 namespace ptx_model {
 
@@ -170,6 +166,7 @@ inline void mbarrier_init_fence() {
 inline void mbarrier_arrive(std::uintptr_t address, int bytes) {
     block_state();
     Barrier& barrier = barrier_at(address);
+    if (bytes >= 1 << 20) fault(text("an mbarrier is to wait for ", bytes, " bytes: at most 1,048,575 can be said"));
     if (barrier.pending == 0) fault("more threads arrive at an mbarrier than it was made for");
     barrier.bytes += bytes;
     barrier.pending--;
@@ -337,9 +334,13 @@ inline const unsigned char* operand_element(const BlockState& block, std::uint64
     if (offset + 2 > host::dynamic_shared_bytes) fault("an operand of a product lies outside of shared memory");
     return &block.seen[offset];
 }
-inline void require_whole_rows(std::uint64_t operand) {
+// `count`: of its M or N.
+inline void require_operand(std::uint64_t operand, bool transposed, int count) {
     if (operand >> 62 != 1) fault("an operand of a product is not swizzled in 128 bytes");
-    if (operand << 4 & 0x380) fault("an operand of a product does not begin in the first of eight rows");
+    const std::uint32_t start = static_cast<std::uint32_t>(operand << 4) & 0x3ff;
+    if (start & 0x380) fault("an operand of a product does not begin in the first of eight rows");
+    const int row = transposed ? 2 * std::min(count, 64) : 32;   // bytes
+    if (static_cast<int>(start) + row > 128) fault("rows of a product's operand end beyond the 128 bytes of a panel's");
 }
 
 // One product of one warp: sums (16, n) of rows 16 `quarter` .. of the group, and a number that tells its operands.
@@ -417,8 +418,8 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
             left[g + e % 2 * 8][t + e / 2 * 8 + 1] = high_of(part.a_registers[e]);
         }
     }
-    if (product.a_registers == nullptr) require_whole_rows(product.a);
-    require_whole_rows(product.b);
+    if (product.a_registers == nullptr) require_operand(product.a, product.a_transposed, 64);
+    require_operand(product.b, product.b_transposed, product.n);
     const std::uint64_t sum = multiply(block, product, sums, left, static_cast<int>(quarter));
     std::vector<Operands>& known = block.operands[group];
     const std::size_t number = lanes[0]->thread->performed;
@@ -470,3 +471,77 @@ inline void wgmma_wait(int pending) {
 }
 
 }   // namespace ptx_model
+
+inline void mbarrier_init(SharedAddress barrier, int arrivals, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::mbarrier_init(barrier, arrivals);
+}
+inline void mbarrier_init_fence(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::mbarrier_init_fence(); }
+inline void mbarrier_arrive(SharedAddress barrier, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::mbarrier_arrive(barrier, 0);
+}
+inline void mbarrier_arrive_expect(SharedAddress barrier, int bytes, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::mbarrier_arrive(barrier, bytes);
+}
+inline void mbarrier_wait(SharedAddress barrier, int parity, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::mbarrier_wait(barrier, parity);
+}
+inline void named_barrier_sync(int barrier, int threads, HOST_SITE) {
+    UNLESS_LEFT_OUT host::Block::current()->barrier(static_cast<unsigned>(barrier), static_cast<unsigned>(threads),
+                                                    false, true, {site_file, site_line});
+}
+inline void named_barrier_arrive(int barrier, int threads, HOST_SITE) {
+    UNLESS_LEFT_OUT host::Block::current()->barrier(static_cast<unsigned>(barrier), static_cast<unsigned>(threads),
+                                                    false, false, {site_file, site_line});
+}
+
+inline void tma_load(SharedAddress target, const CUtensorMap& map, SharedAddress barrier, int c0, int c1, int c2,
+                     int c3, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::tma_load(target, ptx_model::tensor_map(map), barrier, {c0, c1, c2, c3});
+}
+inline void tma_store(const CUtensorMap& map, SharedAddress source, int c0, int c1, int c2, int c3, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::tma_store(ptx_model::tensor_map(map), source, {c0, c1, c2, c3});
+}
+inline void tma_store_commit(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::tma_store_commit(); }
+inline void tma_store_wait(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::tma_store_wait(); }
+inline void fence_proxy_async(SharedAddress first, int bytes, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::fence_proxy_async(first, bytes);
+}
+
+// Of one to three arrays of registers, as kernels have them: a defaulted argument cannot come after a pack.
+template <class A>
+void wgmma_fence(A&, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_fence();
+}
+template <class A, class B>
+void wgmma_fence(A&, B&, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_fence();
+}
+inline void wgmma_commit(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::wgmma_commit(); }
+template <int PENDING, class A>
+void wgmma_wait(A&, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_wait(PENDING);
+}
+template <int PENDING, class A, class B>
+void wgmma_wait(A&, B&, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_wait(PENDING);
+}
+template <int PENDING, class A, class B, class C>
+void wgmma_wait(A&, B&, C&, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_wait(PENDING);
+}
+inline void computed_before_wait(std::uint32_t, SharedAddress) {}
+
+inline std::uint32_t shared_offset(SharedAddress address) { return ptx_model::shared_offset(address); }
+template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false, int HALF_N>
+void wgmma(float (&d)[HALF_N], std::uint64_t a, std::uint64_t b, bool accumulate, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma({d, nullptr, a, b, 2 * HALF_N, accumulate, A_TRANSPOSED, B_TRANSPOSED});
+}
+template <bool B_TRANSPOSED = false, int HALF_N>
+void wgmma(float (&d)[HALF_N], const std::uint32_t (&a)[4], std::uint64_t b, bool accumulate, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma({d, a, 0, b, 2 * HALF_N, accumulate, false, B_TRANSPOSED});
+}
+
+template <int REGISTERS>
+void registers_fewer() {}
+template <int REGISTERS>
+void registers_more() {}

@@ -1,4 +1,5 @@
-// Models of the instructions in ptx.cuh, for builds without a GPU. Included by ptx.cuh only.
+// The functions of llmc/kernels/ptx/ptx.cuh where there is no GPU: models of the instructions, in plain C++. What each
+// does is said there.
 //
 // What a warp does together is a rendezvous (host::warp_collective): each lane brings its operands, the last to arrive
 // computes for all 32. Asynchronous copies are kept in a list per thread until a wait delivers them, which is as late
@@ -7,7 +8,7 @@
 #pragma once
 
 #ifdef __CUDACC__
-#error "ptx_model.h is for builds without a GPU"
+#error "llmc/cuda_on_cpu/ptx is for builds without a GPU"
 #endif
 
 #include <cuda_bf16.h>
@@ -218,3 +219,39 @@ inline float exp2_flushed(float x) {
 }
 
 }   // namespace ptx_model
+
+using SharedAddress = std::uintptr_t;
+inline SharedAddress shared_address(void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+inline void ldmatrix_x4(std::uint32_t (&values)[4], SharedAddress row, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::ldmatrix(values, row, false);
+}
+inline void ldmatrix_x4_transposed(std::uint32_t (&values)[4], SharedAddress row, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::ldmatrix(values, row, true);
+}
+inline void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::mma_m16n8k16(c, a, b0, b1);
+}
+inline std::uint32_t pack_bf16(float low, float high) { return ptx_model::pack(low, high); }
+
+inline void cp_async_16(SharedAddress target, const void* source, bool valid, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::async_copy(target, source, 16, valid);
+}
+inline void cp_async_4(SharedAddress target, const void* source, bool valid, HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::async_copy(target, source, 4, valid);
+}
+inline void cp_async_commit(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::commit_copies(); }
+template <int PENDING>
+void cp_async_wait(HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wait_copies(PENDING);
+}
+inline void prefetch_to_l2(const void*) {}
+
+inline void add_release(int* count, int value, HOST_SITE) { UNLESS_LEFT_OUT ptx_model::add_release(count, value); }
+inline int load_acquire(const int* count) { return ptx_model::load_acquire(count); }
+inline void wait_acquire(const int* count, int value, HOST_SITE) {
+    UNLESS_LEFT_OUT while (ptx_model::load_acquire(count) != value) {}
+}
+
+constexpr bool exp2_is_an_instruction = false;
+inline float exp2_approximate(float x) { return ptx_model::exp2_flushed(x); }

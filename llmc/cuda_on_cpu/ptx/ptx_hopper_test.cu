@@ -25,6 +25,8 @@ enum class Mistake {
     no_wgmma_fence,
     operand_between_rows,
     operand_outside,
+    row_beyond_panel,
+    too_many_bytes,
     lanes_disagree,
     warps_disagree,
     sums_written,
@@ -52,7 +54,9 @@ __global__ void small_product(const __grid_constant__ TensorMap in, const __grid
     }
     __syncthreads();
     if (thread == 0) {
-        mbarrier_arrive_expect(barrier, mistake == Mistake::bytes_not_expected ? panel_bytes : 2 * panel_bytes);
+        mbarrier_arrive_expect(barrier, mistake == Mistake::bytes_not_expected ? panel_bytes
+                                        : mistake == Mistake::too_many_bytes   ? 1 << 20
+                                                                               : 2 * panel_bytes);
         if (mistake == Mistake::arrives_too_often) mbarrier_arrive(barrier);
         tma_load(a + (mistake == Mistake::panel_between_rows ? 128 : 0), in, barrier, 0, 0, 0, 0);
         tma_load(b, in, barrier, 0, 0, 1, 0);
@@ -65,6 +69,7 @@ __global__ void small_product(const __grid_constant__ TensorMap in, const __grid
     for (int step = 0; step < 4; step++) {
         SharedAddress left = a + step * 32, right = b + step * 32;
         if (mistake == Mistake::operand_between_rows) left += 128;
+        if (mistake == Mistake::row_beyond_panel) left += 16;   // the last step's 32 bytes begin at 112
         if (mistake == Mistake::operand_outside) right += 2 * panel_bytes;
         if (mistake == Mistake::lanes_disagree && thread == 5) right ^= 32;
         if (mistake == Mistake::warps_disagree && warp == 2) right ^= 32;
@@ -146,6 +151,8 @@ TEST_CASE("sm90: models: a mistake is a fault that says which") {
           {Mistake::no_wgmma_fence, "without a wgmma_fence"},
           {Mistake::operand_between_rows, "does not begin in the first of eight rows"},
           {Mistake::operand_outside, "lies outside of shared memory"},
+          {Mistake::row_beyond_panel, "end beyond the 128 bytes"},
+          {Mistake::too_many_bytes, "1048576 bytes: at most 1,048,575"},
           {Mistake::lanes_disagree, "lanes of a warp disagree"},
           {Mistake::warps_disagree, "warps of a group disagree"},
           {Mistake::sums_written, "sums of a product were written while it was under way"},
