@@ -452,6 +452,7 @@ TEST_CASE("gpt: hooks are told of every unit in the order of work") {
         }
         void gradients_begin(int slot) override { add("write", slot); }
         void gradients_ready(int slot) override { add("ready", slot); }
+        bool communicates(Direction) const override { return false; }
     };
     const Problem problem = golden_problem(load_golden());   // two layers
     Runner runner(problem, test_options());
