@@ -57,7 +57,9 @@ inline ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, St
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());
     ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
-    if (is_sharded(state, place.zero_stage)) {
+    if (is_sharded(state, place.zero_stage) && tensor.owner >= 0) {
+        home.zero_rank = tensor.owner;
+    } else if (is_sharded(state, place.zero_stage)) {
         const ZeroCut cut =
             zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
         home.zero_rank = static_cast<int>(home.local / cut.shard);

@@ -116,9 +116,11 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
 std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state, Heads which) {
     std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp, which);
     if (!is_sharded(state, place.zero_stage)) return tp_shard;
+    const int rank = group_rank(place.mesh, place.at, tensor.zero);
+    if (tensor.owner >= 0) return rank == tensor.owner ? tp_shard : std::vector<OwnedRange>{};
 
     const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
-    const std::int64_t begin = group_rank(place.mesh, place.at, tensor.zero) * cut.shard;
+    const std::int64_t begin = rank * cut.shard;
     return ranges_within(tp_shard, begin, begin + cut.shard);
 }
 

@@ -29,6 +29,7 @@ struct TensorSpec {
     std::vector<std::int64_t> heads = {};
     bool tied = false;          // held by the first and by the last pipeline stage
     AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
+    int owner = -1;             // the rank of these that has all of what ZeRO-1 shards; -1: ZeRO-1 cuts it, too
     // Along these too a rank's gradient is a part of a sum, where sequence parallelism gives it some of the rows.
     AxisSet partial = {};
     bool always_partial = false;   // and without sequence parallelism: it works on the rank's own heads

@@ -33,8 +33,9 @@ struct MuonMatrices::Moves {
 MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)), moves_(std::make_unique<Moves>()) {
     const ShardPlace& place = stage.storage().place();
-    const AxisSet team = place.zero_stage > 0 ? stage_axes : AxisSet{Axis::tp};
-    team_ = place.zero_stage > 0 ? groups.stage : groups.tensor;
+    const bool cut_by_zero = place.zero_stage > (place.deals_matrices ? 1 : 0);
+    const AxisSet team = cut_by_zero ? stage_axes : AxisSet{Axis::tp};
+    team_ = cut_by_zero ? groups.stage : groups.tensor;
     rank_ = group_rank(place.mesh, place.at, team);
     ranks_ = group_size(place.mesh, team);
     find_matrices(team);
@@ -44,7 +45,7 @@ MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena&
 
 MuonMatrices::~MuonMatrices() = default;
 
-// All of this stage, and who keeps which part of each: alike on every rank of the team.
+// All that this team keeps of its stage, and who keeps which part of each: alike on every rank of the team.
 void MuonMatrices::find_matrices(AxisSet team) {
     const ParamStorage& storage = stage_.storage();
     const ShardPlace& place = storage.place();
@@ -64,7 +65,8 @@ void MuonMatrices::find_matrices(AxisSet team) {
                                                            {}});
             for (int r = 0; r < ranks_; r++) {
                 const auto member = static_cast<std::size_t>(r);
-                const ShardPlace theirs{place.mesh, coordinates_of(place.mesh, members[member]), place.zero_stage};
+                ShardPlace theirs = place;
+                theirs.at = coordinates_of(place.mesh, members[member]);
                 for (BlockRange& part :
                      by_blocks(info.tensor, owned_ranges(info.tensor, theirs, StateKind::optimizer))) {
                     if (part.block != block) continue;
@@ -74,6 +76,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
                 }
             }
             begin += matrix.elements();
+            if (matrix.parts.empty()) matrices_.pop_back();   // another team's
         }
     }
 }

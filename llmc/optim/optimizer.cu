@@ -223,7 +223,9 @@ const ModelState<float>& Optimizer::state(std::string_view name) const {
 double Optimizer::bytes_per_parameter() const {
     auto elements = [](const ParamStorage& storage) {
         double sum = 0;
-        for (const TensorPlace& place : storage.tensors()) sum += static_cast<double>(place.padded);
+        for (const TensorPlace& place : storage.tensors()) {
+            sum += static_cast<double>(storage.padded_elements(place, StateKind::optimizer));
+        }
         return sum;
     };
     double bytes = 0;

@@ -56,7 +56,7 @@ struct OptimizerState : OptimizerStateSpec {
 };
 
 // Whose updates Muon makes orthogonal: the matrices of layers. The rule of other parameters is then AdamW.
-inline bool is_muon_matrix(const ParamInfo& info) { return info.layer >= 0 && info.is_matrix(); }
+inline bool is_muon_matrix(const ParamInfo& info) { return info.is_layer_matrix(); }
 
 // The list for a run's options.
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options);

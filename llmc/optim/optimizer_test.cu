@@ -283,50 +283,107 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
 
 namespace {
 
-// What each rank of the first one's team sends for Muon, found element by element: of a matrix all that its owner does
-// not keep travels there and back.
-std::vector<double> bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) {
-    const std::vector<int> team = group_members(mesh, {}, zero > 0 ? stage_axes : AxisSet{Axis::tp});
-    struct Matrix {
-        double cost;
-        std::vector<double> kept;   // elements, by rank of the team
-    };
-    std::vector<Matrix> matrices;
-    for (const ParamInfo& info : table.all()) {
-        if (!is_muon_matrix(info)) continue;
-        for (const auto& [begin, end] : blocks(info.tensor)) {
-            const double cols = static_cast<double>(info.tensor.cols), all = static_cast<double>(end - begin);
-            Matrix& matrix = matrices.emplace_back(Matrix{all * std::min(cols, all / cols), Doubles(team.size())});
-            for (std::size_t r = 0; r < team.size(); r++) {
-                const ShardPlace place{mesh, coordinates_of(mesh, team[r]), zero};
-                for (const OwnedRange& range : owned_ranges(info.tensor, place, StateKind::optimizer)) {
-                    for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
-                        const std::int64_t first = std::max(global, static_cast<std::int64_t>(begin)),
-                                           past = std::min(global + count, static_cast<std::int64_t>(end));
-                        matrix.kept[r] += static_cast<double>(std::max<std::int64_t>(past - first, 0));
-                    });
+double cost_of(const TensorSpec& tensor) {
+    double cost = 0;
+    for (const auto& [begin, end] : blocks(tensor)) {
+        const double cols = static_cast<double>(tensor.cols), all = static_cast<double>(end - begin);
+        cost += all * std::min(cols, all / cols);
+    }
+    return cost;
+}
+
+// Items to ranks, the costliest first, each to the first of those with the least.
+std::vector<int> dealt(const Doubles& costs, std::size_t ranks) {
+    std::vector<int> owners(costs.size(), -1);
+    Doubles load(ranks);
+    for (std::size_t i = 0; i < costs.size(); i++) {
+        std::size_t next = costs.size();
+        for (std::size_t j = 0; j < costs.size(); j++) {
+            if (owners[j] < 0 && (next == costs.size() || costs[j] > costs[next])) next = j;
+        }
+        const auto owner = static_cast<std::size_t>(std::ranges::min_element(load) - load.begin());
+        owners[next] = static_cast<int>(owner);
+        load[owner] += costs[next];
+    }
+    return owners;
+}
+
+// Which ZeRO rank has a parameter; -1: each a part of it.
+std::vector<int> owners_under_zero_1(const ParamTable& table, int ranks) {
+    std::vector<int> owners(static_cast<std::size_t>(table.size()), -1);
+    std::vector<std::size_t> params;
+    Doubles costs;
+    for (std::size_t param = 0; param < owners.size(); param++) {
+        if (!is_muon_matrix(table.all()[param])) continue;
+        params.push_back(param);
+        costs.push_back(cost_of(table.all()[param].tensor));
+    }
+    const std::vector<int> found = dealt(costs, static_cast<std::size_t>(ranks));
+    for (std::size_t i = 0; i < params.size(); i++) owners[params[i]] = found[i];
+    return owners;
+}
+
+// What each rank sends for Muon beside ZeRO, found element by element: of a matrix all that its owner does not keep
+// travels there and back.
+Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) {
+    const std::vector<int> owners = owners_under_zero_1(table, group_size(mesh, zero_axes));
+    std::vector<std::vector<std::size_t>> teams(zero > 1 ? 1 : static_cast<std::size_t>(group_size(mesh, zero_axes)));
+    for (int rank = 0; rank < mesh.size(); rank++) {
+        const int of = group_rank(mesh, coordinates_of(mesh, rank), zero_axes);
+        teams[zero > 1 ? 0 : static_cast<std::size_t>(of)].push_back(static_cast<std::size_t>(rank));
+    }
+    Doubles sent(static_cast<std::size_t>(mesh.size()));
+    for (std::size_t t = 0; t < teams.size(); t++) {
+        const std::vector<std::size_t>& team = teams[t];
+        Doubles costs;
+        std::vector<Doubles> kept;   // elements, by matrix and rank of the team
+        for (std::size_t param = 0; param < owners.size(); param++) {
+            const TensorSpec& tensor = table.all()[param].tensor;
+            if (owners[param] < 0 || (zero == 1 && owners[param] != static_cast<int>(t))) continue;
+            for (const auto& [begin, end] : blocks(tensor)) {
+                const double cols = static_cast<double>(tensor.cols), all = static_cast<double>(end - begin);
+                costs.push_back(all * std::min(cols, all / cols));
+                Doubles& parts = kept.emplace_back(team.size());
+                for (std::size_t r = 0; r < team.size(); r++) {
+                    const ShardPlace place{mesh, coordinates_of(mesh, static_cast<int>(team[r])), zero > 1 ? zero : 0};
+                    for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::optimizer)) {
+                        for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
+                            const std::int64_t first = std::max(global, static_cast<std::int64_t>(begin)),
+                                               past = std::min(global + count, static_cast<std::int64_t>(end));
+                            parts[r] += static_cast<double>(std::max<std::int64_t>(past - first, 0));
+                        });
+                    }
                 }
             }
         }
-    }
-    std::ranges::stable_sort(matrices, std::greater<>(), &Matrix::cost);
-    Doubles load(team.size()), sent(team.size());
-    for (const Matrix& matrix : matrices) {
-        const auto owner = static_cast<std::size_t>(std::ranges::min_element(load) - load.begin());
-        load[owner] += matrix.cost;
-        for (std::size_t r = 0; r < team.size(); r++) {
-            if (r == owner) continue;
-            sent[r] += matrix.kept[r] * sizeof(floatX);
-            sent[owner] += matrix.kept[r] * sizeof(floatX);
+        const std::vector<int> owner = dealt(costs, team.size());
+        for (std::size_t i = 0; i < costs.size(); i++) {
+            for (std::size_t r = 0; r < team.size(); r++) {
+                if (static_cast<int>(r) == owner[i]) continue;
+                sent[team[r]] += kept[i][r] * sizeof(floatX);
+                sent[team[static_cast<std::size_t>(owner[i])]] += kept[i][r] * sizeof(floatX);
+            }
         }
     }
     return sent;
 }
 
+// ZeRO's bytes of all ranks for Muon, and for AdamW.
+std::pair<double, double> bytes_of_zero(const ParamTable& table, const MeshShape& mesh, int zero) {
+    double sums[2] = {};
+    for (int rank = 0; rank < mesh.size(); rank++) {
+        for (const bool deals : {true, false}) {
+            const ShardPlace place{mesh, coordinates_of(mesh, rank), zero, deals};
+            const ParamStorage storage(table, place, {{{0, table.config().layers}}, true, true});
+            sums[deals ? 0 : 1] += zero_traffic(storage, 1, sizeof(floatX), sizeof(float)).total();
+        }
+    }
+    return {sums[0], sums[1]};
+}
+
 }   // namespace
 
-TEST_CASE(
-    "optimizer: what Muon sends is all that owners of matrices do not keep, there and back; ZeRO's stays ZeRO's") {
+TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of matrices get what they do not keep") {
     for (const auto& [dp, zero, tp] :
          {std::tuple(2, 0, 1), std::tuple(2, 1, 1), std::tuple(3, 1, 1), std::tuple(3, 2, 1), std::tuple(4, 3, 1),
           std::tuple(1, 0, 3), std::tuple(2, 1, 2)}) {
@@ -334,28 +391,46 @@ TEST_CASE(
         layout.optimizer = OptimizerKind::muon, layout.tp = tp, layout.sequence_parallel = false;
         if (tp == 2) layout.heads = 4;
         const ParamTable table(model(layout));
-        const std::vector<double> expected = bytes_of_muon(table, layout.mesh(), zero);
+        const std::vector<int> owners = owners_under_zero_1(table, dp);
+        const Doubles expected = bytes_of_muon(table, layout.mesh(), zero);
         double matrices = 0, sum = 0;
         for (const ParamInfo& info : table.all()) {
             if (is_muon_matrix(info)) matrices += static_cast<double>(info.tensor.elements());
         }
         for (const double sent : expected) sum += sent;
-        const double n = static_cast<double>(expected.size());
-        INFO(layout.name(), ": ", sum);   // of equal cuts each owner keeps its n-th
-        CHECK(sum == doctest::Approx(2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
+        const double n = zero > 1 ? dp * tp : tp;   // of equal cuts each owner keeps its n-th
+        INFO(layout.name(), ": ", sum);
+        CHECK(sum == doctest::Approx((zero == 0 ? dp : 1) * 2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
+        const auto [with_owners, cut] = bytes_of_zero(table, layout.mesh(), zero);
+        const double padding = zero == 1 ? tp * (dp - 1) * table.size() * (dp * 64.0) * (sizeof(floatX) + 4) : 0;
+        CHECK(std::abs(with_owners - cut) <= padding);
         on_layout(layout, [&](Rank& rank, TestRank& me) {
+            const ParamStorage& storage = rank.stage().storage();
+            const ZeroTraffic formula = zero_traffic(storage, 1, sizeof(floatX), sizeof(float));
+            const Communicator* const shards = rank.groups().zero;
+            auto reset = [&] {
+                for (Communicator* group : rank.communicators()) group->reset_traffic();
+            };
+            reset();
             rank.gradients(1);
-            for (Communicator* group : rank.communicators()) group->reset_traffic();
+            const Traffic reducing = shards != nullptr ? shards->traffic() : Traffic{};
+            reset();
             rank.step().update(1, 1e-3f);
             rank.step().result();
             double sent = 0;
             for (const Communicator* group : rank.communicators()) sent += group->traffic().point_to_point;
-            const double own = expected[zero > 0 || tp > 1 ? static_cast<std::size_t>(me.rank()) : 0];
+            const double own = expected[static_cast<std::size_t>(me.rank())];
             me.require(sent == own, sent, " bytes, not ", own);
-            if (rank.groups().zero == nullptr) return;
-            const ZeroTraffic formula = zero_traffic(rank.stage().storage(), 1, sizeof(floatX), sizeof(float));
-            const double gathered = rank.groups().zero->traffic().all_gather;
+            for (const TensorPlace& tensor : storage.tensors()) {
+                const int owner = zero < 2 ? owners[static_cast<std::size_t>(tensor.param)] : -1;
+                me.require(storage.table()[tensor.param].tensor.owner == owner, "another owner than ", owner);
+            }
+            if (shards == nullptr) return;
+            const double gathered = shards->traffic().all_gather, told = shards->traffic().broadcast;
             me.require(gathered == (zero == 3 ? 0 : formula.gather), "gathered ", gathered);
+            me.require(told == formula.broadcast, "told ", told);
+            me.require(reducing.reduce == formula.reduce_to_owner, "reduced to owners ", reducing.reduce);
+            me.require(zero != 1 || reducing.reduce_scatter == formula.reduce, "reduced ", reducing.reduce_scatter);
         });
     }
 }
@@ -363,7 +438,7 @@ TEST_CASE(
 #if defined(PRECISION_FP32)   // bf16 rounds it away: the two halves of a tensor are much alike
 TEST_CASE("optimizer: a norm over this rank's shard alone is found out") {
     for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::lamb, OptimizerKind::lars}) {
-        Layout layout{2, 1};
+        Layout layout{2, kind == OptimizerKind::muon ? 2 : 1};   // under 1 its matrices are whole
         layout.optimizer = kind, layout.lr = rate_of(kind);
         Layout alone = layout;
         alone.dp = 1, alone.zero = 0;

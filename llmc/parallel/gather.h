@@ -86,11 +86,7 @@ inline Gatherer::Gatherer(const ParamStorage& storage, Communicator* group, bool
     if (place.mesh.pp > 1 && all != nullptr) holder_ = arena.allocate<std::int32_t>("checkpoint/holder", 1);
     const bool cut = group != nullptr && (place.zero_stage > 0 || place.mesh.tp > 1);
     if (!cut && !crosses) return;
-    std::int64_t largest = 0;
-    for (const TensorPlace& tensor : storage.tensors()) {
-        largest = std::max(largest, storage.padded_elements(tensor, StateKind::optimizer));
-    }
-    piece_ = static_cast<std::size_t>(std::min(largest, most));
+    piece_ = static_cast<std::size_t>(std::min(storage.largest_owned(), most));
     if (gets || crosses) {
         const std::size_t size = crosses ? std::max(piece_, crossing_) : piece_;
         arrived_ = arena.allocate<float>("checkpoint/staging", size);

@@ -23,6 +23,9 @@
 // requests to stop in one all-reduce of all ranks: 2f x 40 bytes a step at every stage. `zero_traffic` says it to the
 // byte.
 //
+// A matrix that has an owner (param_storage.h) is reduced to it under stage 1, and broadcast by it after the update:
+// other ranks send, summed over all of them the bytes are the same, padding apart.
+//
 // What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
 // buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
 #pragma once
@@ -93,6 +96,7 @@ private:
         computed_.wait(traffic());
     }
     bool shares_memory(std::size_t use, int slot) const;
+    int owner(const TensorPlace& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
     void fetch(int slot);
     void reduce(int slot);
     void reduce_to_shards(int slot, bool first);
@@ -133,9 +137,10 @@ inline constexpr std::size_t numbers_of_step = 5;
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
 // included.
 struct ZeroTraffic {
-    double reduce = 0, gather = 0;   // gradients, parameters
-    double numbers = 0;              // loss, requests to stop, checkpoints written, norm
-    double total() const { return reduce + gather + numbers; }
+    double reduce = 0, gather = 0;               // gradients, parameters
+    double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner
+    double numbers = 0;                          // loss, requests to stop, checkpoints written, norm
+    double total() const { return reduce + gather + reduce_to_owner + broadcast + numbers; }
 };
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes);
@@ -253,8 +258,12 @@ void ZeroRank<P, G>::parameters_changed() {
     compute_before_traffic();
     for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
         for_tensors(slot, [&](const TensorPlace& tensor) {
-            group_.all_gather(states_.parameters.tensor(tensor.param), states_.parameters.owned(tensor.param),
-                              shard(tensor), traffic());
+            P* const whole = states_.parameters.tensor(tensor.param);
+            if (owner(tensor) < 0) {
+                group_.all_gather(whole, states_.parameters.owned(tensor.param), shard(tensor), traffic());
+            } else {
+                group_.broadcast(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+            }
         });
         fetched_[static_cast<std::size_t>(slot)].record(traffic());
         fetching_[static_cast<std::size_t>(slot)] = true;
@@ -303,7 +312,12 @@ void ZeroRank<P, G>::reduce(int slot) {
         return;
     }
     for_tensors(slot, [&](const TensorPlace& tensor) {
-        group_.reduce_scatter(gradients.owned(tensor.param), gradients.tensor(tensor.param), shard(tensor), traffic());
+        G* const whole = gradients.tensor(tensor.param);
+        if (owner(tensor) < 0) {
+            group_.reduce_scatter(gradients.owned(tensor.param), whole, shard(tensor), traffic());
+        } else {
+            group_.reduce(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+        }
     });
 }
 
@@ -335,15 +349,18 @@ void ZeroRank<P, G>::finish_gradients() {
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes) {
     const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
-    double whole = 0, unsharded = 0, largest_unit = 0;
+    double unsharded = 0, largest_unit = 0;
     int layers = 0;
     for (const UnitPlace& unit : storage.units()) {
         const double padded = static_cast<double>(unit.padded);
-        whole += padded;
         largest_unit = std::max(largest_unit, padded);
         if (!storage.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) unsharded += padded;
     }
-    auto kept = [&](StateKind state) { return is_sharded(state, stage) ? whole / ranks : whole; };
+    auto kept = [&](StateKind state) {
+        double sum = 0;
+        for (const UnitPlace& unit : storage.units()) sum += static_cast<double>(storage.unit_elements(unit, state));
+        return sum;
+    };
     ZeroMemory memory;
     memory.parameters = kept(StateKind::parameters) * parameter_bytes;
     memory.gradients = kept(StateKind::gradients) * gradient_bytes;
@@ -358,10 +375,23 @@ inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_byte
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes) {
     const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
+    const int rank = group_rank(storage.place().mesh, storage.place().at, zero_axes);
     const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
     ZeroTraffic traffic;
     for (const UnitPlace& unit : storage.units()) {
-        const double padded = static_cast<double>(unit.padded);
+        double padded = static_cast<double>(unit.padded);
+        for (int i : unit.tensors) {
+            const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+            const int owner = storage.table()[tensor.param].tensor.owner;
+            if (owner < 0 || stage != 1) continue;
+            const double whole = static_cast<double>(tensor.padded);
+            padded -= whole;
+            if (owner == rank) {
+                traffic.broadcast += (ranks - 1) * whole * parameter_bytes;
+            } else {
+                traffic.reduce_to_owner += whole * gradient_bytes;
+            }
+        }
         // read by one piece of work only: the head, and an embedding that is not the classifier here
         const bool classifies = storage.table().config().tied && storage.stage().head;
         const bool once =

@@ -57,9 +57,13 @@ std::string memory_plan(const Options& asked) {
     OwnedStream stream;
     auto of_fullest_stage = [&](Recompute recompute) {
         std::pair<Arena, int> most;
-        for (int stage = 0; stage < mesh.pp; stage++) {
-            Arena arena = counted_alone(options, config, mesh, {stage, 0, 0, 0}, recompute, stream.get());
-            if (stage == 0 || arena.bytes() > most.first.bytes()) most = {std::move(arena), stage};
+        const bool unequal = options.optimizer == OptimizerKind::muon && options.zero == 1;   // matrices have owners
+        const int shares = unequal ? group_size(mesh, zero_axes) : 1;
+        for (int rank = 0; rank < mesh.pp * shares; rank++) {
+            const int stage = rank / shares, share = rank % shares;
+            const MeshCoordinates place{stage, share / mesh.cp, share % mesh.cp, 0};
+            Arena arena = counted_alone(options, config, mesh, place, recompute, stream.get());
+            if (rank == 0 || arena.bytes() > most.first.bytes()) most = {std::move(arena), stage};
         }
         return most;
     };

@@ -186,9 +186,18 @@ void Communicator::all_gather(T* out, const T* in, std::size_t n, cudaStream_t s
 }
 
 template <class T>
+void Communicator::reduce(T* data, std::size_t n, int root, cudaStream_t stream) {
+    count("reduce", &Traffic::reduce, rank_ != root ? static_cast<double>(n * sizeof(T)) : 0.0);
+    log(n, nccl_type<T>(), text(", sum, to rank ", root));
+    make({"reduce", data, data, n, nccl_type<T>(), stream}, [&](const CommCall& call) {
+        NCCL_CHECK(ncclReduce(call.in, call.out, n, call.type, ncclSum, root, comm_, stream));
+    });
+}
+
+template <class T>
 void Communicator::broadcast(T* data, std::size_t n, int root, cudaStream_t stream) {
-    const bool sends = rank_ == root && size_ > 1;
-    count("broadcast", &Traffic::broadcast, sends ? static_cast<double>(n * sizeof(T)) : 0.0);
+    const int reached = rank_ == root ? size_ - 1 : 0;
+    count("broadcast", &Traffic::broadcast, reached * static_cast<double>(n * sizeof(T)));
     log(n, nccl_type<T>(), text(" from rank ", root));
     make({"broadcast", data, data, n, nccl_type<T>(), stream}, [&](const CommCall& call) {
         NCCL_CHECK(ncclBroadcast(call.in, call.out, n, call.type, root, comm_, stream));
@@ -226,6 +235,7 @@ void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t s
     template void Communicator::all_reduce<T>(T*, std::size_t, ReduceOp, cudaStream_t);     \
     template void Communicator::reduce_scatter<T>(T*, const T*, std::size_t, cudaStream_t); \
     template void Communicator::all_gather<T>(T*, const T*, std::size_t, cudaStream_t);     \
+    template void Communicator::reduce<T>(T*, std::size_t, int, cudaStream_t);              \
     template void Communicator::broadcast<T>(T*, std::size_t, int, cudaStream_t);           \
     template void Communicator::send<T>(const T*, std::size_t, int, cudaStream_t);          \
     template void Communicator::receive<T>(T*, std::size_t, int, cudaStream_t);             \

@@ -13,7 +13,8 @@
 //
 // Traffic is counted logically, where the call is made, as bytes that a rank must send in the best algorithm with
 // n ranks and f = (n - 1) / n: all-reduce 2fB, reduce-scatter and all-gather fB (B: bytes of the whole buffer),
-// broadcast B from its root, sends their bytes. The stand-in or NCCL may move more.
+// broadcast (n - 1) B by its root, for all whom it reaches, reduce B by all but the root, sends their bytes. The
+// stand-in or NCCL may move more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,8 +39,8 @@ enum class ReduceOp : std::uint8_t { sum, max };
 
 // Logical bytes this rank has sent, by kind of call.
 struct Traffic {
-    double all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0, point_to_point = 0;
-    double total() const { return all_reduce + reduce_scatter + all_gather + broadcast + point_to_point; }
+    double all_reduce = 0, reduce_scatter = 0, all_gather = 0, reduce = 0, broadcast = 0, point_to_point = 0;
+    double total() const { return all_reduce + reduce_scatter + all_gather + reduce + broadcast + point_to_point; }
 };
 
 // A rank's progress, for the watchdog: the last operation it issued, and its number in this communicator.
@@ -102,6 +103,9 @@ public:
     // `out` (count x size) = all ranks' `in` (count) in rank order. `in` may be out + rank x count.
     template <class T>
     void all_gather(T* out, const T* in, std::size_t count, cudaStream_t stream);
+    // The root's data[i] = over all ranks; those of others stay.
+    template <class T>
+    void reduce(T* data, std::size_t count, int root, cudaStream_t stream);
     template <class T>
     void broadcast(T* data, std::size_t count, int root, cudaStream_t stream);
     // Several sends and receives that must go on together stand inside a Group.

@@ -170,8 +170,12 @@ TEST_CASE("comm: logical bytes by formula") {
                        "all-gather");
             me.all.broadcast(x.data(), whole, ranks - 1, me.stream);
             const bool sends = me.rank() == ranks - 1 && ranks > 1;
-            me.require(me.all.traffic().broadcast == (sends ? static_cast<double>(4 * whole) : 0.0), "broadcast");
-            me.require(me.all.progress().issued == 4 && std::string(me.all.progress().operation) == "broadcast",
+            me.require(me.all.traffic().broadcast == (sends ? (n - 1) * static_cast<double>(4 * whole) : 0.0),
+                       "broadcast");
+            me.all.reduce(x.data(), whole, ranks - 1, me.stream);
+            const bool is_root = me.rank() == ranks - 1;
+            me.require(me.all.traffic().reduce == (is_root ? 0.0 : static_cast<double>(4 * whole)), "reduce");
+            me.require(me.all.progress().issued == 5 && std::string(me.all.progress().operation) == "reduce",
                        "progress");
             CUDA_CHECK(cudaStreamSynchronize(me.stream));
             me.all.note_all_done();
@@ -240,6 +244,9 @@ std::string results_with_damage(TestRank& me, const std::string& damaged) {
     me.all.broadcast(x.data(), all, 1, me.stream);
     tell("broadcast", x);
     x = me.on_device(mine);
+    me.all.reduce(x.data(), all, 1, me.stream);
+    tell("reduce", x);
+    x = me.on_device(mine);
     if (me.rank() == 0) me.all.send(x.data(), all, 1, me.stream);
     if (me.rank() == 1) me.all.receive(x.data(), all, 0, me.stream);
     tell("transfer", x);
@@ -252,14 +259,15 @@ std::string results_with_damage(TestRank& me, const std::string& damaged) {
 TEST_CASE("comm: a tap can damage every kind of call, and no other result changes") {
     on_ranks(2, [](TestRank& me) {
         const std::string right = results_with_damage(me, "");
-        for (const char* damaged : {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "send", "receive"}) {
+        for (const char* damaged :
+             {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "send", "receive"}) {
             const std::string wrong = results_with_damage(me, damaged);
             const std::string shows =
                 damaged == std::string("send") || damaged == std::string("receive") ? "transfer" : damaged;
             std::istringstream before(right), after(wrong);
             for (std::string expected, found; std::getline(before, expected) && std::getline(after, found);) {
-                const bool transfer_to_0 = shows == "transfer" && me.rank() == 0;   // which only sends
-                const bool differs = expected.starts_with(shows + " ") && !transfer_to_0;
+                const bool only_sends = (shows == "transfer" || shows == "reduce") && me.rank() == 0;
+                const bool differs = expected.starts_with(shows + " ") && !only_sends;
                 me.require((expected != found) == differs, damaged, " damaged: ", found, ", undamaged: ", expected);
             }
         }

@@ -39,9 +39,11 @@ struct Layout {
     int cp = 1, ulysses = 1;
     int pp_chunks = 1, layers = 2;
     Recompute recompute = Recompute::gelu;
+    OptimizerKind optimizer = OptimizerKind::adamw;
     MeshShape mesh() const { return {pp, dp, cp, tp}; }
     std::string name() const {
-        return text("dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
+        return text(name_of(optimizer), ", ", "dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters",
+                    accumulates ? "" : ", at once",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "", ", recompute ", name_of(recompute));
@@ -83,7 +85,8 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.layers = layout.layers, options.heads = 2, options.channels = 32;
     options.seq_len = T, options.micro_batch = layout.accumulates ? 1 : sequences / layout.dp,
     options.total_batch = sequences * T, options.max_steps = 4;
-    options.lr = 1e-3f;
+    options.optimizer = layout.optimizer;
+    options.lr = layout.optimizer == OptimizerKind::lars ? 20.0f : 1e-3f;
     options.weight_decay = 0.1f;
     options.val_every = 2, options.val_max_batches = 5, options.sample_every = 0;
     options.output_dir = output;
@@ -135,15 +138,17 @@ struct RankOfRun {
                                : nullptr),
           model(model_config(given), stage_options(given, place, cut_points.get()), arena, stream) {
         model.initialize(options.seed);
-        OptimizerOptions adam;
-        adam.weight_decay = options.weight_decay;
-        adam.ema = 0.9f;
-        adam.master_weights = options.master_weights;
-        step.emplace(model, adam, arena, groups);
+        OptimizerOptions how;
+        how.optimizer = options.optimizer;
+        how.lr = options.lr;
+        how.weight_decay = options.weight_decay;
+        how.ema = 0.9f;
+        how.master_weights = options.master_weights;
+        step.emplace(model, how, arena, groups);
     }
 
     RunState load(const std::string& checkpoint) {
-        return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream());
+        return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream(), options.optimizer);
     }
 
     using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
@@ -203,7 +208,8 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
     }
     INFO(layout.name());
     const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
-        RankOfRun rank(options, &me.world, {me.world.mesh(), me.world.at(), layout.zero}, me.arena, me.stream);
+        const ShardPlace here{me.world.mesh(), me.world.at(), layout.zero, layout.optimizer == OptimizerKind::muon};
+        RankOfRun rank(options, &me.world, here, me.arena, me.stream);
         work(rank);
     });
     if (ran) from_first_process("");   // those who sat it out read the files too
@@ -232,7 +238,7 @@ std::vector<double> losses_in(const std::string& metrics) {
 }
 
 // Losses of every layout against those of one process; and each cut after two steps and resumed against itself.
-void compare_runs(const std::vector<Layout>& layouts) {
+void compare_runs(std::vector<Layout> layouts, OptimizerKind optimizer = OptimizerKind::adamw) {
     const Workplace place;
     // the metrics it leaves; nothing where it was passed over
     auto run = [&](const Layout& layout, const std::string& name, int stop_after,
@@ -244,10 +250,13 @@ void compare_runs(const std::vector<Layout>& layouts) {
         if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, resume_from); })) return std::nullopt;
         return read_whole(real_files(), options.output_dir + "/metrics.jsonl");
     };
-    const std::vector<double> expected = losses_in(run({0, 0}, "alone", 0, "").value());
+    Layout alone{0, 0};
+    alone.optimizer = optimizer;
+    const std::vector<double> expected = losses_in(run(alone, "alone", 0, "").value());
     CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
 
-    for (const Layout& layout : layouts) {
+    for (Layout& layout : layouts) {
+        layout.optimizer = optimizer;
         INFO(layout.name());
         const std::string whole = "whole, " + layout.name(), cut = "cut, " + layout.name();
         const std::optional<std::string> uncut = run(layout, whole, 0, "");
@@ -312,7 +321,7 @@ Layout any_layout(std::uint64_t key) {
 }
 
 // Two steps under one layout, and two more under another.
-void change_layouts(int pairs, std::uint64_t key) {
+void change_layouts(int pairs, std::uint64_t key, OptimizerKind optimizer = OptimizerKind::adamw) {
     const Workplace place;
     auto run = [&](const Layout& layout, const std::string& name, int stop_after, const std::string& resume_from) {
         Options options = options_of(layout, place.folder / name);
@@ -323,12 +332,13 @@ void change_layouts(int pairs, std::uint64_t key) {
         return losses_in(read_whole(real_files(), place.folder / name + "/metrics.jsonl"));
     };
     Layout alone{1, 0};
-    alone.layers = changing_layers;
+    alone.layers = changing_layers, alone.optimizer = optimizer;
     run(alone, "alone", 0, "");
     const std::vector<double> expected = losses_of("alone");
     for (int i = 0; i < pairs; i++) {
-        const Layout from = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i)),
-                     to = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i + 1));
+        Layout from = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i)),
+               to = any_layout(mix64(key) + static_cast<std::uint64_t>(2 * i + 1));
+        from.optimizer = to.optimizer = optimizer;
         INFO(from.name(), " -> ", to.name());
         const std::string name = text("pair ", i);
         if (!run(from, name, 2, "")) continue;
@@ -342,6 +352,23 @@ void change_layouts(int pairs, std::uint64_t key) {
 }   // namespace
 
 TEST_CASE("layouts: cut under one and resumed under another they go on as one process does") { change_layouts(3, 1); }
+TEST_CASE("layouts: other optimizers, likewise; cut and resumed to the bit") {
+    compare_runs({{2, 1}, all_axes(2, 2, 1, 2, 1), {3, 2}}, OptimizerKind::muon);
+    compare_runs({all_axes(2, 1, 1, 2, 1)}, OptimizerKind::lamb);
+    compare_runs({{3, 3}}, OptimizerKind::lars);
+    change_layouts(2, 3, OptimizerKind::muon);
+    change_layouts(1, 4, OptimizerKind::lamb);
+}
+TEST_CASE("layouts: other optimizers under all of dp 1, 2, 3, 4 x ZeRO 0-3, and 10 pairs each" * doctest::skip()) {
+    for (const auto& [name, kind] : EnumNames<OptimizerKind>::list) {
+        std::vector<Layout> layouts{all_axes(2, 2, 1, 2, 1), all_axes(2, 1, 2, 2, 1), all_axes(1, 2, 2, 2, 1)};
+        for (int dp : {1, 2, 3, 4}) {
+            for (int zero : {0, 1, 2, 3}) layouts.push_back({dp, zero});
+        }
+        compare_runs(layouts, kind);
+        change_layouts(10, 5, kind);
+    }
+}
 TEST_CASE("layouts: 30 pairs cut under one and resumed under another go on as one process does" * doctest::skip()) {
     change_layouts(30, 2);
 }

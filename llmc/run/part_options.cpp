@@ -39,7 +39,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
                            const MeshCoordinates& at) {
     StageOptions result;
     const bool shares = group_size(mesh, zero_axes) > 1;   // one rank alone keeps everything
-    result.place = {mesh, at, shares ? options.zero : 0};
+    result.place = {mesh, at, shares ? options.zero : 0, options.optimizer == OptimizerKind::muon};
     result.tp_chunks = options.tp_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;

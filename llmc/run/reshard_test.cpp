@@ -72,10 +72,11 @@ struct Case {
     bool masters = rounded_parameters;
     bool interleaved = false;   // two chunks a stage, where there are enough layers
     int kv_heads = 0;           // of six heads; 0: no grouped queries
+    bool deals = false;         // matrices whole to ZeRO ranks, as for Muon
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
                     tied ? "" : ", untied", masters ? ", masters" : "", interleaved ? ", interleaved" : "",
-                    kv_heads > 0 ? text(", kv heads ", kv_heads) : "");
+                    kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "");
     }
 };
 
@@ -111,7 +112,7 @@ class RankState {
 public:
     RankState(const Case& c, int rank, Arena& arena, cudaStream_t stream, std::int64_t channels = 24)
         : table_(config_of(c.tied, channels, c.kv_heads)),
-          storage_(table_, {c.mesh, coordinates_of(c.mesh, rank), c.zero},
+          storage_(table_, {c.mesh, coordinates_of(c.mesh, rank), c.zero, c.deals},
                    stage_of(c, coordinates_of(c.mesh, rank).pp)),
           stream_(stream),
           parameters_(arena, "parameters", storage_, StateKind::parameters) {
@@ -212,7 +213,7 @@ private:
     const Homes& homes(const TensorPlace& place, StateKind state, const ShardPlace& here) const {
         const auto [found, is_new] = homes_.try_emplace({place.param, is_sharded(state, here.zero_stage)});
         if (!is_new) return found->second;
-        const TensorSpec& tensor = table_[place.param].tensor;
+        const TensorSpec& tensor = storage_.table()[place.param].tensor;
         for (std::int64_t element = 0; element < tensor.elements(); element++) {
             const ElementHome home = home_of(tensor, here, state, element);
             const int copy = here.at.tp - home.tp_rank;   // of those that several tp ranks hold
@@ -412,6 +413,9 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
                                   MeshShape{2, 1, 2, 2}, MeshShape{3, 1, 1, 2}}) {
         for (int zero : {0, 1, 2, 3}) reshard(folder, {mesh, zero});
     }
+    for (const MeshShape& mesh : {MeshShape{1, 3, 1, 1}, MeshShape{2, 2, 1, 2}, MeshShape{1, 1, 2, 6}}) {
+        for (const int kv_heads : {0, 2}) reshard(folder, {mesh, 1, true, rounded_parameters, false, kv_heads, true});
+    }
     reshard(folder, {{2, 2, 1, 2}, 3, false});
     reshard(folder, {{3, 1, 1, 1}, 0, false});
     reshard(folder, {{2, 1, 1, 2}, 1, true, rounded_parameters, true});
@@ -556,9 +560,10 @@ void reshard_pairs(int count) {
     for (int i = 0; i < count; i++) {
         Case from{all[draw(all.size())], static_cast<int>(draw(4)), draw(2) == 0};
         from.masters = rounded_parameters && draw(3) > 0;
-        from.interleaved = draw(2) == 0;
+        from.interleaved = draw(2) == 0, from.deals = draw(2) == 0;
         Case to = from;
-        to.mesh = all[draw(all.size())], to.zero = static_cast<int>(draw(4)), to.interleaved = draw(2) == 0;
+        to.mesh = all[draw(all.size())], to.zero = static_cast<int>(draw(4)), to.interleaved = draw(2) == 0,
+        to.deals = draw(2) == 0;
         INFO(from.name(), " to ", to.name());
         const std::string path = folder / text("pair ", i);
         const bool wrote = on_ranks(from.mesh, [&](TestRank& me) {

@@ -1,27 +1,29 @@
 #include "llmc/model/parameters/param_storage.h"
 
 #include <algorithm>
+#include <utility>
 
 ParamStorage::ParamStorage(const ParamTable& table)
     : ParamStorage(table, ShardPlace{}, StageUnits{{{0, table.config().layers}}, true, true}) {}
 
 ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
     : table_(table), place_(place), stage_(stage), place_of_param_(static_cast<std::size_t>(table.size()), -1) {
+    const int ranks = group_size(place_.mesh, zero_axes), rank = group_rank(place_.mesh, place_.at, zero_axes);
+    if (place_.deals_matrices && place_.zero_stage <= 1) deal_matrices();
     auto add_unit = [&](int unit, bool tied_copy) {
         UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}};
         for (int param : table_.unit_params(unit, tied_copy)) {
-            ENSURE(table_[param].tensor.zero == zero_axes, table_[param].name,
+            const TensorSpec& spec = table_[param].tensor;
+            ENSURE(spec.zero == zero_axes, table_[param].name,
                    ": states are cut over dp and cp, and over no other axes");   // below, and by ZeroRank
             TensorPlace tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());
-            tensor.offset = place_of_unit.padded;
-            tensor.elements = tp_shard_of(table_[param].tensor, place_.mesh.tp).elements();
-            tensor.padded = zero_cut(tensor.elements, group_size(place_.mesh, table_[param].tensor.zero)).padded;
-            place_of_unit.padded += tensor.padded;
-            place_of_unit.tensors.push_back(static_cast<int>(tensors_.size()));
-            place_of_param_[static_cast<std::size_t>(param)] = static_cast<int>(tensors_.size());
-            tensors_.push_back(tensor);
+            tensor.elements = tp_shard_of(spec, place_.mesh.tp).elements();
+            const ZeroCut cut = zero_cut(tensor.elements, spec.owner < 0 ? ranks : 1);
+            tensor.padded = cut.padded;
+            tensor.kept = spec.owner < 0 || spec.owner == rank ? cut.shard : 0;
+            append(place_of_unit, tensor);
         }
         units_.push_back(std::move(place_of_unit));
     };
@@ -44,12 +46,43 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
         for (int i : unit.tensors) {
             TensorPlace tensor = whole.tensors_[static_cast<std::size_t>(i)];
             if (!keeps(table_[tensor.param])) continue;
-            tensor.offset = own.padded;
-            own.padded += tensor.padded;
-            own.tensors.push_back(static_cast<int>(tensors_.size()));
-            place_of_param_[static_cast<std::size_t>(tensor.param)] = static_cast<int>(tensors_.size());
-            tensors_.push_back(tensor);
+            append(own, tensor);
         }
+    }
+}
+
+void ParamStorage::append(UnitPlace& unit, TensorPlace tensor) {
+    tensor.offset = unit.padded;
+    tensor.kept_offset = unit.kept;
+    unit.padded += tensor.padded;
+    unit.kept += tensor.kept;
+    unit.tensors.push_back(static_cast<int>(tensors_.size()));
+    place_of_param_[static_cast<std::size_t>(tensor.param)] = static_cast<int>(tensors_.size());
+    tensors_.push_back(tensor);
+}
+
+// Of this stage.
+void ParamStorage::deal_matrices() {
+    std::vector<std::pair<double, int>> matrices;   // cost, index in the table
+    for (const LayerRange& chunk : stage_.chunks) {
+        for (std::int64_t layer = chunk.begin; layer < chunk.end; layer++) {
+            for (int param : table_.unit_params(table_.layer_unit(static_cast<int>(layer)))) {
+                if (!table_[param].is_layer_matrix()) continue;
+                const TensorSpec& tensor = table_[param].tensor;
+                double cost = 0;
+                for (std::int64_t rows : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {
+                    cost += static_cast<double>(rows * tensor.cols) * static_cast<double>(std::min(rows, tensor.cols));
+                }
+                matrices.emplace_back(cost, param);
+            }
+        }
+    }
+    std::ranges::stable_sort(matrices, std::greater<>(), &std::pair<double, int>::first);
+    std::vector<double> load(static_cast<std::size_t>(group_size(place_.mesh, zero_axes)), 0.0);
+    for (const auto& [cost, param] : matrices) {
+        const auto least = std::ranges::min_element(load);
+        table_.set_owner(param, static_cast<int>(least - load.begin()));
+        *least += cost;
     }
 }
 
@@ -58,12 +91,8 @@ const TensorPlace* ParamStorage::find(int param) const {
     return i < 0 ? nullptr : &tensors_[static_cast<std::size_t>(i)];
 }
 
-int ParamStorage::shards(StateKind state) const {
-    return is_sharded(state, place_.zero_stage) ? group_size(place_.mesh, zero_axes) : 1;
-}
-
 std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state) const {
-    return unit.padded / shards(state);
+    return shards(state) ? unit.kept : unit.padded;
 }
 
 // Padding rows are the last ones of a tensor that is cut by rows.
@@ -81,7 +110,7 @@ std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorPlace& tensor,
 }
 
 std::int64_t ParamStorage::tensor_offset(const TensorPlace& tensor, StateKind state) const {
-    return tensor.offset / shards(state);
+    return shards(state) ? tensor.kept_offset : tensor.offset;
 }
 
 int ParamStorage::layer_set(int slot, int sets) const {
@@ -91,14 +120,23 @@ int ParamStorage::layer_set(int slot, int sets) const {
 }
 
 std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {
-    return shards(StateKind::optimizer) == 1 ? 0 : shard_offset(tensor, state);
+    return shards(StateKind::optimizer) ? shard_offset(tensor, state) : 0;
 }
 
 std::int64_t ParamStorage::shard_offset(const TensorPlace& tensor, StateKind state) const {
-    if (shards(state) > 1) return 0;
-    return group_rank(place_.mesh, place_.at, zero_axes) * (tensor.padded / group_size(place_.mesh, zero_axes));
+    if (shards(state) || table_[tensor.param].tensor.owner >= 0) return 0;
+    return group_rank(place_.mesh, place_.at, zero_axes) * tensor.kept;
 }
 
 std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {
-    return tensor.padded / shards(state);
+    return shards(state) ? tensor.kept : tensor.padded;
+}
+
+std::int64_t ParamStorage::largest_owned() const {
+    std::int64_t largest = 0;
+    for (const TensorPlace& tensor : tensors_) {
+        const bool whole = !shards(StateKind::optimizer) || table_[tensor.param].tensor.owner >= 0;
+        largest = std::max(largest, whole ? tensor.padded : tensor.kept);
+    }
+    return largest;
 }

@@ -4,6 +4,10 @@
 // a pipeline stage owns. Within a unit, tensors follow each other in table order, each padded so that its ZeRO shards
 // are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order, so every offset
 // in it is the whole buffer's divided by the number of ZeRO ranks.
+//
+// Where matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut those of layers: each has
+// one owner among the ZeRO ranks, by cost, larger side x smaller side^2 of every block, the costliest first, each to
+// the rank with the least so far. Ranks then keep different sizes.
 #pragma once
 
 #include <functional>
@@ -16,11 +20,12 @@
 
 // One tensor this rank holds a tp shard of.
 struct TensorPlace {
-    int param = -1;              // index in the ParamTable
-    int slot = -1;               // which of the storage's units
-    std::int64_t offset = 0;     // of the tp shard in its unit's whole buffer
-    std::int64_t elements = 0;   // of the tp shard, without padding
-    std::int64_t padded = 0;     // elements with padding: ZeRO ranks x shard
+    int param = -1;                           // index in the ParamTable
+    int slot = -1;                            // which of the storage's units
+    std::int64_t offset = 0;                  // of the tp shard in its unit's whole buffer
+    std::int64_t elements = 0;                // of the tp shard, without padding
+    std::int64_t padded = 0;                  // elements with padding: ZeRO ranks x shard, or the owner's
+    std::int64_t kept_offset = 0, kept = 0;   // of this rank's shard in its unit's sharded buffer, and its elements
 };
 
 struct UnitPlace {
@@ -28,6 +33,7 @@ struct UnitPlace {
     std::string name;
     std::int64_t padded = 0;    // elements of the whole buffer
     std::vector<int> tensors;   // indices in the storage's tensors
+    std::int64_t kept = 0;      // elements of the sharded buffer
 };
 
 // Which units a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.
@@ -62,6 +68,8 @@ public:
     // Offset and elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
+    // Of what a rank owns of a tensor, on the rank that owns most.
+    std::int64_t largest_owned() const;
     // Unsharded copies of layers exist `sets` at a time and take turns, in the order of the layers that this rank
     // holds: which of the sets a unit has. -1: memory of its own (embedding, head). Nothing else knows the turns.
     int layer_set(int slot, int sets) const;
@@ -71,7 +79,9 @@ public:
     std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
 private:
-    int shards(StateKind state) const;
+    bool shards(StateKind state) const { return is_sharded(state, place_.zero_stage); }
+    void deal_matrices();
+    void append(UnitPlace& unit, TensorPlace tensor);   // behind those that the unit has
 
     ParamTable table_;
     ShardPlace place_;

@@ -51,6 +51,42 @@ TEST_CASE("param_storage: a sharded buffer is the whole one divided by the ZeRO 
     }
 }
 
+TEST_CASE("param_storage: matrices that are dealt out are whole on one rank each, and no rank has much more to do") {
+    const ParamTable table(model_config("gpt2:124M"));
+    for (const auto& [dp, stages] : {std::tuple(3, 1), std::tuple(8, 1), std::tuple(5, 2)}) {
+        std::vector<double> cost(static_cast<std::size_t>(dp), 0.0);
+        double costliest = 0;
+        std::map<int, int> owners;   // by parameter
+        const LayerRange layers = balance_layers(12, stages, 0.0, 0.0).back();
+        for (int rank = 0; rank < dp; rank++) {
+            const ShardPlace place{{stages, dp, 1, 2}, {stages - 1, rank, 0, 1}, 1, true};
+            const ParamStorage storage(table, place, {{layers}, stages == 1, true});
+            for (const TensorPlace& tensor : storage.tensors()) {
+                const ParamInfo& info = storage.table()[tensor.param];
+                const std::int64_t kept = storage.padded_elements(tensor, StateKind::optimizer);
+                CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
+                CHECK(storage.tensor_offset(tensor, StateKind::optimizer) % shard_alignment == 0);
+                if (!info.is_layer_matrix()) {
+                    CHECK(kept * dp == tensor.padded);
+                    continue;
+                }
+                CHECK(kept == (info.tensor.owner == rank ? tensor.elements : 0));
+                CHECK(storage.owned_offset(tensor, StateKind::parameters) == 0);
+                if (kept == 0) continue;
+                owners[tensor.param]++;
+                const double own = static_cast<double>(info.tensor.elements()) * 768.0;   // of each block, too
+                cost[static_cast<std::size_t>(rank)] += own;
+                costliest = std::max(costliest, own);
+            }
+            CHECK(storage.largest_owned() ==
+                  std::max<std::int64_t>(zero_cut(50304 * 768 / 2, dp).shard, 3072 * 768 / 2));
+        }
+        CHECK(owners.size() == static_cast<std::size_t>(4 * layers.size()));
+        for (const auto& [param, count] : owners) CHECK(count == 1);
+        CHECK(std::ranges::max(cost) - std::ranges::min(cost) <= costliest);
+    }
+}
+
 TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied embedding at both ends") {
     const ParamTable table(small);
     for (int pp : {1, 2, 3, 4}) {

@@ -45,6 +45,8 @@ struct ParamInfo : ParamRow {
     int unit = 0;             // 0 embedding, 1 + l layer l, 1 + L head
     float deviation = 0.0f;   // of Init::normal
 
+    bool is_layer_matrix() const { return layer >= 0 && is_matrix(); }
+
     // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
     // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
     // number of layers, or what other tensors there are.
@@ -59,6 +61,7 @@ public:
     const std::vector<ParamInfo>& all() const { return params_; }   // units in order, each as its pieces declare
     const ParamInfo& operator[](int index) const { return params_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(params_.size()); }
+    void set_owner(int index, int rank) { params_[static_cast<std::size_t>(index)].tensor.owner = rank; }
 
     // Index of a parameter by its name, within its layer where there is one; `find` gives -1 when there is none.
     int index(std::string_view name, int layer = -1) const;

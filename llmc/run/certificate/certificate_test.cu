@@ -99,6 +99,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                         sent.all_reduce += group->traffic().all_reduce;
                         sent.reduce_scatter += group->traffic().reduce_scatter;
                         sent.all_gather += group->traffic().all_gather;
+                        sent.reduce += group->traffic().reduce;
                         sent.broadcast += group->traffic().broadcast;
                         sent.point_to_point += group->traffic().point_to_point;
                     }
@@ -110,7 +111,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                                sent.all_reduce);
                     me.require(same(sent.reduce_scatter, zero == 0 ? 0 : formula.reduce), sent.reduce_scatter);
                     me.require(same(sent.all_gather, formula.gather), sent.all_gather, " ", formula.gather);
-                    me.require(sent.broadcast == 0 && sent.point_to_point == 0, "other traffic");
+                    me.require(sent.reduce == 0 && sent.broadcast == 0 && sent.point_to_point == 0, "other traffic");
 
                     // DESIGN section 5, of padded parameters; the head is fetched once a micro-batch, not twice
                     double P = 0, head = 0;

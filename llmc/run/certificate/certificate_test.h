@@ -199,7 +199,7 @@ public:
                 most = most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks));
             }
         }
-        options.place = {layout.mesh(), at, layout.zero};
+        options.place = {layout.mesh(), at, layout.zero, layout.optimizer == OptimizerKind::muon};
         return options;
     }
 
