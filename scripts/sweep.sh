@@ -6,7 +6,7 @@
 #
 # NAME and OPTIONS are train_gpt's; every combination is a run in a folder of FOLDER that is called after its values.
 # FOLDER/table.md has a row for each combination, the best first, its seeds together; FOLDER/losses.svg the losses of the
-# best six, of their first seed. Both tell of all runs in FOLDER, so other values can be added by another command.
+# best six, the mean of their seeds. Both tell of all runs in FOLDER, so other values can be added by another command.
 # The same command after a crash or Ctrl-C goes on where it was: what is done stays, what was cut is resumed.
 #
 #   --help         this
@@ -155,10 +155,32 @@ summaries=$(for run in "$folder"/*/metrics.jsonl; do summary "$(dirname "$run")"
 } >"$folder/table.md"
 cat "$folder/table.md"
 
-best=()
+# RUN...: metrics of their mean, of the steps that all of them have
+mean() {
+    awk '
+        match($0, /"(val_)?loss":[-0-9.e+]+/) {
+            split(substr($0, RSTART, RLENGTH), value, ":")
+            match($0, /"step":[0-9]+/)
+            at = substr($0, RSTART, RLENGTH) "," value[1]
+            if (!(at in runs)) order[count++] = at
+            runs[at]++
+            sum[at] += value[2]
+        }
+        END {
+            for (i = 0; i < count; i++) {
+                if (runs[order[i]] == ARGC - 1) printf "{%s:%.8f}\n", order[i], sum[order[i]] / runs[order[i]]
+            }
+        }' "${@/%//metrics.jsonl}"
+}
+
+means=$(mktemp -d) best=()
+trap 'rm -rf "$means"' EXIT
 while read -r configuration; do
-    run=$(awk -v c="$configuration" '$1 == c && $3 != "-" { print $2; exit }' <<<"$summaries")
-    [ -z "$run" ] || [ ${#best[@]} -eq 6 ] || best+=("$folder/$run")
+    mapfile -t runs < <(awk -v c="$configuration" '$1 == c && $3 != "-" { print $2 }' <<<"$summaries")
+    if [ ${#runs[@]} -eq 0 ] || [ ${#best[@]} -eq 6 ]; then continue; fi
+    best+=("$means/$configuration")
+    mkdir "${best[-1]}"
+    mean "${runs[@]/#/$folder/}" >"${best[-1]}/metrics.jsonl"
 done < <(sed '1,2d; s/^| //; s/ |.*//' "$folder/table.md")
 [ ${#best[@]} -gt 0 ] || complain 65 "no run has ended well: there is nothing to draw" "See $folder/*/log."
 "$loss_curve" "${best[@]}" ${target:+"target=$target"} -o "$folder/losses.svg"

@@ -43,6 +43,11 @@ wait $pid
 [ $? -eq 75 ] && [ ! -e "$work/cut/seed-2" ] && [ ! -e "$work/cut/seed-1/sweep" ]
 verdict $? "a signal stops run and sweep: $(cat "$work/cut.log")"
 expect 0 "seed-2: done" scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}"
+losses_of() { sed -nE 's/^\{"step":([0-9]+),"((val_)?loss)":([0-9.e+-]+).*/\1 \2 \4/p' "$work/cut/seed-$1/metrics.jsonl"; }
+mkdir "$work/all_seeds" "$work/all_seeds/all"
+paste -d' ' <(losses_of 1) <(losses_of 2) | awk '{ printf "{\"step\":%d,\"%s\":%.8f}\n", $1, $2, ($3 + $6) / 2 }' >"$work/all_seeds/all/metrics.jsonl"
+"$loss_curve" "$work/all_seeds/all" -o "$work/mean.svg" && cmp "$work/mean.svg" "$work/cut/losses.svg"
+verdict $? "the picture draws the mean of the seeds"
 expect 0 "seed-1: done" scripts/sweep.sh "$work/uncut" seed=1 -- "${slow[@]}"
 cmp <(losses "$work/cut/seed-1") <(losses "$work/uncut/seed-1")
 verdict $? "the run that was cut is the uncut one"
