@@ -179,7 +179,7 @@ TEST_CASE("comm: logical bytes by formula") {
                        "progress");
             CUDA_CHECK(cudaStreamSynchronize(me.stream));
             me.all.note_all_done();
-            me.require(me.all.progress().done == 4 && me.all.failure().empty(), "all done, none failed");
+            me.require(me.all.progress().done == 5 && me.all.failure().empty(), "all done, none failed");
         });
     }
 }
