@@ -213,8 +213,10 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
 
     group_ = "Numerics and memory";
     taken_by(train, check, evaluate);
-    choice("--attention", o.attention,
-           "whose attention: own kernels or the library's; own-sm90: kernels for H100 and H200, not yet run on one");
+    choice(
+        "--attention", o.attention,
+        "whose attention: own kernels or the library's; own-sm90: kernels for H100 and H200, not yet run on one; auto: "
+        "the fastest of them on a GPU, the library's on a CPU");
     taken_by(train, check);
     choice("--grad-dtype", o.grad_dtype, "type in which gradients accumulate");
     taken_by(train, check, evaluate);
@@ -225,9 +227,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--gelu-fusion", o.gelu_fusion, 0, 2,
            "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too")
         .llmc("-ge");
-    number("--matmul-tries", o.matmul_tries, 1, 64,
-           "cuBLASLt algorithms timed for each matmul, the fastest kept; 1: its first, untimed, as always with --tp "
-           "and with muon under ZeRO 0");
+    number("--matmul-tries", o.matmul_tries, 0, 64,
+           "cuBLASLt algorithms timed for each matmul before the first step, the fastest kept; 1: its first, untimed; "
+           "0: 16 on a GPU, 1 on a CPU");
     choice("--recompute,-r", o.recompute,
            "what backward computes again instead of storing it; auto: the least with which nine tenths of every "
            "device's memory suffice");

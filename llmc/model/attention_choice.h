@@ -1,10 +1,8 @@
 // Which attention runs, own or the library's, as --attention asks.
 //
-// `auto_` is the library wherever it can serve, else our own, until one of them is taken: on a GPU the faster one is
-// not known before it is measured (attention_of_run.h). Asked for by name, a library that cannot serve is
-// Error(no_device) with its reason.
-//
-// The kernels for sm_90a are taken only by name (attention.h).
+// `auto_` is the library wherever it can serve, else our own, until one of them is taken: on a GPU the fastest one is
+// not known before it is measured (attention_of_run.h). Asked for by name, one that cannot serve is Error(no_device)
+// with its reason.
 //
 // Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding. The
 // choice is made for the results that are said: cuDNN serves no fp32 ones, so `auto_` is then our own.
@@ -13,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <vector>
 
 #include "llmc/base/arena.h"
 #include "llmc/kernels/attention/attention.h"
@@ -31,8 +30,8 @@ public:
         : arena_(arena), use_(use) {
         if (kind != AttentionKind::auto_) {
             take(kind, shape);
-        } else if (refusal(shape).empty()) {
-            take(AttentionKind::library, shape);
+        } else {
+            if (refusal(shape).empty()) take(AttentionKind::library, shape);
             open_ = !LibraryAttention::surely_faster();
         }
     }
@@ -44,8 +43,15 @@ public:
         return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
     }
 
-    // Whether both can serve and nothing but their speed decides.
+    // Whether their speed is still to decide.
     bool open() const { return open_; }
+    // Those that can serve. Runs the self-check of the kernels for sm_90a.
+    std::vector<AttentionKind> candidates(const AttentionShape& shape) const {
+        std::vector<AttentionKind> result{AttentionKind::own};
+        if (refusal(shape).empty()) result.push_back(AttentionKind::library);
+        if (sm90_refusal().empty()) result.push_back(AttentionKind::own_sm90);
+        return result;
+    }
 
     // From now on this one. No work of the other may still be under way.
     void take(AttentionKind kind, const AttentionShape& shape) {
@@ -97,9 +103,11 @@ public:
     }
 
 private:
+    static std::string sm90_refusal() {
+        return std::is_same_v<T, bf16> ? sm90_attention_refusal() : "it is for bf16 (PRECISION=bf16)";
+    }
     static void require_sm90() {
-        const std::string why = std::is_same_v<T, bf16> ? sm90_attention_refusal() : "it is for bf16 (PRECISION=bf16)";
-        if (!why.empty())
+        if (const std::string why = sm90_refusal(); !why.empty())
             throw Error(ErrorKind::no_device, text("no own-sm90 attention: ", why), "Use --attention own, or auto.");
     }
 

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/precision.h"
@@ -64,10 +66,13 @@ TEST_CASE("attention choice: outputs and gradients in fp32 are those in the mode
     }
 }
 
-TEST_CASE("attention choice: the kernels for sm_90a are taken by name only, and refused where they cannot run") {
+TEST_CASE("attention choice: the kernels for sm_90a are a candidate where they can run, and refused elsewhere") {
     Arena arena;
     const AttentionChoice<floatX> automatic(AttentionKind::auto_, shape, arena);
-    CHECK(automatic.chosen() != AttentionKind::own_sm90);
+    const bool serve = sizeof(floatX) == 2 && sm90_attention_refusal().empty();
+    const std::vector<AttentionKind> candidates = automatic.candidates(shape);
+    CHECK(std::ranges::count(candidates, AttentionKind::own_sm90) == (serve ? 1 : 0));
+    CHECK(std::ranges::count(candidates, AttentionKind::own) == 1);
     AttentionChoice<float> fp32(AttentionKind::own, shape, arena);
     CHECK_THROWS_WITH_AS(fp32.take(AttentionKind::own_sm90, shape),
                          doctest::Contains("no own-sm90 attention: it is for bf16"), Error);

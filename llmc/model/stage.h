@@ -96,8 +96,8 @@ public:
     // From now on this one, with all the memory it will need for micro-batches of the present shape. Waits for the
     // stream. Error(no_device) where there is none or no room; then it is our own.
     void use_attention(AttentionKind kind);
-    // The faster of both for a micro-batch of this model, measured. Takes neither. Own where the library fails, for
-    // lack of memory, say; `library_failed` says then why.
+    // The fastest of those that serve, for a micro-batch of this model, measured. Takes none. Own where the library
+    // fails, for lack of memory, say; `library_failed` says then why.
     struct FasterAttention {
         AttentionKind kind;
         std::string library_failed;

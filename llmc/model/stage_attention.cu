@@ -1,4 +1,6 @@
-// Own attention or the library's: taking one, and finding the faster one.
+// Own attention or the library's: taking one, and finding the fastest one.
+#include <limits>
+
 #include "llmc/kernels/least_time.h"
 #include "llmc/model/stage.h"
 
@@ -17,28 +19,31 @@ void Stage::use_attention(AttentionKind kind) {
 
 Stage::FasterAttention Stage::faster_attention() {
     const AttentionShape shape = sizes_.attention();
-    if (!attention_->refusal(shape).empty()) return {AttentionKind::own, ""};
+    const std::vector<AttentionKind> candidates = attention_->candidates(shape);
+    FasterAttention fastest{AttentionKind::own, ""};
+    if (candidates.size() == 1) return fastest;
     const LayerActivations& a = pool_->activations.any().layers[0];
     const Attention& call = layers_[0].attention();
     call.fill_randomly(a);
-    auto measure = [&](AttentionKind kind) {
-        Arena scratch;
-        const AttentionChoice<floatX> attention(kind, shape, scratch);
-        return least_seconds(
-            [&] {
-                attention.forward(call.forward_arguments(a), stream_);
-                attention.backward(call.backward_arguments(a), stream_);
-            },
-            stream_, 5);
-    };
-    const double own_s = measure(AttentionKind::own);
-    try {
-        return {own_s < measure(AttentionKind::library) ? AttentionKind::own : AttentionKind::library, ""};
-    } catch (const Error& error) {   // own attention serves without what the library wants
-        if (error.kind() != ErrorKind::no_device) throw;
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
-        return {AttentionKind::own, error.message()};
+    double least = std::numeric_limits<double>::infinity();
+    for (const AttentionKind kind : candidates) {
+        try {
+            Arena scratch;
+            const AttentionChoice<floatX> attention(kind, shape, scratch);
+            const double seconds = least_seconds(
+                [&] {
+                    attention.forward(call.forward_arguments(a), stream_);
+                    attention.backward(call.backward_arguments(a), stream_);
+                },
+                stream_, 5);
+            if (seconds < least) least = seconds, fastest.kind = kind;
+        } catch (const Error& error) {   // own attention serves without what others want
+            if (error.kind() != ErrorKind::no_device) throw;
+            CUDA_CHECK(cudaStreamSynchronize(stream_));
+            if (kind == AttentionKind::library) fastest.library_failed = error.message();
+        }
     }
+    return fastest;
 }
 
 std::optional<RingTimes> Stage::time_ring() {

@@ -193,10 +193,6 @@ std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
         doubts.push_back(text("--tp ", o.tp, " reaches over nodes of ", ranks_of_a_node,
                               " ranks: its traffic, several times that of all others, is slow there"));
     }
-    if (o.tp > 1 && o.matmul_tries > 1) {
-        doubts.push_back(text("--matmul-tries ", o.matmul_tries, ": with --tp ", o.tp,
-                              " none are timed, so that all its ranks sum alike: cuBLASLt's first is taken"));
-    }
     const int rows = o.micro_batch * o.seq_len / o.cp,
               chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
     if (o.tp > 1 && chunks < o.tp_chunks) {

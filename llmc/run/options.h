@@ -109,7 +109,7 @@ struct Options : OptimizerOptions {
     bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
     int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: in backward too
-    int matmul_tries = 1;                 // MatmulOptions::tries, where part_options.cpp leaves it
+    int matmul_tries = 0;                 // MatmulOptions::tries
     int zero = 0;                         // ZeRO stage
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;

@@ -49,10 +49,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.recompute = options.recompute.value();
     result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
-    // Also before they have agreed on algorithms, ranks of tp must sum the biases that all of them hold alike, and
-    // replicas must make the same matrices orthogonal.
-    const bool alike = mesh.tp > 1 || (options.optimizer == OptimizerKind::muon && result.place.zero_stage == 0);
-    result.matmul.tries = alike ? 1 : options.matmul_tries;
+    result.matmul.tries = options.matmul_tries;
     result.comm_sms = options.comm_sms;
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one receives, one sends
     result.grad_dtype = options.grad_dtype;

@@ -39,8 +39,7 @@ Trainer::Trainer(const TrainerParts& parts)
                        options_.final_lr_frac, options_.decay_steps};
 }
 
-void Trainer::take_batch_of(int step) {
-    const std::int64_t tokens = tokens_.at(step);
+void Trainer::take_batch_of_tokens(std::int64_t tokens) {
     const auto sequences = static_cast<std::uint64_t>(tokens / options_.seq_len);
     if (sequences == std::exchange(sequences_, sequences)) return;
     schedule_ = schedule_of_stage(options_.with_batch(tokens), parts_.step.stage().storage().place().at.pp);
@@ -75,7 +74,8 @@ RunEnd Trainer::run_steps() {
     }
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
     agreement_.ask();                                       // a signal during the start-up
-    follow_step();                                          // the validation before all, or what an earlier run left
+    if (step_ < end) choose_algorithms();
+    follow_step();   // the validation before all, or what an earlier run left
     while (step_ < end && !agreement_.stop_asked()) {
         if (!options_.trace.empty() && step_ == traced_step) {
             trace_step(parts_.files, options_.trace, parts_.world, [&] { train_step(); });
@@ -166,6 +166,27 @@ RunEnd Trainer::end_at_bad_steps() {
     return RunEnd::bad_steps;
 }
 
+// Before the first step its passes are made once for nothing, over as many micro-batches as meet every problem, and
+// matmuls are timed in them. The step itself overwrites what they leave; what it meets besides is the same on all
+// ranks.
+void Trainer::choose_algorithms() {
+    Step& step = parts_.step;
+    Matmul& matmul = step.stage().matmul();
+    if (!matmul.tries_algorithms()) return;
+    const double start = steady_seconds();
+    const int next = step_ + 1;
+    length_ = static_cast<int>(lengths_.at(next));
+    cut_sequences(length_);
+    // the first of a step overwrites gradients, the second adds to them; a pipeline is filled twice
+    take_batch_of_tokens(std::min(tokens_.at(next), 2 * options_.pp * options_.tokens_per_micro_step()));
+    step.gradients(schedule_, reader(), 1.0f);
+    step.result();   // waits
+    agree_on_algorithms();
+    matmul.stop_trying();
+    cut_sequences(options_.seq_len);
+    parts_.log.line("matmul algorithms: chosen by timing them, in %.1f s", steady_seconds() - start);
+}
+
 // From here on every rank multiplies with the same algorithms: of each problem that of the lowest rank that has met it.
 // They are what checkpoints hold.
 void Trainer::agree_on_algorithms() {
@@ -228,7 +249,7 @@ void Trainer::read_ahead() {
 void Trainer::train_step() {
     const double start = steady_seconds();
     if (ahead_ != loader_.state()) parts_.step.forget_read_ahead();
-    take_batch_of(step_ + 1);
+    take_batch_of_tokens(tokens_.at(step_ + 1));
     length_ = static_cast<int>(lengths_.at(step_ + 1));
     cut_sequences(length_);
     const std::int64_t tokens = tokens_.at(step_ + 1);

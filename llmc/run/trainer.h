@@ -95,8 +95,9 @@ private:
     RunEnd end_at_bad_steps();
     bool rewind();   // false: too often from this checkpoint
     void train_step();
-    void take_batch_of(int step);
+    void take_batch_of_tokens(std::int64_t tokens);
     void cut_sequences(int length);   // of the model, from now on
+    void choose_algorithms();
     void agree_on_algorithms();
     // Those of the next step follow on those of this one.
     void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);

@@ -24,9 +24,9 @@
 
 #include "llmc/base/dtype.h"
 
-// Which implementation computes attention (--attention). `auto_`: the library on a CPU, the faster one on a GPU.
-// `own_sm90`: our own with the kernels for sm_90a, of bf16. They have not run on a GPU yet: until they have been
-// measured there, only who asks for them by name gets them.
+// Which implementation computes attention (--attention). `auto_`: the library on a CPU, the fastest one on a GPU.
+// `own_sm90`: our own with the kernels for sm_90a, of bf16; they serve once their self-check has passed. They have not
+// run on a GPU yet.
 enum class AttentionKind : std::uint8_t { auto_, own, library, own_sm90 };
 
 // A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].

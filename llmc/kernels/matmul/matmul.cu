@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "llmc/base/log.h"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/least_time.h"
 #include "llmc/kernels/matmul/bias_gradient.h"
@@ -40,7 +41,8 @@ std::size_t waiting_bytes(const MatmulOptions& options) { return options.workspa
 struct Matmul::Impl {
     MatmulOptions options;
     cublasLtHandle_t handle = nullptr;
-    int left_free = 0;                      // multiprocessors
+    int left_free = 0;   // multiprocessors
+    double tried_seconds = 0;
     DeviceBuffer<std::uint8_t> workspace;   // of cuBLASLt and bias_gradient, then what waits
     BiasSums waiting;
     std::size_t waiting_used = 0;
@@ -51,6 +53,7 @@ struct Matmul::Impl {
     Impl(Arena& arena, MatmulOptions o)
         : options(o),
           workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(o) + waiting_bytes(o))) {
+        if (options.tries == 0) options.tries = loop_threads_may_be_one ? 1 : 16;
         cublas_check(cublasLtCreate(&handle), "start");
     }
     ~Impl() {
@@ -192,6 +195,8 @@ double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t strea
 void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
                                 cudaStream_t stream) {
     const std::vector<MatmulCandidate> candidates = std::exchange(plan.candidates, {});
+    if (tried_seconds >= options.most_seconds) return;
+    const double start = steady_seconds();
     Arena arena;
     DeviceBuffer<std::uint8_t> sum;
     if (c == d) {
@@ -224,6 +229,7 @@ void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
     plan.seconds = least;
     just_timed = &plan;
     CUDA_CHECK(cudaStreamSynchronize(stream));   // before `sum` is freed
+    tried_seconds += steady_seconds() - start;
 }
 
 // `c`, of D's layout, is added: D itself, another matrix or, null, none. False, with nothing done but `last_refusal`
@@ -425,6 +431,9 @@ void Matmul::bias_gradient(G* dbias, const T* dout, const MatmulShape& s, bool a
     ::bias_gradient(dbias, scratch, impl_->options.workspace_bytes, dout,
                     BiasGradientShape{s.M, s.N, s.out_stride ? s.out_stride : s.N}, accumulate, stream);
 }
+
+bool Matmul::tries_algorithms() const { return impl_->options.tries > 1; }
+void Matmul::stop_trying() { impl_->options.tries = 1; }
 
 std::vector<MatmulAlgorithm> Matmul::algorithms() const {
     std::map<std::string, MatmulAlgorithm> by_name = impl_->given;

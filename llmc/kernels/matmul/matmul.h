@@ -47,8 +47,10 @@ struct MatmulOptions {
     // GELU inside fp32 matmuls. Off: cuBLASLt does not say how exact its tanh is, and fp32 promises 1e-5.
     bool fuse_fp32_gelu = false;
     // Algorithms that are timed when a problem is first met, of which the fastest is taken; 1: the first that
-    // cuBLASLt's heuristic names, untimed. Which one is the fastest may differ from run to run, and with it last bits.
+    // cuBLASLt's heuristic names, untimed; 0: 16 on a GPU, 1 on a CPU. Which one is the fastest may differ from run to
+    // run, and with it last bits.
     int tries = 1;
+    double most_seconds = 15;   // of all tries together; the problems met later get the heuristic's first
     // Seconds of work on a stream; null: the least of three times between events. Tests plant another.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
 };
@@ -127,6 +129,10 @@ public:
     // dbias = sum of dout's rows; with `accumulate`, +=. Of the shape only M, N and out_stride matter.
     template <class T, class G>
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
+
+    // Whether problems met from now on have algorithms timed; and from now on none has.
+    bool tries_algorithms() const;
+    void stop_trying();
 
     // The algorithms of all problems met so far, ordered by name; and the same given back, for example from another
     // rank or a checkpoint: problems named there use the given algorithm, all others choose one. So does one whose

@@ -90,6 +90,31 @@ TEST_CASE("matmul: of the algorithms that are tried the fastest is taken, once p
     CUDA_CHECK(cudaStreamSynchronize(test.stream));   // before the workspaces are freed
 }
 
+TEST_CASE("matmul: algorithms are tried until their time is over, or until it is enough") {
+    const Offered offered(4);
+    KernelTest test;
+    auto in = test.random<float>(8 * 16, 1.0, 1), dout = test.random<float>(8 * 24, 1.0, 2);
+    auto dweight = test.output<float>(24 * 16);
+    PlantedTimer timer{{3, 4, 1, 2}};
+    auto multiply = [&](Matmul& matmul, int M) {
+        matmul.weight_gradient<float, float>(dweight.data(), dout.data(), in.data(), {M, 24, 16}, false, test.stream);
+    };
+    Matmul late(test.arena, {.tries = 16, .most_seconds = 0, .timer = std::ref(timer)});
+    multiply(late, 8);
+    CHECK(timer.asked == 0);
+    CHECK(taken(late) == 0);
+    Matmul matmul(test.arena, {.tries = 16, .timer = std::ref(timer)});
+    CHECK(matmul.tries_algorithms());
+    multiply(matmul, 8);
+    matmul.stop_trying();
+    CHECK(!matmul.tries_algorithms());
+    multiply(matmul, 7);
+    CHECK(timer.asked == 4);
+    CHECK(taken(matmul) == 0);   // of the smaller one, whose name comes first
+    CHECK(matmul.algorithms().at(1).words[1] == 2);
+    CUDA_CHECK(cudaStreamSynchronize(test.stream));
+}
+
 TEST_CASE("matmul: trying algorithms adds nothing to a sum but once") {
     const Offered offered(3);
     KernelTest test;

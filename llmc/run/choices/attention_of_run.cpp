@@ -49,9 +49,12 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
         const std::string why_not = take_on_all(model, earlier, world);
         return why_not.empty() ? "" : "another attention than before: " + why_not;
     }
-    if (model.attention_is_open()) return take_faster_attention(model, world);
-    if (model.attention() == AttentionKind::library) return "";
-    return "own attention is used, because the library cannot serve: " + model.library_attention_refusal();
+    if (model.attention_is_open()) {
+        if (const std::string why = take_faster_attention(model, world); !why.empty()) return why;
+    }
+    const std::string why_not = model.library_attention_refusal();
+    const char* own = model.attention() == AttentionKind::own_sm90 ? "own-sm90" : "own";
+    return why_not.empty() ? "" : text(own, " attention is used, because the library cannot serve: ", why_not);
 }
 
 std::string doubt_about_ring(Stage& model, World& world) {

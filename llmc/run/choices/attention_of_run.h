@@ -1,9 +1,8 @@
 // Which attention a run uses: decided once, before its first step, and kept in its checkpoints, because own and library
 // attention differ in the last bits.
 //
-// What --attention asks for by name comes first. With auto, a resumed run goes on with what it used before. Where both
-// can serve and only their speed decides, as on a GPU, rank 0 measures both at the run's shape and all ranks take its
-// result. Where the library fails on any rank, for lack of memory, say, all ranks take our own.
+// What --attention asks for by name comes first. With auto, a resumed run goes on with what it used before. Where only
+// speed decides, as on a GPU, rank 0 measures all that can serve at the run's shape and all ranks take its result. Where the library fails on any rank, for lack of memory, say, all ranks take our own.
 #pragma once
 
 #include <string>

@@ -3,10 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include "llmc/cuda_on_cpu/blas/gemm.h"
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_test.h"
+#include "llmc/model/download_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/telling_files_test.h"
 #include "llmc/run/trainer.h"
 
 namespace {
@@ -31,38 +34,90 @@ TEST_CASE("matmul choices: of each problem that of the lowest rank that has it")
                          doctest::Contains("rank 1 multiplies with other gpu, cuBLASLt 7, rank 0 with gpu"), Error);
 }
 
-TEST_CASE("matmul choices: ranks of a run share theirs, and its checkpoint has all of them") {
-    if (!ranks_are_threads()) return;   // processes that are told of by a test tell each other nothing
+namespace {
+
+// What a rank of a run of two multiplied with, and what came of it.
+struct Ended {
+    std::vector<MatmulAlgorithm> used;
+    std::vector<std::vector<float>> weights;
+    std::vector<MatmulAlgorithm> in_first_step;
+    bool still_tries = false;
+};
+
+// Two steps of two ranks, of two micro-batches each. `prepare`: each rank's matmuls, before the run.
+std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void(int rank, Matmul& matmul)>& prepare) {
     constexpr int T = 16, vocab = 61;
     const SharedFolder folder;
     write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, std::vector<std::uint32_t>(500, 3));
-    const MatmulAlgorithm foreign{"a problem of the last stage", {1, 1}, 0};
-    std::vector<std::vector<MatmulAlgorithm>> used(2);
+    std::vector<Ended> result(2);
     on_ranks(2, [&](TestRank& me) {
         Options options;
         options.layers = 2, options.heads = 2, options.channels = 32, options.seq_len = T, options.micro_batch = 1;
-        options.total_batch = 2 * T, options.max_steps = 2, options.val_every = 0, options.sample_every = 0;
+        options.total_batch = 4 * T, options.max_steps = 2, options.val_every = 0, options.sample_every = 0;
         options.checkpoint_every = 2, options.output_dir = folder / "run";
         fit_to_ranks(options, 2);
         StageOptions shape;
         shape.B = 1, shape.T = T;
         shape.place = {me.world.mesh(), me.world.at(), 0};
+        shape.matmul = how;
+        if (how.tries > 1) {
+            // rank 0 finds others faster than the heuristic's first, rank 1 none
+            shape.matmul.timer = [rank = me.rank(), asked = 0](const std::function<void()>& work,
+                                                               cudaStream_t) mutable {
+                work();
+                return rank == 0 && asked++ % 3 != 0 ? 1.0 : 2.0;
+            };
+        }
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape, me.arena, me.stream);
         model.initialize(options.seed);
         Step step(model, {}, me.arena, me.world.training_groups());
-        if (me.rank() == 1) model.matmul().use_algorithms(std::vector{foreign});
+        prepare(me.rank(), model.matmul());
         StopSignals signals;
         const Log log(false);
         const TokenSet tokens(real_files(), "--train-data", folder / "tokens.bin", T, vocab);
-        Metrics metrics(real_files(), me.rank() == 0 ? options.output_dir : "", 0);
+        Ended& mine = result[static_cast<std::size_t>(me.rank())];
+        TellingFiles telling(real_files(), [&] {   // as it writes down the first step
+            if (mine.in_first_step.empty()) mine.in_first_step = model.matmul().algorithms();
+        });
+        Metrics metrics(telling, me.rank() == 0 ? options.output_dir : folder / "of_rank_1", 0);
         Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
                          nullptr, "", 2, 0.0, me.world.training_groups(), &me.world});
         me.require(trainer.run() == RunEnd::finished, "not finished");
-        used[static_cast<std::size_t>(me.rank())] = model.matmul().algorithms();
+        mine.used = model.matmul().algorithms();
+        mine.still_tries = model.matmul().tries_algorithms();
+        for (int i = 0; i < model.table().size(); i++)
+            mine.weights.push_back(download_tensor(model.parameters(), i, me.stream));
         const std::string path = options.output_dir + "/" + checkpoint_name(2) + "/" + kMatmulChoicesFile;
         if (me.rank() == 0)
             me.require(read_whole(real_files(), path) == matmul_choices_text(model.matmul()), "saved others");
     });
-    CHECK(used[0] == used[1]);
-    CHECK(std::count(used[0].begin(), used[0].end(), foreign) == 1);
+    return result;
+}
+
+}   // namespace
+
+TEST_CASE("matmul choices: ranks of a run share theirs, and its checkpoint has all of them") {
+    if (!ranks_are_threads()) return;   // processes that are told of by a test tell each other nothing
+    const MatmulAlgorithm foreign{"a problem of the last stage", {1, 1}, 0};
+    const std::vector<Ended> ended = run_of_two({}, [&](int rank, Matmul& matmul) {
+        if (rank == 1) matmul.use_algorithms(std::vector{foreign});
+    });
+    CHECK(ended[0].used == ended[1].used);
+    CHECK(std::count(ended[0].used.begin(), ended[0].used.end(), foreign) == 1);
+}
+
+TEST_CASE("matmul choices: they are timed before the first step, the lowest rank's taken, and nothing is left of it") {
+    if (!ranks_are_threads()) return;
+    host::offer_algorithms(3);
+    const std::vector<Ended> timed = run_of_two({.tries = 3}, [](int, Matmul&) {});
+    CHECK(timed[0].used == timed[1].used);
+    CHECK(!timed[0].still_tries);
+    CHECK(timed[1].in_first_step == timed[0].used);
+    CHECK(std::ranges::count_if(timed[0].used, [](const MatmulAlgorithm& one) { return one.words[1] != 0; }) > 5);
+    // the same from the start, without timing
+    const std::vector<Ended> given = run_of_two({}, [&](int, Matmul& matmul) { matmul.use_algorithms(timed[0].used); });
+    host::offer_algorithms(1);
+    CHECK(given[0].used == timed[0].used);
+    CHECK(given[0].weights == timed[0].weights);
+    CHECK(given[1].weights == timed[1].weights);
 }
