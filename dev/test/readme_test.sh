@@ -31,9 +31,13 @@ rm -rf data/*/
 ln -s "$tokenize" tokenize && ln -s "$root/build/$device$variant/loss_curve" loss_curve
 cat >train_gpt <<END
 #!/usr/bin/env bash
-small=(--model d12 --layers 4 --heads 2 --channels 32 --seq-len 32 --micro-batch 1 --total-batch 1024 --max-steps 2 --warmup 1
+small=(--layers 4 --heads 2 --channels 32 --seq-len 32 --micro-batch 1 --total-batch 1024 --max-steps 2 --warmup 1
     --val-max-batches 4 --sample-every 0)
-case \$1 in --*) exec "$train_gpt" "\$@" "\${small[@]}" ;; *) exec "$train_gpt" "\$@" ;; esac   # others have no such options
+case \$1 in
+--*) while [ \$# -gt 0 ]; do [ "\$1" = --model ] && shift || given+=("\$1"); shift; done   # the small sizes are of none
+    exec "$train_gpt" "\${given[@]}" "\${small[@]}" ;;
+*) exec "$train_gpt" "\$@" ;;   # others have no such options
+esac
 END
 cat >"$work/bin/make" <<END
 #!/usr/bin/env bash

@@ -182,7 +182,19 @@ Errors errors_of(const Case& c, const Inputs& inputs, const AttentionReference& 
     return result;
 }
 
-// fp32: within 1e-5 of double precision. bf16: dk and dv at most 1.2 times as far from it as one rank's.
+// The distance that rounding to the element type alone makes.
+double rounding_error(const Doubles& values) {
+    double difference = 0, norm = 0;
+    for (const double x : values) {
+        const double error = static_cast<double>(static_cast<float>(static_cast<floatX>(static_cast<float>(x)))) - x;
+        difference += error * error, norm += x * x;
+    }
+    return std::sqrt(difference / norm);
+}
+
+// fp32: within 1e-5 of double precision. bf16: at most 1.2 times as far from it as one rank's. Copies of a head have
+// gradients of their own, each rounded before they are added and rounded again: if these roundings are independent,
+// their squares add up to those of one more rounding of the whole.
 void check_modes(const std::vector<std::pair<int, int>>& modes, Case c) {
     const Inputs inputs(c);
     const AttentionReference expected = reference_attention(c.whole(), inputs.q, inputs.k, inputs.v, inputs.dout);
@@ -196,7 +208,9 @@ void check_modes(const std::vector<std::pair<int, int>>& modes, Case c) {
         for (std::size_t i = 0; i < 4; i++) {
             CAPTURE(names[i]);
             if (sizeof(floatX) == 4) CHECK(errors[i] < 1e-5);
-            if (sizeof(floatX) == 2) CHECK(errors[i] < 1.2 * alone[i]);
+            const bool added = i >= 2 && ulysses > c.NH / c.group;
+            const double rounding = i == 2 ? rounding_error(expected.dk) : rounding_error(expected.dv);
+            if (sizeof(floatX) == 2) CHECK(errors[i] < 1.2 * std::hypot(alone[i], added ? rounding : 0));
         }
     }
 }

@@ -4,7 +4,8 @@
 //
 // Of u ranks each sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
 // elements, s (u-1)/u. Where there are more ranks than heads of keys and values, u / heads ranks get copies of a head:
-// these count in s. On the way back their gradients are added up. Tokens come out in the order of the sequence.
+// these count in s. On the way back their gradients, each rounded to floatX, are added up in fp32 and rounded again.
+// Tokens come out in the order of the sequence.
 #pragma once
 
 #include <array>
