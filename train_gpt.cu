@@ -138,6 +138,15 @@ std::string whose(const StartupOptions& startup) {
     return ranks > 1 ? text("rank ", own_rank(startup), ": ") : "";
 }
 
+// What every rank finds on its command line the first one of each machine says.
+bool is_repeated(const std::exception& error) {
+    try {
+        return exit_code_of(error) == static_cast<int>(ErrorKind::usage) && read_launch_environment().local_rank > 0;
+    } catch (const Error&) {   // the environment is what is wrong
+        return false;
+    }
+}
+
 }   // namespace
 
 int main(int argc, char** argv) {
@@ -172,6 +181,7 @@ int main(int argc, char** argv) {
         });
     } catch (const std::exception& error) {
         std::fflush(stdout);
+        if (who.empty() && is_repeated(error)) return exit_code_of(error);
         const char* const kind = exit_code_of(error) == static_cast<int>(ErrorKind::resumable) ? "" : "error: ";
         put_text(stderr, text("train_gpt: ", who, kind, words_of(error), "\n"));
         return exit_code_of(error);

@@ -75,7 +75,7 @@ def make_files(folder):
 
 def results(said, folder):
     """What a run computed: losses, text, counts, records; without times, memory and names."""
-    kept = re.findall(r"loss -?[0-9.na]+|HellaSwag: \S+|^\w+: good: .*|[0-9]+ (?:training|questions).*", said, re.M)
+    kept = re.findall(r"loss -?[0-9.na]+|HellaSwag: \S+|^\w+: good: .*(?=, tokenizer)|[0-9]+ (?:training|questions).*", said, re.M)
     metrics = folder / "out/metrics.jsonl"
     if metrics.is_file():
         kept += [re.sub(r'"(tokens_per_s|mfu|step_ms|memory_bytes)":[^,}]*', "", line)
@@ -245,7 +245,7 @@ class Trials:
                 rest = rest[:at] + rest[at + 2:]
         command = [*base, *rest, *given]
         code, said = run([os.fsencode(word) for word in command], folder)
-        result = verdict(code, said, (name, "open failed", name.replace("-", " "), "options.cfg", text[:60] if text.strip() else "", *NEARBY.get(name, ())),
+        result = verdict(code, said, (name, "--" if text.startswith("-") else "", "open failed", name.replace("-", " "), "options.cfg", text[:60] if text.strip() else "", *NEARBY.get(name, ())),
                          True, False)
         if code == 0 and verb == "train" and spelled and "print-memory" in " ".join(rest):
             # what was taken is what was given

@@ -32,6 +32,7 @@ printf '\x89PNG\r\n\x1a\nIHDR' >picture.txt
 gzip -nc numbers.txt >gzipped.txt
 printf '\x28\xb5\x2f\xfdtext' >zstd.txt
 printf 'PAR1text' >some.parquet
+: >nothing.jsonl
 iconv -t UTF-16 numbers.txt >wide.txt
 for input in program.txt:"a program" picture.txt:"a picture" gzipped.txt:"by gzip, without .gz" zstd.txt:"by zstd" some.parquet:Parquet \
     wide.txt:"bytes that are 0" data/train_000000.bin:"bytes that are 0"; do
@@ -39,6 +40,7 @@ for input in program.txt:"a program" picture.txt:"a picture" gzipped.txt:"by gzi
     check "it says what it is" grep -qF -- "${input#*:}" out
 done
 expect 65 "-: this is not text: compressed by gzip" bash -c '"$0" --quiet --output none - <gzipped.txt' "$tokenize"
+expect 65 "no training tokens: nothing.jsonl: empty" "$tokenize" --quiet --output none nothing.jsonl
 expect 65 "picture.txt: this is not text" "$tokenize" --quiet --train 300 --output none picture.txt
 expect 0 "13 training" "$tokenize" --quiet --output forced --format text picture.txt
 printf 'caf\xff \x01\x02 text' >latin.txt
@@ -160,6 +162,34 @@ sleep 0.5
 expect 69 "cannot reach rank 0 at 127.0.0.1:$port" env RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
     "${run[@]}" --init-timeout 1
 kill $stranger
+
+# ---- what all ranks find is said once; what they cannot know of each other, by each
+said() { [ "$(grep -c "$1" out)" -eq "$2" ]; }
+launch() { ("$root/scripts/launch.sh" -n 3 "$train_gpt" "$@") >out 2>&1; code=$?; }
+launch --pp-schedule interleaved
+check "a faulty command line is said once: $(cat out)" said 'error: --pp-schedule interleaved' 1
+check "its code is 64: $code" [ $code -eq 64 ]
+launch --train-data 'nowhere/*' --val-every 0 "${tiny[@]}"
+check "missing data are said once: $(cat out)" said 'error: --train-data nowhere/\*' 1
+check "its code is 74: $code" [ $code -eq 74 ]
+
+# ---- samples: several, after a prompt; what `generate` says is the same
+of data
+expect 0 "generating 2 of 2:" "${run[@]}" --sample-every 2 --sample-tokens 6 --sample-prompt "12 13" --sample-count 2 --temperature 0 -o sampled
+awk '/^generating 1/{on=1} /^generating 2/{on=0} on' out | sed '1,2d' >first
+awk '/^generating 2/{on=1} /^checkpoint|^device/{on=0} on' out | sed '1,2d' >second
+check "equal ones at temperature 0" cmp first second
+"$train_gpt" generate --model sampled --prompt "12 13" --tokens 6 --temperature 0 >generated 2>/dev/null
+check "as generate writes: $(cat generated first)" [ "$(head -c "$(stat -c %s generated)" first)" = "$(cat generated)" ]
+expect 0 "generating 2 of 2:" "${run[@]}" --sample-every 2 --sample-tokens 40 --sample-count 2
+check "drawn apart" [ "$(sed -n '/^generating 1/,/^generating 2/p' out | sed 1d | head -n -1)" != "$(sed -n '/^generating 2/,/^---$/p' out | sed 1d)" ]
+
+# ---- sequences as long as the model that is given, unless they are named
+positions() { ("$train_gpt" --print-config "$@" | grep '^seq-len='); }
+for what in "--model begun:32" "--model model.bin:32" "--model begun/step_00000002:32" "--model gpt3:350M:2048" "--model d12 --seq-len 64:64" \
+    "--arch begun/step_00000002/config.json:32" "--model missing:1024"; do
+    check "${what%:*}: $(positions ${what%:*})" [ "$(positions ${what%:*})" = "seq-len=${what##*:}" ]
+done
 
 # ---- limits
 expect 74 "File too large" bash -c 'ulimit -f 8; exec "$@"' _ "${run[@]}" -o limited

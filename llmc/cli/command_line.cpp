@@ -19,6 +19,7 @@
 #include "llmc/cli/option_faults.h"
 #include "llmc/cli/option_table.h"
 #include "llmc/cli/version.h"
+#include "llmc/model/families/weight_source.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/run/layout_options.h"
 
@@ -77,6 +78,20 @@ void check_together(const Options& o) {
               text("--warmup ", o.warmup, ": expected at most --max-steps = ", o.max_steps), kHelp);
     refuse_if(o.val_max_batches == 0,
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
+}
+
+// Positions of the model that a run is to begin with. None where it cannot be read, which the run will tell.
+std::optional<std::int64_t> positions_of_model(const Options& o) {
+    const FileSystem& files = real_files();
+    try {
+        if (!o.arch.empty()) return read_hugging_face_config(read_json_file(files, o.arch), o.arch).max_seq_len;
+        if (is_descriptor(o.model)) return model_config(o.model).max_seq_len;
+        const bool is_run = files.exists(o.model + "/.") && !files.exists(o.model + "/config.json");
+        const std::vector<std::string> saved = is_run ? glob_files(o.model + "/step_????????") : std::vector{o.model};
+        if (!saved.empty()) return open_weights(files, saved.back())->config().max_seq_len;
+    } catch (const std::exception&) {
+    }
+    return std::nullopt;
 }
 
 // Verbs work with a model that there is, on data that is named.
@@ -320,6 +335,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         AllGiven all = given_by_record(table, *result.recorded, recorded_in);
         for (const auto& [name, wins] : given) all.erase(name);
         set_all(table, all);
+    }
+    if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {
+        o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
     if (counts_micro_batches) {
         const std::int64_t sequences = std::int64_t{beside.llmc_val_batches} * o.micro_batch;

@@ -9,7 +9,6 @@
 #include <iterator>
 
 #include "llmc/base/printable.h"
-#include "llmc/base/refuse.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/base/utf8.h"
@@ -34,17 +33,6 @@ std::string read_prompt(const GenerateOptions& options) {
     if (options.prompt_file.empty()) return options.prompt;
     if (options.prompt_file != "-") return read_whole(real_files(), options.prompt_file);
     return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-}
-
-std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
-    if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
-    refuse_if(!tokenizer.data().can_encode, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
-              "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
-    EncodeOptions how;
-    how.special = SpecialText::encode;
-    std::vector<std::uint32_t> ids;
-    Encoder(tokenizer, how).encode(prompt, ids);
-    return {ids.begin(), ids.end()};
 }
 
 // Text to standard output, at once; on a terminal without control characters.

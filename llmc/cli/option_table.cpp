@@ -78,7 +78,8 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--micro-batch,-b", o.micro_batch, 1, 1 << 20, "sequences computed at once, B");
     OptionRow& length =
         number("--seq-len,-t", o.seq_len, 1, 1 << 24,
-               trains ? "tokens of a sequence, T" : "tokens of a sequence, T; by default the model's positions");
+               trains ? "tokens of a sequence, T; by default the positions of a --model or --arch that is given"
+                      : "tokens of a sequence, T; by default the model's positions");
     length.spell = [spell = length.spell, &o] { return o.seq_len == 0 ? "" : spell(); };
     taken_by(train, check);
     string("--seq-len-schedule", o.seq_len_schedule,
@@ -162,6 +163,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
         .not_in_files();   // files say it in sequences
     number("--sample-every,-s", o.sample_every, 0, kMost, "let the model write every this many steps; 0: never");
     number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample, with --sample-every");
+    number("--sample-count", o.sample_count, 1, 1000, "samples at a time, with --sample-every");
+    string("--sample-prompt", o.sample_prompt,
+           "the text that samples go on from; empty: what follows an end-of-text token");
     taken_by(train, check, generate);
     number("--temperature", o.temperature, 0, 100, "of samples; 0: always the likeliest token, whatever --seed is");
     taken_by(train, check, evaluate);

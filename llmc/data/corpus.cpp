@@ -171,7 +171,11 @@ TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& optio
 void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) {
     bool wants_val = options.val_files > 0 || options.val_fraction > 0 || options.val_tokens > 0;
     if (manifest.tokens("train") == 0) {
-        throw Error(ErrorKind::bad_data, "no training tokens: the input is empty or all of it became validation data");
+        const std::vector<std::string>& files = options.input.files;
+        throw Error(ErrorKind::bad_data,
+                    text("no training tokens: ", files.empty() ? "the input" : files.front(),
+                         files.size() > 1 ? text(" and ", files.size() - 1, " more: empty") : ": empty",
+                         ", or all of it became validation data"));
     }
     if (wants_val && manifest.tokens("val") == 0) {
         throw Error(ErrorKind::bad_data,

@@ -89,7 +89,8 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
         _exit(exit_code);
     }).detach();
     const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
-    std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", printable(why).c_str());
+    if (!why.empty())
+        std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", printable(why).c_str());
     std::fflush(nullptr);
     _exit(exit_code);
 }
@@ -475,8 +476,8 @@ void Watchdog::set_step(std::int64_t step) {
 void Watchdog::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);
     const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
-    if (may_be_consequence) {
-        // most likely of another rank's loss, which the watchdog is about to name
+    if (may_be_consequence || impl_->place.rank > 0) {
+        // most likely of another rank's loss, which the watchdog is about to name; or rank 0 has met it too
         const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
         while (!impl_->is_aborted && steady_seconds() < patience) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -488,6 +489,7 @@ void Watchdog::leave(const std::exception& error) {
         const std::string reason = abort_reason();
         const bool is_same = own.find(reason) != std::string::npos;
         const std::string loss = text(reason, "\n  ", impl_->hint());
+        if (reason.ends_with(own) && impl_->place.rank > 0) return impl_->end_process(own_code, "");   // said
         impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
                            is_same              ? own
                            : may_be_consequence ? text(loss, "\n  what this rank met: ", own)

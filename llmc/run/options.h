@@ -82,8 +82,10 @@ struct Options : OptimizerOptions {
     int sample_every = 20;      // steps; 0: never
     int log_every = 0;          // steps between lines of progress, where they go to no terminal; 0: few enough to read
     int sample_tokens = 64;
-    float temperature = 1.0f;   // 0: always the likeliest token
-    bool hellaswag = false;     // multiple-choice evaluation with every validation but the first
+    int sample_count = 1;
+    std::string sample_prompt;   // empty: what follows an end-of-text token
+    float temperature = 1.0f;    // 0: always the likeliest token
+    bool hellaswag = false;      // multiple-choice evaluation with every validation but the first
     std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
 
     // output

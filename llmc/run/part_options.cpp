@@ -61,7 +61,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer) {
     if (options.sample_every == 0) return nullptr;
-    const SamplerOptions how{options.sample_tokens, options.temperature, options.seed};
+    const SamplerOptions how{options.sample_tokens, options.temperature, options.seed, options.sample_prompt};
     return std::make_unique<Sampler>(step, arena, tokenizer, how);
 }
 

@@ -164,7 +164,10 @@ void check_names(const Options& options) {
 RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log) {
     RunModel model;
     model.tokenizer_file = find_tokenizer_file(options);
-    if (!model.tokenizer_file.empty()) model.tokenizer = Tokenizer::load(model.tokenizer_file);
+    if (!model.tokenizer_file.empty()) {   // the folder has one that can encode, too
+        model.tokenizer =
+            Tokenizer::load(options.sample_prompt.empty() ? model.tokenizer_file : model.tokenizer_folder());
+    }
     std::optional<ModelConfig> of_file;
     if (options.layers == 0 && !is_descriptor(options.model)) {
         if (checkpoint.empty()) model.weights = find_weights(real_files(), options.model, log, ranks_of(world));

@@ -387,18 +387,22 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     record.step_ms = 1e3 * seconds;
     record.waiting = slowest_rank_.step_ended(seconds);
     record.memory_bytes = parts_.arena.high_water();
+    record.gpu = gpu_.state();
     parts_.metrics.step(record);
 
     const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
     const int last = end_of_run();
     auto z_score = [](double z) { return std::isnan(z) ? std::string() : formatted(" (%+.2fz)", z); };
+    const std::string gpu = record.gpu ? formatted(" | GPU %u%% %.0f W %u C", record.gpu->utilization,
+                                                   record.gpu->watts, record.gpu->celsius)
+                                       : "";
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(
-        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB",
+        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB%s",
                   step_, parts_.max_steps, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
                   static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
                   duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
-                  static_cast<double>(record.memory_bytes) / (1 << 20)),
+                  static_cast<double>(record.memory_bytes) / (1 << 20), gpu.c_str()),
         line_is_due(last));
 }
 
@@ -441,7 +445,10 @@ bool Trainer::evaluate() {
 }
 
 bool Trainer::write_sample() {
-    parts_.log.block("generating:\n---\n" + parts_.sampler->sample(step_) + "\n---\n");
+    for (int number = 0; number < options_.sample_count; number++) {
+        const std::string which = options_.sample_count > 1 ? text(" ", number + 1, " of ", options_.sample_count) : "";
+        parts_.log.block(text("generating", which, ":\n---\n", parts_.sampler->sample(step_, number), "\n---\n"));
+    }
     return true;
 }
 

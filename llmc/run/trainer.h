@@ -142,6 +142,7 @@ private:
     std::optional<LoaderState> ahead_;   // where the loader was when the next step was read ahead
     Agreement agreement_;
     SlowestRank slowest_rank_;
+    GpuMonitor gpu_;
     Gatherer gatherer_;            // of checkpoints
     std::string matmul_choices_;   // of all ranks
     std::optional<HostTensors> host_tensors_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "llmc/base/refuse.h"
 #include "llmc/base/rng.h"
 #include "llmc/run/evaluation/choose_token.h"
 #include "llmc/run/evaluation/sampler.h"
@@ -30,17 +31,41 @@ RowPlace place_of(ContextCut cut, int T, int position) {
     return {};
 }
 
+// What a sample begins with.
+std::vector<std::int32_t> start_of(const std::optional<Tokenizer>& tokenizer, const std::string& prompt, int vocab) {
+    std::vector<std::int32_t> ids;
+    if (tokenizer) {
+        ids = encode_prompt(*tokenizer, prompt);
+    } else {
+        for (const char byte : prompt.empty() ? "\n" : prompt) ids.push_back(static_cast<unsigned char>(byte));
+    }
+    for (std::int32_t& id : ids) id = std::min(id, vocab - 1);
+    return ids;
+}
+
 }   // namespace
+
+std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+    if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
+    refuse_if(!tokenizer.data().can_encode, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
+              "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
+    EncodeOptions how;
+    how.special = SpecialText::encode;
+    std::vector<std::uint32_t> ids;
+    Encoder(tokenizer, how).encode(prompt, ids);
+    return {ids.begin(), ids.end()};
+}
 
 Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& tokenizer, const SamplerOptions& options)
     : step_(step),
       tokenizer_(tokenizer),
       options_(options),
-      window_(window_size(step.stage().options().T, options.tokens + 1,
+      prompt_(start_of(tokenizer, options.prompt, static_cast<int>(step.stage().config().vocab_size))),
+      window_(window_size(step.stage().options().T, options.tokens + static_cast<int>(prompt_.size()),
                           sequence_unit(step.stage().context().cp, step.stage().sizes().residual_parts))),
       logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
-std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
+std::vector<float> Sampler::next_logits(const std::vector<std::int32_t>& ids) {
     // the last tokens that fit; what follows them is not seen by them
     const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
     Stage& stage = step_.stage();
@@ -59,17 +84,15 @@ std::vector<float> Sampler::next_logits(const std::vector<int>& ids) {
     return logits;
 }
 
-std::string Sampler::sample(int step) {
-    const int vocab = static_cast<int>(step_.stage().config().vocab_size);
-    const int start = tokenizer_ ? static_cast<int>(tokenizer_->end_of_text()) : std::min<int>('\n', vocab - 1);
-    std::vector<int> ids{std::min(start, vocab - 1)};
-    std::string written;
+std::string Sampler::sample(int step, int number) {
+    std::vector<std::int32_t> ids = prompt_;
+    std::string written = options_.prompt;
 
     Stage& stage = step_.stage();
     const int B = stage.options().B, T = stage.options().T;
     stage.set_batch_shape(1, window_);
     const std::uint64_t key =
-        mix64(mix64(options_.seed) ^ 0x73616d706c65ull);   // apart from all other uses of the seed
+        mix64(mix64(options_.seed) ^ 0x73616d706c65ull) + static_cast<std::uint64_t>(number);   // no other use's
     for (int i = 0; i < options_.tokens; i++) {
         const std::uint64_t counter = static_cast<std::uint64_t>(step) << 32 | static_cast<std::uint64_t>(i);
         const int id = choose_token(next_logits(ids), {options_.temperature}, uniform(philox(key, counter).x));

@@ -64,12 +64,15 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
 std::string to_json(const StepRecord& r) {
     const std::string waiting =
         r.waiting ? formatted("\"slowest_rank\":%d,\"waiting\":%.9g,", r.waiting->rank, r.waiting->share) : "";
+    const std::string gpu = r.gpu ? formatted("\"gpu_percent\":%u,\"gpu_watts\":%.1f,\"gpu_celsius\":%u,",
+                                              r.gpu->utilization, r.gpu->watts, r.gpu->celsius)
+                                  : "";
     return formatted(
         "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
-        "%s\"memory_bytes\":%llu}",
+        "%s%s\"memory_bytes\":%llu}",
         r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
         json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
-        json_number(r.step_ms).c_str(), waiting.c_str(), static_cast<unsigned long long>(r.memory_bytes));
+        json_number(r.step_ms).c_str(), waiting.c_str(), gpu.c_str(), static_cast<unsigned long long>(r.memory_bytes));
 }
 
 std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {

@@ -4,7 +4,8 @@
 // `null` for what is not known or not finite:
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
 //       with "slowest_rank":r,"waiting":x before "memory_bytes" where several data-parallel ranks train: who was waited
-//       for in the step before, for which share of it (slowest_rank.h)
+//       for in the step before, for which share of it (slowest_rank.h); and "gpu_percent":n,"gpu_watts":x,
+//       "gpu_celsius":n where NVML is there (gpu_state.h)
 //   {"step":N,"val_loss":x}       with "val_loss_of":{"NAME":x,...} behind it where the data are a mixture
 //   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
 //   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
@@ -27,6 +28,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/run/after_step.h"
+#include "llmc/run/metrics/gpu_state.h"
 #include "llmc/run/metrics/tensorboard.h"
 
 // Who was waited for (slowest_rank.h).
@@ -43,6 +45,7 @@ struct StepRecord {
     double step_ms;
     std::uint64_t memory_bytes;
     std::optional<Waiting> waiting = {};   // in the step before; none where one replica trains
+    std::optional<GpuState> gpu = {};      // of rank 0; none without NVML
 };
 
 // A run that has gone back to an earlier checkpoint.
