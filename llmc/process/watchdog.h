@@ -54,8 +54,9 @@ public:
     void set_step(std::int64_t step);   // completed steps; until the first call this rank starts up
 
     // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error and
-    // the loss of another rank, if there is one, and leaves (what rank 0 has met too, rank 0 alone prints) with the error's exit code, or the loss's if that caused
-    // it. No destructor runs: those of device memory could wait for ever for work that needs the others.
+    // the loss of another rank, if there is one, and leaves (what rank 0 has met too, rank 0 alone prints) with the
+    // error's exit code, or the loss's if that caused it. No destructor runs: those of device memory could wait for
+    // ever for work that needs the others.
     void leave(const std::exception& error);
 
     // True once some rank is lost. After the grace period the process leaves.
