@@ -94,6 +94,7 @@ if part layouts; then
     builds_for_cpu
     for precision in bf16 fp32; do
         check "all layouts cut and resumed, $precision" whole $precision 'layouts: the same*'
+        check "other optimizers cut and resumed, $precision" whole $precision 'layouts: other optimizers under*'
         check "checkpoints of all meshes, $precision" whole $precision 'reshard: all meshes*,reshard: from one mesh to another*'
     done
 fi
