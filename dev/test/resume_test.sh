@@ -95,11 +95,16 @@ train "$precision" "$work/kept" --resume
 verdict $? "no checkpoint that verifies: refused"
 
 # stopped by a signal: saved, exit code 75
-(run_as=exec train "$precision" "$work/signal") & pid=$!
-until grep -q "^step    3/" "$work/signal.log" 2>/dev/null; do sleep 0.05; done
-kill -TERM "$pid"
-wait "$pid"
-[ $? -eq 75 ] && train "$precision" "$work/signal" --resume && same "$work/signal" "$plain"
+for try in 1 2 3 4 5; do   # again where the signal came after the last step
+    rm -rf "$work/signal" "$work/signal.log"
+    (run_as=exec train "$precision" "$work/signal") & pid=$!
+    until grep -q "^step    3/" "$work/signal.log" 2>/dev/null; do sleep 0.05; done
+    kill -TERM "$pid"
+    wait "$pid"
+    code=$?
+    [ $code -eq 0 ] || break
+done
+[ $code -eq 75 ] && train "$precision" "$work/signal" --resume && same "$work/signal" "$plain"
 verdict $? "stopped by SIGTERM and resumed"
 
 # an output folder that is taken away is told, with the file, instead of training for nothing
