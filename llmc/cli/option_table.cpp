@@ -247,6 +247,9 @@ void OptionTable::add_options_of_many(Options& o, OptionsBeside& beside) {
     group_ = "Many devices";
     taken_by(train, check, evaluate);
     number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
+    number(
+        "--zero-group", o.zero_group, 0, kMost,
+        "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same");
     number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");
     number("--tp-chunks", o.tp_chunks, 1, 1 << 10,

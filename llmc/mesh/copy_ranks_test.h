@@ -4,19 +4,18 @@
 #include "llmc/mesh/shard.h"
 
 // The ranks that keep the same elements of a tensor as this one, which holds it, in the same places, itself included,
-// ascending: where nothing is sharded all of dp and cp, where tensor parallelism does not cut all of tp, and of a tied
-// tensor the first and the last pipeline stage. What they keep must stay equal to the bit.
+// ascending: where nothing is sharded all of dp and cp, else the replicas, where tensor parallelism does not cut all of
+// tp, and of a tied tensor the first and the last pipeline stage. What they keep must stay equal to the bit.
 inline std::vector<int> copy_ranks(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
-    auto same = [&](Axis axis, const MeshCoordinates& other) { return other.along(axis) == place.at.along(axis); };
+    auto same = [&](Axis axis, const MeshCoordinates& other) {
+        return coordinate(place.mesh, other, axis) == coordinate(place.mesh, place.at, axis);
+    };
     std::vector<int> ranks;
     for (int rank = 0; rank < place.mesh.size(); rank++) {
         const MeshCoordinates other = coordinates_of(place.mesh, rank);
         bool copies = same(Axis::pp, other) || (tensor.tied && (other.pp == 0 || other.pp == place.mesh.pp - 1));
         copies = copies && (tensor.cut == TensorCut::none || same(Axis::tp, other));
-        for (Axis axis : {Axis::dp, Axis::cp}) {
-            const bool cut = tensor.zero.contains(axis) && is_sharded(state, place.zero_stage);
-            copies = copies && (!cut || same(axis, other));
-        }
+        copies = copies && (!is_sharded(state, place.zero_stage) || same(Axis::shard, other));
         if (copies) ranks.push_back(rank);
     }
     return ranks;

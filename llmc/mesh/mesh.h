@@ -1,5 +1,10 @@
 // Where a rank stands: the world of ranks as a grid pp x dp x cp x tp, tp fastest.
 //
+// The ranks of dp x cp hold the same part of the model. ZeRO cuts them another way, replica x shard: a state is cut
+// over `zero_group` neighbouring ranks of them and there are as many copies of it as such groups (hybrid sharding; Zhao
+// et al., "PyTorch FSDP", 2023; Zhang et al., "MiCS", 2022). So the same world is also a grid pp x replica x shard x
+// tp.
+//
 // tp varies fastest because its traffic is the heaviest: neighbouring ranks share a node and its links. Pure functions,
 // no communication. A group of ranks is asked for by the axes along which its ranks differ; communicators are split
 // from the world by `group_color` and ordered by `group_rank`.
@@ -14,8 +19,9 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
-enum class Axis : std::uint8_t { pp, dp, cp, tp };   // slowest first
-inline constexpr std::array<Axis, 4> mesh_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
+// Slowest first. A set of axes has dp and cp, or replica and shard, never one of both pairs.
+enum class Axis : std::uint8_t { pp, dp, cp, replica, shard, tp };
+inline constexpr std::array<Axis, 6> mesh_axes{Axis::pp, Axis::dp, Axis::cp, Axis::replica, Axis::shard, Axis::tp};
 
 class AxisSet {
 public:
@@ -30,25 +36,32 @@ private:
     unsigned bits_ = 0;
 };
 
-// Ranks that hold the same part of the model and see other tokens: their gradients are summed, and ZeRO cuts over them.
-inline constexpr AxisSet zero_axes{Axis::dp, Axis::cp};
+// Ranks that hold the same part of the model and see other tokens. ZeRO cuts over the first set; its shards are copied
+// along the second. Gradients are summed over both.
+inline constexpr AxisSet zero_axes{Axis::shard};
+inline constexpr AxisSet replica_axes{Axis::replica};
 // Ranks of one pipeline stage: each tensor that one of them holds a part of is whole among them.
 inline constexpr AxisSet stage_axes{Axis::dp, Axis::cp, Axis::tp};
+// Of these the ranks that hold one copy of each state.
+inline constexpr AxisSet copy_axes{Axis::shard, Axis::tp};
 
 struct MeshShape {
-    int pp = 1;   // pipeline stages
-    int dp = 1;   // data-parallel replicas
-    int cp = 1;   // context-parallel pieces of each sequence
-    int tp = 1;   // tensor-parallel shards of each matrix
+    int pp = 1;           // pipeline stages
+    int dp = 1;           // data-parallel replicas
+    int cp = 1;           // context-parallel pieces of each sequence
+    int tp = 1;           // tensor-parallel shards of each matrix
+    int zero_group = 0;   // ranks of dp x cp that ZeRO cuts over, a divisor of these; 0: all
 
     int size() const { return pp * dp * cp * tp; }
-    int along(Axis axis) const { return std::array{pp, dp, cp, tp}[static_cast<std::size_t>(axis)]; }
+    int shards() const { return zero_group == 0 ? dp * cp : zero_group; }
+    int along(Axis axis) const {
+        return std::array{pp, dp, cp, dp * cp / shards(), shards(), tp}[static_cast<std::size_t>(axis)];
+    }
     friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };
 
 struct MeshCoordinates {
     int pp = 0, dp = 0, cp = 0, tp = 0;
-    int along(Axis axis) const { return std::array{pp, dp, cp, tp}[static_cast<std::size_t>(axis)]; }
     friend bool operator==(const MeshCoordinates&, const MeshCoordinates&) = default;
 };
 
@@ -66,6 +79,12 @@ inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
     return at;
 }
 
+inline int coordinate(const MeshShape& shape, const MeshCoordinates& at, Axis axis) {
+    const int of_zero = at.dp * shape.cp + at.cp;
+    return std::array{
+        at.pp, at.dp, at.cp, of_zero / shape.shards(), of_zero % shape.shards(), at.tp}[static_cast<std::size_t>(axis)];
+}
+
 // A group: all ranks that differ along the axes of the set only. Its ranks are ordered as in the world.
 inline int group_size(const MeshShape& shape, AxisSet axes) {
     int size = 1;
@@ -78,15 +97,21 @@ inline int group_size(const MeshShape& shape, AxisSet axes) {
 inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
     int rank = 0;
     for (Axis axis : mesh_axes) {
-        if (axes.contains(axis)) rank = rank * shape.along(axis) + at.along(axis);
+        if (axes.contains(axis)) rank = rank * shape.along(axis) + coordinate(shape, at, axis);
     }
     return rank;
 }
 
-// The axes of the set along which there is more than one rank: the same for two sets whose groups are the same.
+// The axes of the set along which there is more than one rank: the same for two sets whose groups are the same. Where
+// ZeRO cuts along dp, cp or both, replica and shard go by these names.
 inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     AxisSet varying{};
+    if (shape.shards() == shape.dp * shape.cp && axes.contains(Axis::shard)) axes = axes | AxisSet{Axis::dp, Axis::cp};
+    if (shape.shards() == shape.cp && axes.contains(Axis::shard)) axes = axes | AxisSet{Axis::cp};
+    if (shape.shards() == shape.cp && axes.contains(Axis::replica)) axes = axes | AxisSet{Axis::dp};
+    const bool own_names = shape.shards() != shape.dp * shape.cp && shape.shards() != shape.cp;
     for (Axis axis : mesh_axes) {
+        if ((axis == Axis::replica || axis == Axis::shard) && !own_names) continue;
         if (axes.contains(axis) && shape.along(axis) > 1) varying = varying | AxisSet{axis};
     }
     return varying;
@@ -98,6 +123,10 @@ inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes)
     if (axes.contains(Axis::dp)) at.dp = 0;
     if (axes.contains(Axis::cp)) at.cp = 0;
     if (axes.contains(Axis::tp)) at.tp = 0;
+    int of_zero = at.dp * shape.cp + at.cp;
+    if (axes.contains(Axis::replica)) of_zero %= shape.shards();
+    if (axes.contains(Axis::shard)) of_zero -= of_zero % shape.shards();
+    at.dp = of_zero / shape.cp, at.cp = of_zero % shape.cp;
     return rank_of(shape, at);
 }
 
@@ -115,7 +144,7 @@ inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordina
 
 // For messages: varying_axes, as in "dp_cp".
 inline std::string group_name(const MeshShape& shape, AxisSet axes) {
-    constexpr const char* names[] = {"pp", "dp", "cp", "tp"};
+    constexpr const char* names[] = {"pp", "dp", "cp", "replica", "shard", "tp"};
     std::string name;
     for (Axis axis : mesh_axes) {
         if (!varying_axes(shape, axes).contains(axis)) continue;
@@ -128,9 +157,24 @@ inline std::string group_name(const MeshShape& shape, AxisSet axes) {
 // there on one of the tp ranks, which all have the same.
 constexpr bool adds_losses(const MeshCoordinates& at, bool has_head) { return has_head && at.tp == 0; }
 
+// As it is kept in a MeshShape. Error(usage) where groups of so many ranks do not fit, with those that do.
+inline int checked_zero_group(int ranks, int zero_group) {
+    if (zero_group == 0 || zero_group == ranks) return 0;
+    if (zero_group > 1 && ranks % zero_group == 0) return zero_group;
+    std::string fitting;
+    for (int n = 2; n <= ranks; n++) {
+        if (ranks % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);
+    }
+    throw Error(ErrorKind::usage,
+                text("--zero-group ", zero_group, " does not fit: ZeRO has ", ranks,
+                     " ranks of dp x cp to cut over, in groups of two or more that are alike"),
+                fitting.empty() ? "Leave --zero-group out, or start more ranks."
+                                : text("Groups that work: ", fitting, "; for none, --zero 0."));
+}
+
 // The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).
 // Throws Error(usage) when they do not fit.
-inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0) {
+inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0, int zero_group = 0) {
     auto positive = [](int value, const char* flag) {
         if (value < 1) throw Error(ErrorKind::usage, text(flag, " is ", value), text(flag, " must be at least 1."));
     };
@@ -151,5 +195,5 @@ inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0) {
                          " leave ", rest),
                     text("Leave --dp out, or start ", model_ranks * dp, " ranks."));
     }
-    return MeshShape{pp, rest, cp, tp};
+    return MeshShape{pp, rest, cp, tp, checked_zero_group(rest * cp, zero_group)};
 }

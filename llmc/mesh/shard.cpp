@@ -127,6 +127,7 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {
     if (tensor.cut == TensorCut::none && place.at.tp != 0) return {};
     if (tensor.tied && place.at.pp != 0) return {};
+    if (coordinate(place.mesh, place.at, Axis::replica) != 0) return {};
     return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer, Heads::sole);
 }
 

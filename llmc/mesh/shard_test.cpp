@@ -15,7 +15,12 @@ std::vector<MeshShape> all_meshes(int most_ranks) {
         for (int pp = 1; pp <= world; pp++) {
             for (int cp = 1; cp * pp <= world; cp++) {
                 for (int tp = 1; tp * cp * pp <= world; tp++) {
-                    if (world % (pp * cp * tp) == 0) meshes.push_back({pp, world / (pp * cp * tp), cp, tp});
+                    if (world % (pp * cp * tp) != 0) continue;
+                    const int dp = world / (pp * cp * tp);
+                    meshes.push_back({pp, dp, cp, tp});
+                    for (int group = 2; group < dp * cp; group++) {
+                        if (dp * cp % group == 0) meshes.push_back({pp, dp, cp, tp, group});
+                    }
                 }
             }
         }
@@ -25,12 +30,15 @@ std::vector<MeshShape> all_meshes(int most_ranks) {
 
 std::vector<AxisSet> all_axis_sets() {
     std::vector<AxisSet> sets;
-    for (unsigned bits = 0; bits < 16; bits++) {
-        AxisSet set{};
-        for (Axis axis : mesh_axes) {
-            if (bits >> static_cast<unsigned>(axis) & 1u) set = set | AxisSet{axis};
+    for (const auto& grid : {std::array{Axis::pp, Axis::dp, Axis::cp, Axis::tp},
+                             std::array{Axis::pp, Axis::replica, Axis::shard, Axis::tp}}) {
+        for (unsigned bits = 0; bits < 16; bits++) {
+            AxisSet set{};
+            for (std::size_t i = 0; i < grid.size(); i++) {
+                if (bits >> i & 1u) set = set | AxisSet{grid[i]};
+            }
+            sets.push_back(set);
         }
-        sets.push_back(set);
     }
     return sets;
 }
@@ -118,7 +126,11 @@ TEST_CASE("mesh: groups are named by the axes along which their ranks differ") {
     CHECK(group_name({2, 3, 2, 2}, zero_axes) == "dp_cp");
     CHECK(group_name({2, 3, 1, 2}, zero_axes) == "dp");
     CHECK(group_name({2, 1, 1, 2}, {Axis::tp}) == "tp");
-    CHECK(AxisSet{Axis::cp, Axis::dp} == zero_axes);
+    CHECK(group_name({2, 3, 2, 2, 3}, zero_axes) == "shard");
+    CHECK(group_name({2, 3, 2, 2, 3}, replica_axes) == "replica");
+    CHECK(group_name({2, 3, 2, 2, 2}, zero_axes) == "cp");
+    CHECK(group_name({2, 3, 2, 2, 2}, replica_axes) == "dp");
+    CHECK(AxisSet{Axis::cp, Axis::dp} == AxisSet{Axis::dp, Axis::cp});
 }
 
 TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
@@ -128,6 +140,26 @@ TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
     CHECK_THROWS_AS(make_mesh(2, 2, 2, 1), Error);
     CHECK_THROWS_AS(make_mesh(8, 2, 1, 1, 3), Error);
     CHECK_THROWS_AS(make_mesh(8, 0, 1, 1), Error);
+}
+
+TEST_CASE("mesh: ZeRO groups are neighbours of dp x cp; sizes that do not divide are refused with those that do") {
+    const MeshShape mesh = make_mesh(24, 1, 2, 2, 0, 3);
+    CHECK(mesh == MeshShape{1, 6, 2, 2, 3});
+    CHECK(make_mesh(8, 1, 2, 1, 0, 8) == MeshShape{1, 4, 2, 1});   // all of them: no copies
+    CHECK(group_members(mesh, coordinates_of(mesh, 8), zero_axes) == std::vector{6, 8, 10});
+    CHECK(group_members(mesh, coordinates_of(mesh, 8), replica_axes) == std::vector{2, 8, 14, 20});
+    auto hint = [](int ranks, int group) {
+        try {
+            make_mesh(ranks, 1, 1, 1, 0, group);
+        } catch (const Error& error) {
+            return std::string(error.hint());
+        }
+        return std::string();
+    };
+    CHECK(hint(12, 5) == "Groups that work: 2, 3, 4, 6, 12; for none, --zero 0.");
+    CHECK(hint(12, 1) == hint(12, 5));
+    CHECK(hint(12, 24) == hint(12, 5));
+    CHECK(hint(1, 2) == "Leave --zero-group out, or start more ranks.");
 }
 
 TEST_CASE("shard: every element is owned exactly once per replica group, for every mesh up to 16 ranks") {
@@ -150,8 +182,8 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                         }
                         REQUIRE(local <= stored_elements(tensor, place, state));
                     }
-                    // copies: every stage has one here, replicas where nothing cuts
-                    const int copies = mesh.pp * (sharded ? 1 : group_size(mesh, zero_axes)) *
+                    // copies: every stage has one here, and every ZeRO group; all ranks where nothing cuts
+                    const int copies = mesh.pp * (sharded ? group_size(mesh, replica_axes) : mesh.dp * mesh.cp) *
                                        (tensor.cut == TensorCut::none ? mesh.tp : 1);
                     REQUIRE(std::all_of(owners.begin(), owners.end(), [&](int n) { return n == copies; }));
                 }

@@ -28,7 +28,7 @@ struct TensorSpec {
     // them.
     std::vector<std::int64_t> heads = {};
     bool tied = false;          // held by the first and by the last pipeline stage
-    AxisSet zero = zero_axes;   // its gradient is summed over these, and its ZeRO shards are cut over them
+    AxisSet zero = zero_axes;   // its ZeRO shards are cut over these; its gradient is summed over them and replicas
     int owner = -1;             // the rank of these that has all of what ZeRO-1 shards; -1: ZeRO-1 cuts it, too
     // Along these too a rank's gradient is a part of a sum, where sequence parallelism gives it some of the rows.
     AxisSet partial = {};

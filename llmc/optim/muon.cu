@@ -34,8 +34,8 @@ MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena&
     : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)), moves_(std::make_unique<Moves>()) {
     const ShardPlace& place = stage.storage().place();
     const bool cut_by_zero = place.zero_stage > (place.deals_matrices ? 1 : 0);
-    const AxisSet team = cut_by_zero ? stage_axes : AxisSet{Axis::tp};
-    team_ = cut_by_zero ? groups.stage : groups.tensor;
+    const AxisSet team = cut_by_zero ? copy_axes : AxisSet{Axis::tp};
+    team_ = !cut_by_zero ? groups.tensor : groups.replicas == nullptr ? groups.stage : groups.copy;
     rank_ = group_rank(place.mesh, place.at, team);
     ranks_ = group_size(place.mesh, team);
     find_matrices(team);

@@ -133,14 +133,18 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     const bool wanted = to == everywhere || to == rank();
     ENSURE(!wanted || values.size() == static_cast<std::size_t>(tensor.elements()), "room for ", values.size(), " of ",
            tensor.elements(), " elements");
-    const MeshShape stage{1, place.mesh.dp, place.mesh.cp, place.mesh.tp};
+    MeshShape stage = place.mesh;
+    stage.pp = 1;
     const MeshCoordinates nearest = coordinates_of(stage, std::max(to, 0));   // of several copies, these are taken
     T* const own = only_owned ? state.owned(param) : state.tensor(param);
 
     for (int from = 0; from < ranks(); from++) {
         ShardPlace theirs = place;
         theirs.at = coordinates_of(stage, from);
-        const bool takes_zero = cut_by_zero || (theirs.at.dp == nearest.dp && theirs.at.cp == nearest.cp);
+        auto is_near = [&](Axis axis) {
+            return coordinate(stage, theirs.at, axis) == coordinate(stage, nearest, axis);
+        };
+        const bool takes_zero = is_near(Axis::replica) && (cut_by_zero || is_near(Axis::shard));
         const bool takes_tp = cut_by_tp || theirs.at.tp == nearest.tp;
         if (!takes_zero || !takes_tp) continue;
         theirs.at.pp = place.at.pp;

@@ -23,6 +23,10 @@
 // requests to stop in one all-reduce of all ranks: 2f x 40 bytes a step at every stage. `zero_traffic` says it to the
 // byte.
 //
+// Where R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
+// Gradients are reduced to shards within it, and once a step, after the last micro-batch, a shard is summed over the R
+// ranks that keep it: 2Pg(R - 1) / (RN) more at stages 1, 2 and 3.
+//
 // A matrix that has an owner (param_storage.h) is reduced to it under stage 1, and broadcast by it after the update:
 // other ranks send, summed over all of them the bytes are the same, padding apart.
 //
@@ -66,9 +70,10 @@ public:
 template <class P, class G>
 class ZeroRank : public Zero {
 public:
-    // `group`: the ranks of dp x cp, in the order of group_rank. Work of the model goes to `compute`.
+    // `group`: the ranks of zero_axes, in the order of group_rank. Work of the model goes to `compute`.
+    // `replicas`: those of replica_axes; null: there is one group.
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
-             cudaStream_t compute);
+             cudaStream_t compute, Communicator* replicas = nullptr);
 
     void begin_step(int micro_batches) override;
     void finish_gradients() override;
@@ -90,7 +95,7 @@ private:
         return static_cast<std::size_t>(tensor.padded / group_.size());
     }
     template <class PerTensor>
-    void for_tensors(int slot, PerTensor&& per_tensor) const;   // in one group of calls
+    void for_tensors(int slot, PerTensor&& per_tensor, Communicator* group = nullptr) const;   // in one group of calls
     void compute_before_traffic() {
         computed_.record(compute_);
         computed_.wait(traffic());
@@ -99,11 +104,12 @@ private:
     int owner(const TensorPlace& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
     void fetch(int slot);
     void reduce(int slot);
-    void reduce_to_shards(int slot, bool first);
+    void reduce_to_shards(int slot, bool first, bool last);
 
     const ParamStorage& storage_;
     ZeroStates<P, G> states_;
     Communicator& group_;
+    Communicator* replicas_;
     cudaStream_t compute_;
     OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
     OwnedEvent computed_, travelled_;
@@ -137,10 +143,11 @@ inline constexpr std::size_t numbers_of_step = 5;
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
 // included.
 struct ZeroTraffic {
-    double reduce = 0, gather = 0;               // gradients, parameters
+    double reduce = 0, gather = 0;               // gradients, parameters; in the ZeRO group
     double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner
+    double replicas = 0;                         // gradients, between groups
     double numbers = 0;                          // loss, requests to stop, checkpoints written, norm
-    double total() const { return reduce + gather + reduce_to_owner + broadcast + numbers; }
+    double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas + numbers; }
 };
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes);
@@ -149,13 +156,15 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
 
 template <class P, class G>
 ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
-                         cudaStream_t compute)
-    : storage_(storage), states_(states), group_(group), compute_(compute) {
+                         cudaStream_t compute, Communicator* replicas)
+    : storage_(storage), states_(states), group_(group), replicas_(replicas), compute_(compute) {
     const MeshShape& mesh = storage.place().mesh;
     ENSURE(
         group.size() == group_size(mesh, zero_axes) && group.rank() == group_rank(mesh, storage.place().at, zero_axes),
         "rank ", group.rank(), " of ", group.size(), " in group ", group.name(),
         ", which is not where the storage has it");
+    ENSURE((replicas == nullptr ? 1 : replicas->size()) == group_size(mesh, replica_axes), "the copies of ",
+           group_size(mesh, replica_axes), " ZeRO groups need a communicator");
     std::int64_t largest = 0;
     for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.padded / group.size());
     if (shards(StateKind::gradients) && states_.gradients.exists()) {
@@ -184,8 +193,8 @@ void ZeroRank<P, G>::begin_step(int micro_batches) {
 
 template <class P, class G>
 template <class PerTensor>
-void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor) const {
-    Communicator::Group together(group_);
+void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor, Communicator* group) const {
+    Communicator::Group together(group == nullptr ? group_ : *group);
     for (int i : storage_.units()[static_cast<std::size_t>(slot)].tensors) {
         per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
     }
@@ -296,7 +305,7 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
     compute_before_traffic();
     reducing_ = true;
     if (shards(StateKind::gradients)) {
-        reduce_to_shards(slot, before == 0);
+        reduce_to_shards(slot, before == 0, last);
     } else {
         reduce(slot);
     }
@@ -319,11 +328,20 @@ void ZeroRank<P, G>::reduce(int slot) {
             group_.reduce(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
         }
     });
+    if (replicas_ == nullptr) return;
+    for_tensors(
+        slot,
+        [&](const TensorPlace& tensor) {
+            const auto kept = static_cast<std::size_t>(tensor.kept);   // nothing where another rank is the owner
+            if (kept > 0) replicas_->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
+        },
+        replicas_);
 }
 
-// Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it.
+// Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it. Replicas add theirs at the
+// end: sums over micro-batches travel between groups once a step.
 template <class P, class G>
-void ZeroRank<P, G>::reduce_to_shards(int slot, bool first) {
+void ZeroRank<P, G>::reduce_to_shards(int slot, bool first, bool last) {
     const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
     const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
     G* into = first ? kept.data() : arrived_.data();
@@ -332,6 +350,7 @@ void ZeroRank<P, G>::reduce_to_shards(int slot, bool first) {
                               states_.unsharded_gradients.tensor(tensor.param), shard(tensor), traffic());
     });
     if (!first) accumulate(kept.data(), arrived_.data(), unit.padded / group_.size(), traffic());
+    if (last && replicas_ != nullptr) replicas_->all_reduce(kept.data(), kept.size(), ReduceOp::sum, traffic());
 }
 
 template <class P, class G>
@@ -376,6 +395,7 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
                                 double gradient_bytes) {
     const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
     const int rank = group_rank(storage.place().mesh, storage.place().at, zero_axes);
+    const double copies = group_size(storage.place().mesh, replica_axes);
     const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
     ZeroTraffic traffic;
     for (const UnitPlace& unit : storage.units()) {
@@ -400,6 +420,7 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
         const double gathers = stage == 0 ? 0 : stage == 3 ? m * (once ? 1 : 2) : 1;
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
+        traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(unit.kept) * gradient_bytes;
     }
     const int all = storage.place().mesh.size();
     traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * numbers_of_step;

@@ -51,7 +51,8 @@ std::string memory_plan(const Options& asked) {
     const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
     const auto dp = static_cast<int>(std::max<std::int64_t>(1, options.startup.ranks / replica));
     fit_to_ranks(options, options.dp > 0 ? options.dp : dp);
-    const MeshShape mesh{options.pp, options.dp, options.cp, options.tp};
+    const MeshShape mesh = make_mesh(options.pp * options.dp * options.cp * options.tp, options.pp, options.cp,
+                                     options.tp, options.dp, world_options(options).zero_group);
     const ModelConfig config = model_of(options);
     check_model_fits(options, config);
     OwnedStream stream;

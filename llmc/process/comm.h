@@ -210,4 +210,6 @@ struct TrainingGroups {
     Communicator* tensor = nullptr;   // tp ranks: each has a shard of every matrix
     PipelineLinks links = {};
     Communicator* same_heads = nullptr;   // tp ranks that hold copies of the same heads (TensorSpec::heads)
+    Communicator* replicas = nullptr;     // ranks that hold copies of the same ZeRO shard: gradients are summed again
+    Communicator* copy = nullptr;         // ranks of a stage that hold one copy of its states
 };

@@ -37,7 +37,7 @@ World::World(const WorldOptions& options) {
     Startup startup = start_up(options.startup);
     place_ = startup.place;
     rendezvous_ = std::move(startup.rendezvous);
-    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp);
+    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp, options.zero_group);
     at_ = coordinates_of(mesh_, place_.rank);
     comm_sms_ = options.comm_sms;
     if (ranks() == 1) return;

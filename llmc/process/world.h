@@ -22,7 +22,8 @@
 struct WorldOptions {
     StartupOptions startup;
     int pp = 1, cp = 1, tp = 1;
-    int dp = 0;   // 0: what the others leave
+    int dp = 0;           // 0: what the others leave
+    int zero_group = 0;   // MeshShape
     WatchdogOptions watchdog;
     int comm_sms = 0;                 // multiprocessors that a group's operations take at most; 0: as NCCL chooses
     bool check_collectives = false;   // debug: collective_order.h
@@ -66,8 +67,10 @@ public:
     // both have the token embedding. `head_copies`: neighbouring tp ranks that hold the same heads of keys and values.
     // Collective when first asked for.
     TrainingGroups training_groups(bool ring = false, bool tied = true, int head_copies = 1) {
-        return {group(zero_axes),       all(), group(stage_axes), group({Axis::tp}), pipeline_links(ring, tied),
-                same_heads(head_copies)};
+        return {group(zero_axes),           all(),
+                group(stage_axes),          group({Axis::tp}),
+                pipeline_links(ring, tied), same_heads(head_copies),
+                group(replica_axes),        group(copy_axes)};
     }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line

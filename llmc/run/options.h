@@ -113,6 +113,7 @@ struct Options : OptimizerOptions {
     int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: in backward too
     int matmul_tries = 0;                 // MatmulOptions::tries
     int zero = 0;                         // ZeRO stage
+    int zero_group = 0;                   // ranks that it cuts over; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
     int pp_chunks = 1;               // of a pipeline stage

@@ -378,7 +378,11 @@ std::vector<MeshShape> meshes(int most) {
         for (int dp = 1; pp * dp <= most; dp++) {
             for (int cp = 1; pp * dp * cp <= most; cp++) {
                 for (int tp = 1; pp * dp * cp * tp <= most; tp++) {
-                    if (24 % tp == 0) result.push_back({pp, dp, cp, tp});
+                    if (24 % tp != 0) continue;
+                    result.push_back({pp, dp, cp, tp});
+                    for (int group = 2; group < dp * cp; group++) {
+                        if (dp * cp % group == 0) result.push_back({pp, dp, cp, tp, group});
+                    }
                 }
             }
         }
@@ -416,6 +420,7 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
     for (const MeshShape& mesh : {MeshShape{1, 3, 1, 1}, MeshShape{2, 2, 1, 2}, MeshShape{1, 1, 2, 6}}) {
         for (const int kv_heads : {0, 2}) reshard(folder, {mesh, 1, true, rounded_parameters, false, kv_heads, true});
     }
+    for (int zero : {1, 3}) reshard(folder, {{1, 4, 1, 1, 2}, zero});
     reshard(folder, {{2, 2, 1, 2}, 3, false});
     reshard(folder, {{3, 1, 1, 1}, 0, false});
     reshard(folder, {{2, 1, 1, 2}, 1, true, rounded_parameters, true});

@@ -50,8 +50,11 @@ void asked(Table& table, const Options& o) {
             "tensor-parallel ranks",
             text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
     }
-    table.row("ZeRO stage",
-              o.data_ranks() * o.cp > 1 || o.zero == 0 ? text(o.zero) : text(o.zero, ": one rank shares nothing"));
+    const int zero_ranks = o.data_ranks() * o.cp;
+    const bool groups = o.zero > 0 && o.zero_group > 0 && o.zero_group < zero_ranks;
+    table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
+                            : groups ? text(o.zero, ", ", zero_ranks / o.zero_group, " groups of ", o.zero_group)
+                                     : text(o.zero));
     table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0
                                  ? text("wsd, decay over ", o.decay_steps, " steps")

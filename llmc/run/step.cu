@@ -21,12 +21,13 @@ struct Step::Numbers {
 
 namespace {
 
-std::unique_ptr<Zero> make_zero(Stage& stage, Communicator* group, Arena& arena) {
-    if (group == nullptr) return nullptr;
+std::unique_ptr<Zero> make_zero(Stage& stage, const TrainingGroups& groups, Arena& arena) {
+    if (groups.zero == nullptr) return nullptr;
     auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
         const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
                                            gradients.unsharded()};
-        return std::make_unique<ZeroRank<floatX, G>>(stage.storage(), states, *group, arena, stage.stream());
+        return std::make_unique<ZeroRank<floatX, G>>(stage.storage(), states, *groups.zero, arena, stage.stream(),
+                                                     groups.replicas);
     };
     return std::visit(with, stage.gradients());
 }
@@ -39,7 +40,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       groups_(groups),
       optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
-      zero_(make_zero(stage, groups.zero, arena)),
+      zero_(make_zero(stage, groups, arena)),
       partial_(make_partial_gradients(stage, groups, arena)),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));

@@ -15,7 +15,7 @@ ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, con
         for (int param : table_.unit_params(unit, tied_copy)) {
             const TensorSpec& spec = table_[param].tensor;
             ENSURE(spec.zero == zero_axes, table_[param].name,
-                   ": states are cut over dp and cp, and over no other axes");   // below, and by ZeroRank
+                   ": states are cut over a ZeRO group, and over no other axes");   // below, and by ZeroRank
             TensorPlace tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());

@@ -202,6 +202,22 @@ TEST_CASE("certificate: every kind of reduction and gather of ZeRO 0 and 3, drop
     for (int zero : {0, 3}) damage_every_kind(zero, expected);
 }
 
+TEST_CASE("certificate: ZeRO groups that do not add their gradients, or add them twice, make it fail") {
+    const Result expected = train_alone(1, 2);
+    for (int zero : {1, 3}) {
+        Layout layout{4, zero, 2};
+        layout.zero_group = 2;
+        for (Damage damage : {Damage::none, Damage::dropped, Damage::scaled}) {
+            auto between = [](int, const CommCall& call) { return is(call, "all-reduce") && call.type == ncclFloat32; };
+            INFO("zero ", zero, ", damage ", static_cast<int>(damage));
+            const std::optional<Verdict> verdict = damaged(layout, damage, between, expected);
+            if (!verdict) return;
+            CHECK((verdict->hits > 0) == (damage != Damage::none));
+            CHECK((verdict->story != "") == (damage != Damage::none));
+        }
+    }
+}
+
 TEST_CASE("certificate: every kind of reduction and gather of ZeRO 1 and 2, dropped or scaled, makes it fail" *
           doctest::skip()) {
     const Result expected = train_alone(1, 3);   // parameters that do not travel show in the second step

@@ -18,6 +18,70 @@ TEST_CASE("certificate: a sample of ranks x ZeRO x micro-batches") {
     certify({2, 3, 4, DType::fp32, true, Recompute::block}, expected);
 }
 
+namespace {
+
+Layout in_groups(int group, int dp, int cp, int zero, int micro_batches) {
+    Layout layout{dp, zero, micro_batches};
+    layout.cp = cp, layout.zero_group = group;
+    return layout;
+}
+
+}   // namespace
+
+TEST_CASE("certificate: ZeRO in groups that each keep a copy, a sample") {
+    const Result expected = train_alone(1, 4);
+    for (const Layout& layout : {in_groups(2, 4, 1, 1, 4), in_groups(2, 4, 1, 2, 4), in_groups(2, 4, 1, 3, 1),
+                                 in_groups(2, 2, 2, 1, 1), in_groups(4, 4, 2, 3, 1)}) {
+        certify(layout, expected);
+    }
+}
+
+TEST_CASE("certificate: all of ZeRO 1-3 in groups, 4 and 8 ranks" * doctest::skip()) {
+    const Result expected = train_alone(1, 20);
+    for (const int ranks : {4, 8}) {
+        for (int group = 2; group <= ranks; group *= 2) {
+            for (int zero : {1, 2, 3}) {
+                for (const int cp : {1, 2}) {
+                    for (int m : {1, 4}) certify(in_groups(group, ranks / cp, cp, zero, m), expected);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("certificate: bytes sent by ZeRO in groups are within the group, and a shard once a step between groups") {
+    for (const auto& [dp, group] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2)}) {
+        for (int zero : {1, 2, 3}) {
+            for (int m : {1, 4}) {
+                on_layout(in_groups(group, dp, 1, zero, m), [&, dp = dp, group = group](Rank& rank, TestRank& me) {
+                    for (Communicator* comm : rank.communicators()) comm->reset_traffic();
+                    rank.gradients(1);
+                    rank.step().update(1, 1e-3f);
+                    rank.step().wait_for_all_gather();
+                    const double p = sizeof(floatX), g = sizeof(float), N = group, R = dp / group, f = (N - 1) / N;
+                    double P = 0, head = 0;
+                    for (const UnitPlace& unit : rank.stage().storage().units()) {
+                        P += head = static_cast<double>(unit.padded);
+                    }
+                    const Traffic &within = rank.groups().zero->traffic(), &between = rank.groups().replicas->traffic();
+                    auto same = [&](const char* what, double found, double expected) {
+                        me.require(std::abs(found - expected) <= 1e-9 * expected, what, ": ", found, " bytes, not ",
+                                   expected);
+                    };
+                    same("scattered", within.reduce_scatter, f * P * g * (zero == 1 ? 1 : m));
+                    same("gathered", within.all_gather, f * p * (zero < 3 ? P : m * (2 * P - head)));
+                    same("between groups", between.all_reduce, 2 * P * g * (R - 1) / (R * N));
+                    same("nothing else", within.all_reduce + between.reduce_scatter + between.all_gather, 0);
+                    const ZeroTraffic formula = zero_traffic(rank.stage().storage(), m, p, g);
+                    same("reduce of the formula", formula.reduce, within.reduce_scatter);
+                    same("gather of the formula", formula.gather, within.all_gather);
+                    same("replicas of the formula", formula.replicas, between.all_reduce);
+                });
+            }
+        }
+    }
+}
+
 TEST_CASE("certificate: a classifier that is a tensor of its own") {
     const Result expected = train_alone(1, 4, true, false);
     for (Layout layout : {Layout{2, 0, 4}, Layout{3, 1, 1}, Layout{2, 2, 4}, Layout{3, 3, 4}}) {

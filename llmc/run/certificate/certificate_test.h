@@ -77,8 +77,9 @@ struct Layout {
     bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
     OptimizerKind optimizer = OptimizerKind::adamw;
     float lr = 1e-3f;
+    int zero_group = 0;
 
-    MeshShape mesh() const { return {pipe.stages, dp, cp, tp}; }
+    MeshShape mesh() const { return {pipe.stages, dp, cp, tp, zero_group}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
     int sequences() const { return step_sequences > 0 ? step_sequences : std::max(1536 / seq_len / 4 * 4, 4); }
     bool has_target(int sequence, int position) const {   // counted from the first of the run
@@ -93,9 +94,9 @@ struct Layout {
         return count;
     }
     std::string name() const {
-        return text("dp ", dp, ", zero ", zero, ", ", micro_batches, " micro-batches",
-                    grad_dtype == DType::bf16 ? ", bf16 gradients" : "", master_weights ? "" : ", no masters",
-                    tied ? "" : ", untied",
+        return text("dp ", dp, ", zero ", zero, zero_group > 0 ? text(" in groups of ", zero_group) : "", ", ",
+                    micro_batches, " micro-batches", grad_dtype == DType::bf16 ? ", bf16 gradients" : "",
+                    master_weights ? "" : ", no masters", tied ? "" : ", untied",
                     kind == ModelKind::rms     ? ", RMSNorm"
                     : kind == ModelKind::llama ? text(", Llama of ", heads, "/", kv_heads, " heads")
                                                : "",
@@ -279,9 +280,9 @@ public:
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
         const PipelineLinks& links = groups_.links;
-        std::set<Communicator*> different{groups_.zero,          groups_.stage,        groups_.all,
-                                          groups_.tensor,        links.input,          links.output,
-                                          links.output_gradient, links.input_gradient, links.tied};
+        std::set<Communicator*> different{groups_.zero, groups_.stage,    groups_.all,           groups_.tensor,
+                                          links.input,  links.output,     links.output_gradient, links.input_gradient,
+                                          links.tied,   groups_.replicas, groups_.copy};
         different.erase(nullptr);
         return {different.begin(), different.end()};
     }
