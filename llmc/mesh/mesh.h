@@ -103,15 +103,16 @@ inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet
 }
 
 // The axes of the set along which there is more than one rank: the same for two sets whose groups are the same. Where
-// ZeRO cuts along dp, cp or both, replica and shard go by these names.
+// replica and shard are dp and cp, or both of them together are, they go by these names.
 inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     AxisSet varying{};
-    if (shape.shards() == shape.dp * shape.cp && axes.contains(Axis::shard)) axes = axes | AxisSet{Axis::dp, Axis::cp};
-    if (shape.shards() == shape.cp && axes.contains(Axis::shard)) axes = axes | AxisSet{Axis::cp};
-    if (shape.shards() == shape.cp && axes.contains(Axis::replica)) axes = axes | AxisSet{Axis::dp};
-    const bool own_names = shape.shards() != shape.dp * shape.cp && shape.shards() != shape.cp;
+    const bool shard = axes.contains(Axis::shard), replica = axes.contains(Axis::replica);
+    const bool all = shard && (replica || shape.shards() == shape.dp * shape.cp);
+    const bool same = shape.shards() == shape.cp;   // shard is cp, replica dp
+    if (all || (same && shard)) axes = axes | AxisSet{Axis::cp};
+    if (all || (same && replica)) axes = axes | AxisSet{Axis::dp};
     for (Axis axis : mesh_axes) {
-        if ((axis == Axis::replica || axis == Axis::shard) && !own_names) continue;
+        if ((axis == Axis::replica || axis == Axis::shard) && (all || same)) continue;
         if (axes.contains(axis) && shape.along(axis) > 1) varying = varying | AxisSet{axis};
     }
     return varying;

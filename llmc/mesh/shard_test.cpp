@@ -303,7 +303,7 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
     for (const MeshShape& mesh : all_meshes(16)) {
         for (const std::int64_t kv : {1, 2, 3}) {
             if (mesh.tp <= kv || mesh.tp % kv != 0) continue;
-            const std::int64_t q = 2 * mesh.tp, HS = 2;
+            const std::int64_t q = 2 * mesh.tp, HS = 2, replicas = group_size(mesh, replica_axes);
             const TensorSpec qkv{(q + 2 * kv) * HS, 5, TensorCut::rows, {q * HS, kv * HS, kv * HS}, {q, kv, kv}};
             for (const int zero_stage : {0, 1, 3}) {
                 std::vector<int> sole(static_cast<std::size_t>(qkv.elements())), all = sole, copied = sole;
@@ -329,8 +329,8 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
                 for (std::size_t i = 0; i < sole.size(); i++) {
                     const bool is_q = i < static_cast<std::size_t>(q * HS * qkv.cols);
                     REQUIRE(sole[i] == 1);
-                    REQUIRE(all[i] == (is_q ? 1 : mesh.tp / kv));
-                    REQUIRE(copied[i] == (is_q ? 0 : mesh.tp / kv));
+                    REQUIRE(all[i] == replicas * (is_q ? 1 : mesh.tp / kv));
+                    REQUIRE(copied[i] == replicas * (is_q ? 0 : mesh.tp / kv));
                 }
             }
         }

@@ -75,7 +75,8 @@ struct Case {
     bool deals = false;         // matrices whole to ZeRO ranks, as for Muon
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
-                    tied ? "" : ", untied", masters ? ", masters" : "", interleaved ? ", interleaved" : "",
+                    mesh.zero_group > 0 ? text(" in groups of ", mesh.zero_group) : "", tied ? "" : ", untied",
+                    masters ? ", masters" : "", interleaved ? ", interleaved" : "",
                     kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "");
     }
 };
