@@ -261,6 +261,11 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
             certify(even, of_even);
         }
         const bool muon = kind == OptimizerKind::muon;   // the others share four layouts out
+        if (muon || kind == OptimizerKind::lamb) {
+            Layout groups = alone;
+            groups.dp = 4, groups.zero = 1, groups.zero_group = 2, groups.micro_batches = 1;
+            certify(groups, expected);
+        }
         if (muon || kind == OptimizerKind::lamb) with(1, 0, 3, 1, 1);
         if (muon || kind == OptimizerKind::lamb) with(2, 1, 1, 2, 1);
         if (muon || kind == OptimizerKind::lars) with(3, 2, 1, 1, 1);
