@@ -332,10 +332,11 @@ std::vector<int> owners_under_zero_1(const ParamTable& table, int ranks) {
 // travels there and back.
 Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) {
     const std::vector<int> owners = owners_under_zero_1(table, group_size(mesh, zero_axes));
-    std::vector<std::vector<std::size_t>> teams(zero > 1 ? 1 : static_cast<std::size_t>(group_size(mesh, zero_axes)));
+    const AxisSet apart = zero > 1 ? replica_axes : AxisSet{Axis::dp, Axis::cp};
+    std::vector<std::vector<std::size_t>> teams(static_cast<std::size_t>(group_size(mesh, apart)));
     for (int rank = 0; rank < mesh.size(); rank++) {
-        const int of = group_rank(mesh, coordinates_of(mesh, rank), zero_axes);
-        teams[zero > 1 ? 0 : static_cast<std::size_t>(of)].push_back(static_cast<std::size_t>(rank));
+        const int of = group_rank(mesh, coordinates_of(mesh, rank), apart);
+        teams[static_cast<std::size_t>(of)].push_back(static_cast<std::size_t>(rank));
     }
     Doubles sent(static_cast<std::size_t>(mesh.size()));
     for (std::size_t t = 0; t < teams.size(); t++) {
@@ -344,7 +345,7 @@ Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) 
         std::vector<Doubles> kept;   // elements, by matrix and rank of the team
         for (std::size_t param = 0; param < owners.size(); param++) {
             const TensorSpec& tensor = table.all()[param].tensor;
-            if (owners[param] < 0 || (zero == 1 && owners[param] != static_cast<int>(t))) continue;
+            if (owners[param] < 0 || (zero == 1 && owners[param] != static_cast<int>(t) % mesh.shards())) continue;
             for (const auto& [begin, end] : blocks(tensor)) {
                 const double cols = static_cast<double>(tensor.cols), all = static_cast<double>(end - begin);
                 costs.push_back(all * std::min(cols, all / cols));
@@ -389,26 +390,30 @@ std::pair<double, double> bytes_of_zero(const ParamTable& table, const MeshShape
 }   // namespace
 
 TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of matrices get what they do not keep") {
-    for (const auto& [dp, zero, tp] :
-         {std::tuple(2, 0, 1), std::tuple(2, 1, 1), std::tuple(3, 1, 1), std::tuple(3, 2, 1), std::tuple(4, 3, 1),
-          std::tuple(1, 0, 3), std::tuple(2, 1, 2)}) {
+    for (const auto& [dp, zero, tp, N] :
+         {std::tuple(2, 0, 1, 2), std::tuple(2, 1, 1, 2), std::tuple(3, 1, 1, 3), std::tuple(3, 2, 1, 3),
+          std::tuple(4, 3, 1, 4), std::tuple(1, 0, 3, 1), std::tuple(2, 1, 2, 2), std::tuple(4, 1, 1, 2),
+          std::tuple(4, 1, 2, 2), std::tuple(4, 2, 1, 2)}) {
         Layout layout{dp, zero, 1};
         layout.optimizer = OptimizerKind::muon, layout.tp = tp, layout.sequence_parallel = false;
+        const int R = dp / N;   // groups
+        if (R > 1) layout.zero_group = N;
         if (tp == 2) layout.heads = 4;
         const ParamTable table(model(layout));
-        const std::vector<int> owners = owners_under_zero_1(table, dp);
+        const std::vector<int> owners = owners_under_zero_1(table, N);
         const Doubles expected = bytes_of_muon(table, layout.mesh(), zero);
         double matrices = 0, sum = 0;
         for (const ParamInfo& info : table.all()) {
             if (is_muon_matrix(info)) matrices += static_cast<double>(info.tensor.elements());
         }
         for (const double sent : expected) sum += sent;
-        const double n = zero > 1 ? dp * tp : tp;   // of equal cuts each owner keeps its n-th
+        const double n = zero > 1 ? N * tp : tp;   // of equal cuts each owner keeps its n-th
         INFO(layout.name(), ": ", sum);
-        CHECK(sum == doctest::Approx((zero == 0 ? dp : 1) * 2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
+        CHECK(sum == doctest::Approx((zero == 0 ? dp : R) * 2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
         const auto [with_owners, cut] = bytes_of_zero(table, layout.mesh(), zero);
-        const double padding = zero == 1 ? tp * (dp - 1) * table.size() * (dp * 64.0) * (sizeof(floatX) + 4) : 0;
-        CHECK(std::abs(with_owners - cut) <= padding);
+        const double tensors = tp * table.size() * (N * 64.0),
+                     each = (dp - R) * (sizeof(floatX) + 4.0) + 2 * (R - 1) * 4;
+        CHECK(std::abs(with_owners - cut) <= (zero == 1 ? tensors * each : 0));   // of padding
         on_layout(layout, [&](Rank& rank, TestRank& me) {
             const ParamStorage& storage = rank.stage().storage();
             const ZeroTraffic formula = zero_traffic(storage, 1, sizeof(floatX), sizeof(float));
@@ -419,6 +424,9 @@ TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of
             reset();
             rank.gradients(1);
             const Traffic reducing = shards != nullptr ? shards->traffic() : Traffic{};
+            const Communicator* const replicas = rank.groups().replicas;
+            const double between = replicas != nullptr ? replicas->traffic().all_reduce : 0;
+            me.require(between == formula.replicas && (R == 1 || between > 0), "between groups ", between);
             reset();
             rank.step().update(1, 1e-3f);
             rank.step().result();

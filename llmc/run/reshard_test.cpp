@@ -422,6 +422,7 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
         for (const int kv_heads : {0, 2}) reshard(folder, {mesh, 1, true, rounded_parameters, false, kv_heads, true});
     }
     for (int zero : {1, 3}) reshard(folder, {{1, 4, 1, 1, 2}, zero});
+    reshard(folder, {{1, 2, 2, 2, 2}, 1, true, rounded_parameters, false, 0, true});
     reshard(folder, {{2, 2, 1, 2}, 3, false});
     reshard(folder, {{3, 1, 1, 1}, 0, false});
     reshard(folder, {{2, 1, 1, 2}, 1, true, rounded_parameters, true});
