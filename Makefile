@@ -47,27 +47,29 @@ OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-Og)
 # compiles twice as fast with less. Tests have less too: they are compiled more often than they run.
 HOT := %.cu llmc/kernels/%.cpp dev/bench/% \
     $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) llmc/base/utf8.cpp llmc/data/corpus.cpp llmc/io/hash.cpp \
+    llmc/base/clock/replay.cpp llmc/parallel/schedule.cpp \
     $(filter-out %/huggingface.cpp %/files.cpp,$(wildcard llmc/tokenizer/*.cpp llmc/tokenizer/*/*.cpp))
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
 
 include dev/tools/cuda.mk
 
+VECTOR_LOOPS := $(if $(filter g++%,$(notdir $(CXX))),--param=max-completely-peel-times=7)
 ifeq ($(DEVICE),cpu)
-# kernels are host code here: the stand-in headers take the place of CUDA's; nvcc's pragmas mean nothing to
-# g++, and clang++ takes them for orders
-COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
+# Kernels are host code here: the stand-in headers take the place of CUDA's. `#pragma unroll` means nothing to g++, and
+# clang++ takes it for an order. g++ makes vectors of loops over a thread's eight elements only if it does not unroll them.
+COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) $(VECTOR_LOOPS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
-LIB_DIRS := base io cuda_on_cpu kernels mesh process tokenizer data
+LIB_DIRS := base io report cuda_on_cpu kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
-LIB_DIRS := base io kernels mesh process tokenizer data
+LIB_DIRS := base io report kernels mesh process tokenizer data
 EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
 endif
 
@@ -96,7 +98,8 @@ MODEL_SOURCES := $(call find_sources,$(MODEL_DIRS))
 COMMON_OBJECTS := $(call common_object,$(filter-out $(TEST_FILES),$(COMMON_SOURCES)))
 MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
 UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
-COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)))
+COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)) \
+    $(filter-out $(EXCLUDE),$(wildcard dev/bench/algorithms/*_test.cu)))
 MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
@@ -126,6 +129,7 @@ $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call pr
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(call common_object,llmc/kernels/attention/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
+$(MODEL_OBJECTS) $(call precision_object,train_gpt.cu): override CUDA_ARCHS := $(or $(MODEL_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),of an unknown commit)
@@ -188,10 +192,12 @@ deps: ## install the packages that building and testing need (root or sudo)
 
 BENCH ?= *#            which operations: a shell pattern, as in make bench BENCH='layernorm*'
 BENCH_FLAGS ?=#        --long for larger shapes and more samples, --list to see what there is
+RANKS ?=#              of BENCH=collectives: processes, as in make bench BENCH=collectives RANKS=4 BENCH_FLAGS='--tp 2'
 .PHONY: bench
 bench: $(BUILD)/bench ## time every kernel, matmul, attention and the step beside the machine's own speed
 	@mkdir -p build/bench
-	$(BUILD)/bench --filter '$(BENCH)' --json build/bench/$(DEVICE)-$(PRECISION).json $(BENCH_FLAGS)
+	$(if $(RANKS),scripts/launch.sh -n $(RANKS)) $(BUILD)/bench --filter '$(BENCH)' \
+	    --json build/bench/$(DEVICE)-$(PRECISION)$(if $(filter collectives,$(BENCH)),-collectives).json $(BENCH_FLAGS)
 
 PROFILE ?=#          options of train_gpt, as in make profile PROFILE='--model gpt2:1558M --micro-batch 4'
 .PHONY: profile
@@ -225,8 +231,10 @@ fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
 	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
-cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
+FP32_ARCHS ?= 80#    of cuda-compile: what fp32 compiles apart from bf16 has nothing of an architecture's own
+cuda-compile: ## compile and link the CUDA build for every architecture, its tests and fp32 for one, on any machine
+	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" MODEL_CUDA_ARCHS="$(FP32_ARCHS)" \
+	    build/cuda-fp32-all/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
 	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions

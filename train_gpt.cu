@@ -26,10 +26,13 @@
 #include "llmc/cli/show_data.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/plan/memory_plan.h"
+#include "llmc/plan/plan.h"
 #include "llmc/process/sockets.h"
+#include "llmc/report/report_writer.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/metrics/told_run.h"
 #include "llmc/run/part_options.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
@@ -84,11 +87,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());
     Stage& stage = parts.stage;
-    start_weights(stage.parameters(), inputs.weights.get(), options.seed, stream.get());
+    start_weights(stage.parameters(), stage.router_bias(), inputs.weights.get(), options.seed, stream.get());
     signals.leave_if_received();
     Step& step = parts.make_step(options, arena);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
-    const auto evaluation = make_evaluation(options, step, inputs.tokenizer_folder());
+    const auto evaluations = make_evaluations(options, step, arena, inputs.tokenizer_folder());
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
     // where it left off
@@ -101,8 +104,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step, options.tensorboard);
+    metrics.tell("start", told_start(arena, inputs.max_steps));
+    const WarningListener listener([&metrics](const std::string& words) { metrics.tell("warning", words); });
+    const ReportWriter report(real_files(), world.is_first() ? options.output_dir : "", pictures_of_run(options));
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
-                     signals, sampler.get(), evaluation.get(), inputs.tokenizer_file, inputs.max_steps, peak.per_second,
+                     signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps, peak.per_second,
                      groups, &world});
     if (state) trainer.restore(*state);
 
@@ -118,11 +124,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const std::string about_ring = doubt_about_ring(stage, world);
     if (!about_ring.empty()) log.warning("%s", about_ring.c_str());
     for (const std::string& doubt : doubts(options, inputs.config)) log.warning("%s", doubt.c_str());
-    for (const std::string& doubt : layout_doubts(options, world.place().local_ranks)) {
+    for (const std::string& doubt : layout_doubts(options, agreement.gather(own_host_identity()))) {
         log.warning("%s", doubt.c_str());
     }
 
-    const RunEnd end = trainer.run();
+    const RunEnd end = tell_end(metrics, [&trainer] { return trainer.run(); }, words_of_end);
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (end == RunEnd::bad_steps) return static_cast<int>(ErrorKind::bad_data);
@@ -162,6 +168,9 @@ int main(int argc, char** argv) {
         }
         const Log early(own_rank(options.startup) == 0);
         for (const std::string& warning : command_line.warnings) early.warning("%s", warning.c_str());
+        if (!command_line.chosen.empty() && command_line.verb != Verb::plan) {
+            early.line("%s", command_line.chosen.c_str());
+        }
         if (options.print_memory) {
             if (own_rank(options.startup) == 0) std::fputs(memory_plan(options).c_str(), stdout);
             return 0;
@@ -170,6 +179,7 @@ int main(int argc, char** argv) {
         if (command_line.verb == Verb::generate) return generate(options);
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
         if (command_line.verb == Verb::data) return show_data(options);
+        if (command_line.verb == Verb::plan) return plan_run(options);
         who = whose(options.startup);
         World world(world_options(options));
         signals->remember_from_now(world.is_first());

@@ -150,7 +150,7 @@ make_tiny() {
     set_mesh
     check_mesh
     local axis
-    for axis in --tp --pp --cp; do
+    for axis in --tp --pp --cp --ep; do
         [ "$(value $axis 1)" -lt 2 ] || shrink $axis 2
     done
     set_mesh
@@ -164,6 +164,10 @@ make_tiny() {
     shrink --layers 4
     shrink --heads 4
     shrink --channels 32
+    shrink --head-size 16
+    shrink --experts 8
+    shrink --experts-per-token 2
+    shrink --expert-width 16
     shrink --seq-len 32
     shrink --micro-batch 1
     shrink --total-batch $((32 * (ranks / each) * 4))

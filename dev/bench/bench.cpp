@@ -172,8 +172,12 @@ void write_json(const std::string& path, const Bench& bench) {
                                    {"copy_bytes_per_s", bench.ceilings().copy_bytes_per_s},
                                    {"matmul_flops_per_s", bench.ceilings().matmul_flops_per_s},
                                    {"cases", cases}});
+    write_json(path, to_text(all, 1));
+}
+
+void write_json(const std::string& path, const std::string& text) {
     std::ofstream out(path);
-    out << to_text(all, 1) << "\n";
+    out << text << "\n";
     out.close();
     if (!out) throw Error(ErrorKind::io, "cannot write " + path, "Give --json a path in a folder that exists.");
 }

@@ -158,3 +158,4 @@ Ceilings measure_ceilings(cudaStream_t stream, bool on_gpu, std::int64_t cache_b
 
 // The results with their machine, as JSON.
 void write_json(const std::string& path, const Bench& bench);
+void write_json(const std::string& path, const std::string& text);

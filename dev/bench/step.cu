@@ -29,9 +29,9 @@ TrainingStep::TrainingStep(const std::string& model, const StageOptions& options
 }
 
 void TrainingStep::gradients(int micro_batches) {
-    auto read = [&](int, std::span<std::int32_t> own_tokens, std::span<std::int32_t> own_targets) {
-        std::copy(tokens_.begin(), tokens_.end(), own_tokens.begin());
-        std::copy(targets_.begin(), targets_.end(), own_targets.begin());
+    auto read = [&](int, const MicroBatch& to) {
+        std::copy(tokens_.begin(), tokens_.end(), to.tokens.begin());
+        std::copy(targets_.begin(), targets_.end(), to.targets.begin());
     };
     step_.gradients(one_stage_schedule(micro_batches), read,
                     1.0f / static_cast<float>(static_cast<std::size_t>(micro_batches) * tokens_.size()));

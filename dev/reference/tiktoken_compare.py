@@ -156,7 +156,8 @@ def run_tokenize(program, vocab, files, folder, *options):
     names = folder / "names"
     names.write_text("".join(f"{f}\n" for f in files))
     output = folder / "out"
-    command = [program, "--tokenizer", vocab, "--files-from", names, "--output", output, "--quiet", *options]
+    command = [program, "--tokenizer", vocab, "--files-from", names, "--output", output, "--quiet",
+               "--format", "text", *options]   # documents of any bytes are meant
     subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL)
     ids = array.array("I")
     for shard in sorted(output.glob("train_*.bin")):

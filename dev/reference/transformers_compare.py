@@ -31,7 +31,7 @@ try:
     import torch
     from safetensors.torch import load_file
     from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                              MistralConfig, Qwen3Config)
+                              MistralConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
@@ -140,6 +140,15 @@ def random_families():
                                  rope_parameters=plain, tie_word_embeddings=False),
         "qwen3": Qwen3Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6, head_dim=32,
                              rope_parameters=dict(plain, rope_theta=1000000.0), tie_word_embeddings=True),
+        "olmo2": Olmo2Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
+                             rope_parameters=dict(plain, rope_theta=500000.0), tie_word_embeddings=False),
+        "mixtral": MixtralConfig(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-5,
+                                 head_dim=16, rope_parameters=plain, num_local_experts=4, num_experts_per_tok=2),
+        "qwen3-moe": Qwen3MoeConfig(**common, num_key_value_heads=2, moe_intermediate_size=40, rms_norm_eps=1e-6,
+                                    head_dim=32, rope_parameters=plain, num_experts=8, num_experts_per_tok=3,
+                                    norm_topk_prob=True),
+        "olmoe": OlmoeConfig(**common, num_key_value_heads=4, intermediate_size=48, rms_norm_eps=1e-5,
+                             rope_parameters=plain, num_experts=8, num_experts_per_tok=2, norm_topk_prob=False),
     }
 
 
@@ -148,12 +157,17 @@ def own_names(name, tensors):
     parts = {"attn.c_attn": [f"self_attn.{x}_proj" for x in "qkv"], "attn.c_proj": ["self_attn.o_proj"],
              "mlp.c_fc": ["mlp.gate_proj", "mlp.up_proj"], "mlp.c_proj": ["mlp.down_proj"],
              "ln_1": ["input_layernorm"], "ln_2": ["post_attention_layernorm"], "attn.q_norm": ["self_attn.q_norm"],
-             "attn.k_norm": ["self_attn.k_norm"]}
+             "attn.k_norm": ["self_attn.k_norm"], "mlp.router": ["mlp.gate"]}
     outside = {"wte.weight": "model.embed_tokens.weight", "ln_f.weight": "model.norm.weight",
                "lm_head.weight": "lm_head.weight"}
     if name in outside:
         return tensors[outside[name]]
     _, layer, kind = name.removesuffix(".weight").split(".", 2)
+    fused = {"mlp.experts.c_fc": "gate_up_proj", "mlp.experts.c_proj": "down_proj"}   # of transformers 5, (experts, ...)
+    if kind in fused:
+        return tensors[f"model.layers.{layer}.mlp.experts.{fused[kind]}"].flatten(0, 1)
+    if f"model.layers.{layer}.post_feedforward_layernorm.weight" in tensors:   # OLMo2: norms come after
+        parts.update(ln_1=["post_attention_layernorm"], ln_2=["post_feedforward_layernorm"])
     return torch.cat([tensors[f"model.layers.{layer}.{part}.weight"] for part in parts[kind]])
 
 

@@ -23,8 +23,8 @@ expect 65 "[0-9].bin: ./manifest.json does not list this file" "${run[@]}" --tra
 # ---- models
 expect 64 "there is no model named 'gpt2'" "$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --model gpt2
 expect 64 "Known are gpt2:124M" "$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --model gpt2
-expect 64 "heads of 256 channels, which no attention serves" "${run[@]}" --heads 1 --channels 256
-expect 64 "heads of 256 channels, which no attention serves" "${run[@]}" --heads 1 --channels 256 --attention own
+expect 64 "heads of 512 channels, which no attention serves" "${run[@]}" --heads 1 --channels 512
+expect 64 "heads of 512 channels, which no attention serves" "${run[@]}" --heads 1 --channels 512 --attention own
 expect 0 "checkpoint untied/step_00000001" "${run[@]}" --tie-embeddings 0 -o untied
 cp -r untied/step_00000001 tied && rm tied/manifest.json && sed -i '/tie_word_embeddings/d' tied/config.json
 expect 65 "tensor 'lm_head.weight' differs from 'wte.weight', but config.json ties them" \

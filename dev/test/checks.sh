@@ -7,7 +7,7 @@ builds_for_cpu() {
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 builds_for_cuda() {
     if has_nvcc; then
-        check "CUDA build: sm_80, sm_90a, sm_100a and PTX" make --no-print-directory -j"$jobs" cuda-compile
+        check "CUDA build: sm_80, sm_90a, sm_100a and PTX" make --no-print-directory -j"$jobs" cuda-compile "$@"
     else
         echo "SKIPPED CUDA build: no nvcc on this machine"
         skipped=$((skipped + 1))
@@ -20,6 +20,7 @@ whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: th
 fp32_alone='certificate: every kind*,certificate: *it fail*,certificate: zb gives*,certificate: * in pipelines'
 fp32_alone+=',certificate: tensor parallelism over*,certificate: longer warm-ups*'
 fp32_alone+=',layouts of several axes: ZeRO*,layouts of several axes: block*,layouts of several axes: any*'
+fp32_alone+=',optimizer: every layout*'
 
 short_checks() {
     builds_for_cpu
@@ -68,6 +69,8 @@ if part pipeline; then
         check "certificate of pipelines, $precision" whole $precision 'certificate: pipelines*'
     done
     check "pipelines of edited lists, fp32" whole fp32 'certificate: 500 edited*'
+    check "memory of 500 layouts, fp32" whole fp32 'plan: the memory that is counted*'
+    check "layouts that a plan chooses, fp32" whole fp32 'plan: chosen*'
 fi
 for precision in bf16 fp32; do
     if part context-$precision; then
@@ -112,20 +115,32 @@ if part reliability; then
     builds_for_cpu
     check "crash points of a save, 40 interleavings" whole bf16 'crash points: the same*'
     check "steps while a checkpoint is written, fp32" whole fp32 'trainer: steps take*,trainer: the same on*'
-    check "200 ranks killed at random moments" dev/test/killed.sh
     check "read-only disks and cut sockets, named within 5 s" dev/test/cut_off_test.sh long
     check "1,000 strangers at every port" dev/test/strangers_test.sh 1000
+fi
+if part kills-bf16; then
+    builds_for_cpu
+    check "300 histories of kills, bf16" dev/test/killed.sh 1 300
+fi
+if part kills-fp32; then
+    builds_for_cpu
+    check "300 histories of kills, fp32" env TRAIN_GPT=build/cpu-fp32/train_gpt dev/test/killed.sh 301 600
 fi
 if part misuse; then
     builds_for_cpu
     check "damaged files, absurd options, strange environments" dev/test/misuse_test.sh long
 fi
+if part cuda; then builds_for_cuda FP32_ARCHS="80 90a 100a"; fi
 if part clang; then
     check "every source of the CPU build, clang++, syntax" dev/test/clang_syntax.sh
 fi
 if part scripts; then
     builds_for_cpu
     check "every training script, made small" dev/test/scripts_test.sh long
+fi
+if part dev-scripts; then
+    builds_for_cpu
+    check "every script of dev/ that the pages name" dev/test/dev_scripts.sh
 fi
 if part signals; then
     builds_for_cpu

@@ -55,6 +55,19 @@ verdict $? "null in metrics.jsonl"
 { le32 20240522 1 2 26 && head -c 1008 /dev/zero &&
     le16 65535 26 0 0 2 3 49 50 49 1 49 1 120 65535 26 1 1 2 3 49 50 49 1 49 1 120; } >"$work/questions.bin"
 expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --hellaswag 1 --hellaswag-data "$work/questions.bin"
+expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --eval "hellaswag=$work/questions.bin" -o "$work/asked"
+grep -q '"hellaswag":0.5}' "$work/asked/metrics.jsonl"
+verdict $? "--eval in metrics.jsonl: $(tail -n 1 "$work/asked/metrics.jsonl")"
+# LAMBADA: a text whose last word is one token, and one with a word of two
+{ le32 20240522 1 2 22 0 0 5 && head -c 996 /dev/zero &&
+    le16 65535 20 0 0 1 2 49 50 1 49 65535 22 1 0 1 2 49 50 2 49 120; } >"$work/lambada.bin"
+expect 0 "LAMBADA: 0/2 = 0.000000 | perplexity " "${data[@]}" "${tiny[@]}" -o "$work/words" \
+    --eval "lambada=$work/lambada.bin,hellaswag=$work/questions.bin"
+grep -qE '"lambada":0,"lambada_perplexity":[0-9.e+]+\}' "$work/words/metrics.jsonl" && grep -q '"hellaswag":0.5}' "$work/words/metrics.jsonl"
+verdict $? "two evaluations in metrics.jsonl: $(tail -n 3 "$work/words/metrics.jsonl")"
+expect 65 "lambada.bin: questions of LAMBADA, expected PIQA" "${data[@]}" "${tiny[@]}" --eval "piqa=$work/lambada.bin"
+expect 64 "'winogrande' is no evaluation" "${data[@]}" "${tiny[@]}" --eval hellaswag,winogrande
+expect 64 "hellaswag is asked for twice" "${data[@]}" "${tiny[@]}" --hellaswag 1 --eval hellaswag
 expect 64 "Leave -lg out, and run" -lg 10
 expect 64 "question 0 has 4 tokens, --seq-len is 3" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3
 expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/nan.bin"

@@ -42,3 +42,13 @@ check() {   # NAME COMMAND...
 }
 
 source dev/test/without_times.sh
+
+# same_run STEP FOLDER OTHER: records but for times, and the state at the end, in the folder STEP. The note of what was
+# still to be done after the last step, and of the best validation, may differ: who stops during the last validation has
+# saved that step before.
+noted_state() { sed -E 's/"(next|best_val_loss)": *("[a-z_ -]*"|[0-9.e+-]+|null)//g' "$1/run.json"; }
+same_run() {
+    cmp <(without_times_or_memory "$2/metrics.jsonl") <(without_times_or_memory "$3/metrics.jsonl") &&
+        cmp "$2/main.log" "$3/main.log" && diff -rq -x manifest.json -x run.json "$2/$1" "$3/$1" &&
+        cmp <(noted_state "$2/$1") <(noted_state "$3/$1")
+}

@@ -21,7 +21,8 @@ ranks=3
 
 # readonly.RANK: what is written below out/ where the path holds the file's content fails as it does where the file system
 # turned read-only (EROFS), also through files that are open. cut.RANK: its sockets are shut down, those of the family
-# that the file names (unix, inet) or all; the rank itself knows nothing of it. Each step waits while hold is there.
+# that the file names (unix, inet) or all; the rank itself knows nothing of it. hold: each process reads so many times, then
+# waits until the file is gone, so that no run ends before something happened to it.
 cat >fault.cpp <<'FAULT'
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,6 +30,7 @@ cat >fault.cpp <<'FAULT'
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -103,9 +105,10 @@ extern "C" int rename(const char* from, const char* to) {
     return is_locked(absolute(to)) ? refused() : next<int(const char*, const char*)>("rename")(from, to);
 }
 extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {   // a step reads its data
+    static std::atomic<int> reads = 0;
     const std::string hold = std::string(getenv("RUN_FOLDER")) + "/hold";
-    while (access(hold.c_str(), F_OK) == 0) usleep(1000);
-    usleep(2000);
+    const int before = reads++;
+    for (int free = 0; std::ifstream(hold) >> free && before >= free;) usleep(1000);
     return next<ssize_t(int, void*, size_t, off_t)>("pread")(file, into, bytes, offset);
 }
 extern "C" ssize_t pread64(int file, void* into, size_t bytes, off_t offset) { return pread(file, into, bytes, offset); }
@@ -116,6 +119,8 @@ if ! g++ -shared -fPIC -O1 fault.cpp -o fault.so -ldl -pthread 2>/dev/null; then
     exit
 fi
 
+# FOLDER READS: the run there waits in its twelfth step or so, which begins with so many reads
+hold() { mkdir -p "$1" && echo "$2" >"$1/hold"; }
 start() {   # NAME ARGUMENTS...: all ranks in the background; each one's exit code in NAME/code.RANK
     name=$1
     mkdir -p "$name"
@@ -153,9 +158,11 @@ verdict $? "the undisturbed run: $(tail -n 3 whole/log)"
 
 # ---- the file system turns read-only: the records, llm.c's, all of it
 for what in metrics.jsonl main.log out; do
+    hold "locked-${what:0:4}" 85
     start "locked-${what:0:4}"
     await '^step +7/'
     echo "$what" >"$name/readonly.0.new" && mv "$name/readonly.0.new" "$name/readonly.0"
+    rm "$name/hold"
     file=$what
     [ "$what" != out ] || file=metrics.jsonl
     named "$(date +%s%N)" "error: $name/out/$file: write failed: Read-only file system"
@@ -166,10 +173,11 @@ for what in metrics.jsonl main.log out; do
     goes_on
 done
 # what only checkpoints meet is told with each of them, and the run goes on; it fails where the last one failed
+hold locked-step 85
 start locked-step
 await '^step +7/'
 for r in 0 1 2; do echo out/step >"$name/readonly.$r.new" && mv "$name/readonly.$r.new" "$name/readonly.$r"; done
-await '^step +10/'
+rm "$name/hold"
 named "$(date +%s%N)" "^warning: $name/out/step_000000(10|15) was not written: .*step_000000(10|15)[^ ]*: .*Read-only file system"
 verdict $? "$name: named after $took_ms ms: $(grep -v '^step' "$name/log" | tail -n 5)"
 wait "$launcher"
@@ -179,19 +187,17 @@ goes_on
 
 # ---- the same by the system itself
 if mkdir mounted && unshare -rm true 2>/dev/null; then
-    RUN_FOLDER=$work/mounted timeout 240 unshare -rm bash -c 'touch mounted/hold; mkdir -p mounted/out
+    hold mounted 190
+    RUN_FOLDER=$work/mounted timeout 240 unshare -rm bash -c 'mkdir -p mounted/out
         env LD_PRELOAD="$0" "$@" --output-dir mounted/out >mounted/log 2>&1 & run=$!
-        rm mounted/hold
-        until { grep -qE "^step +7/" mounted/log && grep -q "^checkpoint mounted/out/step_00000005" mounted/log; } ||
-            ! kill -0 $run; do sleep 0.01; done
-        touch mounted/hold
+        until [ -e mounted/out/step_00000005 ] || ! kill -0 $run; do sleep 0.01; done
         # over what is there: mounted/out of the run is that from now on
         mount --bind mounted/out mounted/out && mount -o remount,bind,ro mounted/out && rm mounted/hold
         echo "mounted $?" >mounted/mount; wait $run; echo $? >mounted/code' "$work/fault.so" "${run[@]}" 2>/dev/null
     if grep -qs 'mounted 0' mounted/mount; then
-        [ "$(cat mounted/code)" -eq 74 ] && grep -qE '^warning: mounted/out/step_00000010 was not written: .*Read-only file system' mounted/log
+        [ "$(cat mounted/code)" -eq 74 ] && grep -qE '^warning: mounted/out/step_000000(10|15) was not written: .*Read-only file system' mounted/log
         verdict $? "a mount turns read-only: exit code $(cat mounted/code), $(tail -n 3 mounted/log)"
-        expect 0 "resuming from mounted/out/step_00000005" "${run[@]}" --resume 1 -o mounted/out
+        expect 0 "resuming from mounted/out/step_000000" "${run[@]}" --resume 1 -o mounted/out
     else
         echo "SKIPPED a mount that turns read-only: this machine allows no mounts"
     fi
@@ -202,9 +208,11 @@ fi
 # ---- a rank's sockets are cut: it and who lost it are named, on its side too
 for case in '1 all' '0 all' '2 inet' '1 unix'; do
     read -r victim family <<<"$case"
+    hold "cut-$victim-$family" 85
     start "cut-$victim-$family"
     await '^step +8/'
     echo "$family" >"$name/cut.$victim.new" && mv "$name/cut.$victim.new" "$name/cut.$victim"
+    rm "$name/hold"
     by_others='rank '$victim' on [^ ]+ died or was cut off, last heard at step [0-9]+.*; rank [0-9] is at '
     [ "$family" != unix ] || by_others="failed: .*the connection of rank ([0-9] to rank $victim|$victim to rank [0-9]) is lost"
     [ "$victim" -ne 0 ] || by_others='rank 0 on [^ ]+ died or was cut off, last heard at step [0-9]+.*; rank [12] is at '

@@ -9,7 +9,7 @@ mkdir "$work/data" "$work/bin" && cp data/*.sh data/*.py "$work/data/" && cd "$w
 printf '#!/bin/sh\nexit 6\n' >bin/curl && chmod +x bin/curl
 export PATH=$work/bin:$PATH TOKENIZE=$tokenize VOCABULARY=bytes
 
-for script in tinyshakespeare tinystories hellaswag mmlu; do
+for script in tinyshakespeare tinystories hellaswag mmlu arc piqa lambada; do
     expect 69 "$script.sh: no network" data/$script.sh
     expect 0 "data/$script" data/$script.sh --help
 done
@@ -21,7 +21,7 @@ rm -r data/hellaswag
 read -r passed failed <counts
 
 # ---- what lies there already is used
-mkdir -p data/{tinyshakespeare,tinystories,hellaswag,mmlu}/raw
+mkdir -p data/{tinyshakespeare,tinystories,hellaswag,mmlu,arc,piqa,lambada}/raw
 for i in $(seq 1 9000); do printf 'Line %s of a play.\n\n' "$i"; done >data/tinyshakespeare/raw/tiny_shakespeare.txt
 expect 65 "expected 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed" data/tinyshakespeare.sh
 DATA_UNCHECKED=1 expect 0 "32768 validation tokens of 9000 documents" data/tinyshakespeare.sh -q
@@ -40,6 +40,29 @@ expect 0 "hellaswag_val.bin: 1 questions" data/hellaswag.sh
 mkdir -p mmlu/data/test && echo 'q,1,2,3,4,A' | tee mmlu/data/test/one.csv >mmlu/data/test/two.csv
 tar -C mmlu -cf data/mmlu/raw/mmlu.tar data/test
 expect 0 "mmlu_test.bin: 2 questions" data/mmlu.sh
+printf '%s\n' '{"goal": "g {1}", "sol1": "a}", "sol2": "b"}' '{"goal": "h", "sol1": "c", "sol2": "d"}' >data/piqa/raw/valid.jsonl
+printf '1\n0\n' >data/piqa/raw/valid-labels.lst
+expect 0 "piqa_val.bin: 2 questions" data/piqa.sh
+[ "$(cat data/piqa/raw/labelled.jsonl)" = '{"goal": "g {1}", "sol1": "a}", "sol2": "b", "label": 1}
+{"goal": "h", "sol1": "c", "sol2": "d", "label": 0}' ]
+verdict $? "each answer is its question's: $(cat data/piqa/raw/labelled.jsonl)"
+printf '1\n' >data/piqa/raw/valid-labels.lst
+DATA_UNCHECKED=1 expect 65 "another number of lines" data/piqa.sh
+echo '{"text": "he said hello to Anna"}' >data/lambada/raw/lambada_test.jsonl
+expect 0 "lambada_test.bin: 1 questions" data/lambada.sh
+if command -v unzip >/dev/null && command -v python3 >/dev/null; then
+    python3 -c "
+import json, zipfile
+with zipfile.ZipFile('data/arc/raw/arc.zip', 'w') as z:
+    for name, n in (('Easy', 2), ('Challenge', 1)):
+        line = json.dumps({'question': {'stem': 'q', 'choices': [{'text': t, 'label': l} for t, l in zip('wxyz', 'ABCD')]}, 'answerKey': 'C'})
+        z.writestr(f'ARC-V1-Feb2018-2/ARC-{name}/ARC-{name}-Test.jsonl', (line + '\n') * n)"
+    expect 0 "arc_test.bin: 2 questions" data/arc.sh
+    grep -q "arc_challenge_test.bin: 1 questions" out
+    verdict $? "the challenge too"
+else
+    echo "SKIPPED data/arc.sh on a file: no unzip or python3 here"
+fi
 
 # ---- Parquet, where there is pyarrow
 python=${PYTHON:-python3}

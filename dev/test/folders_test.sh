@@ -10,7 +10,7 @@
 # Tests (*_test.*) may look further down: they try a thing as its users do.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-folders="base io cuda_on_cpu kernels mesh process tokenizer data model parallel optim checkpoint run plan cli"
+folders="base io report cuda_on_cpu kernels mesh process tokenizer data model parallel optim checkpoint run plan cli"
 passed=0 failed=0
 
 report() {   # NAME WRONG: passes if WRONG, which lists what is wrong, is empty

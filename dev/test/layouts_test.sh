@@ -15,7 +15,7 @@ run() {
         --val-max-batches 5 --sample-every 4 --lr 1e-3 --output-dir "$work/$name" "$@" >>"$work/$name.log" 2>&1
 }
 records() { without_times_or_memory "$work/$1/metrics.jsonl"; }
-losses() { grep -oE '(val_)?loss":[0-9.e+-]+' "$work/$1/metrics.jsonl" | cut -d: -f2; }
+losses() { grep -oE '"(val_)?loss":[0-9.e+-]+' "$work/$1/metrics.jsonl" | cut -d: -f2; }
 near() {   # NAME OTHER: losses within 5e-4, line by line
     paste <(losses "$1") <(losses "$2") |
         awk '{ d = $1 / $2 - 1; n++; if (NF != 2 || d > 5e-4 || d < -5e-4) bad = 1 } END { exit bad || n != 7 }'
@@ -111,6 +111,16 @@ run 4 ring-of-shards --tp 2 --cp 2 --zero 2 --check-collectives
 verdict $? "two tp ranks in a ring of two: $(tail -n 3 "$work/ring-of-shards.log")"
 near ring-of-shards alone
 verdict $? "losses of tp ranks in a ring: $(losses ring-of-shards | xargs) against $(losses alone | xargs)"
+
+# experts: dealt out to ranks of dp, then to ranks of tp
+experts=(--experts 4 --shared-experts 1 --aux-loss 0.01)
+run 1 experts "${experts[@]}"
+run 2 dealt "${experts[@]}" --ep 2 --zero 1 --check-collectives --stop-after 2
+verdict $? "experts dealt out to two ranks: $(tail -n 3 "$work/dealt.log")"
+run 2 dealt "${experts[@]}" --ep 2 --tp 2 --zero 0 --recompute block --resume --check-collectives
+verdict $? "experts dealt out to two tp ranks: $(tail -n 3 "$work/dealt.log")"
+near dealt experts
+verdict $? "losses of experts dealt out: $(losses dealt | xargs) against $(losses experts | xargs)"
 
 # a model is measured under any layout, with the memory of forward alone
 measure() {   # RANKS ARGUMENTS...

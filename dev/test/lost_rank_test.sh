@@ -157,15 +157,20 @@ if g++ -shared -fPIC -O1 "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
     [ $status -eq 74 ] && [ "$(cat "$run/code.0")" = 75 ] && { [ -z "$limit_ms" ] || [ $took -le "$limit_ms" ]; }
     verdict $? "a rank that fails while it saves: exit code $status after $took ms: $(tail -n 5 "$run/log")"
     # a slow rank is named in the records, with its share of the others' waiting: two reads, of 0.1 s each, a step
-    start late 3 --zero 1 --checkpoint-every 0 --val-every 0 --total-batch 192 --max-steps 400
+    start late 3 --zero 1 --checkpoint-every 0 --val-every 0 --total-batch 192
     await '^step   40/'
     touch "$run/late.1"
-    await '^step   60/'
+    since=$(grep -c '^step ' "$run/log")
+    await "^step *$((since + 20))/"
     kill -TERM "$(cat "$run/pid.0")"
     wait "$launcher"
-    waited() { sed -nE "s/.*\"step\":($1),.*\"slowest_rank\":1,\"waiting\":([0-9.e-]+),.*/\2/p" "$run/out/metrics.jsonl" | awk '$1 > 0.3' | wc -l; }
-    [ "$(waited '4[5-9]|5[0-9]')" -ge 12 ] && [ "$(waited '[1-9]|[123][0-9]')" -le 10 ]
-    verdict $? "a slow rank named in $(waited '4[5-9]|5[0-9]') of 15 steps, in $(waited '[1-9]|[123][0-9]') of 39 before: $(sed -n '50,52p' "$run/out/metrics.jsonl")"
+    waited() {   # FIRST LAST: in how many of these steps the others waited for rank 1
+        sed -nE 's/.*"step":([0-9]+),.*"slowest_rank":1,"waiting":([0-9.e-]+),.*/\1 \2/p' "$run/out/metrics.jsonl" |
+            awk -v first="$1" -v last="$2" '$1 >= first && $1 <= last && $2 > 0.3' | wc -l
+    }
+    late=$(waited $((since + 5)) $((since + 19))) before=$(waited 1 39)
+    [ "$late" -ge 12 ] && [ "$before" -le 20 ]   # one of three, and this machine may be busy
+    verdict $? "a slow rank named in $late of 15 steps, in $before of 39 before: $(sed -n "$((since + 10)),$((since + 12))p" "$run/out/metrics.jsonl")"
     with=()
 else
     echo "SKIPPED a rank that loops: no g++ to build what makes it loop"

@@ -70,6 +70,10 @@ verdict $? "a color for each run"
 if command -v python3 >/dev/null; then
     check "the picture is well-formed" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' both.svg
 fi
+# a level's label is last a text without an outline, which viewers that do not know paint-order would draw over it
+! grep -l paint-order both.svg "$OLDPWD"/docs/*.svg && grep -A 1 "class='halo'" both.svg | tail -n 1 | grep -q "class='level'" &&
+    ! grep -oE 'text\.level *\{[^}]*\}' both.svg | grep -q stroke
+verdict $? "labels of levels are drawn over their outline: $(grep "class='halo'" both.svg)"
 # panels of several quantities over another axis; steps that are told apart by nothing but their number
 "$loss_curve" one 'two <&>' -y tokens/s,norm,lr,loss -x tokens -o panels.svg
 [ "$(grep -c "class='title'" panels.svg)" -eq 4 ] && [ "$(grep -c '<polyline' panels.svg)" -eq 14 ] && grep -q '>tokens</text>' panels.svg

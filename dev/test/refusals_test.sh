@@ -26,6 +26,10 @@ expect 0 "training" "$tokenize" --tokenizer words --quiet --output killed --val-
 expect 0 "step    2/2" "${run[@]}"
 of data
 
+# ---- data that are no files, before anything else is said of model or tokenizer
+expect 74 "--train-data /dev/null: is a device" "${run[@]}" --train-data /dev/null
+mkfifo shard.bin && expect 74 "--val-data shard.bin: is a pipe" "${run[@]}" --val-data shard.bin
+
 # ---- input that is no text, by its content; and what is asked for
 head -c 5000 "$train_gpt" >program.txt
 printf '\x89PNG\r\n\x1a\nIHDR' >picture.txt
@@ -107,13 +111,31 @@ expect 64 'options.cfg: line 1: --output-dir \xff: not UTF-8' "${run[@]}" --conf
 
 # ---- nothing to resume, and no model named: a typing error in the folder
 expect 64 "--resume: typo/options.json: No such file or directory, and no model is named" "$train_gpt" --resume 1 --output-dir typo
-expect 64 "numbers.txt/options.json: Not a directory" "$train_gpt" --resume 1 --output-dir numbers.txt
+expect 74 "numbers.txt/options.json: Not a directory" "$train_gpt" --resume 1 --output-dir numbers.txt
 check "nothing was made" [ ! -e typo ]
 expect 0 "nothing to resume in begun: starting afresh" "${run[@]}" --resume 1 -o begun --export-llmc model.bin
 mv begun/options.json aside.json
 expect 64 "begun/options.json: No such file or directory" "$train_gpt" --resume 1 --output-dir begun
+expect 64 "begun/options.json: No such file or directory, and no data are named" "$train_gpt" --resume 1 --output-dir begun "${tiny[@]}"
+ln -s looped looped   # no process can look into it, root's neither
+expect 74 "looped/options.json: Too many levels of symbolic links" "$train_gpt" --resume 1 --output-dir looped "${tiny[@]}"
 mv aside.json begun/options.json
 expect 0 "resuming from begun/step_00000002" "$train_gpt" --resume 1 --output-dir begun
+
+# ---- a run folder that cannot be looked into is what is named, not data that would be trained on by default
+if [ "$(id -u)" -ne 0 ]; then program=(); else program=(setpriv --reuid=65534 --regid=65534 --clear-groups); fi
+mkdir -m 777 open && chmod 711 . && cp -r begun closed && chmod 000 closed
+[ "$(id -u)" -ne 0 ] || chown 65534 closed
+if "${program[@]}" "$train_gpt" --version >/dev/null 2>&1; then
+    expect 74 "closed/options.json: Permission denied" "$train_gpt" --resume 1 --output-dir closed
+    expect 74 "closed/options.json: Permission denied" "$train_gpt" --resume 1 --output-dir closed "${tiny[@]}"
+    expect 74 "closed/options.json: Permission denied" "$train_gpt" check --resume 1 --output-dir closed
+    expect 74 "closed: open failed: Permission denied" "$train_gpt" generate --model closed --prompt 1
+    expect 74 "closed/metrics.jsonl: open failed: Permission denied" "$loss_curve" closed -o open/closed.svg
+else
+    echo "SKIPPED run folders without permissions: another user cannot start $train_gpt"
+fi
+program=() && chmod 755 closed
 
 # ---- weights that are not finite: named with the tensor
 cp model.bin nan.bin
@@ -154,6 +176,8 @@ for what in WORLD_SIZE=4 WORLD_SIZE=0 RANK=1 RANK=x WORLD_SIZE=-1 LOCAL_RANK=1x 
 done
 expect 64 "the environment has RANK=0 WORLD" env "RANK=0 WORLD" "${run[@]}"
 expect 0 "warning: the environment has TRAIN_GPT_THREADS=many" env TRAIN_GPT_THREADS=many "${run[@]}"
+expect 0 "warning: TRAIN_GPT_CHECKS=all: without a GPU" env TRAIN_GPT_CHECKS=all "${run[@]}"
+expect 64 "--aux-loss or --router-z-loss without --experts" "${run[@]}" --aux-loss 0.01
 
 # ---- a stranger that is silent where rank 0 should be
 port=$((20000 + RANDOM % 10000))
@@ -172,6 +196,16 @@ check "its code is 64: $code" [ $code -eq 64 ]
 launch --train-data 'nowhere/*' --val-every 0 "${tiny[@]}"
 check "missing data are said once: $(cat out)" said 'error: --train-data nowhere/\*' 1
 check "its code is 74: $code" [ $code -eq 74 ]
+
+# ---- a rank that outlives its launcher and the first one has the folder still
+("$root/scripts/launch.sh" -n 2 "${run[@]}" --max-steps 100000 --val-every 0 -o outlived >launched 2>&1) & launcher=$!
+until grep -qs '^step    3/' launched; do kill -0 $launcher || break; sleep 0.05; done
+mapfile -t ranks < <(pgrep -P $launcher)
+kill -STOP "${ranks[1]}" && kill -9 $launcher "${ranks[0]}"
+wait $launcher 2>/dev/null
+expect 64 "outlived: another run is writing there" "${run[@]}" --resume 1 -o outlived --val-every 0 --max-steps 10
+kill -9 "${ranks[1]}"
+expect 0 "step   10/10" "${run[@]}" --resume 1 -o outlived --val-every 0 --max-steps 10
 
 # ---- samples: several, after a prompt; what `generate` says is the same
 of data

@@ -110,12 +110,18 @@ verdict $? "stopped by SIGTERM and resumed"
 # an output folder that is taken away is told, with the file, instead of training for nothing
 for how in removed moved; do
     rm -rf "$work/gone"
-    (run_as=exec train "$precision" "$work/gone" --max-steps 4000 --warmup 3) & pid=$!
+    (run_as=exec train "$precision" "$work/gone" --max-steps 4000 --warmup 3 --checkpoint-every 1) & pid=$!
     until grep -q "^step    3/" "$work/gone.log" 2>/dev/null; do sleep 0.05; done
-    if [ $how = removed ]; then rm -r "$work/gone"; else mv -T "$work/gone" "$work/elsewhere"; fi
+    if [ $how = removed ]; then
+        until rm -r "$work/gone" 2>/dev/null; do [ -d "$work/gone" ] || break; done   # again where a file came while it looked
+    else
+        mv -T "$work/gone" "$work/elsewhere"
+    fi
     wait "$pid"
     [ $? -eq 74 ] && grep -q "gone/metrics.jsonl: it was removed or moved" "$work/gone.log"
     verdict $? "the output folder is taken away ($how): $(tail -n 3 "$work/gone.log")"
+    [ ! -e "$work/gone" ]
+    verdict $? "the output folder was made anew ($how): $(ls "$work/gone" 2>/dev/null)"
     rm -f "$work/gone.log"
 done
 grep -q '"step":3,' "$work/elsewhere/metrics.jsonl"

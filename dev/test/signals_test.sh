@@ -64,16 +64,7 @@ stop_mask=0x4203
 field() { sed -n "s/^$2:\s*/0x/p" "$1" 2>/dev/null; }
 has_begun() { local mask; mask=$(field "/proc/$pid/status" SigBlk); [ $((${mask:-0} & stop_mask)) -eq $((stop_mask)) ]; }
 
-# same FOLDER UNCUT: records but for times, and the state at the end. The note of what was still to be done after the last
-# step, and of the best validation, may differ: who stops during the last validation has saved that step before.
-records() { without_times_or_memory "$1/metrics.jsonl"; }
-state() { sed -E 's/"(next|best_val_loss)": *("[a-z_ -]*"|[0-9.e+-]+|null)//g' "$1/$last_step/run.json"; }
-last_step=$(printf 'step_%08d' $steps)
-same() {
-    cmp <(records "$1") <(records "$2") && cmp "$1/main.log" "$2/main.log" &&
-        diff -rq -x manifest.json -x run.json "$1/$last_step" "$2/$last_step" &&
-        cmp <(state "$1") <(state "$2")
-}
+same() { same_run "$(printf 'step_%08d' $steps)" "$1" "$2"; }   # FOLDER UNCUT
 
 # resumes FOLDER UNCUT CODE COMMAND...: the run ended with CODE 75 and goes on by COMMAND FOLDER --resume, and whatever
 # `options` holds, to equal the uncut one; sets bad
@@ -111,9 +102,13 @@ verdict $? "signals to stop are blocked in $ready of $threads threads, and have 
 kill -TERM "$pid"; ends
 
 for signal in INT TERM HUP USR1; do
-    train "$work/$signal"
-    await "$work/$signal" 'step    3/'
-    kill -s $signal "$pid"; ends
+    for try in 1 2 3 4 5; do   # again where the signal came after the last step
+        rm -rf "$work/$signal" "$work/$signal.log"
+        train "$work/$signal"
+        await "$work/$signal" 'step    3/'
+        kill -s $signal "$pid"; ends
+        [ "$code" -eq 0 ] || break
+    done
     resumes "$work/$signal" "$work/uncut-library" "$code" train
     [ -z "$bad" ] && grep -q "SIG$signal received: stopped after step" "$work/$signal.log"
     verdict $? "SIG$signal: $bad $(tail -n 3 "$work/$signal.log")"
@@ -127,9 +122,13 @@ verdict $? "--time-limit saves and stops (exit $code): $(tail -n 3 "$work/limit.
 
 # long steps: one request waits for it, what arrives twice at once is one, a second ends the run in the midst of a step
 long_step=(--total-batch 32768 --val-every 0) endless_step=(--total-batch 16777216 --val-every 0)
-train "$work/twice" "${long_step[@]}"
-await "$work/twice" 'step    1/'
-pause 50; kill -INT "$pid"; pause 50; kill -INT "$pid"; ends
+for try in 1 2 3 4 5; do   # again where this machine took longer between them
+    rm -rf "$work/twice" "$work/twice.log"
+    train "$work/twice" "${long_step[@]}"
+    await "$work/twice" 'step    1/'
+    pause 50; began=$(milliseconds); kill -INT "$pid"; pause 50; kill -INT "$pid"; took=$(($(milliseconds) - began)); ends
+    [ $took -gt 200 ] || break
+done
 [ "$code" -eq 75 ] && compgen -G "$work/twice/step_*/manifest.json" >/dev/null
 verdict $? "SIGINT twice within 50 ms is one request (exit $code): $(tail -n 3 "$work/twice.log")"
 train "$work/second" "${endless_step[@]}"
@@ -162,7 +161,7 @@ verdict $? "a closed pipe does not end a run: $(tail -n 3 "$work/pipe.log")"
 
 # at random times, from the program's begin (before, signals do what they do to any program) to after its end
 died=0 finished=0 stopped=0 early=0
-for ((run = 0; run < single_runs; run++)); do
+for ((run = 0; run < single_runs || (stopped < single_runs / 4 && run < 4 * single_runs); run++)); do
     attention=$([ $((run % 2)) -eq 0 ] && echo library || echo own)
     signal=$([ $((run / 2 % 2)) -eq 0 ] && echo INT || echo TERM)
     took=took_$attention out=$work/random options=(--attention $attention)
@@ -182,8 +181,8 @@ for ((run = 0; run < single_runs; run++)); do
     [ -z "$bad" ] || { died=$((died + 1)) && echo "run $run, SIG$signal after $delay ms, $attention: $bad $(tail -n 4 "$out.log")"; }
 done
 [ $died -eq 0 ] && [ $stopped -ge $((single_runs / 4)) ]   # most should come in the midst of training
-verdict $? "$died of $single_runs interrupted runs went wrong, $stopped were stopped between steps"
-echo "$single_runs interrupted runs: $stopped stopped with a checkpoint, $early before the first step, $finished finished, $died went wrong"
+verdict $? "$died of $run interrupted runs went wrong, $stopped were stopped between steps"
+echo "$run interrupted runs: $stopped stopped with a checkpoint, $early before the first step, $finished finished, $died went wrong"
 
 # ---- several processes under launch.sh
 options=()
@@ -202,7 +201,7 @@ for ranks in 2 4; do
     verdict "$code" "uncut, $ranks ranks: $(tail -n 3 "$work/uncut-$ranks.log")"
 done
 wrong=0 stopped=0
-for ((run = 0; run < launched_runs; run++)); do
+for ((run = 0; run < launched_runs || (stopped < launched_runs / 2 && run < 4 * launched_runs); run++)); do
     ranks=$((2 + run / 2 % 2 * 2)) out=$work/launched at=$((1 + $(below $((steps / 2)))))
     how=$([ $((run % 2)) -eq 0 ] && echo Ctrl-C || echo kill)
     command -v script >/dev/null || how=kill
@@ -230,8 +229,8 @@ for ((run = 0; run < launched_runs; run++)); do
     [ -z "$bad" ] || { wrong=$((wrong + 1)) && echo "run $run, $ranks ranks, $how after step $at: $bad $(tail -n 6 "$out.log")"; }
 done
 [ $wrong -eq 0 ] && [ $stopped -ge $((launched_runs / 2)) ]   # most should come in the midst of training
-verdict $? "$wrong of $launched_runs runs under launch.sh went wrong, $stopped were stopped"
-echo "$launched_runs runs of 2 and 4 ranks under launch.sh: $stopped stopped, $wrong went wrong"
+verdict $? "$wrong of $run runs under launch.sh went wrong, $stopped were stopped"
+echo "$run runs of 2 and 4 ranks under launch.sh: $stopped stopped, $wrong went wrong"
 
 # a second Ctrl-C reaches the ranks too
 if command -v script >/dev/null; then
@@ -240,16 +239,21 @@ if command -v script >/dev/null; then
     pause 300; printf '\003' >&5; pause 600; printf '\003' >&5; ends; exec 5>&-
     [ "$code" -eq 75 ] && grep -q "SIGINT within 10 s of another request" "$work/insist.log" && [ -z "$(left_over "$work/insist")" ]
     verdict $? "a second Ctrl-C ends all at once (exit $code): $(tail -n 5 "$work/insist.log")"
-    in_terminal 2 "$work/suspended"
-    await "$work/suspended" 'step    2/'
-    launcher=$(pgrep -f "launch.sh -n 2 .*--output-dir $work/suspended" | tail -n 1)
-    printf '\032' >&5
-    for ((i = 0; i < 100; i++)); do
-        pause 50
-        states=$(for rank in $(pgrep -P "$launcher") $launcher; do sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$rank/status"; done | tr -d '\n')
-        [ "$states" != TTT ] || break
+    for try in 1 2 3 4 5; do   # again where the key came after the last step
+        rm -rf "$work/suspended" "$work/suspended.log"
+        in_terminal 2 "$work/suspended"
+        await "$work/suspended" 'step    2/'
+        launcher=$(pgrep -f "launch.sh -n 2 .*--output-dir $work/suspended" | tail -n 1)
+        printf '\032' >&5
+        for ((i = 0; i < 100; i++)); do
+            pause 50
+            states=$(for rank in $(pgrep -P "${launcher:-$pid}") $launcher; do sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$rank/status"; done 2>/dev/null | tr -d '\n')
+            [ "$states" != TTT ] && [ -n "$(left_over "$work/suspended")" ] || break
+        done
+        # script(1) stops itself, too
+        kill -CONT "$pid" $launcher 2>/dev/null; ends; exec 5>&-
+        [ "$states" != TTT ] && [ "$code" -eq 0 ] || break
     done
-    kill -CONT "$pid" "$launcher"; ends; exec 5>&-   # script(1) stops itself, too
     [ "$states" = TTT ] && [ "$code" -eq 0 ] && same "$work/suspended" "$work/uncut-2"
     verdict $? "Ctrl-Z suspends ranks and script ($states), which go on (exit $code): $(tail -n 3 "$work/suspended.log")"
 fi

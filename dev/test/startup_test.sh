@@ -77,13 +77,13 @@ else
 fi
 
 # ---- what goes wrong
-"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 0 --init-timeout 2 >"$work/absent.log" 2>&1 &
+"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 0 --init-timeout 4 >"$work/absent.log" 2>&1 &
 first=$!
-"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 2 --init-timeout 2 >"$work/absent2.log" 2>&1
+"${run[@]}" -pi tcp -ps "127.0.0.1:$((port + 4))" -pn $ranks -pr 2 --init-timeout 4 >"$work/absent2.log" 2>&1
 [ $? -eq 69 ] && grep -q "missing: 1" "$work/absent2.log"
 verdict $? "rank 2 is told who is missing: $(tail -n 2 "$work/absent2.log")"
 wait $first
-[ $? -eq 69 ] && grep -q "of 3 ranks these have not come within 2 s: 1" "$work/absent.log"
+[ $? -eq 69 ] && grep -q "of 3 ranks these have not come within 4 s: 1" "$work/absent.log"
 verdict $? "rank 0 says who is missing: $(tail -n 2 "$work/absent.log")"
 scripts/launch.sh -n 2 bash -c '"$@" --lr 0.00$((RANK + 1))' - "${run[@]}" >"$work/differ.log" 2>&1
 [ $? -eq 64 ] && grep -q "the command line differs: rank 0 has lr=.*, rank 1 has lr=" "$work/differ.log"

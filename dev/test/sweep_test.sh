@@ -36,11 +36,16 @@ verdict $? "another command adds a row"
 
 # cut in its first run by a signal, then continued
 slow=("${options[@]}" --max-steps 600 --checkpoint-every 0)
-scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}" >"$work/cut.log" 2>&1 & pid=$!
-until grep -q '"step":3,' "$work/cut/seed-1/metrics.jsonl" 2>/dev/null; do sleep 0.05; done
-kill -TERM $pid
-wait $pid
-[ $? -eq 75 ] && [ ! -e "$work/cut/seed-2" ] && [ ! -e "$work/cut/seed-1/sweep" ]
+for try in 1 2 3 4 5; do   # again where the signal came after its last step
+    rm -rf "$work/cut"
+    scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}" >"$work/cut.log" 2>&1 & pid=$!
+    until grep -q '"step":3,' "$work/cut/seed-1/metrics.jsonl" 2>/dev/null; do sleep 0.05; done
+    kill -TERM $pid
+    wait $pid
+    code=$?
+    [ -e "$work/cut/seed-2" ] || break
+done
+[ $code -eq 75 ] && [ ! -e "$work/cut/seed-2" ] && [ ! -e "$work/cut/seed-1/sweep" ]
 verdict $? "a signal stops run and sweep: $(cat "$work/cut.log")"
 expect 0 "seed-2: done" scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}"
 losses_of() { sed -nE 's/^\{"step":([0-9]+),"((val_)?loss)":([0-9.e+-]+).*/\1 \2 \4/p' "$work/cut/seed-$1/metrics.jsonl"; }

@@ -29,7 +29,7 @@ expect 0 "--top-p" generate --help
 expect 0 "Usage: train_gpt evaluate" evaluate --help
 expect 0 "Usage: train_gpt export" export --help
 expect 0 "step    1/1" train --train-data "$work/data/*train*.bin" --layers 1 --heads 1 --channels 16 --seq-len 8 -x 1 -v 0 -s 0
-expect 64 "expected one of train, generate, evaluate, export, check, data, or none to train" genrate --model "$last"
+expect 64 "expected one of train, generate, evaluate, export, check, plan, data, or none to train" genrate --model "$last"
 expect 64 "--lr: not an option of \`train_gpt generate\`" generate --model "$last" --lr 1
 expect 64 "--prompt: not an option of \`train_gpt train\`" --prompt x
 for verb in generate evaluate export; do

@@ -43,6 +43,7 @@ struct Options {
     std::vector<std::string> inputs, val_inputs;
     std::string tokenizer = "bytes";
     std::string files_from;
+    std::vector<std::pair<std::string, std::size_t>> sources;   // inputs as they were given, each with its first file
     bool shuffle_files = false;
     bool quiet = false;
     bool overwrite = false;
@@ -67,7 +68,7 @@ public:
         shown_ = now;
         double seconds = std::chrono::duration<double>(now - start_).count();
         double done = static_cast<double>(progress.bytes_done), total = static_cast<double>(progress.bytes_total);
-        double rate = done / std::max(seconds, 1e-6);
+        double rate = (done - static_cast<double>(progress.bytes_before)) / std::max(seconds, 1e-6);
         std::fprintf(stderr, "%s%.1f", terminal_ ? "\r" : "", done * 1e-6);
         if (total > 0) std::fprintf(stderr, " of %.1f MB (%.0f%%)", total * 1e-6, 100 * done / total);
         std::fprintf(stderr, ", %.1f MB/s, %.2fM tokens", rate * 1e-6, static_cast<double>(progress.tokens) * 1e-6);
@@ -115,9 +116,12 @@ void add_input(const std::string& input, std::vector<std::string>& files) {
     std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
 }
 
-std::vector<std::string> list_files(const Options& options) {
+std::vector<std::string> list_files(Options& options) {
     std::vector<std::string> files;
-    for (const std::string& input : options.inputs) add_input(input, files);
+    for (const std::string& input : options.inputs) {
+        options.sources.push_back({input, files.size()});
+        add_input(input, files);
+    }
     if (!options.files_from.empty()) {
         if (options.files_from != "-") refuse_device(options.files_from, "--files-from", true);
         std::ifstream list(options.files_from == "-" ? "/dev/stdin" : options.files_from);
@@ -143,6 +147,8 @@ void choose_inputs(Options& options) {
         throw Error(ErrorKind::usage, "--val-files together with --val-tokens or --val-fraction", "Give one of them.");
     }
     const std::vector<std::string> others = list_files(options);
+    for (auto& [name, first] : options.sources) first += options.corpus.val_files;
+    if (options.shuffle_files || !options.files_from.empty()) options.sources.clear();
     files.insert(files.end(), others.begin(), others.end());
 }
 
@@ -235,6 +241,10 @@ void add_output_options(CLI::App& app, Options& options) {
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
         ->check(CLI::Range(0.0, 1.0).description(""));
     app.add_option("--val-tokens", corpus.val_tokens, "the first so many tokens are for validation")->take_last();
+    app.add_option("--save-every", corpus.save_seconds,
+                   "seconds between states from which the same call goes on when this one is cut")
+        ->check(CLI::Range(0.0, 1e6).description(""))
+        ->capture_default_str();
     app.add_flag("--overwrite", options.overwrite, "replace what an earlier call has written to --output");
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
@@ -244,10 +254,11 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_option("--train", options.train.vocab_size, "learn a vocabulary of this size, into --output")
         ->each([&](const std::string&) { options.train_wanted = true; });
     app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
-    const Names<QuestionSource> sources = {{"hellaswag", QuestionSource::hellaswag}, {"mmlu", QuestionSource::mmlu}};
-    app.add_option(
-           "--questions", options.questions,
-           "hellaswag or mmlu: write such questions (JSONL, MMLU also CSV) to --output FILE for --hellaswag-data")
+    Names<QuestionSource> sources;
+    for (const NamedSource& known : question_sources) sources.push_back({known.name, known.source});
+    app.add_option("--questions", options.questions,
+                   "hellaswag, mmlu, arc, piqa or lambada: write such questions (JSONL, MMLU also CSV) to --output FILE "
+                   "for train_gpt --eval")
         ->transform(one_of(sources))
         ->each([&](const std::string&) { options.questions_wanted = true; });
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
@@ -314,20 +325,40 @@ void check_not_there(const Options& options, const std::string& file) {
                 "Give another place, or replace what is there with --overwrite.");
 }
 
+// What has come from each input, where there are several.
+void show_sources(const Options& options, const std::vector<SourceCount>& files) {
+    for (std::size_t i = 0; i < options.sources.size() && options.sources.size() > 1; i++) {
+        const std::size_t end = i + 1 < options.sources.size() ? options.sources[i + 1].second : files.size();
+        SourceCount sum;
+        for (std::size_t file = options.sources[i].second; file < end; file++) {
+            sum.documents += files[file].documents;
+            sum.tokens += files[file].tokens;
+            sum.bytes += files[file].bytes;
+        }
+        std::cout << "  " << printable(options.sources[i].first) << ": " << sum.documents << " documents, " << sum.tokens
+                  << " tokens, " << sum.bytes << " bytes\n";
+    }
+}
+
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
     check_not_there(options, options.corpus.output + "/" + manifest_file_name);
     Tokenizer tokenizer = load_tokenizer(options);
     ProgressLine line(options.quiet);
     CorpusProgress last;
-    CorpusManifest manifest = prepare_corpus(tokenizer, options.corpus, [&](const CorpusProgress& progress) {
+    const PreparedCorpus prepared = prepare_corpus(tokenizer, options.corpus, [&](const CorpusProgress& progress) {
         last = progress;
         line.show(progress);
     });
     line.show(last, true);
+    const CorpusManifest& manifest = prepared.manifest;
+    if (last.bytes_before > 0) {
+        std::cout << "went on after " << static_cast<double>(last.bytes_before) * 1e-6 << " MB of an earlier call\n";
+    }
     std::cout << printable(options.corpus.output) << ": " << manifest.tokens("train") << " training and "
               << manifest.tokens("val") << " validation tokens of " << manifest.documents << " documents, tokenizer "
               << printable(manifest.tokenizer_name) << " (" << manifest.vocab_size << " ids)\n";
+    show_sources(options, prepared.files);
 }
 
 void train(const Options& options) {

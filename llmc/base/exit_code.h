@@ -1,8 +1,9 @@
-// The exit code of a program that ends with an exception.
+// The exit code of a program that ends with an exception, its words, and who hears of warnings.
 #pragma once
 
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <new>
 #include <string>
 #include <system_error>
@@ -37,3 +38,13 @@ inline std::string words_of(const std::exception& error) {
     }
     return printable(error.what());
 }
+
+// Who is told of this process's warnings besides the person at stderr: its run's report.
+// Hears all that Log::warning says, of whichever Log speaks, while it lives; one at a time.
+class WarningListener {
+public:
+    explicit WarningListener(std::function<void(const std::string&)> listener);
+    ~WarningListener();
+    WarningListener(const WarningListener&) = delete;
+    WarningListener& operator=(const WarningListener&) = delete;
+};

@@ -10,7 +10,9 @@
 #include <cstdarg>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
+#include "llmc/base/exit_code.h"
 #include "llmc/base/printable.h"
 
 namespace {
@@ -31,7 +33,15 @@ std::size_t columns_of(std::FILE* file) {
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 1000;
 }
 
+std::function<void(const std::string&)>& listener() {
+    static std::function<void(const std::string&)> current;
+    return current;
+}
+
 }   // namespace
+
+WarningListener::WarningListener(std::function<void(const std::string&)> hears) { listener() = std::move(hears); }
+WarningListener::~WarningListener() { listener() = nullptr; }
 
 void put_text(std::FILE* file, std::string_view content) {
     std::fflush(file);   // what others have written
@@ -87,8 +97,10 @@ void Log::warning(const char* format, ...) const {
     if (err_ == nullptr) return;
     std::va_list list;
     va_start(list, format);
-    put(err_, "warning: " + printable(format_list(format, list)) + "\n");
+    const std::string words = printable(format_list(format, list));
     va_end(list);
+    put(err_, "warning: " + words + "\n");
+    if (listener()) listener()(words);
 }
 
 void Log::block(const std::string& lines) const {

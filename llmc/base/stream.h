@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <string>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -27,6 +28,22 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
+// Is told what this host thread asks of streams: who measures how long one waits for others
+// (llmc/run/metrics/exposed_waits.h). Null: nobody.
+class StreamObserver {
+public:
+    virtual void recorded(cudaEvent_t event, cudaStream_t stream) = 0;
+    // What is asked for between the two is queued by the end of it. They may be nested.
+    virtual void begin() = 0;
+    virtual void end() = 0;
+    virtual void waits(cudaStream_t stream, cudaEvent_t event) = 0;
+    virtual void communicates(cudaStream_t stream, const std::string& group) = 0;   // with the ranks of a group
+
+protected:
+    ~StreamObserver() = default;
+};
+inline thread_local StreamObserver* stream_observer = nullptr;
+
 // A point in the work of a stream that another stream can wait for, again and again.
 class OwnedEvent {
 public:
@@ -39,9 +56,17 @@ public:
     cudaEvent_t get() const { return event_; }
 
     // All work given to `stream` so far.
-    void record(cudaStream_t stream) const { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+    void record(cudaStream_t stream) const {
+        CUDA_CHECK(cudaEventRecord(event_, stream));
+        if (stream_observer != nullptr) stream_observer->recorded(event_, stream);
+    }
     // Later work of `stream` begins after what was recorded last; at once where nothing was.
-    void wait(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+    void wait(cudaStream_t stream) const {
+        StreamObserver* const observer = stream_observer;
+        if (observer != nullptr) observer->begin(), observer->waits(stream, event_);
+        CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
+        if (observer != nullptr) observer->end();
+    }
 
 protected:
     explicit OwnedEvent(unsigned flags) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }

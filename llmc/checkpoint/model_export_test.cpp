@@ -9,6 +9,7 @@
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
+#include "llmc/model/field_values_test.h"
 
 namespace {
 
@@ -33,23 +34,25 @@ ModelConfig small_llama() {
 TEST_CASE("model export: every value of every field of a model comes back from config.json") {
     int beyond = 0;
     for (const bool llama : {false, true}) {
-        const ModelConfig plain = llama ? small_llama() : custom_model_config(3, 4, 64, 24, 101);
-        CHECK(std::string(family_of(plain).model_type) == (llama ? "llama" : "gpt2"));
+        const ModelConfig dense = llama ? small_llama() : custom_model_config(3, 4, 64, 24, 101);
+        CHECK(std::string(family_of(dense).model_type) == (llama ? "llama" : "gpt2"));
         for (const ModelField& field : model_fields()) {
-            const int values = field.is_number() ? 2 : static_cast<int>(field.values.size());
-            for (int value = 0; value < values; value++) {
+            const ModelConfig plain = plain_for(field, dense);
+            const bool experts = plain.experts > 0;
+            for (const double wanted : values_to_try(field, plain)) {
                 ModelConfig config = plain;
-                double wanted = field.is_number() ? (value + 1) * field.get(plain) : value;
-                if (std::string(field.name) == "kv-heads") wanted = value + 1;
-                if (field.name == std::string("norm-eps")) wanted = value == 0 ? 1e-5 : 1e-6;
                 field.set(config, wanted);
                 INFO(field.name, " ", field.value_of(config));
                 CHECK(field.get(config) == wanted);
                 CHECK(through_config_json(config) == config);
-                CHECK(beyond_llmc(config).empty() == (!llama && (field.basic || field.same(config, plain))));
-                const bool qwen3 = field.name == std::string("qk-norm");   // a Llama with it is one
-                const bool has_key = field.basic || (llama ? field.llama_key != nullptr || qwen3 : field.gpt2);
-                CHECK(beyond_hugging_face(config).empty() == (has_key || field.same(config, plain)));
+                CHECK(beyond_llmc(config).empty() ==
+                      (!llama && !experts && (field.basic || field.same(config, plain))));
+                const bool qwen3 = config.qk_norm == QkNorm::head;   // a Llama with it is one
+                const bool of_mixtral = std::string(field.name).starts_with("expert") || field.of_training;
+                const bool has_key =
+                    field.basic || (llama ? field.llama_key != nullptr || qwen3 || of_mixtral : field.gpt2);
+                CHECK(beyond_hugging_face(config).empty() ==
+                      ((llama || !experts) && (has_key || field.same(config, plain))));
                 beyond += !beyond_hugging_face(config).empty();
                 // and from an option's value
                 ModelConfig read = plain;
@@ -59,6 +62,126 @@ TEST_CASE("model export: every value of every field of a model comes back from c
         }
     }
     CHECK(beyond > 0);
+}
+
+TEST_CASE("model export: norms after sublayers and of rows of queries and keys are an OLMo2, neither alone is") {
+    ModelConfig config = small_llama();
+    config.norm_position = NormPosition::after;
+    CHECK(beyond_hugging_face(config) == "--norm-position after");
+    config.qk_norm = QkNorm::row;
+    CHECK(std::string(family_of(config).model_type) == "olmo2");
+    CHECK(through_config_json(config) == config);
+    config.bias = true;
+    CHECK(beyond_hugging_face(config) == "--bias 1");
+    config.bias = false, config.norm_position = NormPosition::before;
+    CHECK(beyond_hugging_face(config) == "--qk-norm row");
+}
+
+TEST_CASE("model export: mixtures of experts are a Mixtral, Qwen3-MoE or OLMoE, or of no family but our own") {
+    ModelConfig config = small_llama();
+    config.experts = 4, config.own_expert_width = 40;
+    auto family = [&] { return std::string(family_of(config).model_type); };
+    CHECK(family() == "mixtral");
+    config.router_norm = false;
+    CHECK(beyond_hugging_face(config) == "--router-norm 0");
+    for (const auto& [norm, name] : {std::pair(QkNorm::head, "qwen3_moe"), std::pair(QkNorm::row, "olmoe")}) {
+        config.qk_norm = norm;
+        for (const bool router_norm : {false, true}) {
+            config.router_norm = router_norm;
+            CHECK(family() == name);
+            CHECK(through_config_json(config) == config);
+        }
+        config.own_mlp_width = 64;   // of no layer
+        CHECK(family() == name);
+        CHECK(through_config_json(config) == config);
+        config.own_mlp_width = 0;
+    }
+    config.shared_experts = 1;
+    CHECK(beyond_hugging_face(config) == "--shared-experts 1");
+    config.shared_experts = 0, config.router = RouterScore::sigmoid;
+    CHECK(beyond_hugging_face(config) == "--router sigmoid");
+    ModelConfig gpt2 = custom_model_config(3, 4, 64, 24, 101);
+    gpt2.experts = 4;
+    CHECK(beyond_hugging_face(gpt2) == "--experts 4");
+}
+
+TEST_CASE("model export: files of mixtures have a tensor for each matrix of an expert") {
+    ModelConfig config = small_llama();
+    config.experts = 3, config.own_expert_width = 40;
+    auto check = [&](const std::string& mixture, std::vector<std::string> matrices) {
+        const ParamTable table(config);
+        auto tensors = [&](const char* name) { return file_tensors(table, table[table.index(name, 1)]); };
+        CHECK(tensors("mlp.router.weight")[0].name == "model.layers.1." + mixture + "gate.weight");
+        const ParamInfo& router = table[table.index("mlp.router.weight", 1)];   // files say whose names they have
+        CHECK(file_tensors(table, router, false, find_family("train_gpt"))[0].name == "h.1.mlp.router.weight");
+        const auto in = tensors("mlp.experts.c_fc.weight"), out = tensors("mlp.experts.c_proj.weight");
+        REQUIRE(in.size() == 6);
+        REQUIRE(out.size() == 3);
+        const std::string expert = "model.layers.1." + mixture + "experts.2.";
+        CHECK(in[4].name == expert + matrices[0] + ".weight");
+        CHECK(in[4].first_row == 160);
+        CHECK(in[4].shape == std::vector<std::int64_t>{40, 128});
+        CHECK(in[5].name == expert + matrices[1] + ".weight");
+        CHECK(in[5].first_row == 200);
+        CHECK(out[2].name == expert + matrices[2] + ".weight");
+        CHECK(out[2].first_row == 256);
+        CHECK(out[2].shape == std::vector<std::int64_t>{128, 40});
+    };
+    check("block_sparse_moe.", {"w1", "w3", "w2"});
+    config.qk_norm = QkNorm::row;
+    check("mlp.", {"gate_proj", "up_proj", "down_proj"});
+}
+
+TEST_CASE("model export: config.json of mixtures, by transformers 4 and 5, and what is refused by name") {
+    const TemporaryFolder folder;
+    auto read = [&](const std::string& type, const std::string& more) {
+        write_whole(real_files(), folder / "config.json",
+                    "{\"model_type\": \"" + type +
+                        "\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"hidden_size\": 64, "
+                        "\"max_position_embeddings\": 128, \"vocab_size\": 300, \"num_key_value_heads\": 2, "
+                        "\"num_experts_per_tok\": 2, \"intermediate_size\": 96" +
+                        more + "}");
+        return hugging_face_model_config(real_files(), folder.path());
+    };
+    auto refused = [&](const std::string& type, const std::string& more) -> std::string {
+        try {
+            read(type, more);
+        } catch (const Error& error) {
+            return error.kind() == ErrorKind::bad_data ? error.message() : "";
+        }
+        return "";
+    };
+    auto names = [](const std::string& message, const char* what) { return message.find(what) != std::string::npos; };
+    const ModelConfig mixtral = read("mixtral", ", \"num_local_experts\": 8, \"rope_theta\": 1000000.0");
+    CHECK(mixtral.experts == 8);
+    CHECK(mixtral.expert_width() == 96);
+    CHECK(mixtral.experts_per_token() == 2);
+    CHECK(mixtral.router_norm);
+    CHECK(mixtral == read("mixtral",
+                          ", \"num_local_experts\": 8, \"rope_parameters\": {\"rope_theta\": 1000000.0, "
+                          "\"rope_type\": \"default\"}"));
+    CHECK(names(refused("mixtral", ""), "num_local_experts"));
+    CHECK(names(refused("mixtral", ", \"num_local_experts\": 8, \"sliding_window\": 64"), "sliding_window"));
+    const ModelConfig qwen3 = read("qwen3_moe", ", \"num_experts\": 8, \"moe_intermediate_size\": 48");
+    CHECK(qwen3.expert_width() == 48);
+    CHECK(qwen3 == read("qwen3_moe", ", \"num_local_experts\": 8, \"moe_intermediate_size\": 48"));   // transformers 5
+    CHECK_FALSE(qwen3.router_norm);   // as nothing says it
+    CHECK(qwen3.qk_norm == QkNorm::head);
+    const std::string of_qwen3 = ", \"num_experts\": 8, \"moe_intermediate_size\": 48";
+    CHECK(read("qwen3_moe", of_qwen3 + ", \"norm_topk_prob\": true").router_norm);
+    CHECK(names(refused("qwen3_moe", of_qwen3 + ", \"decoder_sparse_step\": 2"), "decoder_sparse_step"));
+    CHECK(names(refused("qwen3_moe", of_qwen3 + ", \"mlp_only_layers\": [0]"), "mlp_only_layers"));
+    CHECK(names(refused("qwen3_moe", ", \"num_experts\": 8"), "moe_intermediate_size"));
+    const ModelConfig olmoe = read("olmoe", ", \"num_experts\": 8, \"clip_qkv\": null");
+    CHECK(olmoe.expert_width() == 96);
+    CHECK_FALSE(olmoe.router_norm);
+    CHECK(olmoe.qk_norm == QkNorm::row);
+    CHECK(names(refused("olmoe", ", \"num_experts\": 8, \"clip_qkv\": 8.0"), "clip_qkv"));
+    // what only training has stays in files of a family
+    ModelConfig trained = olmoe;
+    trained.aux_loss = 0.01, trained.router_z_loss = 0.001;
+    CHECK(std::string(family_of(trained).model_type) == "olmoe");
+    CHECK(through_config_json(trained) == trained);
 }
 
 TEST_CASE("model export: config.json of transformers 4 and 5, and what is refused by name") {

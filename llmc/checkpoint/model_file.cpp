@@ -38,6 +38,8 @@ public:
                     "The file is damaged, or training has gone wrong: take an earlier checkpoint.");
     }
 
+    std::vector<float> router_bias() const override { return all_->router_bias(); }
+
 private:
     std::unique_ptr<WeightSource> all_;
 };

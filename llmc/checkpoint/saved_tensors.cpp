@@ -247,6 +247,8 @@ public:
         return values;
     }
 
+    std::vector<float> router_bias() const override { return read_router_bias(files_, folder_, table_.config()); }
+
 private:
     const SafetensorsFile& file_of(const ParamInfo& info) const { return *units_[static_cast<std::size_t>(info.unit)]; }
     const TensorEntry* find(const ParamInfo& info) const { return file_of(info).find(state_ + "." + info.name); }

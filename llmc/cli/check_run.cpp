@@ -15,8 +15,10 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/self_check.h"
+#include "llmc/plan/measure_machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/link_speed.h"
+#include "llmc/process/sockets.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/run_inputs.h"
@@ -103,6 +105,9 @@ public:
         if (!options_.export_llmc.empty() || !options_.trace.empty())
             report_.check("files", [&] { return check_files(); });
         ready = check_memory() && ready;
+        for (const std::string& doubt : layout_doubts(options_, agreement_.gather(own_host_identity()))) {
+            log_.warning("%s", doubt.c_str());
+        }
         check_kernels();
         if (ready) {
             report_.together("steps", [&] { return time_steps(); });
@@ -110,7 +115,11 @@ public:
             report_.say("steps", "-", "not tried");
         }
         // last, because libraries keep memory for every pair that has talked
-        if (world_.ranks() > 1) report_.together("links", [&] { return check_links(); });
+        std::optional<LinkSpeeds> links;
+        if (world_.ranks() > 1) report_.together("links", [&] { return check_links(links.emplace()); });
+        if (!options_.write_machine.empty()) {
+            report_.together("machine", [&] { return write_machine(links ? &*links : nullptr); });
+        }
         if (report_.wrong() == 0) log_.line("the run can begin");
         if (report_.wrong() > 0) log_.line("%d of these would end the run", report_.wrong());
         return report_.code();
@@ -124,7 +133,8 @@ private:
     std::string check_files() const;
     bool check_memory();
     void check_kernels();
-    std::string check_links();
+    std::string check_links(LinkSpeeds& speeds);
+    std::string write_machine(const LinkSpeeds* links);
     std::string time_steps();
     double time_validation(Step& step, const TokenSet& tokens);
     int last_step() const { return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_; }
@@ -172,6 +182,7 @@ std::string RunCheck::check_tokens() {
         std::optional<TokenSet>& tokens = trains ? train_tokens_ : val_tokens_;
         tokens.emplace(real_files(), flag, of_training ? options_.train_data : options_.val_data, options_.seq_len,
                        model_.config.vocab_size, all_bytes);
+        apply_document_mask(*tokens, options_, model_.tokenizer);
         words += text(words.empty() ? "" : ", ", tokens->tokens(), " in ", tokens->shards(), " file(s) of ", flag);
     }
     max_steps_ = steps_of_run(options_, *train_tokens_);
@@ -269,8 +280,17 @@ void RunCheck::check_kernels() {
     });
 }
 
-std::string RunCheck::check_links() {
-    const LinkSpeeds speeds = measure_links(world_, own_memory_, stream_.get());
+std::string RunCheck::write_machine(const LinkSpeeds* links) {
+    const Machine machine = measure_machine(world_, links, stream_.get());
+    const std::string& path = options_.write_machine;
+    if (world_.is_first()) write_whole(real_files(), path, to_text(to_json(machine), 1) + "\n");
+    return formatted("matmuls at %.4g GFLOP/s, copies at %.4g GB/s, in ", 1e-9 * machine.best_matmul(),
+                     1e-9 * machine.copy_bytes_per_second) +
+           path;
+}
+
+std::string RunCheck::check_links(LinkSpeeds& speeds) {
+    speeds = measure_links(world_, own_memory_, stream_.get());
     const LinkSpeed& slowest = speeds.pairs.front();
     return text(speeds.pairs.size(), " pair(s); the slowest is ", slowest.who,
                 formatted(", %.3f GB/s\n", 1e-9 * slowest.bytes_per_second), link_table(speeds));
@@ -284,7 +304,8 @@ std::string RunCheck::time_steps() {
     quiet.val_every = quiet.sample_every = quiet.check_replicas = quiet.spike_rewind = 0;
     Arena arena;
     RunParts parts(options_, model_.config, world_, arena, stream_.get());
-    start_weights(parts.stage.parameters(), model_.weights.get(), options_.seed, stream_.get());
+    start_weights(parts.stage.parameters(), parts.stage.router_bias(), model_.weights.get(), options_.seed,
+                  stream_.get());
     Step& step = parts.make_step(options_, arena);
     const RunInputs inputs{{.config = model_.config}, nullptr,    checkpoint_, std::move(val_tokens_),
                            std::move(*train_tokens_), max_steps_, data_};

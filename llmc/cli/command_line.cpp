@@ -15,6 +15,8 @@
 #include "llmc/base/printable.h"
 #include "llmc/base/refuse.h"
 #include "llmc/base/utf8.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/cli/auto_options.h"
 #include "llmc/cli/named_data.h"
 #include "llmc/cli/option_faults.h"
 #include "llmc/cli/option_table.h"
@@ -22,6 +24,7 @@
 #include "llmc/model/families/weight_source.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
 
 namespace {
 
@@ -30,6 +33,11 @@ namespace {
 
 constexpr const char* kHelp = "`train_gpt --help` lists every option.";
 constexpr const char *kBegin = "# options of train_gpt", *kEnd = "# end of the options";   // of --print-config
+
+void check_documents(const Options& o) {
+    refuse_if(!o.boundary_loss && !o.document_mask, "--boundary-loss 0 without --document-mask 1",
+              "It is about documents that do not see each other: give --boundary-loss 1, or --document-mask 1.");
+}
 
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
@@ -48,6 +56,7 @@ void check_together(const Options& o) {
               "llm.c's files hold no such model; checkpoints do.");
     check_total_batch(o);
     check_layout(o);
+    asked_evaluations(o);
     refuse_if(!o.branch_from.empty() && o.output_dir.empty(), "--branch-from without --output-dir",
               "Say with --output-dir where the branch goes.");
     for (const auto& [flag, is_given] :
@@ -56,6 +65,7 @@ void check_together(const Options& o) {
         refuse_if(is_given && o.output_dir.empty(), text(flag, " without --output-dir"),
                   "Say with --output-dir where the results are.");
     }
+    check_documents(o);
     refuse_if(o.keep_best && o.val_every == 0, "--keep-best together with --val-every 0",
               "The best state is that of the lowest validation loss.");
     refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),
@@ -112,7 +122,9 @@ void check_verb(Verb verb, const Options& o) {
     refuse_if(verb != Verb::evaluate && read_launch_environment().ranks > 1,
               text(program_of(verb), " among several processes"), "Start it as one process.");
     if (verb != Verb::evaluate) return;
-    refuse_if(o.val_data.empty() && !o.hellaswag, "train_gpt evaluate without --val-data, --data and --hellaswag",
+    check_documents(o);
+    refuse_if(o.val_data.empty() && asked_evaluations(o).empty(),
+              "train_gpt evaluate without --val-data, --data and --hellaswag or --eval",
               "Say what to measure the model on.");
     refuse_if(o.val_max_batches == 0, "--val-max-batches 0: expected -1 or at least 1", kHelp);
     check_layout(o);
@@ -280,6 +292,20 @@ void set_all(const OptionTable& table, const AllGiven& given) {
     }
 }
 
+// --resume where there is no options.json, for the reason `why_not` (an errno): what such a run needs must be named, or
+// the defaults would be taken for a run that is elsewhere.
+void check_begins(const Options& o, const AllGiven& given, int why_not) {
+    const std::string where = text("--resume: ", o.output_dir, "/options.json: ", std::strerror(why_not));
+    if (why_not != ENOENT) throw Error(ErrorKind::io, where, "Check --output-dir and its permissions.");
+    const auto is_named = [&](const char* name) { return given.contains(name); };
+    refuse_if(std::ranges::none_of(std::array{"--model", "--layers", "--arch"}, is_named),
+              where + ", and no model is named",
+              "Check --output-dir; to begin a run there, or to continue one without this file, name its model.");
+    refuse_if(!list_checkpoints(real_files(), o.output_dir).empty() && !is_named("--train-data"),
+              where + ", and no data are named",
+              "Restore the file; or to continue the run without it, give all its options, --train-data among them.");
+}
+
 // The folder of the run that a checkpoint, or the folder itself, is of.
 std::string folder_of_run(const std::string& branch_from) {
     const std::filesystem::path path = std::filesystem::path(branch_from + "/").parent_path();
@@ -339,16 +365,14 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
+    result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
+                                        [&](const char* name) { return given.contains(name); });
     if (counts_micro_batches) {
         const std::int64_t sequences = std::int64_t{beside.llmc_val_batches} * o.micro_batch;
         o.val_max_batches = sequences < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, INT32_MAX));
     }
     check_together(o);
-    const auto says_model = [&](const char* name) { return given.contains(name); };
-    refuse_if(
-        o.resume && !result.recorded && std::ranges::none_of(std::array{"--model", "--layers", "--arch"}, says_model),
-        text("--resume: ", o.output_dir, "/options.json: ", std::strerror(why_not), ", and no model is named"),
-        "Check --output-dir; to begin a run there, or to continue one without this file, name its model.");
+    if (o.resume && !result.recorded) check_begins(o, given, why_not);
     refuse_if(names_model && o.layers > 0, text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");
     result.shared = config_text(verb, table, false);

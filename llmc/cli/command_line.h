@@ -30,6 +30,7 @@ struct CommandLine {
     std::string print_and_exit;          // the help or the configuration, where that was asked for
     std::string shared;                  // the configuration as it must be on every rank
     std::vector<OptionText> texts;       // every option that --print-config prints
+    std::string chosen;                  // of options that were left open (auto_options.h), in words
     std::vector<std::string> warnings;   // of options that are given twice
     std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
 };

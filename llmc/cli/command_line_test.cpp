@@ -7,6 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_test.h"
+#include "llmc/model/field_values_test.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 
@@ -336,6 +337,27 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
     CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
 }
 
+TEST_CASE("options: every value of every field of the model comes back from options.json") {
+    TemporaryFolder folder;
+    const std::string out = folder / "out";
+    for (const ModelField& field : model_fields()) {
+        const ModelConfig plain = plain_for(field, custom_model_config(3, 4, 64));
+        for (const double value : values_to_try(field, plain)) {
+            if (field.basic) continue;
+            ModelConfig wanted = plain;
+            field.set(wanted, value);
+            const CommandLine first =
+                parse_command_line({text("--", field.name), field.value_of(wanted), "-o", "else"});
+            RunRecord record;
+            record.options = first.texts;
+            write_run_record(real_files(), out, record);
+            const Options resumed = parse_command_line({"--resume", "-o", out}).options;
+            INFO(std::string(field.name), " ", field.value_of(wanted));
+            CHECK(resumed.architecture == ModelChoices{{field.name, value}});
+        }
+    }
+}
+
 TEST_CASE("options: help lists every group, with -h alone too") {
     for (const char* flag : {"--help", "-h"}) {
         std::string help = parse_command_line({flag}).print_and_exit;
@@ -395,4 +417,38 @@ TEST_CASE("options: so many matmul algorithms are timed as is asked, under every
         CHECK(tries(parse({"--matmul-tries", "16"}), tp) == 16);
     }
     CHECK(complaint({"--matmul-tries", "-1"}).find("--matmul-tries -1") != std::string::npos);
+}
+
+TEST_CASE("options: what is left open is settled, and only that") {
+    const std::vector<std::string> model{"--layers",    "2",   "--heads",      "2",  "--channels",    "32",
+                                         "--seq-len",   "32",  "--vocab-size", "97", "--total-batch", "384",
+                                         "--recompute", "none"};
+    auto with = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), model.begin(), model.end());
+        return parse_command_line(more);
+    };
+    const CommandLine open = with({"--micro-batch", "auto"});
+    CHECK(open.options.micro_batch == 12);   // the whole step fits
+    CHECK(open.options.total_batch == 384);
+    CHECK(open.chosen == "chosen: --micro-batch 12");
+    const auto written = std::ranges::find(open.texts, "micro-batch", &OptionText::name);
+    REQUIRE(written != open.texts.end());
+    CHECK(written->value == "12");
+    CHECK(with({"--micro-batch", "3"}).chosen.empty());
+    CHECK(complaint({"--micro-batch", "auto"}).starts_with("64 --micro-batch auto without --total-batch"));
+
+    TemporaryFolder folder;
+    const std::string machine = folder / "machine.json";
+    write_whole(real_files(), machine,
+                R"({"name": "one", "source": "a test", "matmul": [{"flops": 0, "per_second": 1e11}],
+        "attention_per_second": 5e10, "copy_bytes_per_second": 1e10, "kernel_seconds": 1e-6, "memory_bytes": 1e10,
+        "multiprocessors": 0, "devices_per_node": 8, "intra": {"bytes_per_second": 1e10, "seconds": 1e-6},
+        "inter": {"bytes_per_second": 1e9, "seconds": 1e-5}, "peak_flops": 0})");
+    const CommandLine four =
+        with({"--micro-batch", "1", "--layout", "auto", "--machine", machine, "--processes", "4", "--tp", "2"});
+    CHECK(four.options.tp == 2);
+    CHECK(four.options.pp * four.options.dp == 2);
+    CHECK(four.options.recompute == Recompute::none);   // given
+    CHECK(four.chosen.starts_with("chosen: --tp 2 --pp "));
+    CHECK(complaint({"--layout", "auto", "--model", "d12"}).starts_with("64 --layout auto: the speeds of this device"));
 }

@@ -21,13 +21,17 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
     if (options.val_data.empty()) return std::nullopt;
     check_data(options, config, "", named_patterns("--val-data", options.val_data),
                CorpusExpectation{}.max_hashed_bytes);
-    return TokenSet(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
+    TokenSet tokens(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
+    std::string tokenizer = find_tokenizer_file("--val-data", options.val_data);
+    if (tokenizer.empty()) tokenizer = tokenizer_of_model(real_files(), options.model, "");
+    apply_document_mask(tokens, options, tokenizer.empty() ? std::nullopt : std::optional(Tokenizer::load(tokenizer)));
+    return tokens;
 }
 
-bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreement& agreement, const Log& log) {
+bool measure(const Options& options, Step& step, Arena& arena, const TokenSet* tokens, Agreement& agreement,
+             const Log& log) {
     const std::string tokenizer = tokenizer_of_model(real_files(), options.model, "");
-    const std::unique_ptr<Evaluation> questions =
-        make_evaluation(options, step, tokenizer);   // before the time is spent
+    const auto evaluations = make_evaluations(options, step, arena, tokenizer);   // before the time is spent
     if (tokens != nullptr) {
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();
@@ -39,10 +43,10 @@ bool measure(const Options& options, Step& step, const TokenSet* tokens, Agreeme
             log.line("  %s: val loss %f", name.c_str(), static_cast<double>(of_source));
         }
     }
-    if (questions) {
-        const std::optional<EvaluationResult> result = questions->run(agreement);
+    for (const std::unique_ptr<Evaluation>& evaluation : evaluations) {
+        const std::optional<EvaluationResult> result = evaluation->run(agreement);
         if (!result) return false;
-        log.line("%s: %d/%d = %f", questions->title().c_str(), result->right, result->questions, result->accuracy());
+        log.line("%s", evaluation->in_words(*result).c_str());
     }
     return true;
 }
@@ -69,14 +73,14 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     Arena arena;
     RunParts parts(options, config, world, arena, stream.get(), false);
     Stage& stage = parts.stage;
-    start_weights(stage.parameters(), weights.get(), options.seed, stream.get());
+    start_weights(stage.parameters(), stage.router_bias(), weights.get(), options.seed, stream.get());
     Step& step = parts.make_step(options, arena);
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     Agreement agreement(arena, parts.groups.all, &world, signals, stream.get());
     log.line("device memory: %.2f MiB, of which parameters %.2f", static_cast<double>(arena.bytes()) / (1 << 20),
              static_cast<double>(stage.parameters().bytes()) / (1 << 20));
-    if (measure(options, step, tokens ? &*tokens : nullptr, agreement, log)) return 0;
+    if (measure(options, step, arena, tokens ? &*tokens : nullptr, agreement, log)) return 0;
     log.line("%s: stopped before the end", agreement.stop().words().c_str());
     return static_cast<int>(ErrorKind::resumable);
 }

@@ -120,7 +120,7 @@ int generate(const Options& options) {
     check_hardware(stream.get());
     Arena arena;
     Decoder decoder(config, arena, stream.get());
-    start_weights(decoder.parameters(), weights.get(), options.seed, stream.get());
+    start_weights(decoder.parameters(), decoder.router_bias(), weights.get(), options.seed, stream.get());
     wait_for(stream.get());
 
     Continuation how;

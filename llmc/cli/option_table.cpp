@@ -2,14 +2,34 @@
 
 #include <limits>
 
+#include "llmc/cli/auto_options.h"
+
 template <>
 struct EnumNames<Picture> {
     static constexpr EnumName<Picture> list[]{{"none", Picture::none}, {"text", Picture::text}, {"svg", Picture::svg}};
 };
 
+template <>
+struct EnumNames<LayoutChoice> {
+    static constexpr EnumName<LayoutChoice> list[]{{"given", LayoutChoice::given}, {"auto", LayoutChoice::auto_}};
+};
+
 namespace {
+
 constexpr int kMost = std::numeric_limits<int>::max();
+
+// A number that may be left open, and then is kAutoMicroBatch.
+void with_auto(OptionRow& row, int& target) {
+    row.expected += ", or auto";
+    row.read = [read_number = row.read, &target](const std::string& value) {
+        if (value != "auto") return read_number(value);
+        target = kAutoMicroBatch;
+        return true;
+    };
+    row.spell = [spell_number = row.spell, &target] { return target == kAutoMicroBatch ? "auto" : spell_number(); };
 }
+
+}   // namespace
 
 using enum Verb;
 
@@ -36,12 +56,22 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
     string("--data-schedule", o.data_schedule,
            "a file of lines as in `1000 web:0.5,code:0.5`: weights of the mixture from a step on");
     taken_by(train, check, evaluate);
+    choice("--document-mask", o.document_mask,
+           "documents that share a sequence do not see each other, and the positions of each begin anew");
+    choice("--boundary-loss", o.boundary_loss,
+           "with --document-mask: the last token of a document is to predict that another one begins; 0: there is no "
+           "loss");
     string("--val-data,-j", o.val_data,
            trains ? "token files to validate on, a pattern (quote it); not read with --val-every 0"
                   : "token files to measure on, a pattern (quote it)");
     taken_by(train, check);
     taken_by(data);
     number("--samples", o.samples_of, 1, kMost, "the step whose samples are shown").not_in_files();
+    number(
+        "--inspect", o.inspect_at, 0, std::int64_t{1} << 62,
+        "a token, counted through the files of --train-data: the text of --seq-len tokens from there on, "
+        "how long documents are, and what --document-mask would leave of attention")
+        .not_in_files();
     taken_by(train, check);
     choice("--overfit-single-batch,-a", o.overfit_single_batch,
            "train on the first batch of the validation data only, to see the loss go to zero; --train-data is not "
@@ -75,7 +105,10 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     const bool trains = takes_options_of_training(verb_);
     group_ = "Shape of a step";
     taken_by(train, check, evaluate);
-    number("--micro-batch,-b", o.micro_batch, 1, 1 << 20, "sequences computed at once, B");
+    OptionRow& size = number("--micro-batch,-b", o.micro_batch, 1, 1 << 20,
+                             trains ? "sequences computed at once, B; auto: the most that divide --total-batch and fit"
+                                    : "sequences computed at once, B");
+    if (trains) with_auto(size, o.micro_batch);
     OptionRow& length =
         number("--seq-len,-t", o.seq_len, 1, 1 << 24,
                trains ? "tokens of a sequence, T; by default the positions of a --model or --arch that is given"
@@ -175,6 +208,9 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
                   : "answer multiple-choice questions")
         .llmc("-h");
     string("--hellaswag-data", o.hellaswag_data, "the questions, in llm.c's format");
+    string("--eval", o.evaluations,
+           "evaluations beside --hellaswag, when it is made: hellaswag, mmlu, arc, piqa, lambada, or several of them "
+           "with commas between, each as NAME or NAME=FILE; data/NAME.sh prepares the file");
 
     group_ = "Output";
     taken_by(train, check);
@@ -246,6 +282,12 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
 void OptionTable::add_options_of_many(Options& o, OptionsBeside& beside) {
     group_ = "Many devices";
     taken_by(train, check, evaluate);
+    is_taken_ = verb_ == train;
+    choice("--layout", beside.layout,
+           "auto: --tp, --pp, --dp, --zero and --recompute, where they are not given, are those of the fastest layout "
+           "that `train_gpt plan --search` finds")
+        .not_in_files();
+    taken_by(train, check, evaluate);
     number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
     number(
         "--zero-group", o.zero_group, 0, kMost,
@@ -259,6 +301,8 @@ void OptionTable::add_options_of_many(Options& o, OptionsBeside& beside) {
         "multiprocessors of a GPU that collectives take at most, and matmuls beside them leave free; 0: NCCL chooses");
     choice("--sequence-parallel", o.sequence_parallel,
            "tp ranks share the rows of layernorms and residual streams too");
+    number("--ep", o.ep, 1, 1 << 16,
+           "neighbouring ranks of dp x cp x tp that experts are dealt out to; tokens travel to them and back");
     number("--pp", o.pp, 1, 1 << 12, "ranks of pipeline parallelism: each has some of the layers");
     taken_by(train, check);
     choice("--pp-schedule", o.pp_schedule, "in which order a pipeline stage works on its micro-batches");
@@ -335,11 +379,42 @@ void OptionTable::add_options_of_verbs(GenerateOptions& g, ExportOptions& e) {
     choice("--dtype", e.dtype, "type of the weights, rounded to nearest; model: the one they have");
 }
 
+void OptionTable::add_options_of_plan(Options& o) {
+    PlanOptions& p = o.plan;
+    group_ = "Plan";
+    is_taken_ = verb_ == check;
+    string("--write-machine", o.write_machine,
+           "also measure this machine, and write what `plan --machine` reads to this file")
+        .not_in_files();
+    auto of_plan = [](OptionRow& row) { row.not_in_files(); };
+    is_taken_ = verb_ == plan;
+    of_plan(string("--gpu", p.gpu,
+                   "the devices, by a name of the table of measured speeds: H100, H200, GH200, A100, A100-PCIe"));
+    is_taken_ = verb_ == plan || verb_ == train;
+    of_plan(string("--machine", p.machine,
+                   verb_ == plan ? "a file of `train_gpt check --write-machine`, instead of --gpu"
+                                 : "for --layout auto: a file of `train_gpt check --write-machine`, where the table of "
+                                   "`train_gpt plan` does not have this device"));
+    is_taken_ = verb_ == plan;
+    of_plan(string("--link-intra", p.link_intra,
+                   "GB/s,us: what a device sends inside a node, and a message's latency; empty: the machine's"));
+    of_plan(string("--link-inter", p.link_inter, "the same between nodes"));
+    of_plan(number("--price", p.price, 0, 1e6, "of a GPU-hour, in any currency"));
+    of_plan(string("--tokens", p.tokens,
+                   "to train on, as 300e9, or as 20x per parameter; empty: those of --max-steps, else 20x"));
+    of_plan(choice("--search", p.search, "find the fastest layout of as many devices that fits, and plan that"));
+    of_plan(string("--compare", p.compare,
+                   "a run's --output-dir: what it measured stands beside what is planned of the same options"));
+    of_plan(choice("--json", p.json, "print JSON"));
+    of_plan(string("--svg", p.svg, "a file to write: memory as bars, and the order of a step's work"));
+}
+
 OptionTable::OptionTable(Verb verb, Options& options, OptionsBeside& beside) : verb_(verb) {
     add_options_of_models(options, beside);
     add_options_of_training(options, beside);
     add_options_of_many(options, beside);
     add_options_of_verbs(options.generate, options.exported);
+    add_options_of_plan(options);
 }
 
 const OptionRow* OptionTable::find(const std::string& flag) const {

@@ -15,6 +15,7 @@
 #include "llmc/run/options.h"
 
 enum class Picture : std::uint8_t { none, text, svg };
+enum class LayoutChoice : std::uint8_t { given, auto_ };
 
 // What options say that only the command line itself needs.
 struct OptionsBeside {
@@ -22,6 +23,7 @@ struct OptionsBeside {
     bool print_config = false;
     std::string data_name;      // --data, which stands for two patterns
     int llmc_val_batches = 0;   // -m, which counts batches of B sequences where --val-max-batches counts sequences
+    LayoutChoice layout = LayoutChoice::given;
     Picture picture = Picture::none;
     std::string costs = "1,1,1,0";   // of the picture
 };
@@ -57,11 +59,13 @@ private:
     void add_options_of_training(Options& o, OptionsBeside& beside);
     void add_options_of_many(Options& o, OptionsBeside& beside);
     void add_options_of_verbs(GenerateOptions& g, ExportOptions& e);
+    void add_options_of_plan(Options& o);
 
     // Who takes the rows that follow.
     template <class... Verbs>
     void taken_by(Verbs... verbs) {
-        is_taken_ = ((verbs == verb_) || ...) || (verb_ == Verb::data && ((verbs == Verb::check) || ...));
+        is_taken_ = ((verbs == verb_) || ...) ||
+                    ((verb_ == Verb::data || verb_ == Verb::plan) && ((verbs == Verb::check) || ...));
     }
     // Each adds a row. `names`: the long one, and one letter.
     OptionRow& row(const std::string& names, const std::string& type, const std::string& words);

@@ -5,5 +5,6 @@
 
 // Writes the samples of step --samples to standard output: source, epoch, file and token of each, and its text where a
 // tokenizer lies beside the data. With --output-dir it counts from the newest checkpoint there before that step, so
-// that weights that were changed on the way count. Returns the exit code.
+// that weights that were changed on the way count. With --inspect what the files hold, whatever a run reads of them.
+// Returns the exit code.
 int show_data(const Options& options);

@@ -9,6 +9,7 @@ const char* words_of(Verb verb) {
         "Measures a model: its loss on validation data, and the multiple-choice questions that it answers right.",
         "Writes a model for other programs: as a Hugging Face folder, or as an llm.c model file.",
         "Looks whether a run with the same options can begin and go on to its end; nothing is trained or written.",
+        "Says what a run with the same options takes: memory, time, money; no device and no data are needed.",
         "Shows what a run with the same options reads: the samples of a step, as text."};
     return words[static_cast<int>(verb)];   // in the enum's order
 }
@@ -25,7 +26,7 @@ std::string list_of_verbs() {
 
 bool asks_for_steps(int argc, const char* const* argv) {
     auto is = [&](Verb verb) { return argc > 1 && std::string(argv[1]) == name_of(verb); };
-    return !is(Verb::generate) && !is(Verb::export_model) && !is(Verb::data);
+    return !is(Verb::generate) && !is(Verb::export_model) && !is(Verb::data) && !is(Verb::plan);
 }
 
 Verb take_verb(std::vector<std::string>& arguments) {

@@ -7,18 +7,19 @@
 
 #include "llmc/base/enum_names.h"
 
-enum class Verb { train, generate, evaluate, export_model, check, data };
+enum class Verb { train, generate, evaluate, export_model, check, plan, data };
 
 template <>
 struct EnumNames<Verb> {
     static constexpr EnumName<Verb> list[]{{"train", Verb::train},       {"generate", Verb::generate},
                                            {"evaluate", Verb::evaluate}, {"export", Verb::export_model},
-                                           {"check", Verb::check},       {"data", Verb::data}};
+                                           {"check", Verb::check},       {"plan", Verb::plan},
+                                           {"data", Verb::data}};
 };
 
 // Whether a verb takes the options of training, with their meanings.
 constexpr bool takes_options_of_training(Verb verb) {
-    return verb == Verb::train || verb == Verb::check || verb == Verb::data;
+    return verb == Verb::train || verb == Verb::check || verb == Verb::plan || verb == Verb::data;
 }
 
 // What --help says of a verb.

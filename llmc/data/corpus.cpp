@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <unordered_set>
+#include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
@@ -21,7 +25,8 @@ double document_draw(std::uint64_t document) { return static_cast<double>(mix64(
 // A batch of input on its way to the shards.
 struct Work {
     InputBatch input;
-    std::uint64_t bytes_read = 0;   // of all inputs when this batch was taken
+    InputPosition behind;            // where the input stood when this batch was taken
+    std::uint64_t bytes_total = 0;   // of all inputs, as far as was known then
     std::vector<std::uint32_t> ids;
     struct DocumentStart {
         std::size_t at;   // in ids
@@ -70,7 +75,9 @@ public:
     Splits(const CorpusOptions& options, TokenFormat format)
         : options_(options),
           val_({options.output, options.name, "val", format, options.shard_tokens}),
-          train_({options.output, options.name, "train", format, options.shard_tokens}) {}
+          train_({options.output, options.name, "train", format, options.shard_tokens}),
+          files_(options.input.files.size()),
+          seen_path_(options.output + "/" + seen_file_name) {}
 
     void append(const Work& work) {
         std::size_t at = 0;
@@ -79,13 +86,18 @@ public:
             at = start.at;
             end_document();
             document_is_val_ = start.file < options_.val_files || document_draw(start.document) < options_.val_fraction;
+            file_ = start.file;
+            files_[file_].documents++;
         }
         append(work.ids.data() + at, work.ids.size() - at);
+        for (const InputPart& part : work.input.parts) files_[part.file].bytes += part.end - part.begin;
+        // so that nothing of it waits where a state is saved
+        if (!work.behind.in_document) end_document();
     }
 
     std::uint64_t tokens() const { return val_.tokens() + train_.tokens(); }
-
     std::uint64_t duplicates() const { return duplicates_; }
+    const std::vector<SourceCount>& files() const { return files_; }
 
     std::vector<ShardInfo> finish() {
         end_document();
@@ -94,6 +106,48 @@ public:
         std::vector<ShardInfo> shards = train_.shards();
         shards.insert(shards.end(), val_.shards().begin(), val_.shards().end());
         return shards;
+    }
+
+    bool can_save() const { return held_.empty(); }   // of a document with dedup nothing is written until it is whole
+    // Puts on the disk what the state tells of.
+    CorpusState save_point() {
+        if (options_.dedup) {
+            const std::unique_ptr<File> file =
+                std::exchange(has_seen_file_, true) ? real_files().append(seen_path_) : real_files().create(seen_path_);
+            file->write(bytes_of(std::exchange(new_hashes_, "")));
+            file->sync();
+        }
+        CorpusState state;
+        state.document_is_val = document_is_val_;
+        state.duplicates = duplicates_;
+        state.seen = seen_.size();
+        state.train.open_tokens = train_.save_point();
+        state.val.open_tokens = val_.save_point();
+        state.train.shards = train_.shards();
+        state.val.shards = val_.shards();
+        state.files = {files_.begin(), files_.begin() + static_cast<std::ptrdiff_t>(file_) + 1};
+        return state;
+    }
+    // False, with nothing changed, where that is not there any more.
+    bool resume(const CorpusState& state) {
+        const std::size_t digits = 32;
+        std::string hashes;
+        if (state.seen > 0) {
+            if (!real_files().exists(seen_path_)) return false;
+            hashes = read_whole(real_files(), seen_path_);
+            if (hashes.size() < state.seen * digits) return false;
+        }
+        if (state.files.empty() || state.files.size() > files_.size()) return false;
+        if (!train_.resume(state.train.shards, state.train.open_tokens)) return false;
+        if (!val_.resume(state.val.shards, state.val.open_tokens)) return false;
+        if (state.seen > 0) write_whole(real_files(), seen_path_, hashes.substr(0, state.seen * digits));
+        has_seen_file_ = state.seen > 0;
+        for (std::uint64_t i = 0; i < state.seen; i++) seen_.insert(hashes.substr(i * digits, digits));
+        document_is_val_ = state.document_is_val;
+        duplicates_ = state.duplicates;
+        std::ranges::copy(state.files, files_.begin());
+        file_ = state.files.size() - 1;
+        return true;
     }
 
 private:
@@ -110,15 +164,19 @@ private:
         if (held_.empty()) return;
         Hash64 hash;
         hash.update(held_.data(), held_.size() * sizeof held_[0]);
-        if (seen_.insert(hash.digest_128()).second) {
+        const std::string digest = hash.digest_128();
+        if (seen_.insert(digest).second) {
+            new_hashes_ += digest;
             write(held_.data(), held_.size());
         } else {
             duplicates_++;
+            files_[file_].documents--;
         }
         held_.clear();
     }
 
     void write(const std::uint32_t* ids, std::size_t count) {
+        files_[file_].tokens += count;
         if (val_.tokens() < options_.val_tokens) {
             std::size_t first = std::min<std::uint64_t>(count, options_.val_tokens - val_.tokens());
             val_.append(ids, first);
@@ -130,9 +188,14 @@ private:
 
     const CorpusOptions& options_;
     ShardWriter val_, train_;
+    std::vector<SourceCount> files_;
+    std::string seen_path_;
     std::vector<std::uint32_t> held_;   // of the current document
     std::unordered_set<std::string> seen_;
+    std::string new_hashes_;   // of seen_, not yet in its file
+    bool has_seen_file_ = false;
     std::uint64_t duplicates_ = 0;
+    std::size_t file_ = 0;           // of the current document
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
 
@@ -148,6 +211,37 @@ bool is_shard_name(std::string_view file, const std::string& name) {
 
 std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
 
+// Of all that what is written follows from.
+std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
+    std::string all =
+        text(hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ", o.shard_tokens, o.dedup,
+             o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ", static_cast<int>(o.input.format),
+             o.input.field, " ", o.input.separator.size(), o.input.separator, o.input.keep_separator, o.input.strip,
+             o.input.max_bytes, " ", static_cast<int>(o.encoding.special), static_cast<int>(o.encoding.invalid));
+    for (const std::string& file : o.input.files) {
+        std::error_code problem;   // a file that is not there is told where it is opened
+        all += text("\n", file, " ", static_cast<unsigned long long>(fs::file_size(file, problem)), " ",
+                    static_cast<long long>(fs::last_write_time(file, problem).time_since_epoch().count()));
+    }
+    return hash64(all);
+}
+
+// Standard input and pipes are gone when a call is cut.
+bool can_resume(const CorpusOptions& options) {
+    std::error_code unknown;
+    return std::ranges::all_of(options.input.files,
+                               [&](const std::string& file) { return fs::is_regular_file(file, unknown); });
+}
+
+// What a call of the same task has left that was cut.
+std::optional<CorpusState> earlier_state(const CorpusOptions& options, std::uint64_t asked) {
+    const std::string path = unfinished_file(options);
+    std::error_code unknown;
+    if (!can_resume(options) || !fs::is_regular_file(path, unknown)) return std::nullopt;
+    const std::optional<CorpusState> state = corpus_state_from(read_whole(real_files(), path));
+    return state && state->asked == asked && state->input.file <= options.input.files.size() ? state : std::nullopt;
+}
+
 void make_output_folder(const CorpusOptions& options) {
     std::error_code problem;
     fs::create_directories(options.output, problem);
@@ -159,7 +253,9 @@ void make_output_folder(const CorpusOptions& options) {
     fs::remove(fs::path(options.output) / manifest_file_name);
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
-        if (is_shard_name(entry.path().filename().string(), options.name)) old.push_back(entry.path());
+        std::string file = entry.path().filename().string();
+        if (file.ends_with(".part")) file.resize(file.size() - 5);
+        if (is_shard_name(file, options.name)) old.push_back(entry.path());
     }
     for (const fs::path& path : old) fs::remove(path);
 }
@@ -186,40 +282,61 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) 
 
 }   // namespace
 
-CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
+PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
     DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding));
     std::vector<BatchEncoder> encoders;
     for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
-    make_output_folder(options);
-    TokenFormat format = choose_format(tokenizer, options);
-    Splits splits(options, format);
+    const TokenFormat format = choose_format(tokenizer, options);
+    std::optional<Splits> splits;
+    splits.emplace(options, format);
+    const std::uint64_t asked = hash_of_task(tokenizer, options);
+    const std::optional<CorpusState> earlier = earlier_state(options, asked);
+    if (earlier && splits->resume(*earlier)) {
+        reader.seek(earlier->input);
+    } else {
+        splits.reset();   // what it may have opened is removed with the rest
+        make_output_folder(options);
+        splits.emplace(options, format);
+    }
+    const std::uint64_t bytes_before = reader.bytes_read();
 
     auto take = [&](Work& work) {
         bool more = reader.next(work.input);
-        work.bytes_read = reader.bytes_read();
+        work.behind = reader.position();
+        work.bytes_total = reader.bytes_total();
         return more;
     };
     auto encode = [&](Work& work, int thread) { encoders[static_cast<std::size_t>(thread)].encode(work); };
+    const bool saves = can_resume(options);
+    double saved = steady_seconds();
     auto write = [&](const Work& work) {
-        splits.append(work);
-        std::uint64_t documents = work.input.parts.back().document + 1;
-        report({work.bytes_read, reader.bytes_total(), splits.tokens(), documents});
+        splits->append(work);
+        report({work.behind.bytes_read, work.bytes_total, splits->tokens(), work.behind.documents, bytes_before});
+        if (!saves || !splits->can_save() || steady_seconds() - saved < options.save_seconds) return;
+        CorpusState state = splits->save_point();
+        state.asked = asked;
+        state.input = work.behind;
+        write_whole(real_files(), unfinished_file(options), to_text(state));
+        saved = steady_seconds();
     };
     InOrder<Work>(options.threads).run(take, encode, write);
 
-    CorpusManifest manifest;
-    manifest.shards = splits.finish();
+    PreparedCorpus prepared;
+    CorpusManifest& manifest = prepared.manifest;
+    manifest.shards = splits->finish();
     manifest.tokenizer_name = tokenizer.name();
     manifest.vocab_size = tokenizer.vocab_size();
     manifest.end_of_text = tokenizer.end_of_text();
     manifest.tokenizer_hash = tokenizer.hash();
     manifest.token_bytes = static_cast<std::uint32_t>(bytes_per_token(format));
-    manifest.documents = reader.documents() - splits.duplicates();
+    manifest.documents = reader.documents() - splits->duplicates();
     manifest.source_bytes = reader.bytes_read();
+    prepared.files = splits->files();
     check_splits(manifest, options);
     tokenizer.save(options.output);
     write_manifest(manifest, options.output);
     real_files().remove_all(unfinished_file(options));
-    return manifest;
+    real_files().remove_all(options.output + "/" + seen_file_name);
+    return prepared;
 }

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "llmc/data/corpus_state.h"
 #include "llmc/data/manifest.h"
 #include "llmc/tokenizer/input.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -27,14 +29,22 @@ struct CorpusOptions {
     std::size_t val_files = 0;
     double val_fraction = 0;
     std::uint64_t val_tokens = 0;
+    double save_seconds = 5;   // between states from which a call that is cut goes on
 };
 
 struct CorpusProgress {
     std::uint64_t bytes_done = 0, bytes_total = 0;   // total 0: unknown
     std::uint64_t tokens = 0, documents = 0;
+    std::uint64_t bytes_before = 0;   // of bytes_done, read by an earlier call that was cut
 };
 
-// Throws Error io or bad_data with the file and offset: the first in the order of the input, whatever the threads did.
-// `report` is called often, by one thread at a time; it decides what to show.
-CorpusManifest prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
+struct PreparedCorpus {
+    CorpusManifest manifest;
+    std::vector<SourceCount> files;   // of each input
+};
+
+// Goes on where an earlier call of the same options, inputs and tokenizer was cut (corpus_state.h): what is then there
+// is what it would have made, to the byte. Throws Error io or bad_data with the file and offset: the first in the order
+// of the input, whatever the threads did. `report` is called often, by one thread at a time; it decides what to show.
+PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report);

@@ -1,10 +1,13 @@
 #include "llmc/data/corpus.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "llmc/base/error.h"
@@ -33,7 +36,7 @@ std::vector<std::int32_t> read_tokens(const std::string& folder, const CorpusMan
 }
 
 CorpusManifest prepare(const CorpusOptions& options, const Tokenizer& tokenizer = Tokenizer::bytes()) {
-    return prepare_corpus(tokenizer, options, [](const CorpusProgress&) {});
+    return prepare_corpus(tokenizer, options, [](const CorpusProgress&) {}).manifest;
 }
 
 std::string document_of(const std::vector<std::int32_t>& tokens) {
@@ -211,4 +214,133 @@ TEST_CASE("tokenizer_parallel: results come in order, and of several errors the 
                           "40");
         CHECK(delivered.size() == 40);
     }
+}
+
+namespace {
+
+// All files of a folder, by name.
+std::map<std::string, std::string> files_in(const std::string& folder) {
+    std::map<std::string, std::string> files;
+    for (const std::string& name : real_files().list(folder))
+        files[name] = read_whole(real_files(), folder + "/" + name);
+    return files;
+}
+
+// A process that prepares the corpus and is gone, as if killed, when it reports for the `at`th time; false: it was
+// done before.
+bool is_cut(const CorpusOptions& options, int at) {
+    const pid_t child = fork();
+    if (child == 0) {
+        int reports = 0;
+        try {
+            prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress&) {
+                if (++reports == at) _exit(9);
+            });
+        } catch (const std::exception& problem) {
+            std::fprintf(stderr, "%s\n", problem.what());
+            _exit(1);
+        }
+        _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    CHECK((WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 9));
+    return WEXITSTATUS(status) == 9;
+}
+
+}   // namespace
+
+TEST_CASE("tokenizer_corpus: a call that is cut again and again goes on to the same bytes") {
+    TemporaryFolder folder;
+    std::mt19937 random(5);
+    CorpusOptions options;
+    for (int file = 0; file < 4; file++) {   // one long text, and lines, many of them twice
+        std::string content;
+        for (int line = 0; line < 40'000; line++) {
+            content += file == 0 ? text("word", random() % 5000, " ")
+                                 : text("{\"text\": \"number ", random() % 50'000, " of many lines\"}\n");
+        }
+        options.input.files.push_back(folder / text(file, file == 0 ? ".txt" : ".jsonl"));
+        const std::string once = content;   // batches have at most 8 MiB: the text is cut within
+        while (file == 0 && content.size() < (20u << 20)) content += once;
+        write_file(options.input.files.back(), content);
+    }
+    options.shard_tokens = 300'000;
+    options.threads = 2;
+    for (int variant = 0; variant < 4; variant++) {
+        options.dedup = variant % 2 == 1;
+        options.val_files = variant < 2 ? 1 : 0;   // the long text, within which the call is cut
+        options.val_tokens = variant < 2 ? 0 : 400'000;
+        options.output = folder / text("whole", variant);
+        options.save_seconds = 1e6;
+        prepare(options);
+        const auto whole = files_in(options.output);
+        options.output = folder / text("cut", variant);
+        options.save_seconds = 0;
+        int cuts = 0;
+        std::uint64_t before = 0;
+        while (cuts < 20 && is_cut(options, 1 + static_cast<int>(random() % 2))) cuts++;
+        MESSAGE(cuts, " cuts");
+        CHECK(cuts > 4);
+        prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) { before = p.bytes_before; });
+        const auto cut = files_in(options.output);
+        CHECK(cut.size() == whole.size());
+        for (const auto& [name, content] : whole) {
+            CHECK_MESSAGE((cut.contains(name) && cut.at(name) == content), name);
+        }
+    }
+}
+
+TEST_CASE("tokenizer_corpus: what was cut is begun anew where options or an input are others") {
+    TemporaryFolder folder;
+    std::string content;
+    for (int line = 0; line < 200'000; line++) content += text("line ", line, " of a text\n");
+    write_file(folder / "a.txt", content);
+    CorpusOptions options;
+    options.input.files = {folder / "a.txt"};
+    options.input.separator = "\n";
+    options.output = folder / "out";
+    options.save_seconds = 0;
+    const auto bytes_before = [&] {
+        std::uint64_t before = 0;
+        prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) { before = p.bytes_before; });
+        return before;
+    };
+    REQUIRE(is_cut(options, 3));
+    CHECK(bytes_before() > 0);
+    CHECK(bytes_before() == 0);   // it is complete
+    REQUIRE(is_cut(options, 3));
+    options.shard_tokens = 1'000'000;
+    CHECK(bytes_before() == 0);
+    REQUIRE(is_cut(options, 3));
+    write_file(folder / "a.txt", content + "more\n");
+    CHECK(bytes_before() == 0);
+    REQUIRE(is_cut(options, 3));
+    for (const std::string& name : real_files().list(options.output)) {
+        if (name.starts_with("train_")) std::filesystem::resize_file(options.output + "/" + name, 2000);
+    }
+    CHECK(bytes_before() == 0);
+    CHECK(real_files().list(options.output).size() > 3);
+    for (const std::string& name : real_files().list(options.output)) {
+        CHECK_MESSAGE((!name.ends_with(".part") && !name.starts_with("tokenize.")), name);
+    }
+}
+
+TEST_CASE("tokenizer_corpus: documents, tokens and bytes of each file") {
+    TemporaryFolder folder;
+    write_file(folder / "a.txt", "one\ntwo\n");
+    write_file(folder / "b.txt", "two\nthree");
+    CorpusOptions options;
+    options.input.files = {folder / "a.txt", folder / "b.txt"};
+    options.input.separator = "\n";
+    options.output = folder / "out";
+    options.dedup = true;
+    const auto files = prepare_corpus(Tokenizer::bytes(), options, [](const CorpusProgress&) {}).files;
+    CHECK(files[0].documents == 2);
+    CHECK(files[0].tokens == 8);
+    CHECK(files[0].bytes == 6);
+    CHECK(files[1].documents == 1);   // "two" was there
+    CHECK(files[1].tokens == 6);
+    CHECK(files[1].bytes == 8);
 }

@@ -1,10 +1,13 @@
 #include "llmc/data/inspect.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
@@ -85,4 +88,55 @@ CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::stri
         stats.entropy -= part * std::log2(part);
     }
     return stats;
+}
+
+DocumentCounts count_documents(const std::vector<TokenFile>& shards, std::int64_t T, std::int32_t end_of_text,
+                               std::int64_t vocab_size) {
+    DocumentCounts counts;
+    std::uint64_t document = 0, sequences = 0;   // tokens of the document at hand, which may go on in the next shard
+    double squares = 0;
+    auto end_document = [&] {
+        if (document == 0) return;
+        const auto bin = static_cast<std::size_t>(std::bit_width(document)) - 1;
+        counts.by_length.resize(std::max(counts.by_length.size(), bin + 1));
+        counts.by_length[bin]++;
+        counts.documents++;
+        counts.longest = std::max(counts.longest, document);
+        document = 0;
+    };
+    for (const TokenFile& shard : shards) {
+        const std::uint64_t whole = (shard.count() - 1) / static_cast<std::uint64_t>(T) * static_cast<std::uint64_t>(T);
+        std::uint64_t at = 0, piece = 0;
+        auto end_piece = [&] { squares += static_cast<double>(piece) * static_cast<double>(std::exchange(piece, 0)); };
+        shard.for_each_block(vocab_size, [&](std::span<const std::int32_t> block) {
+            for (const std::int32_t id : block) {
+                if (id == end_of_text) end_document();
+                if (at < whole && (id == end_of_text || at % static_cast<std::uint64_t>(T) == 0)) end_piece();
+                if (at < whole) piece++;
+                document++;
+                at++;
+            }
+        });
+        end_piece();
+        sequences += whole / static_cast<std::uint64_t>(T);
+    }
+    end_document();
+    const double length = static_cast<double>(T);
+    if (sequences > 0) counts.attention_left = squares / (static_cast<double>(sequences) * length * length);
+    return counts;
+}
+
+std::string picture_of(const DocumentCounts& counts) {
+    constexpr double width = 50;
+    const std::uint64_t most = std::max<std::uint64_t>(1, std::ranges::max(counts.by_length));
+    std::string lines;
+    for (std::size_t i = 0; i < counts.by_length.size(); i++) {
+        const auto n = static_cast<double>(counts.by_length[i]);
+        const auto bar = static_cast<std::size_t>(std::ceil(width * n / static_cast<double>(most)));
+        const std::uint64_t first = std::uint64_t{1} << i;
+        lines += formatted("%12llu to %-12llu |%-50s| %5.1f%%\n", static_cast<unsigned long long>(first),
+                           static_cast<unsigned long long>(2 * first - 1), std::string(bar, '#').c_str(),
+                           100 * n / static_cast<double>(counts.documents));
+    }
+    return lines;
 }

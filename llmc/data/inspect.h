@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/data/manifest.h"
+#include "llmc/data/token_file.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 // Checks a folder against its manifest: that the tokenizer in it is the one named; of every shard the header, size,
@@ -28,4 +29,16 @@ struct CorpusStats {
     double entropy = 0;                     // of single tokens, in bits: what a model without context would need
     std::vector<std::uint64_t> id_counts;   // per id
 };
+// How long documents are, and what masks leave of attention in sequences of T tokens, cut from each shard as the loader
+// cuts them: of the T^2 pairs of such a sequence the sum of L^2 over its pieces of documents.
+struct DocumentCounts {
+    std::uint64_t documents = 0, longest = 0;   // in tokens, the one that begins a document included
+    std::vector<std::uint64_t> by_length;       // entry i: documents of 2^i to 2^(i+1) - 1 tokens
+    double attention_left = 1;                  // 1: there is no whole sequence
+};
+DocumentCounts count_documents(const std::vector<TokenFile>& shards, std::int64_t T, std::int32_t end_of_text,
+                               std::int64_t vocab_size);
+// Lines of bars.
+std::string picture_of(const DocumentCounts& counts);
+
 CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards);

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/corpus.h"
+#include "llmc/data/write_token_file_test.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_test.h"
 
@@ -98,4 +99,27 @@ TEST_CASE("tokenizer_inspect: verify finds whatever is wrong and says where") {
     prepare(folder);
     std::filesystem::remove(shard);
     CHECK_THROWS_AS(verify_corpus(corpus), Error);
+}
+
+TEST_CASE("tokenizer_inspect: lengths of documents and what masks leave of attention, counted by hand") {
+    TemporaryFolder folder;
+    std::vector<std::uint32_t> ids;
+    for (const int length : {1, 3, 4, 9}) {   // 7 begins each; the last one goes on in the next shard, with 2 tokens
+        for (int t = 0; t < length; t++) ids.push_back(t == 0 ? 7 : 1);
+    }
+    write_token_file(real_files(), folder / "a.bin", TokenFormat::gpt2, ids);
+    write_token_file(real_files(), folder / "b.bin", TokenFormat::gpt2, std::vector<std::uint32_t>{1, 1, 7, 1, 1, 1});
+    std::vector<TokenFile> shards;
+    shards.emplace_back(real_files(), folder / "a.bin");
+    shards.emplace_back(real_files(), folder / "b.bin");
+    const DocumentCounts counts = count_documents(shards, 5, 7, 10);
+    CHECK(counts.documents == 5);
+    CHECK(counts.longest == 11);
+    CHECK(counts.by_length == std::vector<std::uint64_t>{1, 1, 2, 1});   // 1; 3; 4, 4; 11
+    // of a: 1 3 1 | 3 2 | 5, two tokens left over; of b: 2 3
+    const double squares = 1 + 9 + 1 + 9 + 4 + 25 + 4 + 9;
+    CHECK(counts.attention_left == doctest::Approx(squares / (4 * 25)));
+    const std::string picture = picture_of(counts);
+    CHECK(picture.find("4 to 7            |##################################################|  40.0%") !=
+          std::string::npos);
 }

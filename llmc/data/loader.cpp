@@ -1,11 +1,13 @@
 #include "llmc/data/loader.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/io/hash.h"
+#include "llmc/mesh/document_cut.h"
 
 TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,
                    std::int64_t vocab_size, std::uint64_t check_all_bytes)
@@ -60,10 +62,36 @@ void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& r
         done += length;
     }
     ENSURE(done == inputs.size(), done, " tokens into ", inputs.size());
+    if (!documents_.boundary_loss) std::ranges::replace(targets, documents_.end_of_text, -1);
+}
+
+void TokenSet::read_starts(std::uint64_t index, std::int64_t length, const std::vector<TokenRange>& ranges,
+                           std::span<std::int32_t> starts) const {
+    ENSURE(documents_.end_of_text >= 0, "documents that are not told apart");
+    const auto [shard, begin] = place_of(index);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(T_)), of_sequence(static_cast<std::size_t>(length));
+    shard.read(begin, tokens, vocab_size_);
+    std::size_t own = 0;
+    for (const TokenRange& range : ranges) own += static_cast<std::size_t>(range.length);
+    ENSURE(starts.size() * of_sequence.size() == own * tokens.size(), starts.size(), " starts, of ", own, " of each ",
+           length, " tokens");
+    for (std::size_t at = 0, to = 0; at < tokens.size(); at += of_sequence.size(), to += own) {
+        document_starts(std::span(of_sequence),
+                        [&](std::size_t t) { return tokens[at + t] == documents_.end_of_text; });
+        take_ranges(starts.subspan(to, own), std::span<const std::int32_t>(of_sequence), ranges);
+    }
+}
+
+std::int64_t TokenSet::count_targets(std::uint64_t index) const {
+    if (documents_.boundary_loss) return T_;
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(T_)), targets(inputs.size());
+    read_window(index, inputs, targets);
+    return T_ - std::ranges::count(targets, -1);
 }
 
 Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases)
     : tokens_(&tokens), seed_(seed) {
+    state_.T = tokens.T();
     if (!tokens.is_mixture()) return;
     phases_.push_back({0, {}});
     for (const TokenSet::Source& source : tokens.sources()) {
@@ -73,7 +101,31 @@ Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePh
     phases_.insert(phases_.end(), phases.begin(), phases.end());
 }
 
+// A state of samples of another length: at the beginning of the first epoch that nothing was read of.
+LoaderState Loader::with_new_length(LoaderState state) const {
+    const auto T = static_cast<std::uint64_t>(tokens_->T());
+    const std::uint64_t tokens = state.index * static_cast<std::uint64_t>(std::exchange(state.T, tokens_->T()));
+    if (!tokens_->is_mixture()) {
+        state.epoch += state.index > 0;
+        state.index = 0;
+        return state;
+    }
+    state.index = (tokens + T - 1) / T;   // of all samples together
+    for (LoaderState::Source& saved : state.sources) {
+        for (const TokenSet::Source& now : tokens_->sources()) {
+            if (now.data.name != saved.name || saved.windows == 0) continue;
+            const std::uint64_t epochs = (saved.samples + saved.windows - 1) / saved.windows;
+            saved.samples = epochs * now.windows, saved.windows = now.windows;
+            break;
+        }
+    }
+    return state;
+}
+
 void Loader::seek(const LoaderState& state) {
+    if (state.T > 0 && state.T != tokens_->T() && state.sources.empty() != tokens_->is_mixture()) {
+        return seek(with_new_length(state));
+    }
     auto fail = [](const std::string& what, const std::string& hint) { throw Error(ErrorKind::bad_data, what, hint); };
     if (state.sources.empty() == tokens_->is_mixture()) {
         fail(text("the run to resume read ", tokens_->is_mixture() ? "one source" : "a mixture", ", --train-data is ",
@@ -98,7 +150,7 @@ void Loader::seek(const LoaderState& state) {
         if (source->windows != saved.windows) {
             fail(text("the run to resume had ", saved.windows, " samples an epoch of ", saved.name,
                       ", --train-data with --seq-len ", tokens_->T(), " has ", source->windows),
-                 "Resume with the same data and sequence length.");
+                 "Resume with the same data.");
         }
         *source = saved;
     }
@@ -123,7 +175,8 @@ LoaderState Loader::after(std::uint64_t samples) const {
         for (std::uint64_t i = 0; i < samples; i++) choose(state);
     } else {
         const std::uint64_t index = state.index + samples;
-        state = {state.epoch + index / tokens_->windows(), index % tokens_->windows()};
+        state.epoch += index / tokens_->windows();
+        state.index = index % tokens_->windows();
     }
     return state;
 }
@@ -156,6 +209,15 @@ void Loader::read(std::uint64_t ahead, std::uint64_t count, const std::vector<To
     const std::vector<SampleId> ids = samples(ahead, count);
     for (std::size_t i = 0; i < ids.size(); i++) {
         tokens_->read_window(ids[i].window, ranges, inputs.subspan(i * T, T), targets.subspan(i * T, T));
+    }
+}
+
+void Loader::read_starts(std::uint64_t ahead, std::uint64_t count, std::int64_t length,
+                         const std::vector<TokenRange>& ranges, std::span<std::int32_t> starts) const {
+    const std::size_t own = starts.size() / static_cast<std::size_t>(count);
+    std::size_t to = 0;
+    for (const SampleId& id : samples(ahead, count)) {
+        tokens_->read_starts(id.window, length, ranges, starts.subspan(std::exchange(to, to + own), own));
     }
 }
 

@@ -25,6 +25,12 @@
 #include "llmc/data/token_file.h"
 #include "llmc/mesh/context_cut.h"
 
+// How documents, which stand one after another in a shard, are told apart.
+struct DocumentRule {
+    std::int32_t end_of_text = -1;   // the token that each begins with; -1: they are not told apart
+    bool boundary_loss = true;       // false: no target at a document's last token, which would be the next one's first
+};
+
 // The token files behind one pattern, or the list of a mixture, cut into windows.
 class TokenSet {
 public:
@@ -38,6 +44,10 @@ public:
     std::uint64_t windows() const { return first_window_.back(); }
     std::uint64_t tokens() const { return tokens_; }
     std::size_t shards() const { return shards_.size(); }
+    const std::vector<TokenFile>& files() const { return shards_; }
+
+    void tell_documents_apart(const DocumentRule& rule) { documents_ = rule; }
+    const DocumentRule& documents() const { return documents_; }
 
     // The one source without a name, or those of a mixture: their windows follow one another.
     struct Source {
@@ -61,9 +71,16 @@ public:
     // Of the window's inputs and targets only these ranges, one after another: no other tokens are read.
     void read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
                      std::span<std::int32_t> targets) const;
+    // Of a window that is cut into sequences of `length` tokens where the document of each token begins, in its
+    // sequence; of each sequence only these ranges, one after another.
+    void read_starts(std::uint64_t index, std::int64_t length, const std::vector<TokenRange>& ranges,
+                     std::span<std::int32_t> starts) const;
+    // Positions of a window that have a loss.
+    std::int64_t count_targets(std::uint64_t index) const;
 
 private:
     std::vector<Source> sources_;
+    DocumentRule documents_;
     std::vector<TokenFile> shards_;
     std::vector<std::uint64_t> first_window_;   // of each shard; one more entry holds the sum
     std::int64_t T_, vocab_size_;
@@ -82,6 +99,7 @@ struct LoaderState {
         bool operator==(const Source&) const = default;
     };
     std::vector<Source> sources = {};   // of a mixture
+    std::int64_t T = 0;                 // tokens of a sample; 0: those of the data at hand (older programs' states)
     bool operator==(const LoaderState&) const = default;
 };
 
@@ -99,7 +117,8 @@ public:
     Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {});
 
     LoaderState state() const { return state_; }
-    // Error(bad_data) where the state is not of these data. Sources that are new begin here.
+    // Error(bad_data) where the state is not of these data. Sources that are new begin here. Where samples had another
+    // length a new epoch begins, of each source.
     void seek(const LoaderState& state);
 
     // Samples [ahead, ahead + count) after the state, into inputs and targets of shape (count, T). The state stays: the
@@ -111,11 +130,15 @@ public:
     // Of each sample only these ranges.
     void read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
               std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
+    // Of each sample what TokenSet::read_starts gives.
+    void read_starts(std::uint64_t ahead, std::uint64_t count, std::int64_t length,
+                     const std::vector<TokenRange>& ranges, std::span<std::int32_t> starts) const;
     void advance(std::uint64_t samples);
     LoaderState after(std::uint64_t samples) const;   // where `advance` would lead
     std::vector<SampleId> samples(std::uint64_t ahead, std::uint64_t count) const;
 
 private:
+    LoaderState with_new_length(LoaderState state) const;
     std::size_t choose(LoaderState& state) const;   // the source of a mixture's next sample; moves past that
 
     const TokenSet* tokens_;

@@ -203,3 +203,77 @@ TEST_CASE("loader: errors name the option and what would work") {
     Loader loader(tokens, 42);
     CHECK(complaint([&] { loader.seek({0, 7}); }).find("the data has 7 samples") != std::string::npos);
 }
+
+TEST_CASE("loader: documents of 1, T and T + 1 tokens are found where they begin, in sequences as they are cut") {
+    const TemporaryFolder folder;
+    std::vector<std::uint32_t> ids;
+    std::vector<bool> begins;
+    for (const int length : {1, 1, 16, 17, 5, 1, 40, 16, 3, 60}) {   // 200 begins each
+        for (int t = 0; t < length; t++) {
+            ids.push_back(t == 0 ? 200 : static_cast<std::uint32_t>(ids.size()));
+            begins.push_back(t == 0);
+        }
+    }
+    write_token_file(real_files(), folder / "a.bin", TokenFormat::gpt2, ids);
+    TokenSet tokens(real_files(), "--train-data", folder / "a.bin", 16, 256);
+    tokens.tell_documents_apart({200, true});
+    TokenSet ends(real_files(), "--train-data", folder / "a.bin", 16, 256);
+    ends.tell_documents_apart({200, false});
+    REQUIRE(tokens.windows() == 9);
+    for (std::uint64_t window = 0; window < tokens.windows(); window++) {
+        for (const std::int64_t length : {16, 8, 4}) {
+            for (const std::vector<TokenRange>& ranges :
+                 std::vector<std::vector<TokenRange>>{{{0, length}}, {{1, 1}, {length - 2, 2}}}) {
+                std::vector<std::int32_t> expected;
+                for (std::int64_t sequence = 0; sequence < 16; sequence += length) {
+                    for (const TokenRange& range : ranges) {
+                        for (std::int64_t t = range.begin; t < range.begin + range.length; t++) {
+                            std::int64_t start = t;
+                            while (start > 0 && !begins[window * 16 + static_cast<std::size_t>(sequence + start)])
+                                start--;
+                            expected.push_back(static_cast<std::int32_t>(start));
+                        }
+                    }
+                }
+                std::vector<std::int32_t> found(expected.size());
+                tokens.read_starts(window, length, ranges, found);
+                CHECK(found == expected);
+            }
+        }
+        std::vector<std::int32_t> inputs(16), targets(16), without(16);
+        tokens.read_window(window, inputs, targets);
+        CHECK(tokens.count_targets(window) == 16);
+        ends.read_window(window, inputs, without);
+        int left = 0;
+        for (std::size_t t = 0; t < 16; t++) {
+            CHECK(without[t] == (begins[window * 16 + t + 1] ? -1 : targets[t]));
+            left += without[t] >= 0;
+        }
+        CHECK(ends.count_targets(window) == left);
+    }
+    const Loader loader(tokens, 3);
+    std::vector<std::int32_t> of_samples(32), of_window(16);
+    loader.read_starts(1, 2, 16, {{0, 16}}, of_samples);
+    tokens.read_starts(loader.samples(2, 1)[0].window, 16, {{0, 16}}, of_window);
+    CHECK(std::equal(of_window.begin(), of_window.end(), of_samples.begin() + 16));
+}
+
+TEST_CASE("loader: samples of another length begin a new epoch, once") {
+    const TwoShards data;
+    const TokenSet longer = data.open(4), shorter = data.open(2);
+    Loader before(longer, 5), after(shorter, 5);
+    before.advance(longer.windows() + 3);   // in the midst of the second epoch
+    after.seek(before.state());
+    CHECK(after.state() == LoaderState{2, 0, {}, 2});
+    after.advance(3);
+    Loader again(shorter, 5);
+    again.seek(after.state());   // of this length: no more than that
+    CHECK(again.state() == after.state());
+    Loader untouched(shorter, 5);
+    untouched.seek(Loader(longer, 5).state());   // nothing was read yet
+    CHECK(untouched.state() == LoaderState{0, 0, {}, 2});
+    LoaderState older = before.state();
+    older.T = 0;
+    before.seek(older);
+    CHECK(before.state().index == older.index);
+}

@@ -217,3 +217,23 @@ TEST_CASE("mixture: what a state does not fit is refused, sources may be added")
     other.sources[1].windows++;
     CHECK(complaint([&] { of_two.seek(other); }).find("had 38 samples an epoch of code") != std::string::npos);
 }
+
+TEST_CASE("mixture: samples of another length begin a new epoch of every source that was read") {
+    FiveSources data;
+    const TokenSet longer = data.open({1, 1, 1});
+    std::string list;
+    for (std::size_t i = 0; i < 3; i++) list += text(i == 0 ? "" : ",", data.folder / names[i], "/*train*.bin:1");
+    const TokenSet shorter(real_files(), "--train-data", list, T / 2, 1 << 20);
+    Loader before(longer, kSeed), after(shorter, kSeed);
+    before.advance(25);   // 9, 8 and 8 samples: of 7 of the first source, 37 of the second, 67 of the third an epoch
+    after.seek(before.state());
+    CHECK(after.state().index == 50);
+    CHECK(after.state().sources[0].samples == 2 * 14);
+    CHECK(after.state().sources[1].samples == 74);
+    CHECK(after.state().sources[2].samples == 134);
+    for (std::size_t i = 0; i < 3; i++) {
+        CHECK(after.state().sources[i].windows == shorter.sources()[i].windows);
+        CHECK(after.state().sources[i].credit == before.state().sources[i].credit);
+    }
+    for (const SampleId& id : after.samples(0, 6)) CHECK(id.epoch == (id.source == 0 ? 2 : 1));
+}

@@ -70,7 +70,7 @@ private:
     std::size_t at_ = header_bytes;
 };
 
-Question read_question(Words& words, int index) {
+Question read_question(Words& words, int index, int fewest) {
     const std::size_t begin = words.position();
     if (words.next("a question") != start_mark)
         words.bad(begin, text("question ", index, " does not begin with 65535"));
@@ -81,7 +81,7 @@ Question read_question(Words& words, int index) {
     Question question;
     question.label = words.next("a label");
     const int completions = words.next("a number of completions");
-    if (completions < 2 || question.label >= completions) {
+    if (completions < fewest || question.label >= completions) {
         words.bad(begin + 6, text("label ", question.label, " of ", completions, " completions"));
     }
     question.context = words.tokens("the context");
@@ -105,10 +105,12 @@ std::vector<Question> read_questions(const FileSystem& files, const std::string&
     return parse_question_file(read_whole(files, path), path, vocab_size);
 }
 
-std::string title_of_questions(std::string_view content, const std::string& name) {
+const NamedSource& source_of_questions(std::string_view content, const std::string& name) {
     const std::int32_t source = Words(content, name, 0).header(6);
-    const bool is_mmlu = source == 2 || (source == 0 && name.find("mmlu") != name.npos);
-    return is_mmlu ? "MMLU" : "HellaSwag";
+    for (const NamedSource& known : question_sources) {
+        if (source == static_cast<int>(known.source)) return known;
+    }
+    return question_sources[name.find("mmlu") != name.npos ? 1 : 0];
 }
 
 std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size,
@@ -121,15 +123,16 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
         words.bad(16, text("made with a tokenizer of hash ", hash_to_text(made_with), ", the model's has ",
                            hash_to_text(*tokenizer_hash)));
     }
-    if (words.header(6) < 0 || words.header(6) > 2)
-        words.bad(24, text("source ", words.header(6), ", expected 0 to 2"));
+    constexpr int last = static_cast<int>(QuestionSource::lambada);
+    if (words.header(6) < 0 || words.header(6) > last)
+        words.bad(24, text("source ", words.header(6), ", expected 0 to ", last));
     const int count = words.header(2);
     if (count < 1) words.bad(8, text(count, " questions, expected at least 1"));
     std::vector<Question> questions;
     std::size_t longest = 0;
     for (int i = 0; i < count; i++) {
         const std::size_t begin = words.position();
-        questions.push_back(read_question(words, i));
+        questions.push_back(read_question(words, i, words.header(6) == last ? 1 : 2));
         longest = std::max(longest, words.position() - begin);
     }
     if (!std::cmp_equal(words.header(3), longest)) {

@@ -1,8 +1,8 @@
-// Multiple-choice questions in llm.c's format (HellaSwag, MMLU): a context and several completions, one of them right.
+// Questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last word.
 //
 //   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
 //               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
-//               (tokenizer.h), its lower half first, [6] 1 HellaSwag, 2 MMLU; rest unused
+//               (tokenizer.h), its lower half first, [6] QuestionSource; rest unused
 //   byte 1024   per question, all uint16:  65535, bytes of the question (these first words included), its index,
 //               index of the right completion, number of completions,
 //               number of context tokens, the tokens,
@@ -22,6 +22,23 @@
 
 inline constexpr std::int32_t question_file_magic = 20240522, question_file_version = 1;
 
+// Who published the questions; the number is that of the file's header, 0 there: it is not said.
+enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc, piqa, lambada };
+
+struct NamedSource {
+    QuestionSource source;
+    const char *name, *title;   // in options and metrics; for people
+    const char* file;           // where its script in data/ puts it
+};
+inline constexpr NamedSource question_sources[] = {
+    {QuestionSource::hellaswag, "hellaswag", "HellaSwag", "data/hellaswag/hellaswag_val.bin"},
+    {QuestionSource::mmlu, "mmlu", "MMLU", "data/mmlu/mmlu_test.bin"},
+    {QuestionSource::arc, "arc", "ARC", "data/arc/arc_test.bin"},
+    {QuestionSource::piqa, "piqa", "PIQA", "data/piqa/piqa_val.bin"},
+    {QuestionSource::lambada, "lambada", "LAMBADA", "data/lambada/lambada_test.bin"},
+};
+inline constexpr const NamedSource& hellaswag_source = question_sources[0];   // llm.c's
+
 struct Question {
     int label = 0;   // index of the right completion
     std::vector<std::int32_t> context;
@@ -36,8 +53,8 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
                                           std::optional<std::uint64_t> tokenizer_hash = std::nullopt);
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size);
 
-// Whose questions these are: "HellaSwag" or "MMLU", by the name where the file does not say it.
-std::string title_of_questions(std::string_view content, const std::string& name);
+// Whose questions these are, by the name of the file where it does not say it: MMLU's or HellaSwag's.
+const NamedSource& source_of_questions(std::string_view content, const std::string& name);
 
 // One completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a token of
 // the completion is predicted, from the context's last position on. What is to the right is padding: causal attention

@@ -1,5 +1,6 @@
 #include "llmc/data/questions.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -23,8 +24,58 @@ QuestionText mmlu_question(const std::string& question, const std::vector<std::s
 // ---------------------------------------------------------------------------------------------------------------------
 // JSONL
 
+constexpr std::uint64_t largest_label = 65535;   // as the file that is made from it
+
+QuestionText harness_question(const std::string& question) {
+    return {text("Question: ", question, "\nAnswer:"), {}, 0};
+}
+
+// A number, in some copies spelled as a text.
+std::size_t label_from(const Json& label) {
+    return (label.is_text() ? parse_json(label.as_text()) : label).as_whole(largest_label);
+}
+
+QuestionText arc_question(const Json& json) {
+    const Json &question = json.at("question"),
+               &choices = question.is_text() ? json.at("choices") : question.at("choices");
+    QuestionText result = harness_question(question.is_text() ? question.as_text() : question.at("stem").as_text());
+    std::vector<std::string> labels;
+    auto add = [&](const Json& choice, const Json& label) {
+        result.completions.push_back(text(" ", choice.as_text()));
+        labels.push_back(label.as_text());
+    };
+    if (choices.is_array()) {
+        for (const Json& choice : choices.elements()) add(choice.at("text"), choice.at("label"));
+    } else {
+        const std::vector<Json>&texts = choices.at("text").elements(), &names = choices.at("label").elements();
+        if (texts.size() != names.size()) throw JsonError("as many labels as choices are expected", choices.offset());
+        for (std::size_t i = 0; i < texts.size(); i++) add(texts[i], names[i]);
+    }
+    const std::string& right = json.at("answerKey").as_text();
+    result.label = static_cast<std::size_t>(std::ranges::find(labels, right) - labels.begin());
+    return result;
+}
+
+QuestionText piqa_question(const Json& json) {
+    QuestionText result = harness_question(json.at("goal").as_text());
+    for (const char* key : {"sol1", "sol2"}) result.completions.push_back(text(" ", json.at(key).as_text()));
+    result.label = label_from(json.at("label"));
+    return result;
+}
+
+QuestionText lambada_question(const Json& json) {
+    std::string whole = json.at("text").as_text();
+    whole.erase(std::min(whole.find_last_not_of(" \t\r\n") + 1, whole.size()));
+    const std::size_t space = whole.rfind(' ');
+    if (space == std::string::npos || space == 0)
+        throw JsonError("expected a text of several words", json.at("text").offset());
+    return {whole.substr(0, space), {whole.substr(space)}, 0};
+}
+
 QuestionText from_json(QuestionSource source, const Json& json) {
-    constexpr std::uint64_t largest_label = 65535;   // as the file that is made from it
+    if (source == QuestionSource::arc) return arc_question(json);
+    if (source == QuestionSource::piqa) return piqa_question(json);
+    if (source == QuestionSource::lambada) return lambada_question(json);
     if (source == QuestionSource::mmlu) {
         std::vector<std::string> choices;
         for (const Json& choice : json.at("choices").elements()) choices.push_back(choice.as_text());
@@ -34,8 +85,7 @@ QuestionText from_json(QuestionSource source, const Json& json) {
     for (const Json& ending : json.at("endings").elements()) {
         result.completions.push_back(text(" ", ending.as_text()));
     }
-    const Json& label = json.at("label");   // a number, in some copies spelled as a string
-    result.label = (label.is_text() ? parse_json(label.as_text()) : label).as_whole(largest_label);
+    result.label = label_from(json.at("label"));
     return result;
 }
 
@@ -55,7 +105,8 @@ std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view co
         }
         QuestionText& question = questions.back();
         question.place = text(name, ": offset ", at, ": ");
-        if (question.completions.size() < 2 || question.label >= question.completions.size()) {
+        const std::size_t fewest = source == QuestionSource::lambada ? 1 : 2;
+        if (question.completions.size() < fewest || question.label >= question.completions.size()) {
             bad(name, at, text("the right answer is number ", question.label, " of ", question.completions.size()));
         }
     }
@@ -178,7 +229,7 @@ public:
                                              static_cast<std::int32_t>(longest_),
                                              static_cast<std::int32_t>(tokenizer_hash),
                                              static_cast<std::int32_t>(tokenizer_hash >> 32),
-                                             source == QuestionSource::mmlu ? 2 : 1};
+                                             static_cast<std::int32_t>(source)};
         std::string content(sizeof header + 2 * words_.size(), '\0');
         std::memcpy(content.data(), header.data(), sizeof header);
         std::memcpy(content.data() + sizeof header, words_.data(), 2 * words_.size());
@@ -197,7 +248,7 @@ private:
 
 std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name) {
     const bool csv = name.ends_with(".csv");
-    if (csv && source != QuestionSource::mmlu) bad(name, 0, "HellaSwag comes as JSONL, not as CSV");
+    if (csv && source != QuestionSource::mmlu) bad(name, 0, "only MMLU comes as CSV, the others as JSONL");
     std::vector<QuestionText> questions = csv ? parse_mmlu_csv(content, name) : parse_jsonl(source, content, name);
     if (questions.empty()) bad(name, content.size(), "no question in this file");
     return questions;

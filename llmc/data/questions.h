@@ -6,17 +6,24 @@
 //               {"question": "...", "choices": ["...", ...], "answer": 2, ...}
 //               context: "Question: " + question + "\n\nAnswer:"; completions: " " + choice
 //
-// These are llm.c's contexts and completions, so results compare with its. What is wrong with a file is Error(bad_data)
-// with file and offset.
+//   ARC         JSONL: {"question": {"stem": "...", "choices": [{"text": "...", "label": "A"}, ...]},
+//               "answerKey": "C"}, or {"question": "...", "choices": {"text": [...], "label": [...]}, "answerKey": "C"}
+//               context: "Question: " + question + "\nAnswer:"; completions: " " + choice
+//   PIQA        JSONL: {"goal": "...", "sol1": "...", "sol2": "...", "label": 1, ...}
+//               context: "Question: " + goal + "\nAnswer:"; completions: " " + solution
+//   LAMBADA     JSONL: {"text": "..."}; context: up to the last word; completion: " " + the last word
+//
+// The first two are llm.c's contexts and completions, so results compare with its; the others are meant to be those of
+// the LM Evaluation Harness, with which no result has been compared. What is wrong with a file is Error(bad_data) with
+// file and offset.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "llmc/data/multiple_choice.h"
 #include "llmc/tokenizer/tokenizer.h"
-
-enum class QuestionSource { hellaswag, mmlu };
 
 struct QuestionText {
     std::string context;

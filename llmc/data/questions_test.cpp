@@ -56,6 +56,39 @@ TEST_CASE("questions: MMLU, CSV and JSONL alike") {
     CHECK(other[0].label == 1);
 }
 
+TEST_CASE("questions: ARC in both its forms, PIQA, and LAMBADA's last word") {
+    const auto arc = parse_questions(
+        QuestionSource::arc,
+        R"({"id": "x", "question": {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "no", "label": "B"}]}, "answerKey": "B"})"
+        "\n"
+        R"({"question": "How?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "1"})",
+        "a.jsonl");
+    REQUIRE(arc.size() == 2);
+    CHECK(arc[0].context == "Question: Why?\nAnswer:");
+    CHECK(arc[0].completions == std::vector<std::string>{" so", " no"});
+    CHECK(arc[0].label == 1);
+    CHECK(arc[1].completions.size() == 3);
+    CHECK(arc[1].label == 0);
+    const auto piqa = parse_questions(
+        QuestionSource::piqa, R"({"goal": "Open it.", "sol1": "Pull.", "sol2": "Push.", "label": 1})", "p.jsonl");
+    CHECK(piqa[0].context == "Question: Open it.\nAnswer:");
+    CHECK(piqa[0].completions == std::vector<std::string>{" Pull.", " Push."});
+    CHECK(piqa[0].label == 1);
+    const auto lambada = parse_questions(QuestionSource::lambada, R"({"text": "she gave it to  Bob \n"})", "l.jsonl");
+    CHECK(lambada[0].context == "she gave it to ");
+    CHECK(lambada[0].completions == std::vector<std::string>{" Bob"});
+
+    const std::string file = to_question_file(Tokenizer::bytes(), lambada, QuestionSource::lambada);
+    const auto read = parse_question_file(file, "l.bin", 257);
+    CHECK(text_of(read[0].completions.at(0)) == " Bob");
+    CHECK(source_of_questions(file, "l.bin").name == std::string("lambada"));
+    for (const NamedSource& known : question_sources) {
+        const auto two =
+            parse_questions(QuestionSource::hellaswag, R"({"ctx": "a", "endings": ["b", "c"], "label": 0})", "h");
+        CHECK(source_of_questions(to_question_file(Tokenizer::bytes(), two, known.source), "x").source == known.source);
+    }
+}
+
 TEST_CASE("questions: what is wrong, and where") {
     auto says = [](QuestionSource source, const char* content, const char* name, const char* what) {
         const std::string message = complaint(source, content, name);
@@ -74,6 +107,13 @@ TEST_CASE("questions: what is wrong, and where") {
     }
     says(hellaswag, std::string(100'000, '[').c_str(), "h.jsonl", "h.jsonl: offset 257: not JSON");
     says(hellaswag, "", "h.jsonl", "no question");
+    says(
+        QuestionSource::arc,
+        R"({"question": {"stem": "q", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]}, "answerKey": "C"})",
+        "a.jsonl", "number 2 of 2");
+    says(QuestionSource::piqa, R"({"goal": "q", "sol1": "a", "sol2": "b"})", "p.jsonl",
+         "p.jsonl: offset 0: this line is no such question");
+    says(QuestionSource::lambada, R"({"text": "word"})", "l.jsonl", "several words");
     says(hellaswag, "a,b", "h.csv", "JSONL");
     says(mmlu, "q,1,2,3,4,A\nq,1,2,3,4\n", "m.csv", "m.csv: offset 12: a record of 5 fields");
     says(mmlu, "q,1,2,3,4,E\n", "m.csv", "the answer is 'E'");

@@ -55,20 +55,25 @@ ShardWriter::ShardWriter(Options options) : options_(std::move(options)) {
 ShardWriter::~ShardWriter() {
     if (!open_) return;
     ::close(open_->file);
-    ::unlink(open_->temporary.c_str());
+    if (!keeps_) ::unlink(open_->temporary.c_str());
 }
 
-void ShardWriter::open_shard() {
-    char number[16];
-    std::snprintf(number, sizeof number, "%06zu", shards_.size());
-    std::string prefix = options_.name.empty() ? "" : options_.name + "_";
+std::string ShardWriter::path_of(std::size_t number) const {
+    char digits[16];
+    std::snprintf(digits, sizeof digits, "%06zu", number);
+    const std::string prefix = options_.name.empty() ? "" : options_.name + "_";
+    return (fs::path(options_.folder) / (prefix + options_.split + "_" + digits + ".bin")).string();
+}
+
+void ShardWriter::open_shard(bool goes_on) {
     auto shard = std::make_unique<OpenShard>();
-    shard->path = (fs::path(options_.folder) / (prefix + options_.split + "_" + number + ".bin")).string();
+    shard->path = path_of(shards_.size());
     shard->temporary = shard->path + ".part";
-    shard->file = ::open(shard->temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    shard->file = ::open(shard->temporary.c_str(), (goes_on ? O_RDWR : O_WRONLY | O_CREAT | O_TRUNC) | O_CLOEXEC, 0644);
     if (shard->file < 0) write_failed(shard->temporary);
     shard->buffer.reserve(write_buffer_bytes + sizeof(std::uint32_t));
     open_ = std::move(shard);
+    if (goes_on) return;
     auto header = token_file_header(options_.format, 0);   // the count is filled in when the shard is complete
     write_all(open_->file, header.data(), kTokenHeaderBytes, open_->temporary);
 }
@@ -102,6 +107,50 @@ void ShardWriter::flush() {
     open_->hash.update(open_->buffer.data(), open_->buffer.size());
     write_all(open_->file, open_->buffer.data(), open_->buffer.size(), open_->temporary);
     open_->buffer.clear();
+}
+
+std::uint64_t ShardWriter::save_point() {
+    keeps_ = true;
+    if (!open_) return 0;
+    flush();
+    if (::fsync(open_->file) != 0) write_failed(open_->temporary);
+    return open_->tokens;
+}
+
+bool ShardWriter::resume(const std::vector<ShardInfo>& shards, std::uint64_t open_tokens) {
+    const std::uint64_t token_bytes = bytes_per_token(options_.format);
+    std::error_code problem;
+    auto bytes_of_file = [&](const std::string& path) {
+        const std::uint64_t size = fs::file_size(path, problem);
+        return problem ? 0 : size;
+    };
+    for (std::size_t i = 0; i < shards.size(); i++) {
+        if (bytes_of_file(path_of(i)) != kTokenHeaderBytes + shards[i].tokens * token_bytes) return false;
+    }
+    const std::string open_path = path_of(shards.size()), part = open_path + ".part";
+    const std::uint64_t bytes = kTokenHeaderBytes + open_tokens * token_bytes;
+    // it may have been completed since
+    const bool was_completed = fs::exists(open_path, problem);
+    if (open_tokens > 0 && bytes_of_file(was_completed ? open_path : part) < bytes) return false;
+    keeps_ = true;
+    shards_ = shards;
+    for (const ShardInfo& shard : shards) total_tokens_ += shard.tokens;
+    if (open_tokens == 0) return true;
+    if (was_completed) fs::rename(open_path, part);
+    fs::resize_file(part, bytes);
+    open_shard(true);
+    open_->tokens = open_tokens;
+    total_tokens_ += open_tokens;
+    if (::lseek(open_->file, static_cast<off_t>(kTokenHeaderBytes), SEEK_SET) < 0) write_failed(part);
+    std::vector<char> read(write_buffer_bytes);
+    for (std::uint64_t left = bytes - kTokenHeaderBytes; left > 0;) {   // which leaves the file at its end
+        const ssize_t taken = ::read(open_->file, read.data(), std::min<std::uint64_t>(left, read.size()));
+        if (taken < 0 && errno == EINTR) continue;
+        if (taken <= 0) throw Error(ErrorKind::io, text("cannot read ", part, ": ", std::strerror(errno)));
+        open_->hash.update(read.data(), static_cast<std::size_t>(taken));
+        left -= static_cast<std::uint64_t>(taken);
+    }
+    return true;
 }
 
 void ShardWriter::close_shard() {

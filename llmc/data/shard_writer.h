@@ -36,12 +36,20 @@ public:
     void append(const std::uint32_t* ids, std::size_t count);
     void finish();   // completes the last shard
 
+    // What has been written so far, on the disk: shards() and the tokens of the open one. From then on these files stay
+    // where the writing fails.
+    std::uint64_t save_point();
+    // A writer of the same options goes on from there, before the first token. False, and nothing has been changed,
+    // where the files are not there as they were.
+    bool resume(const std::vector<ShardInfo>& shards, std::uint64_t open_tokens);
+
     std::uint64_t tokens() const { return total_tokens_; }
     const std::vector<ShardInfo>& shards() const { return shards_; }   // complete ones
 
 private:
     struct OpenShard;
-    void open_shard();
+    void open_shard(bool goes_on = false);
+    std::string path_of(std::size_t number) const;
     void flush();
     void close_shard();
 
@@ -49,4 +57,5 @@ private:
     std::unique_ptr<OpenShard> open_;
     std::uint64_t total_tokens_ = 0;
     std::vector<ShardInfo> shards_;
+    bool keeps_ = false;   // what is unfinished
 };

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -39,12 +40,20 @@ public:
         }
     }
 
+    void skip(std::uint64_t count) override {
+        if (::lseek(descriptor_, static_cast<off_t>(count), SEEK_CUR) < 0) return ByteStream::skip(count);
+        position_ += count;
+    }
+
 private:
     int descriptor_;
 };
 
 // What both libraries need: compressed bytes at hand, taken from the file as they are used up.
 class CompressedStream : public ByteStream {
+public:
+    std::uint64_t stored() const override { return file_.stored() - (held_ - used_); }
+
 protected:
     explicit CompressedStream(const std::string& name) : ByteStream(name), file_(name), bytes_(1 << 16) {}
     // False at the end of the file.
@@ -140,6 +149,15 @@ std::size_t ByteStream::read(char* into, std::size_t count) {
     const std::size_t taken = take(into, count);
     position_ += taken;
     return taken;
+}
+
+void ByteStream::skip(std::uint64_t count) {
+    std::vector<char> passed(1 << 20);
+    while (count > 0) {
+        const std::size_t taken = read(passed.data(), std::min<std::uint64_t>(count, passed.size()));
+        if (taken == 0) damaged(text("the file ends, expected ", count, " bytes more"));
+        count -= taken;
+    }
 }
 
 void ByteStream::damaged(const std::string& what) const {

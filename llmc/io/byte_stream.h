@@ -13,6 +13,11 @@ public:
     // Reads up to `count` bytes; 0 at the end. Throws Error io, bad_data where compressed bytes are damaged or cut off,
     // with the place in what has been read.
     std::size_t read(char* into, std::size_t count);
+    // Passes over so many bytes. Error(bad_data) where there are not so many.
+    virtual void skip(std::uint64_t count);
+
+    // Bytes of the file that have been used up: less than what was read where they are compressed.
+    virtual std::uint64_t stored() const { return position_; }
 
 protected:
     explicit ByteStream(const std::string& name) : name_(name) {}

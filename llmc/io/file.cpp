@@ -34,6 +34,9 @@ const char* kind_of(const struct stat& info) {
 // Files are read by offset and their size is known: pipes, sockets and devices have neither, and would hang.
 void check_regular(const std::string& path, const struct stat& info) {
     if (S_ISREG(info.st_mode)) return;
+    if (S_ISDIR(info.st_mode) && ::access((path + "/.").c_str(), F_OK) != 0 && errno == EACCES) {
+        fail_on_file(path, "open", errno);
+    }
     throw Error(ErrorKind::io, text(path, ": is a ", kind_of(info), ", expected a file"),
                 "Give a regular file, or a link to one.");
 }

@@ -18,26 +18,33 @@ std::string host_name() {
     return name;
 }
 
+// Whether no other process stands against it; true where there are no such locks.
+bool lock(int descriptor, int kind) {
+    int status;
+    do {
+        status = ::flock(descriptor, kind | LOCK_NB);
+    } while (status != 0 && errno == EINTR);
+    return status == 0 || errno != EWOULDBLOCK;
+}
+
 }   // namespace
 
-FolderLock::FolderLock(const std::string& folder) {
-    real_files().make_folders(folder);
+FolderLock::FolderLock(const std::string& folder, As rank) {
+    if (rank == As::first) real_files().make_folders(folder);
     const std::string path = folder + "/lock";
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (descriptor_ < 0) throw Error(ErrorKind::io, text(path, ": create failed: ", std::strerror(errno)));
-    int status;
-    do {
-        status = ::flock(descriptor_, LOCK_EX | LOCK_NB);
-    } while (status != 0 && errno == EINTR);
-    if (status != 0 && errno == EWOULDBLOCK) {
+    // alone for a moment, then with the other ranks
+    if ((rank == As::first && !lock(descriptor_, LOCK_EX)) || !lock(descriptor_, LOCK_SH)) {
         char holder[320] = "";
         const ssize_t length = ::pread(descriptor_, holder, sizeof holder - 1, 0);
         ::close(descriptor_);
         throw Error(ErrorKind::usage,
                     text("--output-dir ", folder, ": another run is writing there",
                          length > 0 ? text(" (", holder, ")") : std::string()),
-                    "Wait for it, stop it, or give another folder.");
+                    "Wait until it and all its ranks have ended, stop them, or give another folder.");
     }
+    if (rank == As::other) return;
     const std::string own = text("process ", ::getpid(), " on ", host_name());
     if (::ftruncate(descriptor_, 0) == 0)
         (void)!::pwrite(descriptor_, own.data(), own.size(), 0);   // only told to people

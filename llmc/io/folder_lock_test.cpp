@@ -26,3 +26,14 @@ TEST_CASE("folder_lock: a second run in the same folder is refused by name, unti
     first.reset();
     FolderLock next(out);
 }
+
+TEST_CASE("folder_lock: a run has its folder until the last of its ranks has ended") {
+    TemporaryFolder folder;
+    const std::string out = folder / "run";
+    std::optional<FolderLock> first(std::in_place, out), other(std::in_place, out, FolderLock::As::other);
+    CHECK_THROWS_AS(FolderLock{out}, Error);
+    first.reset();
+    CHECK_THROWS_AS(FolderLock{out}, Error);
+    other.reset();
+    FolderLock next(out);
+}

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) gelu_forward_kernel(Real*
     if (i >= extent.count) return;
     with_known_extent(i, extent, [&](auto known) {
         Vec8<float> x = to_floats(load8(in, i, known));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x[k] = gelu_of<Real>(x[k]);
         store8(out, i, known, round_to<Real>(x));
     });
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     with_known_extent(i, extent, [&](auto known) {
         const Vec8<float> x = to_floats(load8(in, i, known)), d = to_floats(load8(dout, i, known));
         Vec8<float> gradient;
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) gradient[k] = d[k] * gelu_slope<Real>(x[k]);
         store8(din, i, known, round_to<Real>(gradient));
     });

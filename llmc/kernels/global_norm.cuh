@@ -60,7 +60,7 @@ inline void finish_global_norm(GradNorm* result, const double* sum, const double
 
 constexpr int kNormThreads = 256;
 constexpr int kNormTurns = 64;   // pieces of eight elements per thread, for one reduction
-constexpr int kNormInFlight = loads_in_flight(4, 8);
+constexpr int kNormInFlight = 4;   // loads that are under way together
 constexpr int kNormSums = 2;
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 #pragma unroll
             for (int u = 0; u < kNormInFlight; u++) {
                 const Vec8<float> x = to_floats(load8(range.data, i + u * step, known));   // zero past the end
-                VECTOR_LOOP
+#pragma unroll
                 for (int k = 0; k < 8; k++) {
                     const double x64 = static_cast<double>(x[k]);
                     sums[u % kNormSums][k] = fma(x64, x64, sums[u % kNormSums][k]);

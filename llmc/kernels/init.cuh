@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) fill_kernel(Real* out, fl
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
     Vec8<Real> v;
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) v[k] = static_cast<Real>(value);
     store8(out, i, extent, v);
 }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
     Vec8<Real> v;
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) {
         v[k] = static_cast<Real>(deviation * normal(key, static_cast<std::uint64_t>(span.element(i + k))));
     }

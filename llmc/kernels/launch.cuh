@@ -118,9 +118,6 @@ cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how, std::
     return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
 }
 
-// Stands before a loop over the few elements of one thread: unrolled on a GPU, vector instructions on a CPU.
-#define VECTOR_LOOP _Pragma("unroll")
-
 // For device functions that contain a collective: CALLER as the last parameter of the declaration and CALLER_HERE as
 // the last argument of the collective inside. On a CPU the collective then counts as called where the function is.
 #define CALLER

@@ -184,7 +184,8 @@ std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
 }   // namespace
 
 std::vector<std::string> self_check(cudaStream_t stream) {
-    return disagreements(instruction_checks, {{32, 150}, {64, 150}, {80, 150}, {96, 150}, {128, 150}}, false, stream);
+    return disagreements(instruction_checks, {{32, 150}, {64, 150}, {80, 150}, {96, 150}, {128, 150}, {256, 150}},
+                         false, stream);
 }
 
 std::vector<std::string> self_check_sm90(cudaStream_t stream) {

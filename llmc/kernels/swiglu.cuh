@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const Real* const gates = in + static_cast<std::int64_t>(at.row) * 2 * F + at.column;
     Vec8<float> gate = to_floats(load_packets<8>(gates));
     const Vec8<float> up = to_floats(load_packets<8>(gates + F));
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) gate[k] *= sigmoid_for<Real>(gate[k]) * up[k];
     store_packets(out + static_cast<std::int64_t>(at.row) * F + at.column, round_to<Real>(gate));
 }
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const Vec8<float> gate = to_floats(load_packets<8>(in + gates)), up = to_floats(load_packets<8>(in + gates + F));
     const Vec8<float> d = to_floats(load_packets<8>(dout + static_cast<std::int64_t>(at.row) * F + at.column));
     Vec8<float> dgate, dup;
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) {
         const float s = sigmoid_for<Real>(gate[k]);
         dup[k] = d[k] * gate[k] * s;

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) scatter_ranks_kernel(Real
     Vec8<float> sum{};
     for (unsigned copy = 0; copy < copies; copy++) {
         const Vec8<float> x = to_floats(load_packets<8>(from(piece * copies + copy)));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) sum[k] += x[k];
     }
     store_packets(to, round_to<Real>(sum));

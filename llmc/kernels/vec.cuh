@@ -108,7 +108,7 @@ __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent exte
         return load8<cache>(p, i, PacketExtent{extent.count});
     }
     Vec8<T> result;
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) result[k] = i + k < extent.count ? p[i + k] : static_cast<T>(0.0f);
     return result;
 }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, cons
         store8<cache>(p, i, PacketExtent{extent.count}, v);
         return;
     }
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) {
         if (i + k < extent.count) p[i + k] = v[k];
     }
@@ -144,7 +144,7 @@ __device__ __forceinline__ Vec8<float> to_floats(const Vec8<T>& v) {
         return widened8<Vec8<float>>(v);
     } else {
         Vec8<float> result;
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) result[k] = static_cast<float>(v[k]);
         return result;
     }
@@ -157,7 +157,7 @@ __device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
         return narrowed8<Vec8<T>>(v);
     } else {
         Vec8<T> result;
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
         return result;
     }
@@ -168,14 +168,10 @@ template <class T>
 __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
     const Vec8<float> x = to_floats(a), y = to_floats(b);
     Vec8<float> sum;
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) sum[k] = x[k] + y[k];
     return round_to<T>(sum);
 }
-
-// How many loads the loop of a thread has in one turn, so that all are under way together: `gpu` there. A CPU looks
-// ahead by itself; its `cpu` is what its compiler makes the fastest loop of.
-__host__ __device__ constexpr int loads_in_flight(int gpu, int cpu = 1) { return loop_threads_may_be_one ? cpu : gpu; }
 
 // The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. The largest may
 // leave out not-a-number; the sum does not.

@@ -44,9 +44,9 @@ struct ContextCut {
 
 // What ring rank `ring_rank` of `ring_size` has of T tokens, in order.
 inline std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
+    if (ring_size == 1) return {{0, T}};
     ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);
     const std::int64_t chunk = T / (2 * ring_size);
-    if (ring_size == 1) return {{0, T}};
     return {{ring_rank * chunk, chunk}, {(2 * ring_size - 1 - ring_rank) * chunk, chunk}};
 }
 
@@ -74,6 +74,12 @@ void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<T
         ENSURE(own.end() - to >= std::ssize(part), "more tokens than room");
         to = std::copy(part.begin(), part.end(), to);
     }
+}
+
+// The tokens of a rank's Ulysses group, which are the queries of its attention and the keys it begins a ring with: in
+// order, T / ring_size of them.
+inline std::vector<TokenRange> attended_ranges(const ContextCut& cut, std::int64_t T) {
+    return zigzag_ranges(cut.ring_size(), cut.ring_rank(), T);
 }
 
 // The position in the sequence of each of a rank's tokens.

@@ -81,6 +81,8 @@ TEST_CASE("context cut: unmasked pairs are exactly equal on all ranks of a ring,
 TEST_CASE("context cut: a sequence that is no multiple of 2 cp tokens is refused") {
     CHECK_THROWS(token_ranges({2, 1, 0}, 6));
     CHECK_THROWS(token_ranges({2, 2, 0}, 7));
+    CHECK(token_positions(token_ranges({}, 7)).size() == 7);   // a rank alone has all of any number
+    CHECK(token_positions(attended_ranges({}, 7)).size() == 7);
 }
 
 TEST_CASE("context cut: a rank's values out of a whole sequence's") {

@@ -6,13 +6,15 @@
 
 // Elements a rank stores of a tensor, padding included.
 inline std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
+    const ZeroCut cut =
+        zero_cut(held_part_of(tensor, place.mesh).elements(), group_size(place.mesh, zero_axes_of(tensor, place.mesh)));
     return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
 }
 
 struct ElementHome {
     int tp_rank = -1;     // -1: on every tp rank (the tensor is not cut)
     int tp_copies = 1;    // else on so many, from that one on
+    int ep_rank = -1;     // of experts that are dealt out; -1: they are not
     int zero_rank = -1;   // -1: on every rank of the ZeRO group (the state is not sharded)
     std::int64_t local = 0;
 };
@@ -22,7 +24,8 @@ inline ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t 
     const TensorSpec tp_shard = tp_shard_of(tensor, tp);
     ElementHome home;
     switch (tensor.cut) {
-        case TensorCut::none: home.local = element; break;
+        case TensorCut::none:
+        case TensorCut::experts: home.local = element; break;
         case TensorCut::vocabulary:
             home.tp_rank = static_cast<int>(row / tp_shard.rows);
             home.local = row % tp_shard.rows * tp_shard.cols + col;
@@ -57,11 +60,16 @@ inline ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, St
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());
     ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
+    if (is_dealt(tensor, place.mesh)) {
+        const std::int64_t held = tensor.elements() / place.mesh.ep;
+        home.ep_rank = static_cast<int>(global_element / held);
+        home.local = global_element % held;
+    }
     if (is_sharded(state, place.zero_stage) && tensor.owner >= 0) {
         home.zero_rank = tensor.owner;
     } else if (is_sharded(state, place.zero_stage)) {
-        const ZeroCut cut =
-            zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
+        const ZeroCut cut = zero_cut(held_part_of(tensor, place.mesh).elements(),
+                                     group_size(place.mesh, zero_axes_of(tensor, place.mesh)));
         home.zero_rank = static_cast<int>(home.local / cut.shard);
         home.local %= cut.shard;
     }

@@ -3,7 +3,8 @@
 // The ranks of dp x cp hold the same part of the model. ZeRO cuts them another way, replica x shard: a state is cut
 // over `zero_group` neighbouring ranks of them and there are as many copies of it as such groups (hybrid sharding; Zhao
 // et al., "PyTorch FSDP", 2023; Zhang et al., "MiCS", 2022). So the same world is also a grid pp x replica x shard x
-// tp.
+// tp. Experts of a mixture are dealt out to `ep` neighbouring ranks of the dp x cp x tp of a stage, and dp cp tp / ep
+// such groups hold them: a third grid, pp x holder x ep.
 //
 // tp varies fastest because its traffic is the heaviest: neighbouring ranks share a node and its links. Pure functions,
 // no communication. A group of ranks is asked for by the axes along which its ranks differ; communicators are split
@@ -19,9 +20,10 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
-// Slowest first. A set of axes has dp and cp, or replica and shard, never one of both pairs.
-enum class Axis : std::uint8_t { pp, dp, cp, replica, shard, tp };
-inline constexpr std::array<Axis, 6> mesh_axes{Axis::pp, Axis::dp, Axis::cp, Axis::replica, Axis::shard, Axis::tp};
+// Slowest first. A set of axes has axes of one of the grids only.
+enum class Axis : std::uint8_t { pp, dp, cp, replica, shard, tp, holder, ep };
+inline constexpr std::array<Axis, 8> mesh_axes{Axis::pp,    Axis::dp, Axis::cp,     Axis::replica,
+                                               Axis::shard, Axis::tp, Axis::holder, Axis::ep};
 
 class AxisSet {
 public:
@@ -40,6 +42,9 @@ private:
 // along the second. Gradients are summed over both.
 inline constexpr AxisSet zero_axes{Axis::shard};
 inline constexpr AxisSet replica_axes{Axis::replica};
+// The same of experts that are dealt out: their gradients are summed over the ranks that hold the same ones, and ZeRO
+// cuts over these.
+inline constexpr AxisSet holder_axes{Axis::holder};
 // Ranks of one pipeline stage: each tensor that one of them holds a part of is whole among them.
 inline constexpr AxisSet stage_axes{Axis::dp, Axis::cp, Axis::tp};
 // Of these the ranks that hold one copy of each state.
@@ -51,11 +56,14 @@ struct MeshShape {
     int cp = 1;           // context-parallel pieces of each sequence
     int tp = 1;           // tensor-parallel shards of each matrix
     int zero_group = 0;   // ranks of dp x cp that ZeRO cuts over, a divisor of these; 0: all
+    int ep = 1;           // ranks of dp x cp x tp that experts are dealt out to, a divisor of these
 
     int size() const { return pp * dp * cp * tp; }
+    int stage() const { return dp * cp * tp; }
     int shards() const { return zero_group == 0 ? dp * cp : zero_group; }
     int along(Axis axis) const {
-        return std::array{pp, dp, cp, dp * cp / shards(), shards(), tp}[static_cast<std::size_t>(axis)];
+        return std::array{
+            pp, dp, cp, dp * cp / shards(), shards(), tp, stage() / ep, ep}[static_cast<std::size_t>(axis)];
     }
     friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };
@@ -80,9 +88,15 @@ inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
 }
 
 inline int coordinate(const MeshShape& shape, const MeshCoordinates& at, Axis axis) {
-    const int of_zero = at.dp * shape.cp + at.cp;
-    return std::array{
-        at.pp, at.dp, at.cp, of_zero / shape.shards(), of_zero % shape.shards(), at.tp}[static_cast<std::size_t>(axis)];
+    const int of_zero = at.dp * shape.cp + at.cp, of_stage = of_zero * shape.tp + at.tp;
+    return std::array{at.pp,
+                      at.dp,
+                      at.cp,
+                      of_zero / shape.shards(),
+                      of_zero % shape.shards(),
+                      at.tp,
+                      of_stage / shape.ep,
+                      of_stage % shape.ep}[static_cast<std::size_t>(axis)];
 }
 
 // A group: all ranks that differ along the axes of the set only. Its ranks are ordered as in the world.
@@ -103,9 +117,25 @@ inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet
 }
 
 // The axes of the set along which there is more than one rank: the same for two sets whose groups are the same. Where
-// replica and shard are dp and cp, or both of them together are, they go by these names.
+// replica and shard are dp and cp, or both of them together are, they go by these names; so do holder and ep where they
+// are axes of the first grid.
 inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     AxisSet varying{};
+    const bool ep = axes.contains(Axis::ep), holder = axes.contains(Axis::holder);
+    bool named = true;   // ep and holder otherwise
+    if (shape.ep == 1 || (ep && holder)) {
+        if (holder) axes = axes | stage_axes;
+    } else if (shape.ep == shape.tp) {
+        if (ep) axes = axes | AxisSet{Axis::tp};
+        if (holder) axes = axes | AxisSet{Axis::dp, Axis::cp};
+    } else if (shape.ep == shape.cp * shape.tp) {
+        if (ep) axes = axes | AxisSet{Axis::cp, Axis::tp};
+        if (holder) axes = axes | AxisSet{Axis::dp};
+    } else if (shape.ep == shape.stage()) {
+        if (ep) axes = axes | stage_axes;
+    } else {
+        named = false;
+    }
     const bool shard = axes.contains(Axis::shard), replica = axes.contains(Axis::replica);
     const bool all = shard && (replica || shape.shards() == shape.dp * shape.cp);
     const bool same = shape.shards() == shape.cp;   // shard is cp, replica dp
@@ -113,6 +143,7 @@ inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     if (all || (same && replica)) axes = axes | AxisSet{Axis::dp};
     for (Axis axis : mesh_axes) {
         if ((axis == Axis::replica || axis == Axis::shard) && (all || same)) continue;
+        if ((axis == Axis::holder || axis == Axis::ep) && named) continue;
         if (axes.contains(axis) && shape.along(axis) > 1) varying = varying | AxisSet{axis};
     }
     return varying;
@@ -127,8 +158,10 @@ inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes)
     int of_zero = at.dp * shape.cp + at.cp;
     if (axes.contains(Axis::replica)) of_zero %= shape.shards();
     if (axes.contains(Axis::shard)) of_zero -= of_zero % shape.shards();
-    at.dp = of_zero / shape.cp, at.cp = of_zero % shape.cp;
-    return rank_of(shape, at);
+    int of_stage = of_zero * shape.tp + at.tp;
+    if (axes.contains(Axis::holder)) of_stage %= shape.ep;
+    if (axes.contains(Axis::ep)) of_stage -= of_stage % shape.ep;
+    return at.pp * shape.stage() + of_stage;
 }
 
 // World ranks of the group of `at`, in the group's order.
@@ -145,7 +178,7 @@ inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordina
 
 // For messages: varying_axes, as in "dp_cp".
 inline std::string group_name(const MeshShape& shape, AxisSet axes) {
-    constexpr const char* names[] = {"pp", "dp", "cp", "replica", "shard", "tp"};
+    constexpr const char* names[] = {"pp", "dp", "cp", "replica", "shard", "tp", "holder", "ep"};
     std::string name;
     for (Axis axis : mesh_axes) {
         if (!varying_axes(shape, axes).contains(axis)) continue;
@@ -173,9 +206,28 @@ inline int checked_zero_group(int ranks, int zero_group) {
                                 : text("Groups that work: ", fitting, "; for none, --zero 0."));
 }
 
+// Error(usage) where experts cannot be dealt out to groups of so many ranks of a stage.
+inline void check_expert_ranks(const MeshShape& mesh) {
+    if (mesh.ep > 1 && mesh.shards() < mesh.dp * mesh.cp) {
+        throw Error(ErrorKind::usage,
+                    text("--ep ", mesh.ep, " with --zero-group ", mesh.zero_group,
+                         ": experts are cut over all ranks that hold the same ones"),
+                    "Leave --zero-group out, or give --ep 1.");
+    }
+    if (mesh.ep >= 1 && mesh.stage() % mesh.ep == 0) return;
+    std::string fitting;
+    for (int n = 1; n <= mesh.stage(); n++) {
+        if (mesh.stage() % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);
+    }
+    throw Error(ErrorKind::usage,
+                text("--ep ", mesh.ep, " does not fit: expected a divisor of the dp x cp x tp = ", mesh.stage(),
+                     " ranks that ", mesh.pp > 1 ? "a pipeline stage has" : "there are"),
+                text("Values that work: ", fitting, "."));
+}
+
 // The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).
 // Throws Error(usage) when they do not fit.
-inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0, int zero_group = 0) {
+inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0, int zero_group = 0, int ep = 1) {
     auto positive = [](int value, const char* flag) {
         if (value < 1) throw Error(ErrorKind::usage, text(flag, " is ", value), text(flag, " must be at least 1."));
     };
@@ -196,5 +248,7 @@ inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0, int ze
                          " leave ", rest),
                     text("Leave --dp out, or start ", model_ranks * dp, " ranks."));
     }
-    return MeshShape{pp, rest, cp, tp, checked_zero_group(rest * cp, zero_group)};
+    const MeshShape mesh{pp, rest, cp, tp, checked_zero_group(rest * cp, zero_group), ep};
+    check_expert_ranks(mesh);
+    return mesh;
 }

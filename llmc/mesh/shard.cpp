@@ -46,7 +46,8 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
            tensor.rows);
     TensorSpec tp_shard = tensor;
     switch (tensor.cut) {
-        case TensorCut::none: break;
+        case TensorCut::none:
+        case TensorCut::experts: break;
         case TensorCut::rows:
             tp_shard.rows = 0;
             for (std::size_t i = 0; i < blocks_of(tensor).size(); i++) {
@@ -80,7 +81,9 @@ std::vector<OwnedRange> ranges_within(const std::vector<OwnedRange>& ranges, std
 std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank, Heads which) {
     ENSURE(tp_rank >= 0 && tp_rank < tp, "tp rank ", tp_rank, " of ", tp);
     if (which == Heads::copied && (tp == 1 || tensor.heads.empty())) return {};
-    if (tp == 1 || tensor.cut == TensorCut::none) return {{{0}, 0, tensor.elements()}};
+    if (tp == 1 || tensor.cut == TensorCut::none || tensor.cut == TensorCut::experts) {
+        return {{{0}, 0, tensor.elements()}};
+    }
     const TensorSpec tp_shard = tp_shard_of(tensor, tp);
     if (tensor.cut == TensorCut::columns) {
         const GlobalSpan span{tp_rank * tp_shard.cols, tensor.cols, static_cast<std::uint32_t>(tp_shard.cols)};
@@ -108,26 +111,43 @@ std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp
     return ranges;
 }
 
+TensorSpec held_part_of(const TensorSpec& tensor, const MeshShape& mesh) {
+    if (!is_dealt(tensor, mesh)) return tp_shard_of(tensor, mesh.tp);
+    TensorSpec held = tensor;
+    held.rows = divided(tensor.rows, mesh.ep, "rows of experts");
+    if (!tensor.blocks.empty()) held.blocks.resize(tensor.blocks.size() / static_cast<std::size_t>(mesh.ep));
+    return held;
+}
+
+std::vector<OwnedRange> held_ranges(const TensorSpec& tensor, const MeshShape& mesh, const MeshCoordinates& at,
+                                    Heads which) {
+    if (!is_dealt(tensor, mesh)) return tp_shard_ranges(tensor, mesh.tp, at.tp, which);
+    if (which == Heads::copied) return {};
+    const std::int64_t held = held_part_of(tensor, mesh).elements();
+    return {{{coordinate(mesh, at, Axis::ep) * held}, 0, held}};
+}
+
 ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
     const std::int64_t shard = ceil_to((tp_shard_elements + zero_ranks - 1) / zero_ranks, shard_alignment);
     return {shard, shard * zero_ranks};
 }
 
 std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state, Heads which) {
-    std::vector<OwnedRange> tp_shard = tp_shard_ranges(tensor, place.mesh.tp, place.at.tp, which);
-    if (!is_sharded(state, place.zero_stage)) return tp_shard;
-    const int rank = group_rank(place.mesh, place.at, tensor.zero);
-    if (tensor.owner >= 0) return rank == tensor.owner ? tp_shard : std::vector<OwnedRange>{};
+    std::vector<OwnedRange> held = held_ranges(tensor, place.mesh, place.at, which);
+    if (!is_sharded(state, place.zero_stage)) return held;
+    const AxisSet zero = zero_axes_of(tensor, place.mesh);
+    const int rank = group_rank(place.mesh, place.at, zero);
+    if (tensor.owner >= 0) return rank == tensor.owner ? held : std::vector<OwnedRange>{};
 
-    const ZeroCut cut = zero_cut(tp_shard_of(tensor, place.mesh.tp).elements(), group_size(place.mesh, tensor.zero));
+    const ZeroCut cut = zero_cut(held_part_of(tensor, place.mesh).elements(), group_size(place.mesh, zero));
     const std::int64_t begin = rank * cut.shard;
-    return ranges_within(tp_shard, begin, begin + cut.shard);
+    return ranges_within(held, begin, begin + cut.shard);
 }
 
 std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {
-    if (tensor.cut == TensorCut::none && place.at.tp != 0) return {};
+    if (is_whole_on_tp(tensor, place.mesh) && place.at.tp != 0) return {};
     if (tensor.tied && place.at.pp != 0) return {};
-    if (coordinate(place.mesh, place.at, Axis::replica) != 0) return {};
+    if (!is_dealt(tensor, place.mesh) && coordinate(place.mesh, place.at, Axis::replica) != 0) return {};
     return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer, Heads::sole);
 }
 

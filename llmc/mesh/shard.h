@@ -1,11 +1,11 @@
 // Who owns which element of a tensor: pure functions from (global tensor, place in the mesh) to ranges and back.
 //
 // Two cuts follow each other. Tensor parallelism cuts the global tensor into one tp shard per tp rank, along the axis
-// that the parameter table names. ZeRO then cuts the tp shard, as a flat array, into equal ZeRO shards over the
-// ranks of a ZeRO group. For that the tp shard is padded, so that ZeRO shards are equal and aligned. The ZeRO cut is
-// made for each tensor alone, never for a buffer of several: it depends on the tensor and the mesh only, and two
-// pipeline stages that both hold the tied embedding cut it alike. What ZeRO-1 does not cut has an owner instead.
-// Checkpoints, resharding, initialisation and collectives all use these functions.
+// that the parameter table names; expert parallelism deals experts out instead. ZeRO then cuts the tp shard, as a flat
+// array, into equal ZeRO shards over the ranks of a ZeRO group. For that the tp shard is padded, so that ZeRO shards
+// are equal and aligned. The ZeRO cut is made for each tensor alone, never for a buffer of several: it depends on the
+// tensor and the mesh only, and two pipeline stages that both hold the tied embedding cut it alike. What ZeRO-1 does
+// not cut has an owner instead. Checkpoints, resharding, initialisation and collectives all use these functions.
 //
 // Storage of a rank: a state that ZeRO does not shard holds the whole tp shard, a sharded one the rank's ZeRO shard.
 // `local` offsets count from the beginning of that. Padding belongs to no global element.
@@ -64,7 +64,15 @@ enum class Heads : std::uint8_t {
 std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp_rank, Heads which = Heads::all);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// ZeRO: it cuts the tp shard again
+// Tensor or expert parallelism: what a rank holds, a tp shard or the experts that are dealt to it
+
+// The same on all ranks.
+TensorSpec held_part_of(const TensorSpec& tensor, const MeshShape& mesh);
+std::vector<OwnedRange> held_ranges(const TensorSpec& tensor, const MeshShape& mesh, const MeshCoordinates& at,
+                                    Heads which = Heads::all);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// ZeRO: it cuts that again
 
 // Shards begin at multiples of this, so that 16-byte accesses and collectives are aligned for every element type.
 constexpr std::int64_t shard_alignment = 64;
@@ -99,7 +107,7 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
                                      Heads which = Heads::all);
 
 // The global elements of which a rank is the one owner in the whole mesh, for sums over all elements (the gradient
-// norm): those that ZeRO 1 gives it, whatever the stage; of what tensor parallelism does not cut only where tp is 0, of
+// norm): those that ZeRO 1 gives it, whatever the stage; of what all tp ranks hold only where tp is 0, of
 // heads that tp ranks hold copies of only on the first of these, of a tied tensor only on the first pipeline stage, of
 // several ZeRO groups only in the first.
 // `local_begin` counts from the beginning of the rank's ZeRO shard.

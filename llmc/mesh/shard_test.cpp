@@ -21,6 +21,9 @@ std::vector<MeshShape> all_meshes(int most_ranks) {
                     for (int group = 2; group < dp * cp; group++) {
                         if (dp * cp % group == 0) meshes.push_back({pp, dp, cp, tp, group});
                     }
+                    for (int ep = 2; ep <= dp * cp * tp; ep++) {
+                        if (dp * cp * tp % ep == 0) meshes.push_back({pp, dp, cp, tp, 0, ep});
+                    }
                 }
             }
         }
@@ -40,12 +43,18 @@ std::vector<AxisSet> all_axis_sets() {
             sets.push_back(set);
         }
     }
+    for (const AxisSet& dealt : {AxisSet{Axis::holder}, AxisSet{Axis::ep}, AxisSet{Axis::holder, Axis::ep}}) {
+        sets.push_back(dealt);
+        sets.push_back(dealt | AxisSet{Axis::pp});
+    }
     return sets;
 }
 
 // Small tensors of every kind, cut evenly by `tp` where the cut requires it; odd sizes everywhere else.
-std::vector<TensorSpec> sample_tensors(int tp) {
+std::vector<TensorSpec> sample_tensors(const MeshShape& mesh) {
+    const int tp = mesh.tp, ep = mesh.ep;
     return {
+        {2 * 3 * ep, 7, TensorCut::experts, std::vector<std::int64_t>(static_cast<std::size_t>(2 * ep), 3)},
         {13, 1, TensorCut::none},
         {5, 29, TensorCut::none},
         {3 * tp, 7, TensorCut::rows},
@@ -130,6 +139,10 @@ TEST_CASE("mesh: groups are named by the axes along which their ranks differ") {
     CHECK(group_name({2, 3, 2, 2, 3}, replica_axes) == "replica");
     CHECK(group_name({2, 3, 2, 2, 2}, zero_axes) == "cp");
     CHECK(group_name({2, 3, 2, 2, 2}, replica_axes) == "dp");
+    CHECK(group_name({1, 4, 1, 2, 0, 4}, {Axis::ep}) == "ep");
+    CHECK(group_name({1, 4, 1, 2, 0, 4}, holder_axes) == "holder");
+    CHECK(group_name({2, 3, 2, 2, 0, 4}, {Axis::ep}) == "cp_tp");
+    CHECK(group_name({2, 3, 2, 2, 0, 2}, holder_axes) == "dp_cp");
     CHECK(AxisSet{Axis::cp, Axis::dp} == AxisSet{Axis::dp, Axis::cp});
 }
 
@@ -140,6 +153,12 @@ TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
     CHECK_THROWS_AS(make_mesh(2, 2, 2, 1), Error);
     CHECK_THROWS_AS(make_mesh(8, 2, 1, 1, 3), Error);
     CHECK_THROWS_AS(make_mesh(8, 0, 1, 1), Error);
+    CHECK(make_mesh(8, 2, 1, 2, 0, 0, 4) == MeshShape{2, 2, 1, 2, 0, 4});
+    CHECK_THROWS_AS(make_mesh(8, 2, 1, 2, 0, 0, 8), Error);   // a stage has four
+    CHECK_THROWS_AS(make_mesh(8, 1, 1, 1, 0, 4, 2), Error);   // with groups of ZeRO
+    const MeshShape dealt = make_mesh(8, 1, 1, 2, 0, 0, 4);
+    CHECK(group_members(dealt, coordinates_of(dealt, 5), {Axis::ep}) == std::vector{4, 5, 6, 7});
+    CHECK(group_members(dealt, coordinates_of(dealt, 5), holder_axes) == std::vector{1, 5});
 }
 
 TEST_CASE("mesh: ZeRO groups are neighbours of dp x cp; sizes that do not divide are refused with those that do") {
@@ -164,7 +183,7 @@ TEST_CASE("mesh: ZeRO groups are neighbours of dp x cp; sizes that do not divide
 
 TEST_CASE("shard: every element is owned exactly once per replica group, for every mesh up to 16 ranks") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
                 for (StateKind state : all_states) {
                     const bool sharded = is_sharded(state, zero_stage);
@@ -183,8 +202,10 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                         REQUIRE(local <= stored_elements(tensor, place, state));
                     }
                     // copies: every stage has one here, and every ZeRO group; all ranks where nothing cuts
-                    const int copies = mesh.pp * (sharded ? group_size(mesh, replica_axes) : mesh.dp * mesh.cp) *
-                                       (tensor.cut == TensorCut::none ? mesh.tp : 1);
+                    const int copies = mesh.pp * (is_dealt(tensor, mesh)
+                                                      ? (sharded ? 1 : mesh.stage() / mesh.ep)
+                                                      : (sharded ? group_size(mesh, replica_axes) : mesh.dp * mesh.cp) *
+                                                            (is_whole_on_tp(tensor, mesh) ? mesh.tp : 1));
                     REQUIRE(std::all_of(owners.begin(), owners.end(), [&](int n) { return n == copies; }));
                 }
             }
@@ -194,7 +215,7 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
 
 TEST_CASE("shard: every element of a model has one sole owner in the whole mesh, whatever the ZeRO stage") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (bool tied : {false, true}) {
                 TensorSpec copied = tensor;
                 copied.tied = tied;
@@ -220,7 +241,7 @@ TEST_CASE("shard: every element of a model has one sole owner in the whole mesh,
 
 TEST_CASE("shard: the ranks that keep copies are those that own the same elements") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (TensorSpec tensor : sample_tensors(mesh.tp)) {
+        for (TensorSpec tensor : sample_tensors(mesh)) {
             for (bool tied : {false, true}) {
                 tensor.tied = tied;
                 for (int zero_stage : {0, 1, 3}) {
@@ -251,7 +272,7 @@ TEST_CASE("shard: the ranks that keep copies are those that own the same element
 TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
     for (const MeshShape& mesh : all_meshes(16)) {
         if (mesh.pp > 1) continue;   // stages do not enter
-        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (int zero_stage : {0, 1, 3}) {
                 for (int rank = 0; rank < mesh.size(); rank++) {
                     ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
@@ -259,7 +280,9 @@ TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
                         for (std::int64_t i = 0; i < range.length; i++) {
                             ElementHome home = home_of(tensor, place, StateKind::parameters, range.global.element(i));
                             REQUIRE((home.tp_rank == -1 || home.tp_rank == place.at.tp));
-                            REQUIRE((home.zero_rank == -1 || home.zero_rank == group_rank(mesh, place.at, zero_axes)));
+                            REQUIRE((home.ep_rank == -1 || home.ep_rank == coordinate(mesh, place.at, Axis::ep)));
+                            REQUIRE((home.zero_rank == -1 ||
+                                     home.zero_rank == group_rank(mesh, place.at, zero_axes_of(tensor, mesh))));
                             REQUIRE(home.local == range.local_begin + i);
                         }
                     }
@@ -344,7 +367,7 @@ TEST_CASE("shard: blocks that are not the tensor's rows are refused") {
 
 TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it again") {
     for (const MeshShape& mesh : all_meshes(16)) {
-        for (const TensorSpec& tensor : sample_tensors(mesh.tp)) {
+        for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (int rank = 0; rank < mesh.size(); rank++) {
                 const ShardPlace place{mesh, coordinates_of(mesh, rank), 1};
                 const std::size_t blocks = std::max<std::size_t>(1, tensor.blocks.size());

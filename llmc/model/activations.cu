@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "llmc/kernels/rows/layernorm.cuh"
+#include "llmc/kernels/rows/shared_rms.cuh"
 #include "llmc/model/sublayer.h"
 
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
@@ -23,7 +24,9 @@ RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool se
     sizes.Vp = static_cast<int>(Vp);
     sizes.first_token = static_cast<int>(first);
     sizes.residual_parts = sequence_parallel ? mesh.tp : 1;
+    sizes.whole_T = T;
     sizes.ulysses = ulysses;
+    sizes.ep = mesh.ep;
     sizes.model = config;
     return sizes;
 }
@@ -32,8 +35,9 @@ int sequence_unit(int cp, int residual_parts) { return std::lcm(cp * residual_pa
 
 void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T) {
     const int tp = mesh.tp, cp = mesh.cp;
+    const std::int64_t mlp = config.experts > 0 ? 0 : config.mlp_width();   // experts are not cut
     auto require = [&](bool holds, std::int64_t count, const char* what) {
-        auto works = [&](std::int64_t ranks) { return config.shares_heads(ranks) && config.mlp_width() % ranks == 0; };
+        auto works = [&](std::int64_t ranks) { return config.shares_heads(ranks) && mlp % ranks == 0; };
         if (holds) return;
         std::int64_t below = tp, above = tp;
         while (!works(below)) below--;
@@ -44,7 +48,7 @@ void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, boo
     };
     require(config.heads % tp == 0, config.heads, " heads");
     require(config.shares_heads(tp), config.kv_heads(), " heads of keys and values");
-    require(config.mlp_width() % tp == 0, config.mlp_width(), " channels inside the MLP");
+    require(mlp % tp == 0, mlp, " channels inside the MLP");
     if (!sequence_parallel) return;
     // of a single sequence too, as far as one is needed (sampling)
     const int single = sequence_unit(cp, tp), unit = sequence_unit(cp, tp / std::gcd(B, tp));
@@ -158,7 +162,7 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
         activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
     }
-    auto add_borders = [&](Pool<Border>& pool, int count, const char* name) {
+    auto add_borders = [&](Pool<BoundaryTensor>& pool, int count, const char* name) {
         for (int i = 0; i < count; i++) {
             floatX* const data = buffers_.take<floatX>(arena, text("activations/", name, i > 0 ? text(" ", i) : ""),
                                                        std::int64_t{sizes.residual_rows()} * sizes.C);
@@ -197,8 +201,11 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
     }
     if (!backward) return;
     std::size_t sums = layernorm_backward_scratch(static_cast<int>(Rr), sizes.C);
-    if (sizes.model.qk_norm != QkNorm::none) {
+    if (sizes.model.qk_norm == QkNorm::head) {
         sums = std::max(sums, layernorm_backward_scratch(sizes.rows() * sizes.NH, sizes.HS));
+    }
+    if (sizes.model.qk_norm == QkNorm::row) {
+        sums = std::max(sums, shared_rms_scratch(sizes.rows(), sizes.NH * sizes.HS));
     }
     norm_sums = arena.allocate<float>("workspace/layernorm", sums);
 }

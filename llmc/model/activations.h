@@ -22,15 +22,18 @@
 
 // Sizes of a micro-batch on one rank.
 struct RankSizes {
-    int B, T;             // sequences, and tokens of each that this rank has
-    int C;                // channels of the residual stream
-    int NH, KV, HS;       // heads of this rank, of queries and of keys and values, and channels of a head
-    int F;                // channels of this rank inside the MLP
-    int V, Vp;            // this rank's part of the vocabulary, and with padding
-    int first_token;      // where that begins
-    int residual_parts;   // ranks that share the rows of the residual region (cut_points.h)
-    int ulysses;          // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
-    ModelConfig model;    // of which this is one rank's part
+    int B, T;                 // sequences, and tokens of each that this rank has
+    int C;                    // channels of the residual stream
+    int NH, KV, HS;           // heads of this rank, of queries and of keys and values, and channels of a head
+    int F;                    // channels of this rank inside the MLP
+    int V, Vp;                // this rank's part of the vocabulary, and with padding
+    int first_token;          // where that begins
+    int residual_parts;       // ranks that share the rows of the residual region (cut_points.h)
+    int ulysses;              // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
+    ModelConfig model;        // of which this is one rank's part
+    int whole_T = 0;          // tokens of a sequence that cp ranks have together
+    int ep = 1;               // ranks that experts are dealt out to
+    bool documents = false;   // of a sequence do not see each other
 
     int rows() const { return B * T; }
     int residual_rows() const {
@@ -38,7 +41,9 @@ struct RankSizes {
     }   // not all of them next to each other in the sequence
     // As attention on this rank has them; of a ring, the block of its own keys.
     AttentionShape attention() const {
-        return self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));
+        AttentionShape shape = self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));
+        shape.masks_documents = documents;
+        return shape;
     }
     int fc_width() const { return (model.mlp == MlpKind::swiglu ? 2 : 1) * F; }
     int qkv_width() const { return (NH + 2 * KV) * HS; }
@@ -60,6 +65,8 @@ enum class Recompute : std::uint8_t {
     gelu_norm,   // both layernorms' outputs too, from the kept inputs, means and deviations
     block,       // everything of a block but its input
 };
+// Of what no level drops.
+inline constexpr Recompute never_dropped{0xff};
 
 // A tensor that a layer's forward keeps for its backward, as its sublayer declares it (sublayer.h).
 struct KeptTensor {
@@ -113,7 +120,7 @@ struct Activations {
 
 // A residual stream, or the gradient of one, that may cross to another rank: (Rr, C). Whoever uses the memory first
 // waits on his stream for `used`, and records it there before another stream has it.
-struct Border {
+struct BoundaryTensor {
     floatX* data;
     OwnedEvent used;
 };
@@ -174,8 +181,8 @@ public:
                    std::int64_t norm_bytes = 0);
 
     Pool<Activations> activations{"activations"};
-    Pool<Border> inputs{"inputs of chunks"};
-    Pool<Border> gradients{"gradients of residual streams"};
+    Pool<BoundaryTensor> inputs{"inputs of chunks"};
+    Pool<BoundaryTensor> gradients{"gradients of residual streams"};
     Pool<DelayedMemory> delayed{"delayed gradients of weights"};
 
 private:

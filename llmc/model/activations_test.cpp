@@ -37,3 +37,17 @@ TEST_CASE("activations: a single sequence that cp ranks and tp ranks can share h
     CHECK(sequence_unit(3, 2) == 6);
     CHECK(sequence_unit(4, 4) == 16);
 }
+
+TEST_CASE("activations: tp ranks that can share the heads of queries but not those of keys and values") {
+    ModelConfig config = custom_model_config(2, 6, 96, 48, 100);
+    config.own_kv_heads = 2;
+    for (const int tp : {1, 2, 6}) check_tensor_parallel(config, {1, 1, 1, tp}, false, 3, 48);
+    try {
+        check_tensor_parallel(config, {1, 1, 1, 3}, false, 3, 48);
+        FAIL("3 ranks share 2 heads of keys and values");
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::usage);
+        CHECK(error.message() == "--tp 3: ranks cannot share the model's 2 heads of keys and values evenly");
+        CHECK(error.hint() == "The nearest values that work are 2 and 6.");
+    }
+}

@@ -203,14 +203,19 @@ std::vector<ModelField> make_fields() {
           {"0", "1"}, true, "tie_word_embeddings");
     named(field<&Config::norm>("norm", "norm", "layer normalisation, as in GPT-2, or RMSNorm, without mean and bias"),
           {"layer", "rms"}, false);
+    named(field<&Config::norm_position>("norm-position", "norm_position",
+                                        "the norm of a sublayer is of what it reads, or of what it adds, as in OLMo2"),
+          {"before", "after"}, false);
     named(field<&Config::positions>("positions", "positions",
                                     "an embedding that is learned, as in GPT-2, or rotary (RoPE), as in Llama"),
           {"learned", "rotary"}, false);
     named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
           {"gelu", "swiglu"}, false);
     named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
-    named(field<&Config::qk_norm>("qk-norm", "qk_norm", "RMSNorm of each head of queries and keys, as in Qwen3"),
-          {"none", "head"}, false);
+    named(field<&Config::qk_norm>("qk-norm", "qk_norm",
+                                  "RMSNorm of each head of queries and keys, as in Qwen3, or of whole rows of them, "
+                                  "as in OLMo2"),
+          {"none", "head", "row"}, false);
     auto number = [&](ModelField row, bool gpt2, bool whole, const char* llama_key) {
         row.gpt2 = gpt2, row.whole = whole, row.llama_key = llama_key;
         add(std::move(row));
@@ -223,11 +228,14 @@ std::vector<ModelField> make_fields() {
     number(field<&Config::own_head_size>("head-size", "head_dim", "channels of a head; 0: --channels / --heads",
                                          [](const Config& c) { return static_cast<double>(c.head_size()); }),
            false, true, "head_dim");
-    number(field<&Config::own_mlp_width>("mlp-width", "n_inner",
-                                         "width inside the MLP; 0: 4 x --channels, of SwiGLU two thirds of that, "
-                                         "rounded up to a multiple of 256",
-                                         [](const Config& c) { return static_cast<double>(c.mlp_width()); }),
-           true, true, "intermediate_size");
+    number(
+        field<&Config::own_mlp_width>("mlp-width", "n_inner",
+                                      "width inside the MLP; 0: 4 x --channels, of SwiGLU two thirds of that, "
+                                      "rounded up to a multiple of 256",
+                                      [](const Config& c) {   // experts' where they are in its place
+                                          return static_cast<double>(c.experts > 0 ? c.expert_width() : c.mlp_width());
+                                      }),
+        true, true, "intermediate_size");
     number(field<&Config::norm_eps>("norm-eps", "layer_norm_epsilon", "what norms add before the root"), true, false,
            "rms_norm_eps");
     number(field<&Config::rope_theta>("rope-theta", "rope_theta", "base of rotary positions' frequencies"), false,
@@ -236,6 +244,35 @@ std::vector<ModelField> make_fields() {
                                        "how much slower rotary positions' low frequencies are: Llama 3.1's scaling of "
                                        "models made for 8,192 positions; 1: none"),
            false, false, "rope_factor");
+    number(field<&Config::experts>("experts", "n_expert", "experts of a layer, in place of its MLP; 0: none"), false,
+           true, nullptr);
+    number(field<&Config::own_experts_per_token>(
+               "experts-per-token", "n_expert_per_token", "experts that each token goes to; 0: 2",
+               [](const Config& c) {
+                   return static_cast<double>(c.experts > 0 ? c.experts_per_token() : c.own_experts_per_token);
+               }),
+           false, true, nullptr);
+    number(
+        field<&Config::own_expert_width>(
+            "expert-width", "n_expert_inner", "width inside an expert; 0: --mlp-width",
+            [](const Config& c) { return static_cast<double>(c.experts > 0 ? c.expert_width() : c.own_expert_width); }),
+        false, true, nullptr);
+    number(field<&Config::shared_experts>("shared-experts", "n_shared_expert",
+                                          "experts besides, of the same width, that every token goes to"),
+           false, true, nullptr);
+    named(field<&Config::router>("router", "router",
+                                 "scores of experts: softmax over all of them, or a sigmoid for each"),
+          {"softmax", "sigmoid"}, false);
+    named(field<&Config::router_norm>("router-norm", "router_norm", "weights of a token's experts add up to 1"),
+          {"0", "1"}, false);
+    auto of_training = [&](ModelField row) {
+        row.of_training = true;
+        number(std::move(row), false, false, nullptr);
+    };
+    of_training(field<&Config::aux_loss>("aux-loss", "router_aux_loss",
+                                         "factor of the loss that balances experts, sequence by sequence; 0: none"));
+    of_training(field<&Config::router_z_loss>(
+        "router-z-loss", "router_z_loss", "factor of the router's z-loss, the mean squared log-sum-exp of its logits"));
     return all;
 }
 
@@ -336,7 +373,7 @@ ModelConfig custom_model_config(std::int64_t layers, std::int64_t heads, std::in
 }
 
 void check_model_config(const ModelConfig& c) {
-    auto require = [&](bool holds, const std::string& found, const char* hint) {
+    auto require = [&](bool holds, const std::string& found, const std::string& hint) {
         if (!holds) throw Error(ErrorKind::usage, "not a model: " + found, hint);
     };
     require(c.layers > 0, text(c.layers, " layers"), "--layers must be at least 1.");
@@ -358,11 +395,25 @@ void check_model_config(const ModelConfig& c) {
             "--kv-heads must divide --heads.");
     require(c.mlp_width() > 0 && c.mlp_width() % 8 == 0, text("an MLP of width ", c.mlp_width()),
             "--mlp-width must be a multiple of 8.");
+    const bool experts = c.experts > 0;
+    require(!experts || c.experts_per_token() <= c.experts,
+            text(c.experts_per_token(), " experts a token of ", c.experts),
+            "--experts-per-token must be at most --experts.");
+    require(!experts || c.norm_position == NormPosition::before, "experts with --norm-position after",
+            "Experts go with norms before sublayers.");
+    require(!experts || (c.expert_width() > 0 && c.expert_width() % 8 == 0),
+            text("experts of width ", c.expert_width()), "--expert-width must be a multiple of 8.");
+    require(
+        experts || (c.own_experts_per_token == 0 && c.own_expert_width == 0 && c.shared_experts == 0 &&
+                    c.router == RouterScore::softmax && c.router_norm && c.aux_loss == 0 && c.router_z_loss == 0),
+        "--experts-per-token, --expert-width, --shared-experts, --router, --router-norm, --aux-loss or --router-z-loss "
+        "without --experts",
+        "Give --experts, or none of the options that go with it.");
     require(c.norm_eps > 0 && c.norm_eps < 1, text("--norm-eps ", c.norm_eps), "It must be between 0 and 1.");
     require(c.rope_theta >= 1 && c.rope_factor >= 1,
             text("--rope-theta ", c.rope_theta, " --rope-factor ", c.rope_factor), "Both must be at least 1.");
     require(c.head_size() <= kLargestHead, text("heads of ", c.head_size(), " channels, which no attention serves"),
-            "--channels / --heads must be at most 128: give more --heads.");
+            text("--channels / --heads (or --head-size) must be at most ", kLargestHead, ": give more --heads."));
     require(c.padded_vocab_size >= c.vocab_size && c.padded_vocab_size % vocab_padding == 0,
             text("a vocabulary of ", c.vocab_size, " padded to ", c.padded_vocab_size),
             "The padded vocabulary is the vocabulary rounded up to a multiple of 128.");
@@ -374,7 +425,10 @@ double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
         return 6.0 * static_cast<double>(parameter_count(c)) + 6.0 * L * C * T;
     }
     const auto q = static_cast<double>(c.heads * c.head_size()), kv = static_cast<double>(c.kv_heads() * c.head_size());
-    const auto matrices = static_cast<double>(c.fc_width() + c.mlp_width());   // of the MLP, C each
+    const double of_width = c.mlp == MlpKind::swiglu ? 3 : 2;
+    const auto width = static_cast<double>(
+        c.experts == 0 ? c.mlp_width() : (c.experts_per_token() + c.shared_experts) * c.expert_width());
+    const double matrices = of_width * width + static_cast<double>(c.experts);   // that a token meets, C each
     return 3.0 * L * (4.0 * C * (q + kv) + 2.0 * T * q + 2.0 * C * matrices) +
            6.0 * C * static_cast<double>(c.vocab_size);
 }

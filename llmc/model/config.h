@@ -12,15 +12,19 @@
 #include <vector>
 
 // A branch of the residual stream (sublayer.h).
-enum class SublayerKind : std::uint8_t { attention, mlp };
+enum class SublayerKind : std::uint8_t { attention, mlp, experts };
 
-// The norm before a sublayer and before the classifier.
+// The norm of a sublayer and before the classifier.
 enum class NormKind : std::uint8_t { layer, rms };
+// Where a sublayer has it: x + sublayer(norm(x)), or x + norm(sublayer(x)) as OLMo2.
+enum class NormPosition : std::uint8_t { before, after };
 // What tells tokens their order: an embedding of its own, or turned queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
-// RMSNorm of each head of queries and keys, before they are turned: Qwen3.
-enum class QkNorm : std::uint8_t { none, head };
+// RMSNorm of queries and keys, before they are turned: of each head (Qwen3), or of the heads of a row (OLMo2).
+enum class QkNorm : std::uint8_t { none, head, row };
+// Of a mixture of experts (llmc/kernels/experts/router.cuh).
+enum class RouterScore : std::uint8_t { softmax, sigmoid };
 
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
@@ -31,13 +35,20 @@ struct ModelConfig {
     std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
     bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
     NormKind norm = NormKind::layer;
+    NormPosition norm_position = NormPosition::before;
     double norm_eps = 1e-5;   // added to the variance, or to the mean of squares
     PositionKind positions = PositionKind::learned;
     double rope_theta = 10000;
     double rope_factor = 1;   // above 1: low frequencies are slowed, as in Llama 3.1
     MlpKind mlp = MlpKind::gelu;
-    bool bias = true;   // of all linear layers but the classifier
+    bool bias = true;   // of all linear layers but the classifier and those of experts
     QkNorm qk_norm = QkNorm::none;
+    std::int64_t experts = 0;   // E of every layer, in place of the MLP; 0: none
+    std::int64_t shared_experts = 0;
+    RouterScore router = RouterScore::softmax;
+    bool router_norm = true;   // weights of a token's experts add up to 1
+    double aux_loss = 0, router_z_loss = 0;
+    std::int64_t own_experts_per_token = 0, own_expert_width = 0;
     // 0: as the functions below say
     std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
 
@@ -55,9 +66,18 @@ struct ModelConfig {
     std::int64_t fc_width() const {   // outputs of the MLP's first layer: F, of SwiGLU gate and up
         return (mlp == MlpKind::swiglu ? 2 : 1) * mlp_width();
     }
+    // K, and the width of an expert; 0 where there are none.
+    std::int64_t experts_per_token() const {
+        return experts == 0 ? 0 : own_experts_per_token > 0 ? own_experts_per_token : experts == 1 ? 1 : 2;
+    }
+    std::int64_t expert_width() const {
+        return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
+    }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
     // Of every layer, in order.
-    std::vector<SublayerKind> sublayers() const { return {SublayerKind::attention, SublayerKind::mlp}; }
+    std::vector<SublayerKind> sublayers() const {
+        return {SublayerKind::attention, experts > 0 ? SublayerKind::experts : SublayerKind::mlp};
+    }
     friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
 };
 
@@ -73,6 +93,7 @@ struct ModelField {
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
     bool whole = true;                      // the number is
     bool basic = false;                     // every model has a size of its own here; options say it in other ways
+    bool of_training = false;               // of training alone: what a model computes does not depend on it
     // Where other programs' files have it. Such a file without the field holds only models that have GPT-2's value.
     bool gpt2 = true;   // a GPT-2's config.json
     int llmc = -1;      // the int32 of an llm.c model file's header
@@ -117,7 +138,8 @@ std::int64_t parameter_count(const ModelConfig& config);
 
 // Floating point operations of forward and backward for one token of a sequence of `seq_len`. A GPT-2: 6N for the
 // matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it. Of
-// other models the matmuls alone: 3L [4C HS (NH + kv heads) + 2T NH HS + 6CF] + 6CV (4CF without a gate).
+// other models the matmuls alone: 3L [4C HS (NH + kv heads) + 2T NH HS + 6CF] + 6CV (4CF without a gate); with experts
+// those that a token meets, (K + shared) F in place of F, and the router's 2CE.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
 // One line: "12 layers, 12 heads of 64, 768 channels, 1024 positions, vocabulary 50257 (padded 50304), ... parameters".

@@ -21,12 +21,14 @@
 
 #include "llmc/model/activations.h"
 #include "llmc/model/attention_choice.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/precision.h"
 
 template <class Real>
 struct Classifier;   // llmc/kernels/rows/classifier.cuh
 struct Positions;    // llmc/kernels/rows/embedding.cuh
+class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
 
 // Rows that follow each other.
 struct Rows {
@@ -104,6 +106,9 @@ public:
         return std::nullopt;
     }
 
+    // `sums` of rows that ranks share, of this rank's columns: become those of all.
+    virtual void sum_rows(float* /*sums*/, std::size_t /*count*/, cudaStream_t) {}
+
     // Cross-entropy of a chunk of rows of logits, of which this rank has the columns of its shard of the vocabulary.
     virtual void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream);
     // out (count, vocabulary parts x Vp) = the rows of logits of which `shard` (count, Vp) has this rank's columns. Not
@@ -111,14 +116,30 @@ public:
     virtual void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t);
 };
 
+// Of a step, what mixtures of experts add to in backward: how many tokens each expert of each layer got, (L, E), and
+// the sums of the balance loss and of the router's z-loss. Null: nobody wants to know, or another tp rank adds the
+// same.
+struct ExpertTotals {
+    std::int32_t* counts = nullptr;
+    double* losses = nullptr;
+};
+
 // What the pieces of a stage (embedding, sublayers, head) work with, beside parameters and activations.
 struct StageTools {
     Matmul& matmul;
     const AttentionChoice<floatX>& attention;
     CutPoints& cut_points;
+    ExpertRanks& expert_ranks;
     const RankSizes& sizes;   // of the micro-batches at hand
     const Workspace& workspace;
     int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
     cudaStream_t stream;
-    float z_loss = 0;   // Classifier::z_loss, in training
+    float z_loss = 0;           // Classifier::z_loss, in training
+    float sequence_share = 0;   // what a sequence counts in losses that are means over a step's: 1 / their number
+    ExpertTotals expert_totals = {};
+    const float* router_bias = nullptr;   // (L, E): router_bias.h
+    DocumentsView documents = {};         // of the micro-batch at hand, where they are masked
+
+    // Of this rank's tokens: in their documents where these are masked, else in the sequence.
+    Positions positions() const;
 };

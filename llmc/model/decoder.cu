@@ -16,7 +16,16 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
       sizes_(rank_sizes(config, {}, false, 1, kRows)),
       attention_(AttentionKind::own, sizes_.attention(), arena, {.backward = false}),
       workspace_(arena, sizes_, 0, false),
-      tools_{matmul_, attention_, one_device_, sizes_, workspace_, 0, stream},
+      router_bias_(config, arena, stream),
+      tools_{.matmul = matmul_,
+             .attention = attention_,
+             .cut_points = one_device_,
+             .expert_ranks = one_device_of_experts_,
+             .sizes = sizes_,
+             .workspace = workspace_,
+             .gelu_fusion = 0,
+             .stream = stream,
+             .router_bias = router_bias_.data()},
       activations_(arena, sizes_, 1, Recompute::none, {.gradients = 0}),
       embedding_(tools_, parameters_),
       head_(tools_, parameters_, 1),
@@ -37,16 +46,14 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
 void Decoder::read_rows(std::span<const std::int32_t> tokens) {
     const int rows = static_cast<int>(tokens.size());
     const Activations& memory = activations_.activations.any();
-    const CachedStep step{memory.layers[0], nullptr, position_, rows};
+    const CachedStep step{memory.layers[0], nullptr, nullptr, position_, rows};
     floatX* const residual = memory.residual[0];
     tokens_.upload(tokens, stream_);
     embedding_.cached(residual, tokens_.data(), position_, rows);
-    const Sublayer::Next first = layers_[0].first(step.a);
-    first.norm.forward({first.to.out}, residual, rows);
+    if (const auto first = layers_[0].first(step.a)) first->norm.forward({first->to.out}, residual, rows);
     for (std::size_t l = 0; l < layers_.size(); l++) {
         const bool last = l + 1 == layers_.size();
-        const Sublayer::Next next =
-            last ? Sublayer::Next{head_.norm(), {normed_.data()}} : layers_[l + 1].first(step.a);
+        const auto next = last ? Sublayer::Next{head_.norm(), {normed_.data()}} : layers_[l + 1].first(step.a);
         layers_[l].cached(residual, caches_[l], step, next);
     }
     position_ += rows;

@@ -11,6 +11,8 @@
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
 #include "llmc/model/layer.h"
+#include "llmc/model/sublayers/expert_ranks.h"
+#include "llmc/model/sublayers/router_bias.h"
 
 class Decoder {
 public:
@@ -21,6 +23,7 @@ public:
 
     const ModelConfig& config() const { return storage_.table().config(); }
     const ModelState<floatX>& parameters() const { return parameters_; }
+    RouterBias& router_bias() { return router_bias_; }
 
     // Tokens read so far, and the most there may be: the model's positions.
     int position() const { return position_; }
@@ -41,7 +44,9 @@ private:
     RankSizes sizes_;   // of the rows that are read at once
     AttentionChoice<floatX> attention_;
     CutPoints one_device_;
+    ExpertRanks one_device_of_experts_;
     Workspace workspace_;
+    RouterBias router_bias_;
     StageTools tools_;
     ActivationPool activations_;   // of one layer, which all take in turns
     Embedding embedding_;

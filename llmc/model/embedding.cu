@@ -4,6 +4,10 @@
 #include "llmc/kernels/rows/embedding.cuh"
 
 Positions CutPoints::positions() const { return {}; }
+Positions StageTools::positions() const {
+    if (documents.positions != nullptr) return {.of_rows = documents.positions};
+    return cut_points.positions();
+}
 
 void Embedding::forward(floatX* out, const Batch& batch) const {
     const RankSizes& sizes = tools_.sizes;
@@ -19,7 +23,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
                                         .C = sizes.C,
                                         .V = sizes.Vp,
                                         .first_token = sizes.first_token,
-                                        .positions = tools_.cut_points.positions()};
+                                        .positions = tools_.positions()};
     // all rows at once, whatever part is asked for first
     auto work = [&](Rows rows) {
         if (rows.first == 0) embedding_forward(args, tools_.stream);
@@ -35,12 +39,15 @@ void Embedding::backward(const floatX* dout, const Batch& batch, AnyGradients& a
         const auto dwte = gradients.next(parameters_.index("wte.weight"));
         using Target = typename Gradients<G>::Target;
         const Target dwpe = wpe_ == nullptr ? Target{} : gradients.next(wpe_index_);
+        const floatX* const dout_rows = tools_.cut_points.leave_rows_backward(dout, queue, tools_.stream);
+        const TokenGroupsView& positions = tools_.documents.position_groups;
+        const bool grouped = positions.order != nullptr && dwpe.data != nullptr;
         if (!dwte.accumulate) fill(dwte.data, std::int64_t{sizes.Vp} * sizes.C, 0.0f, tools_.stream);
         embedding_backward(
             EmbeddingBackward<floatX, G>{
                 .dwte = dwte.data,
-                .dwpe = dwpe.data,
-                .dout = tools_.cut_points.leave_rows_backward(dout, queue, tools_.stream),
+                .dwpe = grouped ? nullptr : dwpe.data,
+                .dout = dout_rows,
                 .groups = batch.groups,
                 .B = sizes.B,
                 .T = sizes.T,
@@ -49,9 +56,23 @@ void Embedding::backward(const floatX* dout, const Batch& batch, AnyGradients& a
                 .max_positions = static_cast<int>(sizes.model.max_seq_len),
                 .accumulate_wpe = dwpe.accumulate,
                 .first_token = sizes.first_token,
-                .positions = tools_.cut_points.positions(),
+                .positions = tools_.positions(),
             },
             tools_.stream);
+        if (!grouped) return;
+        const auto max_positions = static_cast<int>(sizes.model.max_seq_len);
+        if (!dwpe.accumulate) fill(dwpe.data, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);
+        embedding_backward(EmbeddingBackward<floatX, G>{.dwte = dwpe.data,
+                                                        .dwpe = nullptr,
+                                                        .dout = dout_rows,
+                                                        .groups = positions,
+                                                        .B = sizes.B,
+                                                        .T = sizes.T,
+                                                        .C = sizes.C,
+                                                        .V = max_positions,
+                                                        .max_positions = max_positions,
+                                                        .accumulate_wpe = true},
+                           tools_.stream);
     };
     std::visit(with, any_gradients);
 }

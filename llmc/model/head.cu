@@ -55,7 +55,8 @@ void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, boo
         Classifier<floatX>{w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V,
                            tools_.sizes.Vp, dloss,
                            gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
-                           gradient ? tools_.z_loss : 0.0f},
+                           gradient ? tools_.z_loss : 0.0f,
+                           gradient || margins_ == nullptr ? nullptr : margins_ + first},
         tools_.stream);
 }
 

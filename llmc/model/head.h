@@ -16,6 +16,8 @@ public:
 
     // in (residual rows, C): the output of the last layer. Losses of all positions, into `losses` of the workspace.
     void loss(const floatX* in, const Batch& batch) const;
+    // loss() also writes Classifier::margins of all positions there; null: no more.
+    void keep_margins(float* margins) { margins_ = margins; }
     // The same, with dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the classifier. The
     // total loss is `dloss` times the sum of losses, which have z_loss lse^2 more here (Classifier::z_loss).
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
@@ -40,6 +42,7 @@ private:
     const StageTools& tools_;
     bool vocabulary_is_whole_;   // on this rank
     int chunk_rows_;
+    float* margins_ = nullptr;
     Norm norm_;
     Linear classifier_;
 };

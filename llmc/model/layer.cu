@@ -1,6 +1,9 @@
 #include "llmc/model/layer.h"
 
+#include <string_view>
+
 #include "llmc/base/profile_range.h"
+#include "llmc/kernels/rows/residual.cuh"
 
 Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools), name_(text("h.", layer)) {
@@ -21,30 +24,34 @@ const floatX* Layer::input(std::size_t i, const floatX* in, const LayerActivatio
     return i == 0 ? in : between(i, a);
 }
 
-Sublayer::Next Layer::next_of(std::size_t i, const LayerActivations& a) const {
-    return {sublayers_[i]->norm(), sublayers_[i]->normed(a)};
+// The norm before sublayer i; none where norms come after.
+std::optional<Sublayer::Next> Layer::next_of(std::size_t i, const LayerActivations& a) const {
+    if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
+    return Sublayer::Next{sublayers_[i]->norm(), sublayers_[i]->normed(a)};
 }
-Sublayer::Next Layer::first(const LayerActivations& a) const { return next_of(0, a); }
 
 // All but the sum that is the layer's output.
-void Layer::forward_inside(const floatX* in, const LayerActivations& a) const {
-    sublayers_[0]->norm().forward(sublayers_[0]->normed(a), in);
+void Layer::forward_inside(const floatX* in, const LayerActivations& a, bool again) const {
+    if (const auto norm = first(a)) norm->norm.forward(norm->to, in);
     for (std::size_t i = 0; i < sublayers_.size(); i++) {
-        sublayers_[i]->inside(a);
+        again ? sublayers_[i]->inside_again(input(i, in, a), a) : sublayers_[i]->inside(input(i, in, a), a);
         if (i + 1 == sublayers_.size()) return;
-        const Sublayer::Next next = next_of(i + 1, a);
-        sublayers_[i]->join(between(i + 1, a), input(i, in, a), a, &next);
+        const auto next = next_of(i + 1, a);
+        sublayers_[i]->join(between(i + 1, a), input(i, in, a), a, next ? &*next : nullptr);
     }
 }
 
 void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
-    forward_inside(in, a);
+    forward_inside(in, a, false);
     sublayers_.back()->join(out, input(sublayers_.size() - 1, in, a), a, nullptr);
 }
 
 void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
-    if (level == Recompute::block) return forward_inside(in, a);
+    if (level == Recompute::block) {
+        forward_inside(in, a, true);
+        return sublayers_.back()->join_inside(a);
+    }
     for (std::size_t i = 0; i < sublayers_.size(); i++) sublayers_[i]->recompute(input(i, in, a), a, level);
 }
 
@@ -76,11 +83,18 @@ void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations
 }
 
 void Layer::cached(floatX* residual, const std::vector<floatX*>& caches, const CachedStep& step,
-                   const Sublayer::Next& next) const {
+                   const std::optional<Sublayer::Next>& next) const {
     for (std::size_t i = 0; i < sublayers_.size(); i++) {
-        const floatX* const added = sublayers_[i]->cached({step.a, caches[i], step.position, step.rows});
-        const Sublayer::Next to = i + 1 < sublayers_.size() ? next_of(i + 1, step.a) : next;
-        to.norm.add_forward(residual, {to.to.out}, residual, added, step.rows);
+        const auto own = next_of(i, step.a);
+        const floatX* const added =
+            sublayers_[i]->cached({step.a, own ? own->to.out : residual, caches[i], step.position, step.rows});
+        const auto to = i + 1 < sublayers_.size() ? next_of(i + 1, step.a) : next;
+        if (to) {
+            to->norm.add_forward(residual, {to->to.out}, residual, added, step.rows);
+        } else {
+            residual_forward<floatX>(residual, residual, added, std::int64_t{step.rows} * tools_.sizes.C,
+                                     tools_.stream);
+        }
     }
 }
 
@@ -94,6 +108,8 @@ void Layer::show(const std::function<void(const char*, const floatX*, std::int64
                  const floatX* out) const {
     const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
     for (std::size_t i = 0; i < kept.size(); i++) {
+        // of experts that are dealt out, room for rows that have not come holds nothing
+        if (tools_.sizes.ep > 1 && std::string_view(kept[i].name).starts_with("expert_")) continue;
         if (!kept[i].statistic && kept[i].elements > 0)
             show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);
     }

@@ -1,11 +1,13 @@
 // A layer: its sublayers in order, joined along the residual stream.
 //
 //   residual(0) = in;  residual(i+1) = residual(i) + sublayer i (norm i (residual(i)));  out = residual(n)
+// or, where norms come after, residual(i) + norm i (sublayer i (residual(i))).
 // The sum behind a sublayer and the norm of the next one are one kernel where no matmul has added already.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +33,11 @@ public:
                   AnyGradients& gradients, WeightGradientQueue& queue) const;
 
     // Generation: the layer on some positions, whose residual stream is `residual`, normed by the first norm already.
-    // `next` reads the output: of the layer after it, or the head.
+    // `next`, if any, reads the output: of the layer after it, or the head.
     void cached(floatX* residual, const std::vector<floatX*>& caches, const CachedStep& step,
-                const Sublayer::Next& next) const;
-    Sublayer::Next first(const LayerActivations& a) const;
+                const std::optional<Sublayer::Next>& next) const;
+    // The norm that reads the layer's input, if any.
+    std::optional<Sublayer::Next> first(const LayerActivations& a) const { return next_of(0, a); }
     std::vector<std::int64_t> cache_elements() const;   // of a position, for each sublayer
 
     // show(name, values, count) for each activation, in the order in which forward makes them, under llm.c's names.
@@ -45,8 +48,8 @@ public:
 private:
     floatX* between(std::size_t i, const LayerActivations& a) const;
     const floatX* input(std::size_t i, const floatX* in, const LayerActivations& a) const;
-    void forward_inside(const floatX* in, const LayerActivations& a) const;
-    Sublayer::Next next_of(std::size_t i, const LayerActivations& a) const;
+    void forward_inside(const floatX* in, const LayerActivations& a, bool again) const;
+    std::optional<Sublayer::Next> next_of(std::size_t i, const LayerActivations& a) const;
 
     const StageTools& tools_;
     std::string name_;   // "h.3", for profilers

@@ -27,7 +27,8 @@ void Norm::forward(const Output& to, const floatX* in, int rows) const {
                                                .bias = bias_,
                                                .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
                                                .C = width_,
-                                               .epsilon = epsilon()},
+                                               .epsilon = epsilon(),
+                                               .rounds_before_weight = rounds_before_weight()},
                       tools_.stream);
 }
 
@@ -42,7 +43,8 @@ void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, con
                                                                 .bias = bias_,
                                                                 .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
                                                                 .C = width_,
-                                                                .epsilon = epsilon()},
+                                                                .epsilon = epsilon(),
+                                                                .rounds_before_weight = rounds_before_weight()},
                                tools_.stream);
 }
 
@@ -52,10 +54,10 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
             using Target = typename Gradients<G>::Target;
             const int C = width_;
             G* const aside = static_cast<G*>(args.aside);
-            const Target dweight = aside ? Target{aside, false} : gradients.next(weight_index_);
-            const Target dbias = bias_ == nullptr ? Target{}
-                                 : aside          ? Target{aside + norm_stride(C), false}
-                                                  : gradients.next(bias_index_);
+            const Target dweight = vector_target(gradients, weight_index_, aside);
+            const Target dbias = bias_ == nullptr
+                                     ? Target{}
+                                     : vector_target(gradients, bias_index_, aside ? aside + norm_stride(C) : nullptr);
             layernorm_backward(
                 LayerNormBackward<floatX, G>{.din = args.din,
                                              .dweight = dweight.data,
@@ -72,16 +74,9 @@ void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGra
                                              .accumulate_parameters = dweight.accumulate},
                 tools_.stream);
             if (aside == nullptr) return;
-            auto take_place = [this, &gradients, C](int index, const G* from) {
-                if (from == nullptr) return;
-                const Target to = gradients.next(index);
-                ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
-                const std::size_t bytes = sizeof(G) * static_cast<std::size_t>(C);
-                CUDA_CHECK(cudaMemcpyAsync(to.data, from, bytes, cudaMemcpyDeviceToDevice, tools_.stream));
-            };
-            queue.add([take_place, dweight, dbias, weight = weight_index_, bias = bias_index_] {
-                take_place(weight, dweight.data);
-                take_place(bias, dbias.data);
+            queue.add([this, &gradients, dweight, dbias, C] {
+                take_place(gradients, weight_index_, dweight.data, C, tools_.stream);
+                if (bias_) take_place(gradients, bias_index_, dbias.data, C, tools_.stream);
             });
         },
         any_gradients);

@@ -40,6 +40,8 @@ public:
     void backward(const Backward& args, AnyGradients& gradients, WeightGradientQueue& queue) const;
 
 private:
+    // Llama, Mistral and Qwen3 do, OLMo2 does not.
+    bool rounds_before_weight() const { return tools_.sizes.model.norm_position == NormPosition::before; }
     float epsilon() const { return static_cast<float>(tools_.sizes.model.norm_eps); }
 
     const StageTools& tools_;
@@ -47,10 +49,27 @@ private:
     const floatX *weight_, *bias_;
 };
 
+// Where a vector's gradient is made: at its place, or `aside` (Norm::Backward), until take_place in the queue.
+template <class G>
+typename Gradients<G>::Target vector_target(Gradients<G>& gradients, int index, G* aside) {
+    return aside ? typename Gradients<G>::Target{aside, false} : gradients.next(index);
+}
+template <class G>
+void take_place(Gradients<G>& gradients, int index, const G* from, int count, cudaStream_t stream) {
+    const typename Gradients<G>::Target to = gradients.next(index);
+    ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
+    CUDA_CHECK(
+        cudaMemcpyAsync(to.data, from, sizeof(G) * static_cast<std::size_t>(count), cudaMemcpyDeviceToDevice, stream));
+}
+
 // Elements from one vector of gradients that wait aside to the next: vector accesses stay aligned.
 constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
-// Vectors of a sublayer, and elements of all of them: weight and bias of its norm, then the weights of heads' norms.
+// Vectors of a sublayer, and elements of all of them: weight and bias of its norm, then the weights of the norms of
+// queries and keys.
 constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
 constexpr std::int64_t norm_elements(const ModelConfig& c) {
-    return norm_vectors(c) * norm_stride(c.qk_norm == QkNorm::none ? c.channels : std::max(c.channels, c.head_size()));
+    const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0
+                                 : c.qk_norm == QkNorm::head ? c.head_size()
+                                                             : c.heads * c.head_size();
+    return norm_vectors(c) * norm_stride(std::max(c.channels, longest));
 }

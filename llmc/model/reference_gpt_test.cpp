@@ -110,10 +110,23 @@ TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with centra
         config.own_mlp_width = 24;
         config.tied = kv_heads == 2;
         if (kv_heads == 4) config.own_head_size = 32;
-        if (kv_heads != 1) config.qk_norm = QkNorm::head;
+        if (kv_heads != 1) config.qk_norm = kv_heads == 2 ? QkNorm::head : QkNorm::row;
+        if (kv_heads != 2) config.norm_position = NormPosition::after;
         if (kv_heads == 1) config.bias = true, config.mlp = MlpKind::gelu, config.rope_factor = 8;
         check_gradients(config, kv_heads == 2 ? 0.1 : 0.0);
     }
+}
+
+TEST_CASE("reference_gpt: gradients of mixtures of experts agree with central differences") {
+    const ModelConfig gpt2 = custom_model_config(2, 2, 16, 7, 11);
+    ModelConfig config = with_experts(gpt2, 5, 2, 24);
+    check_gradients(config);
+    config.router_norm = false, config.mlp = MlpKind::swiglu, config.shared_experts = 2;
+    check_gradients(config);
+    config.aux_loss = 0.3, config.router_z_loss = 0.1;
+    check_gradients(config);
+    config.router = RouterScore::sigmoid, config.router_norm = true, config.shared_experts = 0;
+    check_gradients(config);
 }
 
 TEST_CASE("reference_gpt: padding rows and unused positions get no gradient, ignored targets no loss") {

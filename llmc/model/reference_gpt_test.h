@@ -224,6 +224,15 @@ inline void rotary(Doubles& qkv, const AttentionSizes& s, double theta, double f
     }
 }
 
+// What a layer of experts remembers: of E experts (R, E), of the K chosen ones (R, K), of each expert all tokens.
+struct ExpertsTrace {
+    Doubles logits, scores, probabilities, lse, weights, counts;
+    std::vector<Index> chosen;   // ascending for each token
+    std::vector<Doubles> hidden, activated, outputs;
+    Doubles shared_hidden, shared_activated;
+    double loss = 0;
+};
+
 inline void add_to(Doubles& a, const Doubles& b) {
     for (Index i = 0; i < a.size(); i++) a[i] += b[i];
 }
@@ -242,10 +251,16 @@ inline ModelConfig llama_like(ModelConfig config, std::int64_t kv_heads) {
     return config;
 }
 
+// A mixture of experts in place of the MLP.
+inline ModelConfig with_experts(ModelConfig config, std::int64_t experts, std::int64_t per_token, std::int64_t width) {
+    config.experts = experts, config.own_experts_per_token = per_token, config.own_expert_width = width;
+    return config;
+}
+
 struct ReferenceResult {
     Doubles logits;                   // (R, V), without the vocabulary's padding
     Doubles losses;                   // (R)
-    double loss = 0;                  // their sum / R
+    double loss = 0;                  // their sum / R, and the routers' losses
     std::vector<Doubles> gradients;   // of `loss`, indexed as the ParamTable, global shapes; empty after forward
 };
 
@@ -258,8 +273,9 @@ public:
     }
 
     ParamTable table;
-    std::vector<Doubles> parameters;   // indexed as the table, global shapes
-    double z_loss = 0;                 // c: c lse^2 is added to each loss
+    std::vector<Doubles> parameters;          // indexed as the table, global shapes
+    double z_loss = 0;                        // c: c lse^2 is added to each loss
+    mutable double smallest_gap = INFINITY;   // between a token's last chosen expert's score and the next one's
     // Mistakes of forward, which tests must see.
     bool exchanges_gate_and_up = false, adds_epsilon_outside = false;
 
@@ -278,7 +294,8 @@ public:
 private:
     using Index = reference::Index;
     struct BlockTrace {
-        Doubles input, ln1, raw_qkv, qkv, atty, residual2, ln2, fch, fch_gelu;
+        Doubles input, ln1, raw_qkv, qkv, atty, attproj, residual2, ln2, fch, fch_gelu, fcproj;
+        reference::ExpertsTrace experts;
     };
     struct Trace {
         std::vector<BlockTrace> blocks;
@@ -296,6 +313,7 @@ private:
     Index F() const { return static_cast<Index>(table.config().mlp_width()); }
     Index V() const { return static_cast<Index>(table.config().vocab_size); }
     int layers() const { return static_cast<int>(table.config().layers); }
+    bool norm_after() const { return table.config().norm_position == NormPosition::after; }
     reference::AttentionSizes attention_sizes(int B, int T) const {
         const ModelConfig& c = table.config();
         return {static_cast<Index>(B), static_cast<Index>(T), static_cast<Index>(c.heads),
@@ -313,11 +331,16 @@ private:
         return reference::linear(in, at(name + ".weight", l), b ? *b : Doubles(), R,
                                  static_cast<Index>(weight.tensor.rows), static_cast<Index>(weight.tensor.cols));
     }
-    // visit(name of the norm's weight, first element, HS) for every head of q and k of every row.
+    // visit(name of the norm's weight, first element, elements) for every head of q and k of every row, or for all.
     template <class Visit>
     void visit_normed_heads(Index R, Visit&& visit) const {
         const reference::AttentionSizes s = attention_sizes(1, static_cast<int>(R));
         if (table.config().qk_norm == QkNorm::none) return;
+        for (Index row = 0; row < R && table.config().qk_norm == QkNorm::row; row++) {
+            visit("attn.q_norm.weight", row * s.width(), s.NH * s.HS);
+            visit("attn.k_norm.weight", row * s.width() + s.NH * s.HS, s.KV * s.HS);
+        }
+        if (table.config().qk_norm == QkNorm::row) return;
         for (Index head = 0; head < R * (s.NH + s.KV); head++) {
             const Index row = head / (s.NH + s.KV), at_head = head % (s.NH + s.KV);
             visit(at_head < s.NH ? "attn.q_norm.weight" : "attn.k_norm.weight", row * s.width() + at_head * s.HS, s.HS);
@@ -348,24 +371,202 @@ private:
     Doubles block_forward(BlockTrace& b, int l, int B, int T) const {
         using namespace reference;
         const Index R = static_cast<Index>(B) * static_cast<Index>(T);
-        b.ln1 = norm(b.input, "ln_1", l, R);
+        const bool after = norm_after();
+        b.ln1 = after ? b.input : norm(b.input, "ln_1", l, R);
         b.raw_qkv = b.qkv = linear(b.ln1, "attn.c_attn", l, R);
         norm_heads(b.qkv, l, R);
         turn(b.qkv, B, T, false);
         b.atty = attention(b.qkv, attention_sizes(B, T));
-        b.residual2 = linear(b.atty, "attn.c_proj", l, R);
+        b.attproj = linear(b.atty, "attn.c_proj", l, R);
+        b.residual2 = after ? norm(b.attproj, "ln_1", l, R) : b.attproj;
         add_to(b.residual2, b.input);
-        b.ln2 = norm(b.residual2, "ln_2", l, R);
-        b.fch = linear(b.ln2, "mlp.c_fc", l, R);
-        if (table.config().mlp == MlpKind::swiglu) {
-            b.fch_gelu = swiglu(b.fch, R, F(), exchanges_gate_and_up);
+        b.ln2 = after ? b.residual2 : norm(b.residual2, "ln_2", l, R);
+        if (table.config().experts > 0) {
+            b.fcproj = experts_forward(b.experts, b.ln2, l, B, T);
         } else {
-            b.fch_gelu = b.fch;
-            for (double& x : b.fch_gelu) x = gelu(x);
+            b.fch = linear(b.ln2, "mlp.c_fc", l, R);
+            b.fch_gelu = activation(b.fch, R, F());
+            b.fcproj = linear(b.fch_gelu, "mlp.c_proj", l, R);
         }
-        Doubles output = linear(b.fch_gelu, "mlp.c_proj", l, R);
+        Doubles output = after ? norm(b.fcproj, "ln_2", l, R) : b.fcproj;
         add_to(output, b.residual2);
         return output;
+    }
+
+    // ---- the MLP, and experts
+
+    Doubles activation(const Doubles& hidden, Index R, Index width) const {
+        using namespace reference;
+        if (table.config().mlp == MlpKind::swiglu) return swiglu(hidden, R, width, exchanges_gate_and_up);
+        Doubles out = hidden;
+        for (double& x : out) x = gelu(x);
+        return out;
+    }
+    void activation_backward(Doubles& d, const Doubles& hidden, Index R, Index width) const {
+        using namespace reference;
+        if (table.config().mlp == MlpKind::swiglu) {
+            d = swiglu_backward(d, hidden, R, width);
+        } else {
+            for (Index i = 0; i < d.size(); i++) d[i] *= gelu_derivative(hidden[i]);
+        }
+    }
+    // Rows first ... first + count of a matrix of rows of `cols`.
+    static Doubles rows_of(const Doubles& matrix, Index first, Index count, Index cols) {
+        const auto begin = matrix.begin() + static_cast<std::ptrdiff_t>(first * cols);
+        return {begin, begin + static_cast<std::ptrdiff_t>(count * cols)};
+    }
+    struct ExpertSizes {
+        Index E, K, F, hidden, shared;   // `hidden`: outputs of an expert's first matrix; `shared`: width of the shared
+    };
+    ExpertSizes expert_sizes() const {
+        const ModelConfig& c = table.config();
+        const auto F_ = static_cast<Index>(c.expert_width());
+        return {static_cast<Index>(c.experts), static_cast<Index>(c.experts_per_token()), F_,
+                (c.mlp == MlpKind::swiglu ? 2 : 1) * F_, static_cast<Index>(c.shared_experts) * F_};
+    }
+    // The balance loss and the z-loss of a layer's router, and how often each expert was chosen in each sequence.
+    double router_losses(reference::ExpertsTrace& t, int B, int T) const {
+        const ModelConfig& c = table.config();
+        const ExpertSizes s = expert_sizes();
+        const double tokens = T, sequences = B;
+        double loss = 0;
+        t.counts.assign(static_cast<Index>(B) * s.E, 0.0);
+        for (Index i = 0; i < t.chosen.size(); i++) t.counts[i / s.K / static_cast<Index>(T) * s.E + t.chosen[i]]++;
+        for (Index i = 0; i < t.probabilities.size(); i++) {
+            const Index sequence = i / s.E / static_cast<Index>(T);
+            loss += c.aux_loss * static_cast<double>(s.E) / static_cast<double>(s.K) *
+                    t.counts[sequence * s.E + i % s.E] / tokens * t.probabilities[i] / tokens / sequences;
+        }
+        for (double lse : t.lse) loss += c.router_z_loss * lse * lse / (tokens * sequences);
+        return loss;
+    }
+    void route(reference::ExpertsTrace& t, Index R) const {
+        const ModelConfig& c = table.config();
+        const ExpertSizes s = expert_sizes();
+        const bool sigmoid = c.router == RouterScore::sigmoid;
+        for (Index r = 0; r < R; r++) {
+            const double* const logits = &t.logits[r * s.E];
+            double sum = 0, scores_sum = 0, weights_sum = 0;
+            Doubles scores(s.E);
+            for (Index e = 0; e < s.E; e++) sum += std::exp(logits[e]);
+            for (Index e = 0; e < s.E; e++) {
+                scores[e] = sigmoid ? reference::logistic(logits[e]) : std::exp(logits[e]) / sum;
+                scores_sum += scores[e];
+            }
+            std::vector<Index> order(s.E);
+            for (Index e = 0; e < s.E; e++) order[e] = e;
+            std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return logits[a] > logits[b]; });
+            if (s.K < s.E) smallest_gap = std::fmin(smallest_gap, logits[order[s.K - 1]] - logits[order[s.K]]);
+            std::sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(s.K));
+            for (Index k = 0; k < s.K; k++) weights_sum += scores[order[k]];
+            for (Index k = 0; k < s.K; k++) {
+                t.chosen.push_back(order[k]);
+                t.weights.push_back(scores[order[k]] / (c.router_norm ? weights_sum : 1.0));
+            }
+            for (double score : scores) t.probabilities.push_back(score / scores_sum);
+            t.scores.insert(t.scores.end(), scores.begin(), scores.end());
+            t.lse.push_back(std::log(sum));
+        }
+    }
+    // Every expert on every token, and of that the chosen ones.
+    Doubles experts_forward(reference::ExpertsTrace& t, const Doubles& in, int l, int B, int T) const {
+        const ExpertSizes s = expert_sizes();
+        const Index R = in.size() / C();
+        t = {};
+        t.logits = linear(in, "mlp.router", l, R);
+        route(t, R);
+        t.loss = router_losses(t, B, T);
+        Doubles out(R * C(), 0.0);
+        for (Index e = 0; e < s.E; e++) {
+            const Doubles fc = rows_of(at("mlp.experts.c_fc.weight", l), e * s.hidden, s.hidden, C());
+            const Doubles proj = rows_of(at("mlp.experts.c_proj.weight", l), e * C(), C(), s.F);
+            t.hidden.push_back(reference::linear(in, fc, {}, R, s.hidden, C()));
+            t.activated.push_back(activation(t.hidden[e], R, s.F));
+            t.outputs.push_back(reference::linear(t.activated[e], proj, {}, R, C(), s.F));
+        }
+        for (Index i = 0; i < R * s.K; i++) {
+            for (Index c = 0; c < C(); c++) {
+                out[i / s.K * C() + c] += t.weights[i] * t.outputs[t.chosen[i]][i / s.K * C() + c];
+            }
+        }
+        if (s.shared > 0) {
+            t.shared_hidden = linear(in, "mlp.shared.c_fc", l, R);
+            t.shared_activated = activation(t.shared_hidden, R, s.shared);
+            reference::add_to(out, linear(t.shared_activated, "mlp.shared.c_proj", l, R));
+        }
+        return out;
+    }
+    // The gradient of the router's logits from that of the weights.
+    Doubles route_backward(const reference::ExpertsTrace& t, const Doubles& dweights, int B, int T) const {
+        const ModelConfig& c = table.config();
+        const ExpertSizes s = expert_sizes();
+        const bool sigmoid = c.router == RouterScore::sigmoid;
+        Doubles dlogits(t.logits.size(), 0.0);
+        for (Index r = 0; r < t.lse.size(); r++) {
+            Doubles dscores(s.E, 0.0), dprobabilities(s.E, 0.0);
+            double weights_sum = 0, mean = 0, scores_sum = 0, of_probabilities = 0, of_scores = 0;
+            for (Index e = 0; e < s.E; e++) scores_sum += t.scores[r * s.E + e];
+            for (Index k = 0; k < s.K; k++) weights_sum += t.scores[r * s.E + t.chosen[r * s.K + k]];
+            for (Index k = 0; k < s.K; k++) mean += dweights[r * s.K + k] * t.weights[r * s.K + k];
+            for (Index k = 0; k < s.K; k++) {
+                const double d = dweights[r * s.K + k];
+                dscores[t.chosen[r * s.K + k]] += c.router_norm ? (d - mean) / weights_sum : d;
+            }
+            for (Index e = 0; e < s.E; e++) {
+                dprobabilities[e] = c.aux_loss * static_cast<double>(s.E) / static_cast<double>(s.K) *
+                                    t.counts[r / static_cast<Index>(T) * s.E + e] / T / T / B;
+                of_probabilities += dprobabilities[e] * t.probabilities[r * s.E + e];
+            }
+            for (Index e = 0; e < s.E; e++) dscores[e] += (dprobabilities[e] - of_probabilities) / scores_sum;
+            for (Index e = 0; e < s.E; e++) of_scores += dscores[e] * t.scores[r * s.E + e];
+            for (Index e = 0; e < s.E; e++) {
+                const double score = t.scores[r * s.E + e], softmax = std::exp(t.logits[r * s.E + e] - t.lse[r]);
+                dlogits[r * s.E + e] = score * (sigmoid ? dscores[e] * (1 - score) : dscores[e] - of_scores) +
+                                       2 * c.router_z_loss * t.lse[r] * softmax / (B * T);
+            }
+        }
+        return dlogits;
+    }
+    // Returns the gradient of what the experts read.
+    Doubles experts_backward(std::vector<Doubles>& gradients, const Doubles& dout, const reference::ExpertsTrace& t,
+                             const Doubles& in, int l, int B, int T) const {
+        using namespace reference;
+        const ExpertSizes s = expert_sizes();
+        const Index R = in.size() / C();
+        auto d = [&](const char* name) -> Doubles& {
+            return gradients[static_cast<std::size_t>(table.index(name, l))];
+        };
+        Doubles dweights(R * s.K, 0.0), din(R * C(), 0.0);
+        for (Index e = 0; e < s.E; e++) {
+            Doubles doutput(R * C(), 0.0);
+            for (Index i = 0; i < R * s.K; i++) {
+                for (Index c = 0; c < C() && t.chosen[i] == e; c++) {
+                    const Index element = i / s.K * C() + c;
+                    doutput[element] = t.weights[i] * dout[element];
+                    dweights[i] += dout[element] * t.outputs[e][element];
+                }
+            }
+            const Doubles fc = rows_of(at("mlp.experts.c_fc.weight", l), e * s.hidden, s.hidden, C());
+            const Doubles proj = rows_of(at("mlp.experts.c_proj.weight", l), e * C(), C(), s.F);
+            Doubles dfc(fc.size(), 0.0), dproj(proj.size(), 0.0);
+            Doubles dhidden = linear_backward(dproj, nullptr, doutput, t.activated[e], proj, R, C(), s.F);
+            activation_backward(dhidden, t.hidden[e], R, s.F);
+            add_to(din, linear_backward(dfc, nullptr, dhidden, in, fc, R, s.hidden, C()));
+            std::ranges::copy(dfc, d("mlp.experts.c_fc.weight").begin() + static_cast<std::ptrdiff_t>(e * dfc.size()));
+            std::ranges::copy(dproj,
+                              d("mlp.experts.c_proj.weight").begin() + static_cast<std::ptrdiff_t>(e * dproj.size()));
+        }
+        const Doubles dlogits = route_backward(t, dweights, B, T);
+        add_to(din,
+               linear_backward(d("mlp.router.weight"), nullptr, dlogits, in, at("mlp.router.weight", l), R, s.E, C()));
+        if (s.shared == 0) return din;
+        Doubles dhidden = linear_backward(d("mlp.shared.c_proj.weight"), nullptr, dout, t.shared_activated,
+                                          at("mlp.shared.c_proj.weight", l), R, C(), s.shared);
+        activation_backward(dhidden, t.shared_hidden, R, s.shared);
+        const Index shared_hidden = t.shared_hidden.size() / R;
+        add_to(din, linear_backward(d("mlp.shared.c_fc.weight"), nullptr, dhidden, in, at("mlp.shared.c_fc.weight", l),
+                                    R, shared_hidden, C()));
+        return din;
     }
 
     ReferenceResult forward(std::span<const int> tokens, std::span<const int> targets, int B, int T,
@@ -402,6 +603,7 @@ private:
             result.losses[r] = lse - row[targets[r]] + z_loss * lse * lse;
             result.loss += result.losses[r] / static_cast<double>(R);
         }
+        for (const BlockTrace& block : trace.blocks) result.loss += block.experts.loss;
         return result;
     }
 
@@ -425,19 +627,29 @@ private:
             return norm_backward(d(name + ".weight"), dbias(name + ".bias"), dout, in, at(name + ".weight", l), R, C(),
                                  table.config().norm_eps);
         };
-        Doubles dfch = through("mlp.c_proj", dstream, b.fch_gelu);
-        if (table.config().mlp == MlpKind::swiglu) {
-            dfch = swiglu_backward(dfch, b.fch, R, F());
+        // of a sublayer: from the gradient of what it adds to that of what it reads
+        auto before = [&](const char* name, Doubles dread, const Doubles& in) {
+            return norm_after() ? dread : through_norm(name, dread, in);
+        };
+        auto after = [&](const char* name, const Doubles& dadded, const Doubles& projected) {
+            return norm_after() ? through_norm(name, dadded, projected) : dadded;
+        };
+        const Doubles dadded = after("ln_2", dstream, b.fcproj);
+        Doubles dread;
+        if (table.config().experts > 0) {
+            dread = experts_backward(gradients, dadded, b.experts, b.ln2, l, B, T);
         } else {
-            for (Index i = 0; i < dfch.size(); i++) dfch[i] *= gelu_derivative(b.fch[i]);
+            Doubles dfch = through("mlp.c_proj", dadded, b.fch_gelu);
+            activation_backward(dfch, b.fch, R, F());
+            dread = through("mlp.c_fc", dfch, b.ln2);
         }
-        add_to(dstream, through_norm("ln_2", through("mlp.c_fc", dfch, b.ln2), b.residual2));
+        add_to(dstream, before("ln_2", dread, b.residual2));
 
-        const Doubles datty = through("attn.c_proj", dstream, b.atty);
+        const Doubles datty = through("attn.c_proj", after("ln_1", dstream, b.attproj), b.atty);
         Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T));
         turn(dqkv, B, T, true);
         norm_heads_backward(dqkv, gradients, b.raw_qkv, l, R);
-        add_to(dstream, through_norm("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));
+        add_to(dstream, before("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));
     }
 
     void backward(ReferenceResult& result, std::span<const int> tokens, std::span<const int> targets, int B, int T,

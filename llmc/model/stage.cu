@@ -19,7 +19,8 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
             text("--seq-len must be between 1 and ", config.max_seq_len, "."));
     }
     check_tensor_parallel(config, options.place.mesh, options.sequence_parallel, options.B, options.T);
-    const std::int64_t widest = std::max(config.mlp_width(), config.padded_vocab_size);
+    const std::int64_t widest = std::max(
+        std::max(config.mlp_width(), config.experts_per_token() * config.expert_width()), config.padded_vocab_size);
     if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
         throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
                     "Lower --micro-batch.");
@@ -51,7 +52,11 @@ AnyGradients make_gradients(const StageOptions& options, Arena& arena, const Par
 }   // namespace
 
 Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream)
-    : config_(config), options_(options), stream_(stream), matmul_(arena, options.matmul) {
+    : config_(config),
+      options_(options),
+      stream_(stream),
+      matmul_(arena, options.matmul),
+      router_bias_(config, arena, stream) {
     check_options(config, options);
     if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
     storage_ = std::make_unique<ParamStorage>(ParamTable(config), options.place, units_of(options_.chunks));
@@ -61,7 +66,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                      : parameters_;
     gradients_.emplace(make_gradients(options, arena, *storage_, stream));
 
-    sizes_ = rank_sizes(config, options.place, options.sequence_parallel, options.B, options.T, options.ulysses);
+    sizes_ = sizes_of(options.B, options.T);
     max_rows_ = sizes_.rows();
     const int classifier_rows = options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_)
                                                             : classifier_chunk_rows(max_rows_, sizes_.Vp);
@@ -81,8 +86,20 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     attention_.emplace(options.attention, sizes_.attention(), arena,
                        AttentionUse{context().ring_size() > 1, options.backward});
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
-    tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_, sizes_,
+    tools_.emplace(StageTools{matmul_, *attention_, options.cut_points ? *options.cut_points : one_device_,
+                              options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});
+    tools_->router_bias = router_bias_.data();
+    if (config.experts > 0 && options.backward) {
+        expert_counts_ =
+            arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));
+        router_losses_ = arena.allocate<double>("experts/router losses", 2);
+        begin_expert_totals();
+        // without sequence parallelism tp ranks have the same tokens: the first one counts them
+        if (options.sequence_parallel || options.place.at.tp == 0) {
+            tools_->expert_totals = {expert_counts_.data(), router_losses_.data()};
+        }
+    }
     tools_->cut_points.set_sizes(sizes_);
     for (const Chunk& chunk : options_.chunks) {
         chunks_.push_back({chunk, layers_.size()});
@@ -96,13 +113,24 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     if (options.attention != AttentionKind::auto_) use_attention(options.attention);
 }
 
+void Stage::begin_expert_totals() {
+    expert_counts_.zero(stream_);
+    router_losses_.zero(stream_);
+}
+
+RankSizes Stage::sizes_of(int B, int T) const {
+    RankSizes sizes = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
+    sizes.documents = options_.documents;
+    return sizes;
+}
+
 void Stage::set_batch_shape(int B, int T) {
     ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len &&
                std::int64_t{B} * T <= std::int64_t{max_rows_} * options_.place.mesh.cp,
            "a micro-batch of ", B, " x ", T, " tokens, room for ", max_rows_);
     options_.B = B;
     options_.T = T;
-    sizes_ = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
+    sizes_ = sizes_of(B, T);
     tools_->cut_points.set_sizes(sizes_);
 }
 
@@ -142,15 +170,15 @@ void Stage::begin_pass(const Uses& uses) const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Actions
 
-Stage::Flight& Stage::flight(int chunk_index, int micro_batch) {
-    const auto found = flights_.find({chunk_index, micro_batch});
-    ENSURE(found != flights_.end(), "chunk ", chunk_index, " of micro-batch ", micro_batch,
+Stage::MicroBatchState& Stage::state_of(int chunk_index, int micro_batch) {
+    const auto found = states_.find({chunk_index, micro_batch});
+    ENSURE(found != states_.end(), "chunk ", chunk_index, " of micro-batch ", micro_batch,
            " is not in flight: it has no input, or its gradients are complete");
     return found->second;
 }
 
-Stage::Flight& Stage::begin_flight(int chunk_index, int micro_batch) {
-    const auto [at, is_new] = flights_.try_emplace({chunk_index, micro_batch});
+Stage::MicroBatchState& Stage::begin_state(int chunk_index, int micro_batch) {
+    const auto [at, is_new] = states_.try_emplace({chunk_index, micro_batch});
     ENSURE(is_new, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
     return at->second;
 }
@@ -161,59 +189,60 @@ Activations* Stage::take_activations() {
     return set;
 }
 
-Border& Stage::input(int chunk_index, int micro_batch) {
+BoundaryTensor& Stage::input(int chunk_index, int micro_batch) {
     ENSURE(!chunk(chunk_index).embedding && !follows(chunk_index), "the input of chunk ", chunk_index, " is made here");
-    Flight& own = begin_flight(chunk_index, micro_batch);
+    MicroBatchState& own = begin_state(chunk_index, micro_batch);
     own.input = pool_->inputs.take();
     return *own.input;
 }
 
 Stage::Output Stage::output(int chunk_index, int micro_batch) {
-    const Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.phase != Flight::Phase::input && own.activations, "chunk ", chunk_index, " of micro-batch ", micro_batch,
-           " has no output before its forward, nor after its backward");
+    const MicroBatchState& own = state_of(chunk_index, micro_batch);
+    ENSURE(own.phase != MicroBatchState::Phase::input && own.activations, "chunk ", chunk_index, " of micro-batch ",
+           micro_batch, " has no output before its forward, nor after its backward");
     return {own.activations->residual[layers_of(chunk_index)], own.activations->sent};
 }
 
-Border& Stage::output_gradient(int chunk_index, int micro_batch) {
-    Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.phase == Flight::Phase::forward && !chunk(chunk_index).head, "the output of chunk ", chunk_index,
-           " of micro-batch ", micro_batch, " is given a gradient twice, or before its forward, or is the loss");
-    own.phase = Flight::Phase::output_gradient;
+BoundaryTensor& Stage::output_gradient(int chunk_index, int micro_batch) {
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
+    ENSURE(own.phase == MicroBatchState::Phase::forward && !chunk(chunk_index).head, "the output of chunk ",
+           chunk_index, " of micro-batch ", micro_batch,
+           " is given a gradient twice, or before its forward, or is the loss");
+    own.phase = MicroBatchState::Phase::output_gradient;
     own.dresidual = pool_->gradients.take();
     return *own.dresidual;
 }
 
-Border& Stage::input_gradient(int chunk_index, int micro_batch) {
-    const Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.phase == Flight::Phase::backward && own.dresidual, "chunk ", chunk_index, " of micro-batch ",
+BoundaryTensor& Stage::input_gradient(int chunk_index, int micro_batch) {
+    const MicroBatchState& own = state_of(chunk_index, micro_batch);
+    ENSURE(own.phase == MicroBatchState::Phase::backward && own.dresidual, "chunk ", chunk_index, " of micro-batch ",
            micro_batch, " has no gradient of its input: it begins with the embedding, or its backward has not been");
     return *own.dresidual;
 }
 
 void Stage::release_input_gradient(int chunk_index, int micro_batch) {
     input_gradient(chunk_index, micro_batch);
-    pool_->gradients.give_back(std::exchange(flight(chunk_index, micro_batch).dresidual, nullptr));
-    land(chunk_index, micro_batch, false);
+    pool_->gradients.give_back(std::exchange(state_of(chunk_index, micro_batch).dresidual, nullptr));
+    finish(chunk_index, micro_batch, false);
 }
 
 // The embedding makes it, the chunk before has it on this rank, or it was received.
 void Stage::take_input(int chunk_index, int micro_batch, Purpose purpose) {
     if (chunk(chunk_index).embedding) {
-        begin_flight(chunk_index, micro_batch).activations = take_activations();
+        begin_state(chunk_index, micro_batch).activations = take_activations();
     } else if (follows(chunk_index)) {
         const floatX* const from = output(chunk_index - 1, micro_batch).data;
         Activations* set = nullptr;
         if (purpose == Purpose::training) {
             set = take_activations();
         } else {
-            set = std::exchange(flight(chunk_index - 1, micro_batch).activations, nullptr);
-            land(chunk_index - 1, micro_batch, true);
+            set = std::exchange(state_of(chunk_index - 1, micro_batch).activations, nullptr);
+            finish(chunk_index - 1, micro_batch, true);
         }
-        begin_flight(chunk_index, micro_batch).activations = set;
+        begin_state(chunk_index, micro_batch).activations = set;
         CUDA_CHECK(cudaMemcpyAsync(set->residual[0], from, residual_bytes(), cudaMemcpyDeviceToDevice, stream_));
     } else {
-        Flight& own = flight(chunk_index, micro_batch);
+        MicroBatchState& own = state_of(chunk_index, micro_batch);
         ENSURE(own.input != nullptr, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice");
         own.activations = take_activations();
         own.input->used.wait(stream_);
@@ -225,15 +254,16 @@ void Stage::take_input(int chunk_index, int micro_batch, Purpose purpose) {
 
 void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
     take_input(chunk_index, micro_batch, purpose);
-    Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.phase == Flight::Phase::input, "forward of chunk ", chunk_index, " of micro-batch ", micro_batch,
-           " twice");
-    own.phase = Flight::Phase::forward;
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
+    ENSURE(own.phase == MicroBatchState::Phase::input, "forward of chunk ", chunk_index, " of micro-batch ",
+           micro_batch, " twice");
+    own.phase = MicroBatchState::Phase::forward;
+    tools_->documents = batch.documents;
     const Activations& a = *own.activations;
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const std::size_t layers = layers_of(chunk_index);
     if (place.what.embedding) use(Direction::forward, [&] { embedding_->forward(a.residual[0], batch); });
-    if (show_ && place.what.embedding) show_(table().embedding_unit(), "encoded", a.residual[0], border_elements());
+    if (show_ && place.what.embedding) show_(table().embedding_unit(), "encoded", a.residual[0], boundary_elements());
     for (std::size_t i = 0; i < layers; i++) {
         const Layer& layer = layers_[place.first_layer + i];
         use(Direction::forward, [&] { layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
@@ -248,43 +278,44 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
         if (purpose == Purpose::loss) head_->loss(a.residual[layers], batch);
         if (purpose == Purpose::logits) head_->final_norm(a.residual[layers]);
     });
-    if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), border_elements());
+    if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), boundary_elements());
 }
 
-// A flight ends where nobody needs its activations, nor the gradient that it hands on.
-void Stage::land(int chunk_index, int micro_batch, bool activations_are_done) {
-    Flight& own = flight(chunk_index, micro_batch);
+// The state ends where nobody needs its activations, nor the gradient that it hands on.
+void Stage::finish(int chunk_index, int micro_batch, bool activations_are_done) {
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
     if (activations_are_done && own.activations) pool_->activations.give_back(std::exchange(own.activations, nullptr));
-    if (!own.activations && !own.dresidual) flights_.erase({chunk_index, micro_batch});
+    if (!own.activations && !own.dresidual) states_.erase({chunk_index, micro_batch});
 }
 
-void Stage::release(int chunk_index, int micro_batch) { land(chunk_index, micro_batch, true); }
+void Stage::release(int chunk_index, int micro_batch) { finish(chunk_index, micro_batch, true); }
 
 // The head makes it, the chunk after has it on this rank, or it was received.
 void Stage::take_output_gradient(int chunk_index, int micro_batch) {
-    Flight& own = flight(chunk_index, micro_batch);
-    ENSURE(own.phase == Flight::Phase::forward || own.phase == Flight::Phase::output_gradient,
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
+    ENSURE(own.phase == MicroBatchState::Phase::forward || own.phase == MicroBatchState::Phase::output_gradient,
            "backward_input of chunk ", chunk_index, " of micro-batch ", micro_batch, " twice, or before its forward");
-    if (own.phase == Flight::Phase::forward) {
+    if (own.phase == MicroBatchState::Phase::forward) {
         if (chunk(chunk_index).head) {
             own.dresidual = pool_->gradients.take();
             own.dresidual->used.wait(stream_);
         } else {
             ENSURE(chunk_index + 1 < chunks() && follows(chunk_index + 1), "chunk ", chunk_index, " of micro-batch ",
                    micro_batch, " was given no gradient of its output");
-            own.dresidual = std::exchange(flight(chunk_index + 1, micro_batch).dresidual, nullptr);
+            own.dresidual = std::exchange(state_of(chunk_index + 1, micro_batch).dresidual, nullptr);
             ENSURE(own.dresidual != nullptr, "backward of chunk ", chunk_index, " of micro-batch ", micro_batch,
                    " before that of the chunk after it");
-            land(chunk_index + 1, micro_batch, false);
+            finish(chunk_index + 1, micro_batch, false);
         }
     }
-    if (own.phase == Flight::Phase::output_gradient) own.dresidual->used.wait(stream_);
-    own.phase = Flight::Phase::backward;
+    if (own.phase == MicroBatchState::Phase::output_gradient) own.dresidual->used.wait(stream_);
+    own.phase = MicroBatchState::Phase::backward;
 }
 
 void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
     take_output_gradient(chunk_index, micro_batch);
-    Flight& own = flight(chunk_index, micro_batch);
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
+    tools_->documents = batch.documents;
     const bool delays = options_.in_flight.delayed > 0;
     const bool sends = options_.place.mesh.tp > 1 || context().ring_size() > 1;
     own.weights = WeightGradientQueue(delays  ? WeightGradients::at_schedule
@@ -299,10 +330,10 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
         own.dresidual->used.record(stream_);
         pool_->gradients.give_back(std::exchange(own.dresidual, nullptr));
     }
-    land(chunk_index, micro_batch, !delays);
+    finish(chunk_index, micro_batch, !delays);
 }
 
-void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dloss) {
+void Stage::backward(MicroBatchState& own, int chunk_index, const Batch& batch, float dloss) {
     const ChunkPlace& place = chunks_[static_cast<std::size_t>(chunk_index)];
     const Activations& a = *own.activations;
     const std::size_t layers = layers_of(chunk_index);
@@ -350,12 +381,12 @@ void Stage::backward(Flight& own, int chunk_index, const Batch& batch, float dlo
 }
 
 void Stage::backward_weight(int chunk_index, int micro_batch) {
-    Flight& own = flight(chunk_index, micro_batch);
+    MicroBatchState& own = state_of(chunk_index, micro_batch);
     ENSURE(own.delayed != nullptr, "backward_weight of chunk ", chunk_index, " of micro-batch ", micro_batch,
            " before its backward_input, or where gradients of weights are not delayed");
     own.weights.drain();
     pool_->delayed.give_back(std::exchange(own.delayed, nullptr));
-    land(chunk_index, micro_batch, true);
+    finish(chunk_index, micro_batch, true);
 }
 
 void Stage::logits(floatX* out, int first_row, int count) const {
@@ -369,9 +400,10 @@ std::string Stage::memory_by_schedule() const {
     auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
     const std::int64_t set = activation_set_bytes(sizes_, max_layers_, options_.recompute);
     const std::int64_t made_again = activation_set_bytes(sizes_, max_layers_, Recompute::none) - set;
-    const auto border = static_cast<std::int64_t>(residual_bytes());
-    std::string line = formatted("  by the schedule: %d sets of activations of %.2f MiB, %d + %d borders of %.2f MiB",
-                                 most.activations, mebibytes(set), most.inputs, most.gradients, mebibytes(border));
+    const auto boundary = static_cast<std::int64_t>(residual_bytes());
+    std::string line =
+        formatted("  by the schedule: %d sets of activations of %.2f MiB, %d + %d boundaries of %.2f MiB",
+                  most.activations, mebibytes(set), most.inputs, most.gradients, mebibytes(boundary));
     if (most.delayed > 0 && made_again > 0) {
         line += formatted(", %d x %.2f MiB of what is computed again, for delayed gradients of weights", most.delayed,
                           mebibytes(made_again));

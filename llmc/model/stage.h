@@ -7,8 +7,8 @@
 // A list of actions says when each of them happens (llmc/parallel/schedule.h), and somebody carries it out
 // (llmc/parallel/pipeline.h). Any order is allowed in which forward of a chunk comes before its backward_input, that
 // before its backward_weight, and each micro-batch passes through the chunks in order and back; so any number of
-// micro-batches may be in flight, as far as the pool has room. At the borders of a chunk are residual streams and their
-// gradients: what another rank has made of them is received into this rank's memory, and sent from it.
+// micro-batches may be in flight, as far as the pool has room. At the boundaries of a chunk are residual streams and
+// their gradients: what another rank has made of them is received into this rank's memory, and sent from it.
 //
 // Losses and gradients are normalised by the global number of tokens of the step, given as `dloss`. Everything is
 // asynchronous on one stream, and deterministic.
@@ -29,6 +29,8 @@
 #include "llmc/model/layer.h"
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/parameters/weights.h"
+#include "llmc/model/sublayers/expert_ranks.h"
+#include "llmc/model/sublayers/router_bias.h"
 
 // Consecutive layers, and what stands before the first and behind the last layer of the model.
 struct Chunk {
@@ -51,10 +53,13 @@ struct StageOptions {
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // of rows, in forward: one's collective hides behind the next one's matmul
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
+    bool documents = false;           // batches say where they begin, and they do not see each other
     int ulysses = 1;                  // of its cp ranks, those that exchange heads for tokens (mesh/context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; none: one with everything
     InFlight in_flight = {};
-    CutPoints* cut_points = nullptr;   // outlives the stage; null: those of one device
+    // Outlive the stage; null: those of one device.
+    CutPoints* cut_points = nullptr;
+    ExpertRanks* expert_ranks = nullptr;
 };
 
 // What a forward is for, and so what its last chunk does.
@@ -114,10 +119,22 @@ public:
     int tokens() const { return sizes_.rows(); }
     ContextCut context() const { return {options_.place.mesh.cp, options_.ulysses, options_.place.at.cp}; }
     std::vector<TokenRange> token_ranges() const { return ::token_ranges(context(), options_.T); }   // of a sequence
+    std::size_t attended_tokens() const {   // of MicroBatch::starts, where documents are masked
+        return options_.documents ? static_cast<std::size_t>(tokens()) * static_cast<std::size_t>(options_.ulysses) : 0;
+    }
 
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.
     void set_batch_shape(int B, int T);
+    // Of the steps from now on: StageTools::sequence_share.
+    void set_sequence_share(float share) { tools_->sequence_share = share; }
+    // What the backwards from the last call of begin_expert_totals have added up on this rank; rows of layers of other
+    // stages are 0. Nothing where the model has no experts, or there is no backward.
+    const DeviceBuffer<std::int32_t>& expert_counts() const { return expert_counts_; }   // (L, E)
+    const DeviceBuffer<double>& router_losses() const { return router_losses_; }         // the balance loss, the z-loss
+    void begin_expert_totals();
+    RouterBias& router_bias() { return router_bias_; }
+    const RouterBias& router_bias() const { return router_bias_; }
 
     int chunks() const { return static_cast<int>(chunks_.size()); }
     const Chunk& chunk(int index) const { return chunks_[static_cast<std::size_t>(index)].what; }
@@ -133,9 +150,12 @@ public:
 
     // Whether the forward of a chunk reads the batch, and its backward_input.
     bool forward_reads_batch(int chunk_index, Purpose purpose) const {
-        return chunk(chunk_index).embedding || (chunk(chunk_index).head && purpose == Purpose::loss);
+        return options_.documents || chunk(chunk_index).embedding ||
+               (chunk(chunk_index).head && purpose == Purpose::loss);
     }
-    bool backward_reads_batch(int chunk_index) const { return chunk(chunk_index).embedding || chunk(chunk_index).head; }
+    bool backward_reads_batch(int chunk_index) const {
+        return options_.documents || chunk(chunk_index).embedding || chunk(chunk_index).head;
+    }
 
     // A chunk that follows one on this rank takes its input from that; without backward it takes its activations too.
     void forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose);
@@ -145,14 +165,14 @@ public:
     // unless they are delayed (InFlight::delayed).
     void backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss);
     void backward_weight(int chunk_index, int micro_batch);   // where they are delayed
-    bool nothing_in_flight() const { return flights_.empty(); }
+    bool nothing_in_flight() const { return states_.empty(); }
 
-    // ---- borders between ranks: (residual rows, C) each. What another stream does with one is ordered by its event
-    // against the stage's own stream (Border).
+    // ---- boundaries between ranks: (residual rows, C) each. What another stream does with one is ordered by its event
+    // against the stage's own stream (BoundaryTensor).
 
-    std::int64_t border_elements() const { return std::int64_t{sizes_.residual_rows()} * sizes_.C; }
+    std::int64_t boundary_elements() const { return std::int64_t{sizes_.residual_rows()} * sizes_.C; }
     // Where the input of a forward goes that follows none on this rank and has no embedding. Asked for before that.
-    Border& input(int chunk_index, int micro_batch);
+    BoundaryTensor& input(int chunk_index, int micro_batch);
     // Of a forward that has been, until its backward or release. Whoever reads it on another stream records `sent`.
     struct Output {
         const floatX* data;
@@ -160,9 +180,9 @@ public:
     };
     Output output(int chunk_index, int micro_batch);
     // Where the gradient of that goes when the chunk after it is on another rank. Asked for before backward_input.
-    Border& output_gradient(int chunk_index, int micro_batch);
+    BoundaryTensor& output_gradient(int chunk_index, int micro_batch);
     // Of a backward_input that has been, until it is released; a chunk before it on this rank takes it instead.
-    Border& input_gradient(int chunk_index, int micro_batch);
+    BoundaryTensor& input_gradient(int chunk_index, int micro_batch);
     void release_input_gradient(int chunk_index, int micro_batch);
 
     // ---- looking at activations
@@ -172,7 +192,7 @@ public:
     using Show = std::function<void(int unit, const char* name, const floatX* values, std::int64_t count)>;
     void show_activations(Show show) { show_ = std::move(show); }
 
-    // Lines for people: sets of activations, borders and what delayed gradients need, as the schedule asks for them.
+    // Lines for people: sets of activations, boundaries and what delayed gradients need, as the schedule asks for them.
     std::string memory_by_schedule() const;
 
     bool has_head() const { return head_.has_value(); }
@@ -180,6 +200,11 @@ public:
     bool adds_losses() const { return ::adds_losses(options_.place.at, head_.has_value()); }
     // Of the latest action that made losses: negative log likelihood of each of this rank's positions, (B, T).
     const float* losses() const { return workspace_->losses.data(); }
+    // Where forwards for losses put how far each target is from the likeliest token (Classifier::margins), (B, T);
+    // null: nowhere. Nothing where another stage has the head.
+    void keep_margins(float* margins) {
+        if (head_) head_->keep_margins(margins);
+    }
     // Logits of rows [first_row, first_row + count) of the latest forward for them, over the whole vocabulary, into
     // (count, logits_columns()) on the device; rows of this rank.
     void logits(floatX* out, int first_row, int count) const;
@@ -191,25 +216,26 @@ private:
         std::size_t first_layer;
     };
     // A chunk of a micro-batch, from its input to its last gradient.
-    struct Flight {
+    struct MicroBatchState {
         enum class Phase : std::uint8_t { input, forward, output_gradient, backward } phase = Phase::input;
-        Border* input = nullptr;   // from another rank, until forward takes it
+        BoundaryTensor* input = nullptr;   // from another rank, until forward takes it
         Activations* activations = nullptr;
-        Border* dresidual = nullptr;   // of the output, then of the input: until it is taken or released
+        BoundaryTensor* dresidual = nullptr;   // of the output, then of the input: until it is taken or released
         DelayedMemory* delayed = nullptr;
         WeightGradientQueue weights;
     };
 
     int slot_of(int param) const { return storage_->find(param)->slot; }
     void add_head_use(Uses& uses) const;
+    RankSizes sizes_of(int B, int T) const;
     std::size_t layers_of(int chunk_index) const { return static_cast<std::size_t>(chunk(chunk_index).layers.size()); }
-    std::size_t residual_bytes() const { return sizeof(floatX) * static_cast<std::size_t>(border_elements()); }
-    Flight& flight(int chunk_index, int micro_batch);
-    Flight& begin_flight(int chunk_index, int micro_batch);
+    std::size_t residual_bytes() const { return sizeof(floatX) * static_cast<std::size_t>(boundary_elements()); }
+    MicroBatchState& state_of(int chunk_index, int micro_batch);
+    MicroBatchState& begin_state(int chunk_index, int micro_batch);
     Activations* take_activations();
     void take_input(int chunk_index, int micro_batch, Purpose purpose);
     void take_output_gradient(int chunk_index, int micro_batch);
-    void land(int chunk_index, int micro_batch, bool activations_are_done);
+    void finish(int chunk_index, int micro_batch, bool activations_are_done);
     // Work that reads the parameters of the next entry of the pass.
     template <class Work>
     void use(Direction direction, Work&& work) {
@@ -227,7 +253,7 @@ private:
     void gradients_begin(int slot) const {
         if (hooks_) hooks_->gradients_begin(slot);
     }
-    void backward(Flight& own, int chunk_index, const Batch& batch, float dloss);
+    void backward(MicroBatchState& own, int chunk_index, const Batch& batch, float dloss);
     void gradients_ready(int slot) {
         matmul_.add_bias_gradients(stream_);
         std::visit([slot](auto& gradients) { gradients.unit_ready(slot); }, *gradients_);
@@ -239,9 +265,13 @@ private:
     cudaStream_t stream_;
     Matmul matmul_;
     CutPoints one_device_;
+    ExpertRanks one_device_of_experts_;
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;
     std::optional<AnyGradients> gradients_;
+    DeviceBuffer<std::int32_t> expert_counts_;
+    DeviceBuffer<double> router_losses_;
+    RouterBias router_bias_;
     UnitHooks* hooks_ = nullptr;
     Show show_;
     RankSizes sizes_;
@@ -256,5 +286,5 @@ private:
     std::vector<int> layer_slots_;   // in the storage's units
     std::optional<Head> head_;
     std::vector<ChunkPlace> chunks_;
-    std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch
+    std::map<std::pair<int, int>, MicroBatchState> states_;   // by chunk and micro-batch
 };

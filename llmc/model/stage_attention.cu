@@ -8,6 +8,10 @@ void Stage::use_attention(AttentionKind kind) {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     const LayerActivations& a = pool_->activations.any().layers[0];
     const Attention& call = layers_[0].attention();
+    if (kind == AttentionKind::own_sm90 && sizes_.documents) {
+        throw Error(ErrorKind::no_device, "no own-sm90 attention: it has no mask of documents",
+                    "Use --attention own, or auto.");
+    }
     try {
         attention_->take(kind, sizes_.attention());
         attention_->prepare(call.forward_arguments(a), call.backward_arguments(a));
@@ -19,7 +23,8 @@ void Stage::use_attention(AttentionKind kind) {
 
 Stage::FasterAttention Stage::faster_attention() {
     const AttentionShape shape = sizes_.attention();
-    const std::vector<AttentionKind> candidates = attention_->candidates(shape);
+    std::vector<AttentionKind> candidates = attention_->candidates(shape);
+    if (shape.masks_documents) std::erase(candidates, AttentionKind::own_sm90);
     FasterAttention fastest{AttentionKind::own, ""};
     if (candidates.size() == 1) return fastest;
     const LayerActivations& a = pool_->activations.any().layers[0];

@@ -1,4 +1,5 @@
-// A branch of the residual stream: out = in + branch(norm(in)). A layer is sublayers in order (layer.h).
+// A branch of the residual stream: out = in + branch(norm(in)), or in + norm(branch(in)) (NormPosition). A layer is
+// sublayers in order (layer.h).
 //
 // Each kind declares in one place what it has: parameters, the activations that its forward keeps for its backward,
 // scratch. The parameter table, memory, checkpoints and generation read that. To add a kind: a file in
@@ -29,7 +30,8 @@ struct SublayerBackward {
 
 // The step of a sequence that is generated: some positions at once, of one sequence, on one device.
 struct CachedStep {
-    const LayerActivations& a;   // memory for so many rows; the norm's output is there
+    const LayerActivations& a;   // memory for so many rows
+    const floatX* in;            // what enters the branch, (rows, C): the norm's output, or the residual stream
     floatX* cache;               // of this sublayer and all positions: (positions, cache_elements())
     int position, rows;          // the first of them, and how many
 };
@@ -38,19 +40,24 @@ class Sublayer {
 public:
     virtual ~Sublayer() = default;
 
-    // ---- forward: norm, inside, join
+    // ---- forward: norm, inside, join; or inside, and the norm is part of join
 
     const Norm& norm() const { return norm_; }
     virtual Norm::Output normed(const LayerActivations& a) const = 0;
-    // From what the norm has made to what is projected back. All that backward needs is in `a` then.
-    virtual void inside(const LayerActivations& a) const = 0;
+    // From what the norm has made, or `in`, to what is projected back. All that backward needs is in `a` then, but for
+    // what join leaves there.
+    virtual void inside(const floatX* in, const LayerActivations& a) const = 0;
+    // The same a second time, under Recompute::block: what was chosen from activations stays chosen.
+    virtual void inside_again(const floatX* in, const LayerActivations& a) const { inside(in, a); }
     // out = in + the projection; then the norm of the sublayer that follows in the layer, if any, so that it can be
-    // one kernel with the sum.
+    // one kernel with the sum. Null too where norms come after.
     struct Next {
         const Norm& norm;
         Norm::Output to;
     };
     virtual void join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const = 0;
+    // What join leaves in `a` for backward, made without the sum.
+    virtual void join_inside(const LayerActivations&) const {}
 
     // ---- backward
 
@@ -61,7 +68,7 @@ public:
     // ---- generation
 
     virtual std::int64_t cache_elements() const { return 0; }   // of a position
-    // From what the norm has made to what is to be added to the residual stream, (rows, C), which it returns.
+    // From what enters to what is to be added to the residual stream, (rows, C), which it returns.
     virtual const floatX* cached(const CachedStep& step) const = 0;
 
 protected:

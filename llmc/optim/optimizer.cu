@@ -47,6 +47,32 @@ public:
     void sum_squares(double* sum) override { sum_of_squares(sum, norm_table_, false, stream()); }
 
     void update(int step, float learning_rate, const GradNorm* norm) override {
+        set_step(step, learning_rate, norm);
+        switch (options_.optimizer) {
+            case OptimizerKind::adamw: update_weights<AdamW>(owned_, stream()); break;
+            case OptimizerKind::muon:
+                update_weights<AdamW>(owned_, stream());
+                update_matrices();
+                break;
+            case OptimizerKind::sgd: update_weights<Sgd>(owned_, stream()); break;
+            case OptimizerKind::lars:
+                sum_norms_of_all<Lars>();
+                update_weights<Lars>(owned_, stream());
+                break;
+            case OptimizerKind::lamb:
+                update_weights<LambMoments>(owned_, stream());
+                sum_norms_of_all<Lamb>();
+                update_weights<Lamb>(owned_, stream());
+                break;
+        }
+        update_weights<Average>(averages_, stream());
+    }
+
+private:
+    cudaStream_t stream() const { return stage_.stream(); }
+
+    // All of a step that its launches do not say.
+    void set_step(int step, float learning_rate, const GradNorm* norm) {
         UpdateStep how{};
         how.learning_rate = learning_rate;
         how.beta1 = options_.beta1;
@@ -58,47 +84,34 @@ public:
         how.updates = step - began_;
         how.norms = norms_.data();
         how.trust = options_.lars_trust;
-        switch (options_.optimizer) {
-            case OptimizerKind::adamw: update_weights<AdamW>(owned_, how, stream()); break;
-            case OptimizerKind::muon:
-                update_weights<AdamW>(owned_, how, stream());
-                update_matrices(how);
-                break;
-            case OptimizerKind::sgd: update_weights<Sgd>(owned_, how, stream()); break;
-            case OptimizerKind::lars:
-                sum_norms_of_all<Lars>(how);
-                update_weights<Lars>(owned_, how, stream());
-                break;
-            case OptimizerKind::lamb:
-                update_weights<LambMoments>(owned_, how, stream());
-                sum_norms_of_all<Lamb>(how);
-                update_weights<Lamb>(owned_, how, stream());
-                break;
+        set_update_step(owned_, how, stream());
+        UpdateStep of_tensors = how;   // that have norms
+        if (options_.optimizer == OptimizerKind::muon) {
+            const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
+            of_tensors.learning_rate = options_.lr > 0 ? learning_rate / options_.lr * options_.muon_lr : 0.0f;
+            of_tensors.beta1 = options_.muon_momentum;
+            of_tensors.trust = iterations.norm_scale;
+            of_tensors.epsilon = iterations.norm_epsilon;
         }
+        set_update_step(sole_, of_tensors, stream());
+        set_update_step(directions_, of_tensors, stream());
+        set_update_step(orthogonal_, of_tensors, stream());
         how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
-        update_weights<Average>(averages_, how, stream());
+        set_update_step(averages_, how, stream());
     }
 
-private:
-    cudaStream_t stream() const { return stage_.stream(); }
-
-    void update_matrices(UpdateStep how) {
-        const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
-        how.learning_rate = options_.lr > 0 ? how.learning_rate / options_.lr * options_.muon_lr : 0.0f;
-        how.beta1 = options_.muon_momentum;
-        how.trust = iterations.norm_scale;
-        how.epsilon = iterations.norm_epsilon;
-        update_weights<MuonMomentum>(directions_, how, stream());
-        sum_norms_of_all<MuonDirection>(how);
-        update_weights<MuonDirection>(directions_, how, stream());
+    void update_matrices() {
+        update_weights<MuonMomentum>(directions_, stream());
+        sum_norms_of_all<MuonDirection>();
+        update_weights<MuonDirection>(directions_, stream());
         matrices_->orthogonalize();
-        update_weights<MuonApply>(orthogonal_, how, stream());
+        update_weights<MuonApply>(orthogonal_, stream());
     }
 
     template <class Rule>
-    void sum_norms_of_all(const UpdateStep& how) {
+    void sum_norms_of_all() {
         norms_.zero(stream());   // of what others own
-        sum_norms<Rule>(norms_.data(), sole_, how, stream());
+        sum_norms<Rule>(norms_.data(), sole_, stream());
         if (all_ == nullptr) return;
         all_->all_reduce(reinterpret_cast<double*>(norms_.data()), 2 * norms_.size(), ReduceOp::sum, stream());
     }

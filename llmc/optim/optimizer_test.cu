@@ -286,6 +286,28 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
     }
 }
 
+// Each expert is a matrix of its own, whichever rank holds it.
+TEST_CASE("optimizer: Muon of experts that are dealt out is one process's; ZeRO 0 and 1, 2 and 3 to the bit") {
+    Layout alone{1, 0, 2};
+    alone.experts = 8, alone.heads = 4, alone.optimizer = OptimizerKind::muon, alone.lr = rate_of(alone.optimizer);
+    alone.choices = std::make_shared<Choices>();   // a rate so high flips near ties
+    const Result expected = Rank(alone).train(4);
+    for (const int ep : {2, 4}) {
+        std::vector<Result> results(4);
+        for (int zero = 0; zero < 4; zero++) {
+            Layout layout = alone;
+            layout.dp = 4, layout.ep = ep, layout.zero = zero;
+            certify(layout, expected);
+            on_layout(layout, [&](Rank& rank, TestRank& me) {
+                const Result found = rank.train(4);
+                if (me.rank() == 0) results[static_cast<std::size_t>(zero)] = found;
+            });
+        }
+        CHECK(results[0] == results[1]);
+        CHECK(results[2] == results[3]);
+    }
+}
+
 namespace {
 
 double cost_of(const TensorSpec& tensor) {

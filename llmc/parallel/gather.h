@@ -84,7 +84,7 @@ inline Gatherer::Gatherer(const ParamStorage& storage, Communicator* group, bool
     const bool crosses = place.mesh.pp > 1 && rank() == 0;   // tensors from one stage to the first
     crossing_ = static_cast<std::size_t>(std::min<std::int64_t>(most, 1 << 16));
     if (place.mesh.pp > 1 && all != nullptr) holder_ = arena.allocate<std::int32_t>("checkpoint/holder", 1);
-    const bool cut = group != nullptr && (place.zero_stage > 0 || place.mesh.tp > 1);
+    const bool cut = group != nullptr && (place.zero_stage > 0 || place.mesh.tp > 1 || place.mesh.ep > 1);
     if (!cut && !crosses) return;
     piece_ = static_cast<std::size_t>(std::min(storage.largest_owned(), most));
     if (gets || crosses) {
@@ -127,9 +127,10 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     const ShardPlace& place = storage_.place();
     const StateKind kept = only_owned ? StateKind::optimizer : state.state();
     const bool cut_by_zero = is_sharded(kept, place.zero_stage);
-    const bool cut_by_tp = tensor.cut != TensorCut::none && place.mesh.tp > 1;
+    const bool dealt = is_dealt(tensor, place.mesh);
+    const bool cut_by_tp = !is_whole_on_tp(tensor, place.mesh) && place.mesh.tp > 1;
     // where nothing is cut, everyone has it
-    const int to = root == everywhere && !cut_by_zero && !cut_by_tp ? rank() : root;
+    const int to = root == everywhere && !cut_by_zero && !cut_by_tp && !dealt ? rank() : root;
     const bool wanted = to == everywhere || to == rank();
     ENSURE(!wanted || values.size() == static_cast<std::size_t>(tensor.elements()), "room for ", values.size(), " of ",
            tensor.elements(), " elements");
@@ -146,7 +147,8 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
         };
         const bool takes_zero = is_near(Axis::replica) && (cut_by_zero || is_near(Axis::shard));
         const bool takes_tp = cut_by_tp || theirs.at.tp == nearest.tp;
-        if (!takes_zero || !takes_tp) continue;
+        const bool takes_experts = cut_by_zero || is_near(Axis::holder);
+        if (dealt ? !takes_experts : !takes_zero || !takes_tp) continue;
         theirs.at.pp = place.at.pp;
         const std::vector<OwnedRange> ranges = owned_ranges(tensor, theirs, kept);
         const std::int64_t end = ranges.empty() ? 0 : ranges.back().local_begin + ranges.back().length;

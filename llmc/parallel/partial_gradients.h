@@ -34,7 +34,7 @@ public:
                  owned_ranges(tensor, stage.storage().place(), StateKind::optimizer, Heads::copied)) {
                 copied.push_back({owned + range.local_begin, range.length});
             }
-            if (!tensor.partial.contains(Axis::tp)) continue;
+            if (!tensor.partial.contains(Axis::tp) || is_dealt(tensor, stage.storage().place().mesh)) continue;
             if (!tensor.always_partial && !stage.options().sequence_parallel) continue;
             partial.push_back({owned, stage.storage().padded_elements(place, StateKind::optimizer)});
         }

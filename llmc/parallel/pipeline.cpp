@@ -19,14 +19,14 @@ std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShap
     return chunks;
 }
 
-InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks) {
+InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks, bool documents) {
     InFlight now{0, 0, 0, 0, 0}, most{1, 1, 0, 0, 1};
     const bool delays = std::any_of(schedule.begin(), schedule.end(),
                                     [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
     auto reads = [&](const Action& action) {   // the tokens of its micro-batch
         const Chunk& what = chunks[static_cast<std::size_t>(action.chunk)];
-        return (action.kind == Action::Kind::forward && what.embedding) ||
-               (action.kind == Action::Kind::backward_input && (what.embedding || what.head));
+        return (action.kind == Action::Kind::forward && (what.embedding || documents)) ||
+               (action.kind == Action::Kind::backward_input && (what.embedding || what.head || documents));
     };
     std::map<int, int> readers;   // still to come, of each micro-batch
     for (const Action& action : schedule) readers[action.micro_batch] += reads(action);
@@ -66,28 +66,36 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
       output_gradient_(links.output_gradient),
       input_gradient_(links.input_gradient),
       tokens_(static_cast<std::size_t>(stage.tokens())),
-      targets_(tokens_.size()) {
+      targets_(tokens_.size()),
+      starts_(stage.attended_tokens()) {
     const ShardPlace& place = stage.storage().place();
     const bool linked = links.input != nullptr || links.output != nullptr;   // else a stage by itself
     forward_of_one_ = forward_schedules(linked ? place.mesh.pp : 1, stage.chunks(),
                                         1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];
-    bool reads = false;   // only the first and the last stage of a pipeline
+    bool reads = false;   // only the first and the last stage of a pipeline, unless documents are masked
     for (int chunk = 0; chunk < stage.chunks(); chunk++) reads = reads || stage.backward_reads_batch(chunk);
     const InFlight& most = stage.options().in_flight;
     const int in_flight = most.batches > 0 ? most.batches : most.activations;
     const int read_ahead = stage.options().backward ? 1 : 0;
+    const RankSizes& sizes = stage.sizes();
+    const bool learns_positions =
+        sizes.model.positions == PositionKind::learned && stage.options().backward && stage.chunk(0).embedding;
+    const DocumentRoom documents{starts_.size(), static_cast<std::size_t>(stage.context().ring_size()),
+                                 learns_positions ? static_cast<int>(sizes.model.max_seq_len) : 0};
     for (int i = 0; reads && i < in_flight + read_ahead; i++) {
-        const RankSizes& sizes = stage.sizes();
-        buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token));
+        buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token, documents));
     }
 }
 
 BatchBuffer* Pipeline::filled_buffer(const Read& read, int micro_batch, Purpose purpose) {
     const auto count = static_cast<std::size_t>(stage_.tokens());
-    const auto tokens = std::span(tokens_).first(count), targets = std::span(targets_).first(count);
-    read(micro_batch, tokens, targets);
+    const auto tokens = std::span(tokens_).first(count), targets = std::span(targets_).first(count),
+               starts = std::span(starts_).first(stage_.attended_tokens());
+    std::ranges::fill(starts, 0);
+    read(micro_batch, {tokens, targets, starts});
     BatchBuffer* const buffer = buffers_.take();
-    buffer->upload(tokens, purpose == Purpose::logits ? std::span<std::int32_t>() : targets, stage_.stream());
+    buffer->upload(tokens, purpose == Purpose::logits ? std::span<std::int32_t>() : targets, starts, stage_.context(),
+                   stage_.options().T, stage_.stream());
     return buffer;
 }
 
@@ -142,13 +150,13 @@ void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpo
     }
 }
 
-void Pipeline::receive(const Link& link, const Border& border, const Action& action) const {
+void Pipeline::receive(const Link& link, const BoundaryTensor& boundary, const Action& action) const {
     ENSURE(link.group != nullptr, "a transfer where there is no link");
     const cudaStream_t stream = link.stream->get();
-    border.used.wait(stream);
+    boundary.used.wait(stream);
     link.group->about(action.micro_batch, action.chunk);
-    link.group->receive(border.data, static_cast<std::size_t>(stage_.border_elements()), 0, stream);
-    border.used.record(stream);
+    link.group->receive(boundary.data, static_cast<std::size_t>(stage_.boundary_elements()), 0, stream);
+    boundary.used.record(stream);
 }
 
 void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const {
@@ -157,7 +165,7 @@ void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent
     computed_.record(stage_.stream());
     computed_.wait(stream);
     link.group->about(action.micro_batch, action.chunk);
-    link.group->send(data, static_cast<std::size_t>(stage_.border_elements()), 1, stream);
+    link.group->send(data, static_cast<std::size_t>(stage_.boundary_elements()), 1, stream);
     sent.record(stream);
 }
 
@@ -173,7 +181,7 @@ void Pipeline::transfer(const Action& action, Purpose purpose) {
         if (purpose != Purpose::training) stage_.release(chunk, micro_batch);
     }
     if (kind == Action::Kind::send_input_gradient) {
-        const Border& gradient = stage_.input_gradient(chunk, micro_batch);
+        const BoundaryTensor& gradient = stage_.input_gradient(chunk, micro_batch);
         send(input_gradient_, gradient.data, gradient.used, action);
         stage_.release_input_gradient(chunk, micro_batch);
     }

@@ -21,16 +21,17 @@ std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShap
 
 // What a stage with these chunks has in flight at once while it carries out a list, which is one of training. Of what
 // it receives there is one more, so that transfers wait for no work that they do not need, as `simulate` has it.
-InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks);
+// `documents`: every action of layers reads where they begin.
+InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks, bool documents = false);
 
 class Pipeline {
 public:
     Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links = {});
 
-    // Fills in this rank's tokens of a micro-batch, (B, T) of stage.sizes() each: tokens, and targets, negative where
-    // there is no loss. Called once for each that an action of this rank reads, before the first of them. Ids must be
-    // checked already.
-    using Read = std::function<void(int micro_batch, std::span<std::int32_t> tokens, std::span<std::int32_t> targets)>;
+    // Fills in this rank's tokens of a micro-batch, (B, T) of stage.sizes() each, and where their documents begin.
+    // Called once for each that an action of this rank reads, before the first of them. Ids must be checked already.
+    // `starts` are 0, one document in each sequence, for who does not fill them in.
+    using Read = std::function<void(int micro_batch, const MicroBatch& to)>;
 
     // Forward and backward of all micro-batches of a schedule. `losses_made`: whenever those of a micro-batch are in
     // stage.losses(), once what is queued has run.
@@ -61,7 +62,7 @@ private:
             if (group) stream.emplace(StreamPriority::greatest);   // what others wait for goes first
         }
     };
-    void receive(const Link& link, const Border& border, const Action& action) const;
+    void receive(const Link& link, const BoundaryTensor& boundary, const Action& action) const;
     void send(const Link& link, const floatX* data, const OwnedEvent& sent, const Action& action) const;
     void transfer(const Action& action, Purpose purpose);
     bool hands_on(int chunk) const;
@@ -77,7 +78,7 @@ private:
     Link input_, output_, output_gradient_, input_gradient_;
     OwnedEvent computed_;
     PipelineSchedule forward_of_one_;
-    std::vector<std::int32_t> tokens_, targets_;   // on the host
+    std::vector<std::int32_t> tokens_, targets_, starts_;   // on the host
     Pool<BatchBuffer> buffers_{"micro-batches"};
     std::map<int, BatchBuffer*> batches_;   // of micro-batches that are read again
     BatchBuffer* ahead_ = nullptr;          // what read_ahead has filled

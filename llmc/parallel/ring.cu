@@ -39,6 +39,11 @@ void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const HeadS
     if (!std::is_same_v<T, float>) copy_heads(result, sum, s, false, stream);
 }
 
+// Whether documents leave nothing to compute at a step.
+bool is_hidden(const AttentionShape& own, int step) {
+    return own.documents.hidden_steps != nullptr && own.documents.hidden_steps[step] != 0;
+}
+
 std::size_t elements(const AttentionShape& s, int heads) {
     return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.Tq) * static_cast<std::size_t>(heads) *
            static_cast<std::size_t>(s.HS);
@@ -86,6 +91,14 @@ Ring::Block Ring::block_at(int step, int tokens) const {
     return {tokens / 2, tokens / 2, tokens};
 }
 
+// A step's block of the own queries and of keys that lie elsewhere, with the first keys that are of this step.
+AttentionShape Ring::block_shape(const AttentionShape& own, int step, const Block& block) {
+    AttentionShape shape = own;
+    shape.Tq = block.queries, shape.Tk = block.keys, shape.causal = false;
+    if (own.documents.first) shape.documents.first += std::int64_t{step} * own.B * own.Tq + block.first_query;
+    return shape;
+}
+
 // To the next rank, and from the one before.
 template <class T>
 void Ring::hop(T* to, const T* from, std::size_t count) {
@@ -125,9 +138,9 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
             attention.forward(AttentionForward<floatX, float>{out, own.lse, own.q, own.k, own.v, shape}, compute_);
             continue;
         }
+        if (is_hidden(shape, step)) continue;
         const Block block = block_at(step, T);
-        AttentionShape rectangle = shape;
-        rectangle.Tq = block.queries, rectangle.Tk = block.keys, rectangle.causal = false;
+        const AttentionShape rectangle = block_shape(shape, step, block);
         const HeadsView<float> block_out = contiguous_heads(block_.data(), block.queries, shape.NH, shape.HS);
         attention.forward(
             AttentionForward<floatX, float>{block_out, block_lse_.data(), from_token(own.q, block.first_query),
@@ -148,7 +161,7 @@ RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionFor
     }
     auto block = [=, this, &attention] {
         AttentionShape rectangle = own.shape;
-        rectangle.Tq = T / 2, rectangle.causal = false;
+        rectangle.Tq = T / 2, rectangle.causal = false, rectangle.documents = {};
         attention.forward(
             AttentionForward<floatX, float>{contiguous_heads(block_.data(), T / 2, rectangle.NH, rectangle.HS),
                                             block_lse_.data(), from_token(own.q, T / 2),
@@ -210,9 +223,13 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                                compute_);
             continue;
         }
+        if (is_hidden(shape, step)) {   // their gradients are what others make of them
+            if (step == 1) CUDA_CHECK(cudaMemsetAsync(gradients_at(step), 0, travels * sizeof(float), compute_));
+            if (step > 1) travelled_.wait(compute_);
+            continue;
+        }
         const Block block = block_at(step, T);
-        AttentionShape rectangle = shape;
-        rectangle.Tq = block.queries, rectangle.Tk = block.keys, rectangle.causal = false;
+        const AttentionShape rectangle = block_shape(shape, step, block);
         // the first rank that the keys come to begins their gradients
         float* const part = step == 1 ? gradients_at(step) : own_part_.data();
         if (step == 1 && block.keys < T) {

@@ -8,9 +8,10 @@
 //   of earlier ranks  their first chunk is seen         full, all queries x the first half of the keys
 //   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
 //
-// so all ranks have equal work at every step. Outputs merge by log-sum-exp in fp32. In backward gradients of keys and
-// values travel behind them in fp32: the next rank begins them, every further rank adds its part, and the last one
-// sends them home, where the own part has stayed.
+// so all ranks have equal work at every step, unless documents are masked: then what no query sees is passed over,
+// though keys travel on. Outputs merge by log-sum-exp in fp32. In backward gradients of keys and values travel behind
+// them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home, where
+// the own part has stayed.
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. What a rank sends per call, s elements of one of k, v: forward 2(N-1)s; backward as much again, and
@@ -58,6 +59,7 @@ private:
         int first_query, queries, keys;
     };
     Block block_at(int step, int tokens) const;
+    static AttentionShape block_shape(const AttentionShape& own, int step, const Block& block);
     template <class T>
     void hop(T* to, const T* from, std::size_t count);
     void send_keys_on(int step, const AttentionShape& own);

@@ -120,7 +120,7 @@ struct ActionCosts {
 };
 struct PipelineCosts {
     std::vector<ActionCosts> pieces;   // in the order of the model: stages x chunks
-    double transfer = 0;               // of one border on a link, which carries one at a time
+    double transfer = 0;               // of one boundary on a link, which carries one at a time
 };
 
 struct TimedAction {

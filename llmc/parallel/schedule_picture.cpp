@@ -125,7 +125,8 @@ std::string schedule_svg(const PipelineShape& shape, const DrawnCosts& costs) {
     const int height = top + row * shape.stages + 30;
     std::string svg = formatted(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%d\" font-family=\"sans-serif\" "
-        "font-size=\"11\">\n<text x=\"8\" y=\"18\">%s</text>\n",
+        "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n<text x=\"8\" "
+        "y=\"18\">%s</text>\n",
         width, height, title(shape, costs).c_str());
     for (int i = 0; i < shape.stages; i++) {
         const int y = top + row * i;

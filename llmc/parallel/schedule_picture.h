@@ -5,7 +5,7 @@
 
 #include "llmc/parallel/schedule.h"
 
-// What to draw, in any unit of time: of every piece the same, and of a border on a link.
+// What to draw, in any unit of time: of every piece the same, and of a boundary on a link.
 struct DrawnCosts {
     ActionCosts work = {};
     double transfer = 0;

@@ -145,6 +145,10 @@ floatX* TensorParallel::enter_columns_backward(floatX* din, WeightGradientQueue&
     return result;
 }
 
+void TensorParallel::sum_rows(float* sums, std::size_t count, cudaStream_t stream) {
+    group_.all_reduce(sums, count, ReduceOp::sum, stream);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The vocabulary
 

@@ -27,6 +27,10 @@
 // Gradients are reduced to shards within it, and once a step, after the last micro-batch, a shard is summed over the R
 // ranks that keep it: 2Pg(R - 1) / (RN) more at stages 1, 2 and 3.
 //
+// Experts that are dealt out (--ep) are a span of their units (param_storage.h): they travel in the group of the ranks
+// that hold the same ones, H = dp cp tp / ep of them, by the same formulas. A rank that holds its experts alone sends
+// nothing for them.
+//
 // A matrix that has an owner (param_storage.h) is reduced to it under stage 1, and broadcast by it after the update:
 // other ranks send, summed over all of them the bytes are the same, padding apart.
 //
@@ -66,14 +70,23 @@ public:
     virtual void wait_for_all_gather() = 0;
 };
 
+// Whether experts that are dealt out are in it.
+inline bool is_of_experts(const SpanPlace& span) { return span.zero.contains(Axis::holder); }
+
+// Null: this rank alone.
+struct ZeroGroups {
+    Communicator* zero = nullptr;       // the ranks of zero_axes, in the order of group_rank
+    Communicator* replicas = nullptr;   // those of replica_axes
+    Communicator* holders = nullptr;    // those of holder_axes: in place of both for experts that are dealt out
+};
+
 // P: type of the parameters, G: of the gradients.
 template <class P, class G>
 class ZeroRank : public Zero {
 public:
-    // `group`: the ranks of zero_axes, in the order of group_rank. Work of the model goes to `compute`.
-    // `replicas`: those of replica_axes; null: there is one group.
-    ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
-             cudaStream_t compute, Communicator* replicas = nullptr);
+    // Work of the model goes to `compute`.
+    ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups, Arena& arena,
+             cudaStream_t compute);
 
     void begin_step(int micro_batches) override;
     void finish_gradients() override;
@@ -91,11 +104,19 @@ public:
 private:
     bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
     cudaStream_t traffic() const { return stream_.get(); }
-    std::size_t shard(const TensorPlace& tensor) const {
-        return static_cast<std::size_t>(tensor.padded / group_.size());
+    static std::size_t shard(const TensorPlace& tensor) { return static_cast<std::size_t>(tensor.kept); }
+    const std::vector<SpanPlace>& spans(int slot) const {
+        return storage_.units()[static_cast<std::size_t>(slot)].spans;
     }
+    Communicator* group(const SpanPlace& span) const { return is_of_experts(span) ? groups_.holders : groups_.zero; }
+    Communicator* replicas(const SpanPlace& span) const { return is_of_experts(span) ? nullptr : groups_.replicas; }
     template <class PerTensor>
-    void for_tensors(int slot, PerTensor&& per_tensor, Communicator* group = nullptr) const;   // in one group of calls
+    void for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
+    template <class T>
+    void all_gather(T* out, const T* in, const TensorPlace& tensor, Communicator* group) const;
+    void reduce_scatter(G* out, const G* in, const TensorPlace& tensor, Communicator* group) const;
+    template <class T>
+    void copy(T* out, const T* in, const TensorPlace& tensor) const;
     void compute_before_traffic() {
         computed_.record(compute_);
         computed_.wait(traffic());
@@ -108,8 +129,7 @@ private:
 
     const ParamStorage& storage_;
     ZeroStates<P, G> states_;
-    Communicator& group_;
-    Communicator* replicas_;
+    ZeroGroups groups_;
     cudaStream_t compute_;
     OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
     OwnedEvent computed_, travelled_;
@@ -146,7 +166,7 @@ struct ZeroTraffic {
     double reduce = 0, gather = 0;               // gradients, parameters; in the ZeRO group
     double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner
     double replicas = 0;                         // gradients, between groups
-    double numbers = 0;                          // loss, requests to stop, checkpoints written, norm
+    double numbers = 0;   // loss, requests to stop, checkpoints written, norm; loads and losses of experts
     double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas + numbers; }
 };
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
@@ -155,18 +175,21 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
 // ---------------------------------------------------------------------------------------------------------------------
 
 template <class P, class G>
-ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, Communicator& group, Arena& arena,
-                         cudaStream_t compute, Communicator* replicas)
-    : storage_(storage), states_(states), group_(group), replicas_(replicas), compute_(compute) {
-    const MeshShape& mesh = storage.place().mesh;
-    ENSURE(
-        group.size() == group_size(mesh, zero_axes) && group.rank() == group_rank(mesh, storage.place().at, zero_axes),
-        "rank ", group.rank(), " of ", group.size(), " in group ", group.name(),
-        ", which is not where the storage has it");
-    ENSURE((replicas == nullptr ? 1 : replicas->size()) == group_size(mesh, replica_axes), "the copies of ",
-           group_size(mesh, replica_axes), " ZeRO groups need a communicator");
+ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
+                         Arena& arena, cudaStream_t compute)
+    : storage_(storage), states_(states), groups_(groups), compute_(compute) {
+    auto require = [&](const Communicator* group, AxisSet axes) {
+        const MeshShape& mesh = storage.place().mesh;
+        const int size = group_size(mesh, axes), rank = group_rank(mesh, storage.place().at, axes);
+        const int its_size = group == nullptr ? 1 : group->size(), its_rank = group == nullptr ? 0 : group->rank();
+        ENSURE(its_size == size && its_rank == rank, "rank ", its_rank, " of ", its_size, " in group ",
+               group == nullptr ? "none" : group->name(), ", where the storage has it as ", rank, " of ", size);
+    };
+    require(groups.zero, zero_axes);
+    require(groups.replicas, replica_axes);
+    if (storage.place().mesh.ep > 1) require(groups.holders, holder_axes);
     std::int64_t largest = 0;
-    for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.padded / group.size());
+    for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.kept);
     if (shards(StateKind::gradients) && states_.gradients.exists()) {
         arrived_ = arena.allocate<G>("reduced gradients/shard", static_cast<std::size_t>(largest));
     }
@@ -193,11 +216,34 @@ void ZeroRank<P, G>::begin_step(int micro_batches) {
 
 template <class P, class G>
 template <class PerTensor>
-void ZeroRank<P, G>::for_tensors(int slot, PerTensor&& per_tensor, Communicator* group) const {
-    Communicator::Group together(group == nullptr ? group_ : *group);
-    for (int i : storage_.units()[static_cast<std::size_t>(slot)].tensors) {
-        per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
-    }
+void ZeroRank<P, G>::for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const {
+    auto for_all = [&] {
+        for (int i : span.tensors) per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
+    };
+    if (group == nullptr) return for_all();
+    const Communicator::Group together(*group);
+    for_all();
+}
+
+// What a rank alone would send itself.
+template <class P, class G>
+template <class T>
+void ZeroRank<P, G>::copy(T* out, const T* in, const TensorPlace& tensor) const {
+    if (out == in) return;
+    CUDA_CHECK(cudaMemcpyAsync(out, in, sizeof(T) * shard(tensor), cudaMemcpyDeviceToDevice, traffic()));
+}
+
+template <class P, class G>
+template <class T>
+void ZeroRank<P, G>::all_gather(T* out, const T* in, const TensorPlace& tensor, Communicator* group) const {
+    if (group == nullptr) return copy(out, in, tensor);
+    group->all_gather(out, in, shard(tensor), traffic());
+}
+
+template <class P, class G>
+void ZeroRank<P, G>::reduce_scatter(G* out, const G* in, const TensorPlace& tensor, Communicator* group) const {
+    if (group == nullptr) return copy(out, in, tensor);
+    group->reduce_scatter(out, in, shard(tensor), traffic());
 }
 
 // ---- parameters
@@ -254,10 +300,12 @@ void ZeroRank<P, G>::use_ends() {
 template <class P, class G>
 void ZeroRank<P, G>::fetch(int slot) {
     released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
-    for_tensors(slot, [&](const TensorPlace& tensor) {
-        group_.all_gather(states_.unsharded_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
-                          shard(tensor), traffic());
-    });
+    for (const SpanPlace& span : spans(slot)) {
+        for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+            all_gather(states_.unsharded_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
+                       tensor, group(span));
+        });
+    }
     fetched_[static_cast<std::size_t>(slot)].record(traffic());
 }
 
@@ -266,14 +314,16 @@ void ZeroRank<P, G>::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
     for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
-        for_tensors(slot, [&](const TensorPlace& tensor) {
-            P* const whole = states_.parameters.tensor(tensor.param);
-            if (owner(tensor) < 0) {
-                group_.all_gather(whole, states_.parameters.owned(tensor.param), shard(tensor), traffic());
-            } else {
-                group_.broadcast(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
-            }
-        });
+        for (const SpanPlace& span : spans(slot)) {
+            for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+                P* const whole = states_.parameters.tensor(tensor.param);
+                if (owner(tensor) < 0) {
+                    all_gather(whole, states_.parameters.owned(tensor.param), tensor, group(span));
+                } else if (group(span) != nullptr) {   // null: experts that this rank holds alone
+                    group(span)->broadcast(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+                }
+            });
+        }
         fetched_[static_cast<std::size_t>(slot)].record(traffic());
         fetching_[static_cast<std::size_t>(slot)] = true;
     }
@@ -316,26 +366,28 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
 template <class P, class G>
 void ZeroRank<P, G>::reduce(int slot) {
     const ModelState<G>& gradients = states_.gradients;
-    if (!shards(StateKind::optimizer)) {
-        group_.all_reduce(gradients.unit(slot).data(), gradients.unit(slot).size(), ReduceOp::sum, traffic());
-        return;
-    }
-    for_tensors(slot, [&](const TensorPlace& tensor) {
-        G* const whole = gradients.tensor(tensor.param);
-        if (owner(tensor) < 0) {
-            group_.reduce_scatter(gradients.owned(tensor.param), whole, shard(tensor), traffic());
-        } else {
-            group_.reduce(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+    for (const SpanPlace& span : spans(slot)) {
+        Communicator* const ranks = group(span);
+        if (!shards(StateKind::optimizer)) {
+            G* const first = gradients.unit(slot).data() + span.offset;
+            if (ranks) ranks->all_reduce(first, static_cast<std::size_t>(span.padded), ReduceOp::sum, traffic());
+            continue;
         }
-    });
-    if (replicas_ == nullptr) return;
-    for_tensors(
-        slot,
-        [&](const TensorPlace& tensor) {
-            const auto kept = static_cast<std::size_t>(tensor.kept);   // nothing where another rank is the owner
-            if (kept > 0) replicas_->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
-        },
-        replicas_);
+        for_tensors(span, ranks, [&](const TensorPlace& tensor) {
+            G* const whole = gradients.tensor(tensor.param);
+            if (owner(tensor) < 0) {
+                reduce_scatter(gradients.owned(tensor.param), whole, tensor, ranks);
+            } else if (ranks != nullptr) {
+                ranks->reduce(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+            }
+        });
+        Communicator* const copies = replicas(span);
+        if (copies == nullptr) continue;
+        for_tensors(span, copies, [&](const TensorPlace& tensor) {
+            const std::size_t kept = shard(tensor);   // nothing where another rank is the owner
+            if (kept > 0) copies->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
+        });
+    }
 }
 
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it. Replicas add theirs at the
@@ -345,12 +397,19 @@ void ZeroRank<P, G>::reduce_to_shards(int slot, bool first, bool last) {
     const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
     const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
     G* into = first ? kept.data() : arrived_.data();
-    for_tensors(slot, [&](const TensorPlace& tensor) {
-        group_.reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
-                              states_.unsharded_gradients.tensor(tensor.param), shard(tensor), traffic());
-    });
-    if (!first) accumulate(kept.data(), arrived_.data(), unit.padded / group_.size(), traffic());
-    if (last && replicas_ != nullptr) replicas_->all_reduce(kept.data(), kept.size(), ReduceOp::sum, traffic());
+    for (const SpanPlace& span : unit.spans) {
+        for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+            reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
+                           states_.unsharded_gradients.tensor(tensor.param), tensor, group(span));
+        });
+    }
+    if (!first) accumulate(kept.data(), arrived_.data(), unit.kept, traffic());
+    for (const SpanPlace& span : unit.spans) {
+        Communicator* const copies = last ? replicas(span) : nullptr;
+        if (copies == nullptr) continue;
+        copies->all_reduce(kept.data() + span.kept_offset, static_cast<std::size_t>(span.kept), ReduceOp::sum,
+                           traffic());
+    }
 }
 
 template <class P, class G>
@@ -367,12 +426,12 @@ void ZeroRank<P, G>::finish_gradients() {
 
 inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                               double optimizer_bytes) {
-    const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
-    double unsharded = 0, largest_unit = 0;
+    const int stage = storage.place().zero_stage;
+    double unsharded = 0, largest_shard = 0;
     int layers = 0;
     for (const UnitPlace& unit : storage.units()) {
         const double padded = static_cast<double>(unit.padded);
-        largest_unit = std::max(largest_unit, padded);
+        largest_shard = std::max(largest_shard, static_cast<double>(unit.kept));
         if (!storage.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) unsharded += padded;
     }
     auto kept = [&](StateKind state) {
@@ -386,21 +445,23 @@ inline ZeroMemory zero_memory(const ParamStorage& storage, double parameter_byte
     memory.optimizer = kept(StateKind::optimizer) * optimizer_bytes;
     if (is_sharded(StateKind::parameters, stage)) memory.unsharded_parameters = unsharded * parameter_bytes;
     if (is_sharded(StateKind::gradients, stage)) {
-        memory.unsharded_gradients = (unsharded + largest_unit / ranks) * gradient_bytes;
+        memory.unsharded_gradients = (unsharded + largest_shard) * gradient_bytes;
     }
     return memory;
 }
 
 inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                                 double gradient_bytes) {
-    const int stage = storage.place().zero_stage, ranks = group_size(storage.place().mesh, zero_axes);
-    const int rank = group_rank(storage.place().mesh, storage.place().at, zero_axes);
-    const double copies = group_size(storage.place().mesh, replica_axes);
-    const double f = static_cast<double>(ranks - 1) / ranks, m = micro_batches;
+    const MeshShape& mesh = storage.place().mesh;
+    const int stage = storage.place().zero_stage;
+    const double m = micro_batches;
     ZeroTraffic traffic;
-    for (const UnitPlace& unit : storage.units()) {
-        double padded = static_cast<double>(unit.padded);
-        for (int i : unit.tensors) {
+    auto add_span = [&](const UnitPlace& unit, const SpanPlace& span) {
+        const int ranks = group_size(mesh, span.zero), rank = group_rank(mesh, storage.place().at, span.zero);
+        const double f = static_cast<double>(ranks - 1) / ranks;
+        const double copies = is_of_experts(span) ? 1 : group_size(mesh, replica_axes);
+        double padded = static_cast<double>(span.padded);
+        for (int i : span.tensors) {
             const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
             const int owner = storage.table()[tensor.param].tensor.owner;
             if (owner < 0 || stage != 1) continue;
@@ -420,9 +481,15 @@ inline ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, 
         const double gathers = stage == 0 ? 0 : stage == 3 ? m * (once ? 1 : 2) : 1;
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
-        traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(unit.kept) * gradient_bytes;
+        traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(span.kept) * gradient_bytes;
+    };
+    for (const UnitPlace& unit : storage.units()) {
+        for (const SpanPlace& span : unit.spans) add_span(unit, span);
     }
-    const int all = storage.place().mesh.size();
-    traffic.numbers = 2.0 * (all - 1) / all * sizeof(double) * numbers_of_step;
+    const int all = mesh.size();
+    const ModelConfig& model = storage.table().config();
+    const double of_experts =
+        model.experts == 0 ? 0 : 4.0 * static_cast<double>(model.layers * model.experts) + 2 * sizeof(double);
+    traffic.numbers = 2.0 * (all - 1) / all * (sizeof(double) * numbers_of_step + of_experts);
     return traffic;
 }

@@ -17,7 +17,7 @@ struct Rank {
                   ShardPlace{test.world.mesh(), test.world.at(), zero_stage}, {{{0, 4}}, true, true}),
           states{kept(StateKind::parameters), unsharded(StateKind::parameters, layer_sets), kept(StateKind::gradients),
                  unsharded(StateKind::gradients, layer_sets)},
-          zero(storage, states, test.all, test.arena, test.stream) {
+          zero(storage, states, ZeroGroups{&test.all}, test.arena, test.stream) {
         states.parameters.zero(test.stream);
     }
 

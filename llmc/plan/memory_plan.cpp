@@ -21,67 +21,88 @@ constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::ge
 
 ModelConfig model_of(const Options& o) {
     if (o.layers == 0 && !is_descriptor(o.model)) {
-        throw Error(ErrorKind::usage, text("--print-memory with --model ", o.model),
+        throw Error(ErrorKind::usage, text("--model ", o.model, ": a plan of a model in a file"),
                     "Give a size such as gpt2:124M, or --layers, --heads and --channels.");
     }
     return described_model(o, o.vocab_size);
 }
 
-// What a library takes is known only where it runs.
+// What attention takes is counted where it runs: a library's, and that for sm_90a, are left out where they cannot.
 AttentionKind counted_attention(const Options& options) {
-    const bool own = options.attention == AttentionKind::own_sm90 && sm90_attention_refusal().empty();
-    return own ? AttentionKind::own_sm90 : AttentionKind::auto_;
+    const AttentionKind asked = options.attention;
+    const bool runs =
+        asked == AttentionKind::own || (asked == AttentionKind::own_sm90 && sm90_attention_refusal().empty());
+    return runs ? asked : AttentionKind::auto_;
+}
+void count_library_workspace(Stage& stage) {
+    if (stage.attention() == AttentionKind::library) stage.use_attention(AttentionKind::library);
 }
 
-// Of any rank, without the world that it would be in: what ranks exchange through is missing.
+// Of any rank, among others that are only planned.
 Arena counted_alone(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
                     Recompute recompute, cudaStream_t stream) {
     options.recompute = recompute;
-    options.attention = counted_attention(options);
-    Arena arena = Arena::counting();
-    Stage stage(config, stage_options(options, config, mesh, at), arena, stream);
-    Optimizer::make(stage, options, arena);
-    return arena;
+    World world(mesh, rank_of(mesh, at), options.comm_sms);
+    return counted_run(options, config, world, stream);
 }
 
 }   // namespace
 
-std::string memory_plan(const Options& asked) {
+PlannedRun planned_run(const Options& asked) {
     Options options = asked;
     const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
     const auto dp = static_cast<int>(std::max<std::int64_t>(1, options.startup.ranks / replica));
     fit_to_ranks(options, options.dp > 0 ? options.dp : dp);
     const MeshShape mesh = make_mesh(options.pp * options.dp * options.cp * options.tp, options.pp, options.cp,
-                                     options.tp, options.dp, world_options(options).zero_group);
+                                     options.tp, options.dp, world_options(options).zero_group, options.ep);
     const ModelConfig config = model_of(options);
     check_model_fits(options, config);
+    return {options, config, mesh};
+}
+
+Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute) {
     OwnedStream stream;
+    Arena most;
+    const MeshShape& mesh = run.mesh;
+    const bool unequal =
+        run.options.optimizer == OptimizerKind::muon && run.options.zero == 1;   // matrices have owners
+    const int shares = unequal ? group_size(mesh, zero_axes) : 1;
+    for (int share = 0; share < shares; share++) {
+        const MeshCoordinates place{stage, share / mesh.cp, share % mesh.cp, 0};
+        Arena arena = counted_alone(run.options, run.config, mesh, place, recompute, stream.get());
+        if (share == 0 || arena.high_water() > most.high_water()) most = std::move(arena);
+    }
+    return most;
+}
+
+std::string memory_plan(const Options& asked) {
+    const PlannedRun run = planned_run(asked);
     auto of_fullest_stage = [&](Recompute recompute) {
         std::pair<Arena, int> most;
-        const bool unequal = options.optimizer == OptimizerKind::muon && options.zero == 1;   // matrices have owners
-        const int shares = unequal ? group_size(mesh, zero_axes) : 1;
-        for (int rank = 0; rank < mesh.pp * shares; rank++) {
-            const int stage = rank / shares, share = rank % shares;
-            const MeshCoordinates place{stage, share / mesh.cp, share % mesh.cp, 0};
-            Arena arena = counted_alone(options, config, mesh, place, recompute, stream.get());
-            if (rank == 0 || arena.bytes() > most.first.bytes()) most = {std::move(arena), stage};
+        for (int stage = 0; stage < run.mesh.pp; stage++) {
+            Arena arena = fullest_rank(run, stage, recompute);
+            if (stage == 0 || arena.high_water() > most.first.high_water()) most = {std::move(arena), stage};
         }
         return most;
     };
-    const auto [arena, at] = of_fullest_stage(options.recompute.value_or(Recompute::none));
-    const std::string whose = mesh.pp > 1 ? text(", of pipeline stage ", at, ", which takes most") : std::string();
+    const auto [arena, at] = of_fullest_stage(run.options.recompute.value_or(Recompute::none));
+    const std::string whose = run.mesh.pp > 1 ? text(", of pipeline stage ", at, ", which takes most") : std::string();
     std::string levels;
-    if (!options.recompute) {
+    if (!run.options.recompute) {
         levels = "  this is with --recompute none;";
         for (const Recompute level : kLevels) {
             if (level == Recompute::none) continue;
             levels += formatted("%s %s: %.2f MiB", level == Recompute::gelu ? "" : ",", name_of(level),
-                                static_cast<double>(of_fullest_stage(level).first.bytes()) / (1 << 20));
+                                static_cast<double>(of_fullest_stage(level).first.high_water()) / (1 << 20));
         }
         levels += "\n";
     }
-    return text("memory of one of ", mesh.size(), " ranks", whose, ":\n", arena.table(), levels,
-                "  not counted: what ranks exchange through, a library's attention, samples, checkpoints\n");
+    const int asked_per_node = run.options.startup.gpus_per_node;
+    const std::vector<std::string> hosts = hosts_in_blocks(run.mesh.size(), asked_per_node > 0 ? asked_per_node : 8);
+    std::string warnings;
+    for (const std::string& doubt : layout_doubts(run.options, hosts)) warnings += "  warning: " + doubt + "\n";
+    return text("memory of one of ", run.mesh.size(), " ranks", whose, ":\n", arena.table(), levels,
+                "  not counted: a library's attention where none serves here, samples, checkpoints\n", warnings);
 }
 
 std::string own_device(const World& world) {
@@ -94,7 +115,9 @@ std::string own_device(const World& world) {
 Arena counted_run(Options options, const ModelConfig& config, World& world, cudaStream_t stream) {
     options.attention = counted_attention(options);
     Arena arena = Arena::counting();
-    RunParts(options, config, world, arena, stream).make_step(options, arena);
+    RunParts parts(options, config, world, arena, stream);
+    count_library_workspace(parts.stage);
+    parts.make_step(options, arena);
     return arena;
 }
 

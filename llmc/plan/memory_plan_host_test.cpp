@@ -1,4 +1,5 @@
 // What --recompute auto takes on devices of several sizes.
+#include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/on_ranks_test.h"
@@ -41,4 +42,29 @@ TEST_CASE("recompute auto: the least with which nine tenths of the device suffic
             }
         });
     }
+}
+
+TEST_CASE("memory plan: the workspace of the library's attention is counted where the library would serve") {
+    constexpr std::size_t mebibyte = 1 << 20;
+    Options options;
+    options.layers = 1, options.heads = 2, options.channels = 32, options.vocab_size = 97;
+    options.micro_batch = 2, options.seq_len = 32, options.recompute = Recompute::none;
+    on_ranks(1, [&](TestRank& rank) {
+        auto counted = [&](AttentionKind attention, std::size_t workspace) {
+            options.attention = attention;
+            host::attention_workspace_bytes = workspace;
+            const ModelConfig config = custom_model_config(1, 2, 32, 32, 97);
+            const std::size_t bytes = counted_run(options, config, rank.world, rank.stream).high_water();
+            const std::string plan = memory_plan(options);
+            host::attention_workspace_bytes = 0;
+            return std::pair(bytes, plan);
+        };
+        for (const AttentionKind kind : {AttentionKind::auto_, AttentionKind::library}) {
+            const auto [without, plan_without] = counted(kind, 0);
+            const auto [with, plan_with] = counted(kind, 3 * mebibyte);
+            rank.require(with == without + 3 * mebibyte, with, " bytes with a workspace, ", without, " without");
+            rank.require(plan_with != plan_without, plan_with);
+        }
+        rank.require(counted(AttentionKind::own, 3 * mebibyte) == counted(AttentionKind::own, 0), "own needs none");
+    });
 }

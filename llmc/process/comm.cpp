@@ -7,6 +7,10 @@
 #include "llmc/base/log.h"
 #include "llmc/process/nccl_version.h"
 
+// Defined by the stand-in; null on a GPU.
+extern "C" __attribute__((weak)) ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id,
+                                                                          const char* name, int multiprocessors);
+
 std::string nccl_shortcoming(int version) {
     const std::string name = text("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100);
     if (version < LEAST_NCCL_VERSION) {
@@ -107,6 +111,13 @@ Communicator::Communicator(const Communicator& parent, int color, int key, std::
     NCCL_CHECK(ncclCommUserRank(comm_, &rank_));
 }
 
+Communicator::Communicator(int rank, int ranks, std::uint64_t id, std::string name, int multiprocessors)
+    : rank_(rank), size_(ranks), name_(std::move(name)) {
+    if (stand_in_planned_communicator) {
+        comm_ = stand_in_planned_communicator(rank, ranks, id, name_.c_str(), multiprocessors);
+    }
+}
+
 Communicator::~Communicator() {
     if (comm_ != nullptr) ncclCommDestroy(comm_);   // errors have shown themselves at an earlier call
 }
@@ -150,11 +161,14 @@ void Communicator::count(const char* operation, double Traffic::*kind, double by
 }
 
 void Communicator::make(const CommCall& call, const Make& make_it) const {
+    StreamObserver* const observer = stream_observer;
+    if (observer != nullptr) observer->begin(), observer->communicates(call.stream, name_);
     if (tap_) {
         tap_(call, make_it);
     } else {
         make_it(call);
     }
+    if (observer != nullptr) observer->end();
 }
 
 template <class T>

@@ -30,12 +30,16 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
+#include "llmc/base/stream.h"
 #include "llmc/process/collective_order.h"
 
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
 #define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)
 
 enum class ReduceOp : std::uint8_t { sum, max };
+
+// A group's name as records and plans have it: all links of a pipeline are `pp`.
+inline std::string short_group_name(const std::string& name) { return name.starts_with("pp ") ? "pp" : name; }
 
 // Logical bytes this rank has sent, by kind of call.
 struct Traffic {
@@ -73,6 +77,10 @@ public:
     // A part of `parent`: the ranks that give the same color, ordered by key. Collective over the parent; a rank that
     // belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
     Communicator(const Communicator& parent, int color, int key, std::string name, int multiprocessors = 0);
+    // An end of a group that is only planned: it has its place and counts, but on a GPU nothing can be called on it;
+    // the stand-in notes calls on a device that only records (llmc/cuda_on_cpu/clock/dry_run.h). `id`: the same for all
+    // ranks of the group, and for no other group.
+    Communicator(int rank, int ranks, std::uint64_t id, std::string name, int multiprocessors = 0);
     ~Communicator();
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
@@ -139,12 +147,15 @@ public:
         // `any` of the communicators that are called in it.
         explicit Group(const Communicator& any) : exceptions_(std::uncaught_exceptions()), log_(any.log_) {
             NCCL_CHECK(ncclGroupStart());
+            if (stream_observer != nullptr) stream_observer->begin();
             if (log_ != nullptr) log_->begin_group();
         }
         ~Group() noexcept(false) {
             if (log_ != nullptr) log_->end_group();
             const ncclResult_t result = ncclGroupEnd();
-            if (std::uncaught_exceptions() == exceptions_) NCCL_CHECK(result);   // else another error is on its way
+            if (std::uncaught_exceptions() != exceptions_) return;   // another error is on its way
+            NCCL_CHECK(result);
+            if (stream_observer != nullptr) stream_observer->end();
         }
         Group(const Group&) = delete;
         Group& operator=(const Group&) = delete;
@@ -212,4 +223,5 @@ struct TrainingGroups {
     Communicator* same_heads = nullptr;   // tp ranks that hold copies of the same heads (TensorSpec::heads)
     Communicator* replicas = nullptr;     // ranks that hold copies of the same ZeRO shard: gradients are summed again
     Communicator* copy = nullptr;         // ranks of a stage that hold one copy of its states
+    Communicator* holders = nullptr;      // ranks that hold the same experts: what `zero` is to all else
 };

@@ -37,7 +37,7 @@ World::World(const WorldOptions& options) {
     Startup startup = start_up(options.startup);
     place_ = startup.place;
     rendezvous_ = std::move(startup.rendezvous);
-    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp, options.zero_group);
+    mesh_ = make_mesh(place_.ranks, options.pp, options.cp, options.tp, options.dp, options.zero_group, options.ep);
     at_ = coordinates_of(mesh_, place_.rank);
     comm_sms_ = options.comm_sms;
     if (ranks() == 1) return;
@@ -61,6 +61,12 @@ World::World(const MeshShape& mesh, int rank, const ncclUniqueId& id, std::uniqu
     make_world(id);
 }
 
+World::World(const MeshShape& mesh, int rank, int comm_sms)
+    : mesh_(mesh), at_(coordinates_of(mesh, rank)), comm_sms_(comm_sms), planned_(true) {
+    place_ = {rank, mesh.size(), rank, mesh.size(), ""};
+    if (ranks() > 1) all_ = planned("all", everyone(), comm_sms_);
+}
+
 World::~World() {
     if (watchdog_ == nullptr) return;
     for_communicators([this](Communicator& c) { watchdog_->forget(c); });
@@ -74,9 +80,21 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
 
 void World::make_world(const ncclUniqueId& id) {
     all_ = std::make_unique<Communicator>(id, rank(), ranks(), "all", comm_sms_);
+    add_observers(*all_, everyone());
+}
+
+std::vector<int> World::everyone() const {
     std::vector<int> everyone(static_cast<std::size_t>(ranks()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    add_observers(*all_, everyone);
+    return everyone;
+}
+
+// Groups are known by their names and their first members: no two of one name share a rank.
+std::unique_ptr<Communicator> World::planned(const std::string& name, const std::vector<int>& members, int sms) {
+    planned_groups_[name] = members;
+    const auto own = std::find(members.begin(), members.end(), rank());
+    return std::make_unique<Communicator>(static_cast<int>(own - members.begin()), static_cast<int>(members.size()),
+                                          std::hash<std::string>()(text(name, " of ", members.front())), name, sms);
 }
 
 // Registers a communicator with the collective log and the watchdog.
@@ -98,8 +116,12 @@ Communicator* World::make_link(int from, int to, bool exists, const char* what) 
         place.pp = stage;
         return rank_of(mesh_, place);
     };
-    auto link = std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
-                                               text("pp ", what, " ", from, " to ", to), link_sms(comm_sms_));
+    if (planned_ && !member) return nullptr;
+    const std::string name = text("pp ", what, " ", from, " to ", to);
+    const int sms = link_sms(comm_sms_);
+    auto link = planned_ ? planned(name, {rank_at(from), rank_at(to)}, sms)
+                         : std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
+                                                          name, sms);
     if (!member) return nullptr;
     add_observers(*link, {rank_at(from), rank_at(to)});
     link_groups_.push_back(std::move(link));
@@ -142,6 +164,7 @@ Communicator* World::group(const std::string& name, const std::vector<int>& memb
     if (group != nullptr) return group.get();
     const auto own = std::find(members.begin(), members.end(), rank());
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
+    if (planned_) return (group = planned(name, members, comm_sms_)).get();
     group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
                                            static_cast<int>(own - members.begin()), name, comm_sms_);
     add_observers(*group, members);

@@ -22,8 +22,8 @@
 struct WorldOptions {
     StartupOptions startup;
     int pp = 1, cp = 1, tp = 1;
-    int dp = 0;           // 0: what the others leave
-    int zero_group = 0;   // MeshShape
+    int dp = 0;                   // 0: what the others leave
+    int zero_group = 0, ep = 1;   // MeshShape
     WatchdogOptions watchdog;
     int comm_sms = 0;                 // multiprocessors that a group's operations take at most; 0: as NCCL chooses
     bool check_collectives = false;   // debug: collective_order.h
@@ -41,6 +41,8 @@ public:
     // Ranks that know each other already, without a watchdog: for tests, where ranks may be threads. Here even a
     // single rank has a communicator. Without `rendezvous` texts are this rank's own.
     World(const MeshShape& mesh, int rank, const ncclUniqueId& id, std::unique_ptr<Rendezvous> rendezvous = nullptr);
+    // One of a run that is only planned: it meets nobody, and its groups are planned ones (comm.h).
+    World(const MeshShape& mesh, int rank, int comm_sms);
     ~World();
     World(const World&) = delete;
     World& operator=(const World&) = delete;
@@ -67,11 +69,20 @@ public:
     // both have the token embedding. `head_copies`: neighbouring tp ranks that hold the same heads of keys and values.
     // Collective when first asked for.
     TrainingGroups training_groups(bool ring = false, bool tied = true, int head_copies = 1) {
-        return {group(zero_axes),           all(),
-                group(stage_axes),          group({Axis::tp}),
-                pipeline_links(ring, tied), same_heads(head_copies),
-                group(replica_axes),        group(copy_axes)};
+        return {group(zero_axes),
+                all(),
+                group(stage_axes),
+                group({Axis::tp}),
+                pipeline_links(ring, tied),
+                same_heads(head_copies),
+                group(replica_axes),
+                group(copy_axes),
+                mesh_.ep > 1 ? group(holder_axes) : nullptr};
     }
+
+    bool is_planned() const { return planned_; }
+    // Of a planned world: every group so far, by name, with its ranks.
+    const std::map<std::string, std::vector<int>>& planned_groups() const { return planned_groups_; }
 
     // What must be the same on all ranks. Collective. Error(usage) naming a rank where it is not, and the first line
     // that differs from rank 0's.
@@ -104,6 +115,8 @@ public:
 private:
     void leave(const std::exception& error);
     void make_world(const ncclUniqueId& id);
+    std::vector<int> everyone() const;
+    std::unique_ptr<Communicator> planned(const std::string& name, const std::vector<int>& members, int sms);
     void add_observers(Communicator& communicator, const std::vector<int>& members);
     const PipelineLinks& pipeline_links(bool ring, bool tied);
     Communicator* same_heads(int copies);
@@ -114,6 +127,7 @@ private:
     MeshShape mesh_;
     MeshCoordinates at_;
     int comm_sms_ = 0;
+    bool planned_ = false;
     std::unique_ptr<Rendezvous> rendezvous_;
     std::unique_ptr<CollectiveLog> log_;   // with --check-collectives
     std::unique_ptr<Watchdog>
@@ -123,6 +137,7 @@ private:
     std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> groups_;
     std::vector<std::unique_ptr<Communicator>> link_groups_;
     PipelineLinks links_;
+    std::map<std::string, std::vector<int>> planned_groups_;
 };
 
 // The device of a local rank: the one with its number; ranks beyond the last device start again from the first, which

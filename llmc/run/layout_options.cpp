@@ -1,5 +1,7 @@
 #include "llmc/run/layout_options.h"
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "llmc/base/log.h"
@@ -79,6 +81,18 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
+// How they are dealt out.
+void check_experts(const Options& o, const ModelConfig& config) {
+    if (o.ep == 1) return;
+    const std::string given = text("--ep ", o.ep);
+    refuse_if(config.experts == 0, given + ": the model has no experts", "Give --experts, or leave --ep out.");
+    const std::int64_t E = config.experts;
+    refuse_if(E % o.ep != 0, text(given, " --experts ", E, ": expected a number of ranks that divides the experts"),
+              text("Numbers that work: ", divisors(E, 1, static_cast<int>(E)), "."));
+    refuse_if(o.tp > 1 && !o.sequence_parallel, text(given, " --tp ", o.tp, " --sequence-parallel 0"),
+              "Leave --sequence-parallel out: tp ranks must have different tokens to send.");
+}
+
 // Into which sequences are cut.
 std::vector<std::int64_t> shorter_lengths(const Options& o) {
     std::vector<std::int64_t> lengths = o.seq_len_by_step().values();
@@ -151,7 +165,7 @@ void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig&
     const PipelineShape shape = pipeline_shape(options);
     const int at = stage.place.at.pp;
     stage.chunks = chunks_of_stage(config, shape, at, options.seq_len);
-    stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks);
+    stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks, stage.documents);
 }
 
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
@@ -179,9 +193,42 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
                               shape.micro_batch, shape.seq_len);
     }
     check_heads(options, config);
+    refuse_if(config.experts > 0 && options.tp > 1 && options.optimizer == OptimizerKind::muon,
+              text("--optimizer muon --tp ", options.tp, " with --experts: Muon needs matrices that tp cuts"),
+              "Give --tp 1, or another --optimizer.");
+    check_experts(options, config);
 }
 
-std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
+namespace {
+
+// Of groups of `size` neighbours, the first one that is on several hosts, in words; empty: none is.
+std::string spread_group(int size, const std::vector<std::string>& hosts, const std::string& whose) {
+    for (std::size_t first = 0; size > 1 && first + static_cast<std::size_t>(size) <= hosts.size();
+         first += static_cast<std::size_t>(size)) {
+        const auto begin = hosts.begin() + static_cast<std::ptrdiff_t>(first), end = begin + size;
+        const auto other = std::find_if(begin, end, [&](const std::string& host) { return host != *begin; });
+        if (other == end) continue;
+        std::map<std::string, int> ranks;
+        for (const std::string& host : hosts) ranks[host]++;
+        const bool blocks_fit =
+            std::ranges::all_of(ranks, [size](const auto& host) { return host.second % size == 0; });
+        return text(whose, " reaches over nodes: ranks ", first, " and ", other - hosts.begin(),
+                    " are on different ones. Its traffic, several times that of all others, is slow there: ",
+                    blocks_fit ? "give neighbouring ranks to one node (mpirun --map-by slot, srun --distribution=block)"
+                               : "take as many as divide the ranks of a node");
+    }
+    return "";
+}
+
+}   // namespace
+
+std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
+    std::vector<std::string> hosts;
+    for (int rank = 0; rank < ranks; rank++) hosts.push_back(text("node ", rank / ranks_of_a_node));
+    return hosts;
+}
+
+std::vector<std::string> layout_doubts(const Options& o, const std::vector<std::string>& hosts) {
     std::vector<std::string> doubts;
     const int m = o.micro_steps();
     if (m < o.pp) {
@@ -189,10 +236,15 @@ std::vector<std::string> layout_doubts(const Options& o, int ranks_of_a_node) {
                               " pipeline stages busy: --total-batch ", o.pp * o.tokens_per_micro_step(),
                               " or more fills them"));
     }
-    if (ranks_of_a_node % o.tp != 0) {
-        doubts.push_back(text("--tp ", o.tp, " reaches over nodes of ", ranks_of_a_node,
-                              " ranks: its traffic, several times that of all others, is slow there"));
-    }
+    const std::string tp = spread_group(o.tp, hosts, text("--tp ", o.tp));
+    if (!tp.empty()) doubts.push_back(tp);
+    const std::string ulysses =   // a group of tp times as many neighbours
+        tp.empty() && o.ulysses() > 1
+            ? spread_group(o.ulysses() * o.tp, hosts, text("a Ulysses group of ", o.ulysses()))
+            : "";
+    if (!ulysses.empty()) doubts.push_back(ulysses);
+    const std::string ep = tp.empty() ? spread_group(o.ep, hosts, text("--ep ", o.ep)) : "";
+    if (!ep.empty()) doubts.push_back(ep);
     const int rows = o.micro_batch * o.seq_len / o.cp,
               chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
     if (o.tp > 1 && chunks < o.tp_chunks) {

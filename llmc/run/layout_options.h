@@ -34,5 +34,8 @@ void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
                             Agreement& agreement);
 
-// What is poor about a layout on nodes of so many ranks, in words.
-std::vector<std::string> layout_doubts(const Options& options, int ranks_of_a_node);
+// What is poor about a layout whose ranks are on these hosts (own_host_identity, by rank), in words: for training,
+// `check`, plans and --print-memory alike. `options` with `dp`.
+std::vector<std::string> layout_doubts(const Options& options, const std::vector<std::string>& hosts);
+// Ranks in blocks, as launchers deal them out unless they are told otherwise: for who has no hosts yet.
+std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node);

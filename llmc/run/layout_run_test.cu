@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <regex>
 
@@ -13,6 +14,9 @@
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_test.h"
 #include "llmc/io/forwarding_files_test.h"
+#include "llmc/model/download_test.h"
+#include "llmc/model/reference_gpt_test.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/choices/matmul_choices.h"
@@ -40,6 +44,7 @@ struct Layout {
     int pp_chunks = 1, layers = 2;
     Recompute recompute = Recompute::gelu;
     OptimizerKind optimizer = OptimizerKind::adamw;
+    bool documents = false;   // masked, with no loss at their ends
     MeshShape mesh() const { return {pp, dp, cp, tp}; }
     std::string name() const {
         return text(name_of(optimizer), ", ", "dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters",
@@ -76,6 +81,10 @@ struct Workplace {
             std::vector<std::uint32_t> ids;
             for (std::uint32_t i = 0; i < 3000; i++) ids.push_back(i * i % vocab);
             write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, ids);
+            for (std::uint32_t i = 0; i < 3000; i++) {   // 0 begins a document
+                ids[i] = mix64(i) % 5 == 0 ? 0 : 1 + ids[i] % (vocab - 1);
+            }
+            write_token_file(real_files(), folder / "documents.bin", TokenFormat::gpt2, ids);
         });
     }
 };
@@ -100,6 +109,7 @@ Options options_of(const Layout& layout, const std::string& output) {
     options.tp = layout.tp;
     options.sequence_parallel = layout.sequence_parallel;
     options.cp = layout.cp, options.cp_ulysses = layout.ulysses;
+    options.document_mask = layout.documents, options.boundary_loss = !layout.documents;
     fit_to_ranks(options, layout.dp);
     return options;
 }
@@ -126,6 +136,7 @@ struct RankOfRun {
     TrainingGroups groups;
     Arena& arena;
     std::unique_ptr<CutPoints> cut_points;
+    std::unique_ptr<ExpertRanks> expert_ranks;
     Stage model;
     std::optional<Step> step;
 
@@ -136,7 +147,10 @@ struct RankOfRun {
           arena(its_arena),
           cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
                                : nullptr),
-          model(model_config(given), stage_options(given, place, cut_points.get()), arena, stream) {
+          expert_ranks(its_world
+                           ? make_expert_ranks(*its_world, stage_options(given, place, nullptr), model_config(given))
+                           : nullptr),
+          model(model_config(given), stage_options(given, place, cut_points.get(), expert_ranks.get()), arena, stream) {
         model.initialize(options.seed);
         OptimizerOptions how;
         how.optimizer = options.optimizer;
@@ -154,7 +168,9 @@ struct RankOfRun {
     using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
     void train(const Workplace& place, const std::string& resume_from, const Change& change = {},
                FileSystem& files = real_files()) {
-        const TokenSet tokens(real_files(), "--train-data", place.folder / "tokens.bin", T, vocab);
+        const char* const file = options.document_mask ? "documents.bin" : "tokens.bin";
+        TokenSet tokens(real_files(), "--train-data", place.folder / file, T, vocab);
+        if (options.document_mask) tokens.tell_documents_apart({0, options.boundary_loss});
         const bool writes = world == nullptr || world->is_first();
         RunState state;
         if (!resume_from.empty()) state = load(resume_from);
@@ -179,7 +195,8 @@ private:
         return world->training_groups(options.pp_chunks > 1);
     }
     static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
-    static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr) {
+    static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr,
+                                      ExpertRanks* expert_ranks = nullptr) {
         StageOptions result;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
         result.B = o.micro_batch;
@@ -187,9 +204,11 @@ private:
         result.matmul.workspace_bytes = 1 << 16;
         result.place = place;
         result.recompute = o.recompute.value_or(Recompute::gelu);
+        result.documents = o.document_mask;
         add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
         result.cut_points = cut_points;
+        result.expert_ranks = expert_ranks;
         return result;
     }
 };
@@ -252,6 +271,7 @@ void compare_runs(std::vector<Layout> layouts, OptimizerKind optimizer = Optimiz
     };
     Layout alone{0, 0};
     alone.optimizer = optimizer;
+    alone.documents = layouts[0].documents;
     const std::vector<double> expected = losses_in(run(alone, "alone", 0, "").value());
     CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
 
@@ -292,6 +312,13 @@ TEST_CASE("layouts: pipelines, likewise") { compare_runs({pipeline(1, 0, 2), pip
 TEST_CASE("layouts: all axes together are one process, cut and resumed to the bit") {
     compare_runs({all_axes(2, 2, 1, 2, 1), all_axes(1, 2, 2, 1, 3), all_axes(2, 1, 2, 1, 2, false),
                   all_axes(2, 2, 2, 1, 1, false, PipelineKind::gpipe)});
+}
+
+TEST_CASE(
+    "layouts: documents that are masked, with no loss at their ends, are one process, cut and resumed to the bit") {
+    std::vector<Layout> layouts{context(2, 1, true, 2, 1), context(1, 0, false, 2, 2), all_axes(2, 2, 1, 2, 1)};
+    for (Layout& layout : layouts) layout.documents = true;
+    compare_runs(layouts);
 }
 
 namespace {
@@ -400,6 +427,125 @@ TEST_CASE("layouts: pipelines and all axes together answer questions as one proc
             const int found = right(rank);
             ENSURE(found == expected, found, " right, one process has ", expected);
         });
+    }
+}
+
+namespace {
+
+// Invented questions of every kind, with what a double-precision model answers. The last words of every second text of
+// LAMBADA's kind are what that model goes on with.
+struct Invented {
+    const NamedSource* source;
+    std::vector<Question> questions;
+    EvaluationResult expected;
+};
+
+std::vector<double> reference_losses(const ReferenceGpt& reference, const Question& question, std::size_t completion,
+                                     std::vector<int>* likeliest = nullptr) {
+    std::vector<std::int32_t> tokens(T), targets(T);
+    completion_row(question, completion, tokens, targets);
+    const ReferenceResult result = reference.forward(tokens, targets, 1, T);
+    std::vector<double> losses;
+    for (std::size_t t = 0; t < T; t++) {
+        if (targets[t] < 0) continue;
+        losses.push_back(result.losses[t]);
+        const auto row = result.logits.begin() + static_cast<std::ptrdiff_t>(t * vocab);
+        if (likeliest) likeliest->push_back(static_cast<int>(std::max_element(row, row + vocab) - row));
+    }
+    return losses;
+}
+
+Invented invented_choices(const ReferenceGpt& reference, const NamedSource& source, int completions) {
+    Invented made{&source, {}, {}};
+    for (int q = 0; q < 11; q++) {
+        auto ids = [&](int first, int count) {
+            std::vector<std::int32_t> tokens;
+            for (int t = 0; t < count; t++) tokens.push_back((q * 17 + first * completions + t * t) % vocab);
+            return tokens;
+        };
+        Question question{q % completions, ids(1, 3 + q % 4), {}};
+        std::vector<double> means;
+        for (int c = 0; c < completions; c++) {
+            question.completions.push_back(ids(5 + 11 * c, 1 + (q + c) % 5));
+            const std::vector<double> losses = reference_losses(reference, question, static_cast<std::size_t>(c));
+            means.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size()));
+        }
+        made.expected.right += std::min_element(means.begin(), means.end()) - means.begin() == question.label;
+        made.questions.push_back(question);
+    }
+    return made;
+}
+
+Invented invented_texts(const ReferenceGpt& reference) {
+    Invented made{&question_sources[4], {}, {}};
+    double loss = 0;
+    for (int q = 0; q < 11; q++) {
+        Question question{0, {}, {{1, 2}}};
+        for (int t = 0; t < 2 + q; t++) question.context.push_back((q * 7 + t * t) % vocab);
+        for (std::size_t word = 0; word < 2; word++) {   // the second one after the first
+            std::vector<int> likeliest;
+            reference_losses(reference, question, 0, &likeliest);
+            question.completions[0][word] = likeliest[word];
+        }
+        if (q % 2 == 1) question.completions[0][static_cast<std::size_t>(q / 2 % 2)] += 1;   // one of them is another
+        for (std::int32_t& id : question.completions[0]) id %= vocab;
+        for (double l : reference_losses(reference, question, 0)) loss += l;
+        made.expected.right += q % 2 == 0;
+        made.questions.push_back(question);
+    }
+    made.expected.perplexity = std::exp(loss / 11);
+    return made;
+}
+
+}   // namespace
+
+TEST_CASE("layouts: every evaluation is that of a double-precision model, on invented questions") {
+    constexpr double parity = sizeof(floatX) == 4 ? 1e-5 : 2e-2;
+    const auto reference_of = [](RankOfRun& rank) {
+        ReferenceGpt reference(rank.model.config());
+        for (int i = 0; i < reference.table.size(); i++) {
+            const std::vector<float> values = download_tensor(rank.model.parameters(), i, rank.model.stream());
+            std::copy_n(values.begin(), reference.parameters[static_cast<std::size_t>(i)].size(),
+                        reference.parameters[static_cast<std::size_t>(i)].begin());
+        }
+        return reference;
+    };
+    const auto invented_by = [](const ReferenceGpt& reference) {
+        return std::vector<Invented>{invented_choices(reference, question_sources[0], 3),
+                                     invented_choices(reference, question_sources[1], 4),
+                                     invented_choices(reference, question_sources[2], 5),
+                                     invented_choices(reference, question_sources[3], 2), invented_texts(reference)};
+    };
+    std::vector<Invented> invented;
+    const StopSignals signals;
+    auto compare = [&](RankOfRun& rank) {
+        for (const Invented& set : invented) {
+            Agreement agreement(rank.arena, rank.groups.all, rank.world, signals, rank.model.stream());
+            Evaluation evaluation(*rank.step, set.questions, *set.source, &rank.arena);
+            const EvaluationResult found = evaluation.run(agreement).value();
+            // in bf16 two completions, or two tokens, may be as likely
+            const int apart = std::abs(found.right - set.expected.right);
+            ENSURE(apart <= (sizeof(floatX) == 4 ? 0 : 2), evaluation.in_words(found), ", expected ",
+                   set.expected.right);
+            if (!set.expected.perplexity) continue;
+            ENSURE(std::abs(*found.perplexity / *set.expected.perplexity - 1) < parity, evaluation.in_words(found),
+                   ", expected perplexity ", *set.expected.perplexity);
+        }
+    };
+    {   // in every process, which all need what is expected
+        Arena arena;
+        OwnedStream stream;
+        RankOfRun alone(options_of({}, ""), nullptr, ShardPlace{}, arena, stream.get());
+        invented = invented_by(reference_of(alone));
+        for (const Invented& set : invented) CHECK((set.expected.right > 0 && set.expected.right < 11));
+        compare(alone);
+    }
+    Layout not_sequence_parallel = all_axes(2, 1, 1, 2, 1);
+    not_sequence_parallel.sequence_parallel = false;
+    for (const Layout& layout :
+         {Layout{3, 2}, Layout{2, 3}, pipeline(2, 1, 2), context(2, 3, true, 2, 1), context(1, 0, true, 2, 2),
+          not_sequence_parallel, all_axes(2, 2, 2, 1, 1), all_axes(2, 1, 2, 2, 3)}) {
+        on_layout(layout, options_of(layout, ""), compare);
     }
 }
 

@@ -36,6 +36,17 @@ struct ExportOptions {
     std::optional<DType> dtype;   // none: as the model's file has it
 };
 
+// What only `plan` asks.
+struct PlanOptions {
+    std::string gpu = "H100", machine;   // a name of the table; a file, which wins
+    std::string link_intra, link_inter;  // "GB/s,us"; empty: the machine's
+    std::string tokens;                  // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
+    double price = 0;                    // of a GPU-hour
+    bool search = false, json = false;
+    std::string svg;       // file of the picture
+    std::string compare;   // a run's folder
+};
+
 // Which of a checkpoint's weights.
 enum class WhichWeights : std::uint8_t { model, ema };
 inline const char* state_of(WhichWeights weights) { return weights == WhichWeights::ema ? "ema" : ""; }
@@ -46,7 +57,10 @@ struct Options : OptimizerOptions {
     std::string val_data = "data/tinyshakespeare/*val*.bin";       // the same
     std::string data_schedule;                                     // file of the mixture's phases; empty: none
     bool overfit_single_batch = false;
-    int samples_of = 0;   // a step, whose samples `data` shows
+    bool document_mask = false;   // documents of a sequence do not see each other
+    bool boundary_loss = true;    // there is a loss at their last tokens
+    int samples_of = 0;             // a step, whose samples `data` shows
+    std::int64_t inspect_at = -1;   // a token, from which on `data` shows text; -1: none
 
     // model
     std::string model = "d12";   // descriptor, llm.c model file or folder
@@ -87,6 +101,7 @@ struct Options : OptimizerOptions {
     float temperature = 1.0f;    // 0: always the likeliest token
     bool hellaswag = false;      // multiple-choice evaluation with every validation but the first
     std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
+    std::string evaluations;     // others too: names of question_sources, NAME or NAME=FILE
 
     // output
     std::string output_dir;           // empty: write nothing
@@ -115,6 +130,7 @@ struct Options : OptimizerOptions {
     int zero = 0;                         // ZeRO stage
     int zero_group = 0;                   // ranks that it cuts over; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
+    int ep = 1;                           // ranks that experts are dealt out to
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
     int pp_chunks = 1;               // of a pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup
@@ -135,6 +151,8 @@ struct Options : OptimizerOptions {
 
     GenerateOptions generate;
     ExportOptions exported;
+    PlanOptions plan;
+    std::string write_machine;   // of `check`: the file
 
     int data_ranks() const { return dp > 0 ? dp : 1; }
     int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }

@@ -62,9 +62,9 @@ std::vector<host::Recording> record_step(int chunks, bool sequence_parallel, Fla
         Stage model(custom_model_config(layers, ranks, C, T, 97), options, me.arena, me.stream);
         model.initialize(1);
         Step step(model, {}, me.arena, groups);
-        auto read = [](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-            for (std::size_t i = 0; i < tokens.size(); i++) {
-                tokens[i] = static_cast<int>(i % 97), targets[i] = static_cast<int>(i * 5 % 97);
+        auto read = [](int, const MicroBatch& to) {
+            for (std::size_t i = 0; i < to.tokens.size(); i++) {
+                to.tokens[i] = static_cast<int>(i % 97), to.targets[i] = static_cast<int>(i * 5 % 97);
             }
         };
         CUDA_CHECK(cudaDeviceSynchronize());

@@ -1,5 +1,8 @@
 #include "llmc/run/part_options.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "llmc/data/corpus_check.h"
 
 #include "llmc/model/families/weight_source.h"
@@ -29,6 +32,7 @@ WorldOptions world_options(const Options& options) {
     result.tp = options.tp;
     result.dp = options.dp;
     result.zero_group = options.zero > 0 ? options.zero_group : 0;
+    result.ep = options.ep;
     result.watchdog.silence_seconds = options.peer_timeout_s;
     result.watchdog.stall_seconds = options.stall_timeout_s;
     result.comm_sms = options.comm_sms;
@@ -39,12 +43,14 @@ WorldOptions world_options(const Options& options) {
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at) {
     StageOptions result;
-    const bool shares = group_size(mesh, zero_axes) > 1;   // one rank alone keeps everything
+    // one rank alone keeps everything
+    const bool shares = group_size(mesh, zero_axes) > 1 || (mesh.ep > 1 && group_size(mesh, holder_axes) > 1);
     result.place = {mesh, at, shares ? options.zero : 0, options.optimizer == OptimizerKind::muon};
     result.tp_chunks = options.tp_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;
+    result.documents = options.document_mask;
     result.ulysses = options.ulysses();
     result.attention = options.attention;
     result.recompute = options.recompute.value();
@@ -66,11 +72,45 @@ std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena&
     return std::make_unique<Sampler>(step, arena, tokenizer, how);
 }
 
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step, const std::string& tokenizer) {
-    if (!options.hellaswag) return nullptr;
-    const std::string &path = options.hellaswag_data, content = read_whole(real_files(), path);
+std::vector<AskedEvaluation> asked_evaluations(const Options& options) {
+    const std::string& list = options.evaluations;
+    std::vector<AskedEvaluation> asked;
+    if (options.hellaswag) asked.push_back({&hellaswag_source, options.hellaswag_data});
+    for (std::size_t begin = 0; begin < list.size();) {
+        const std::size_t end = std::min(list.find(',', begin), list.size()), equals = list.find('=', begin);
+        const std::string name = list.substr(begin, std::min(equals, end) - begin);
+        const auto known = std::ranges::find(question_sources, name, [](const auto& s) { return std::string(s.name); });
+        if (known == std::end(question_sources) || end + 1 == list.size()) {
+            throw Error(
+                ErrorKind::usage, text("--eval ", list, ": '", name, "' is no evaluation"),
+                "Give names of hellaswag, mmlu, arc, piqa and lambada with commas between, as NAME or NAME=FILE.");
+        }
+        if (std::ranges::find(asked, &*known, &AskedEvaluation::source) != asked.end()) {
+            throw Error(ErrorKind::usage, text("--eval ", list, ": ", name, " is asked for twice"),
+                        "Name it once; --hellaswag 1 names hellaswag too.");
+        }
+        asked.push_back({&*known, equals < end ? list.substr(equals + 1, end - equals - 1) : std::string(known->file)});
+        begin = end + 1;
+    }
+    std::ranges::sort(asked, {}, &AskedEvaluation::source);
+    return asked;
+}
+
+std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
+                                                          const std::string& tokenizer) {
+    std::vector<std::unique_ptr<Evaluation>> evaluations;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
-    return std::make_unique<Evaluation>(step,
-                                        parse_question_file(content, path, step.stage().config().vocab_size, hash),
-                                        title_of_questions(content, path));
+    for (const auto& [asked, path] : asked_evaluations(options)) {
+        const std::string content = read_whole(real_files(), path);
+        std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
+        const NamedSource& found = source_of_questions(content, path);
+        const bool any = path == options.hellaswag_data;   // llm.c's option, whose file may be any of multiple choice
+        if (&found != asked && !(any && found.source != QuestionSource::lambada)) {
+            throw Error(
+                ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),
+                text("Prepare them with data/", asked->name, ".sh, or `tokenize --questions ", asked->name, "`."));
+        }
+        evaluations.push_back(std::make_unique<Evaluation>(step, std::move(questions), found, &arena));
+    }
+    return evaluations;
 }

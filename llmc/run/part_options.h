@@ -19,5 +19,13 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
 // Null where the run has none.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer);
-// `tokenizer`: the folder of the model's; empty: it is not known. Error(bad_data) where the questions are of another.
-std::unique_ptr<Evaluation> make_evaluation(const Options& options, Step& step, const std::string& tokenizer);
+// --hellaswag and --eval, in the order of question_sources. Error(usage) where --eval is no such list.
+struct AskedEvaluation {
+    const NamedSource* source;
+    std::string file;
+};
+std::vector<AskedEvaluation> asked_evaluations(const Options& options);
+// `tokenizer`: the folder of the model's; empty: it is not known. Error(bad_data) where the questions are of another,
+// or other questions than were asked for.
+std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
+                                                          const std::string& tokenizer);

@@ -22,6 +22,7 @@
 #include "llmc/io/throttled_files_test.h"
 #include "llmc/mesh/element_home_test.h"
 #include "llmc/model/families/weight_source.h"
+#include "llmc/model/field_values_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/run/save_training_state_test.h"
 #include "llmc/run/stopping/health.h"
@@ -70,28 +71,37 @@ struct Case {
     int zero = 0;
     bool tied = true;
     bool masters = rounded_parameters;
-    bool interleaved = false;   // two chunks a stage, where there are enough layers
-    int kv_heads = 0;           // of six heads; 0: no grouped queries
-    bool deals = false;         // matrices whole to ZeRO ranks, as for Muon
+    bool interleaved = false;            // two chunks a stage, where there are enough layers
+    int kv_heads = 0;                    // of six heads; 0: no grouped queries
+    bool deals = false;                  // matrices whole to ZeRO ranks, as for Muon
+    const ModelField* field = nullptr;   // of the model, which has this value
+    double value = 0;
+    int experts = 0;
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
                     mesh.zero_group > 0 ? text(" in groups of ", mesh.zero_group) : "", tied ? "" : ", untied",
                     masters ? ", masters" : "", interleaved ? ", interleaved" : "",
-                    kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "");
+                    kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "",
+                    field != nullptr ? text(", ", field->name, " ", value) : "",
+                    experts > 0 ? text(", ", experts, " experts") : "", mesh.ep > 1 ? text(", ep ", mesh.ep) : "");
     }
 };
 
 // 24 channels stand for 24 heads: they are what tensor parallelism cuts. 201 ids in 256 rows: whole shards of padding.
-ModelConfig config_of(bool tied, std::int64_t channels = 24, int kv_heads = 0) {
+ModelConfig of_four_heads() { return custom_model_config(2, 4, 64, 5, 201); }   // of 16 channels: rotary ones too
+ModelConfig config_of(const Case& c, std::int64_t channels = 24) {
     ModelConfig config = custom_model_config(8, channels / 8, channels, 5, 201);
-    config.tied = tied;
-    if (kv_heads > 0) config.heads = 6, config.own_kv_heads = kv_heads, config.own_head_size = 8;
+    config.tied = c.tied;
+    if (c.experts > 0) config.experts = c.experts, config.shared_experts = 1, config.own_expert_width = 8;
+    if (c.kv_heads > 0) config.heads = 6, config.own_kv_heads = c.kv_heads, config.own_head_size = 8;
+    if (c.field != nullptr) config = plain_for(*c.field, of_four_heads()), c.field->set(config, c.value);
     return config;
 }
 
 StageUnits stage_of(const Case& c, int stage) {
-    const int chunks = c.interleaved && 2 * c.mesh.pp <= 8 ? 2 : 1;
-    const std::vector<LayerRange> parts = balance_layers(8, c.mesh.pp * chunks, 0.0, 0.5);
+    const int layers = static_cast<int>(config_of(c).layers);
+    const int chunks = c.interleaved && 2 * c.mesh.pp <= layers ? 2 : 1;
+    const std::vector<LayerRange> parts = balance_layers(layers, c.mesh.pp * chunks, 0.0, 0.5);
     StageUnits units{{}, stage == 0, stage == c.mesh.pp - 1};
     for (int chunk = 0; chunk < chunks; chunk++) {
         units.chunks.push_back(parts[static_cast<std::size_t>(chunk * c.mesh.pp + stage)]);
@@ -112,7 +122,7 @@ float value_of(Kind kind, const ParamInfo& info, std::int64_t element) {
 class RankState {
 public:
     RankState(const Case& c, int rank, Arena& arena, cudaStream_t stream, std::int64_t channels = 24)
-        : table_(config_of(c.tied, channels, c.kv_heads)),
+        : table_(config_of(c, channels)),
           storage_(table_, {c.mesh, coordinates_of(c.mesh, rank), c.zero, c.deals},
                    stage_of(c, coordinates_of(c.mesh, rank).pp)),
           stream_(stream),
@@ -219,7 +229,9 @@ private:
             const ElementHome home = home_of(tensor, here, state, element);
             const int copy = here.at.tp - home.tp_rank;   // of those that several tp ranks hold
             if (home.tp_rank != -1 && (copy < 0 || copy >= home.tp_copies)) continue;
-            if (home.zero_rank != -1 && home.zero_rank != group_rank(here.mesh, here.at, zero_axes)) continue;
+            if (home.ep_rank != -1 && home.ep_rank != coordinate(here.mesh, here.at, Axis::ep)) continue;
+            const int zero_rank = group_rank(here.mesh, here.at, zero_axes_of(tensor, here.mesh));
+            if (home.zero_rank != -1 && home.zero_rank != zero_rank) continue;
             found->second.push_back({element, home.local});
         }
         return found->second;
@@ -399,7 +411,7 @@ TEST_CASE("reshard: one process writes what other programs and its own reader ta
         Case c;
         c.tied = tied;
         const auto weights = open_weights(real_files(), reference(folder, c));
-        const ParamTable table(config_of(tied));
+        const ParamTable table(config_of(c));
         CHECK(weights->config() == table.config());
         for (const ParamInfo& info : table.all()) {
             const std::vector<float> values = weights->read(info);
@@ -433,6 +445,47 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
     for (const MeshShape& mesh : {MeshShape{1, 1, 1, 2}, MeshShape{1, 1, 1, 6}, MeshShape{2, 2, 1, 2}}) {
         for (const int kv_heads : {1, 2}) {   // held by one rank or several
             for (int zero : {0, 1, 3}) reshard(folder, {mesh, zero, true, rounded_parameters, false, kv_heads});
+        }
+    }
+}
+
+TEST_CASE("reshard: experts that are dealt out make the folder of one process, and read it") {
+    const SharedFolder folder;
+    for (const MeshShape& mesh : {MeshShape{1, 4, 1, 1, 0, 4}, MeshShape{1, 4, 1, 1, 0, 2}, MeshShape{1, 2, 1, 2, 0, 4},
+                                  MeshShape{1, 1, 1, 4, 0, 2}, MeshShape{2, 1, 2, 1, 0, 2}}) {
+        for (const int zero : {0, 1, 3}) {
+            Case c{mesh, zero};
+            c.experts = 4;
+            reshard(folder, c);
+        }
+    }
+}
+
+TEST_CASE("reshard: every value of every field of a model survives a checkpoint, and another mesh reads it") {
+    const SharedFolder folder;
+    for (const ModelField& field : model_fields()) {
+        const ModelConfig plain = plain_for(field, of_four_heads());
+        for (const double value : values_to_try(field, plain)) {
+            ModelConfig wanted = plain;
+            field.set(wanted, value);
+            if (field.basic || field.is_default(wanted)) continue;
+            Case c{{2, 1, 1, 1}, 1};
+            c.field = &field, c.value = value;
+            INFO(c.name());
+            const std::string path = folder / c.name();
+            const bool wrote = on_ranks(c.mesh, [&](TestRank& me) {
+                ReshardRank rank(c, me);
+                rank.state.fill();
+                rank.save(path);
+            });
+            if (!wrote) continue;
+            in_first_process([&] {
+                const ModelConfig saved = open_weights(real_files(), path + "/" + checkpoint_name(7))->config();
+                CHECK(field.get(saved) == value);
+                CHECK(saved == wanted);
+            });
+            c.mesh = {1, 1, 1, 2}, c.zero = 3;
+            on_ranks(c.mesh, [&](TestRank& me) { ReshardRank(c, me).load(path + "/" + checkpoint_name(7)); });
         }
     }
 }

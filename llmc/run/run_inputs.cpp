@@ -22,17 +22,20 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
         refuse_if(options.vocab_size > 0 && options.vocab_size != own,
                   text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                   "Leave --vocab-size out: the model says it.");
+        ModelConfig config = *of_file;
         for (const ModelField& field : model_fields()) {
             const auto given = options.architecture.find(field.name);
             if (given == options.architecture.end()) continue;
             ModelConfig asked = *of_file;
             field.set(asked, given->second);
-            refuse_if(!field.same(asked, *of_file),
+            if (field.of_training) field.set(config, given->second);
+            refuse_if(!field.of_training && !field.same(asked, *of_file),
                       text("--", field.name, " ", field.value_of(asked), ": the model in ", options.model, " has ",
                            field.value_of(*of_file)),
                       text("Leave --", field.name, " out: the model says it."));
         }
-        return *of_file;
+        check_model_config(config);
+        return config;
     }
     const std::int64_t vocab = options.vocab_size > 0 ? options.vocab_size
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
@@ -97,8 +100,8 @@ void remove_results(const std::string& folder, const Log& log) {
 
 }   // namespace
 
-std::string find_tokenizer_file(const Options& options) {
-    const std::vector<std::string> shards = glob_files(data_sources("--train-data", options.train_data)[0].pattern);
+std::string find_tokenizer_file(const std::string& flag, const std::string& data) {
+    const std::vector<std::string> shards = glob_files(data_sources(flag, data)[0].pattern);
     if (shards.empty()) return "";
     const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
     return std::filesystem::exists(file) ? file.string() : std::string();
@@ -157,13 +160,15 @@ NamedPatterns data_of_run(const Options& options) {
 }
 
 void check_names(const Options& options) {
-    for (const auto& [flag, pattern] : data_of_run(options)) matching_files(flag, pattern);
+    for (const auto& [flag, pattern] : data_of_run(options)) {
+        for (const std::string& path : matching_files(flag, pattern)) refuse_device(path, flag, true);
+    }
     check_overwrite(options);
 }
 
 RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log) {
     RunModel model;
-    model.tokenizer_file = find_tokenizer_file(options);
+    model.tokenizer_file = find_tokenizer_file("--train-data", options.train_data);
     if (!model.tokenizer_file.empty()) {   // the folder has one that can encode, too
         model.tokenizer =
             Tokenizer::load(options.sample_prompt.empty() ? model.tokenizer_file : model.tokenizer_folder());
@@ -200,6 +205,10 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     const RunState state = load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream(),
                                                options.optimizer, options.reset_optimizer);
     check_same_run(state, recorded, options, inputs);
+    if (state.loader.T > 0 && state.loader.T != options.seq_len) {
+        log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,
+                 static_cast<long long>(state.loader.T));
+    }
     const std::string why_not =
         restore_matmul_choices(real_files(), inputs.checkpoint + "/" + kMatmulChoicesFile, step.stage().matmul());
     if (!why_not.empty()) log.warning("matmul algorithms are chosen anew: %s", why_not.c_str());
@@ -233,6 +242,7 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
         world.require_same(file + ", in the folder where all ranks write checkpoints,",
                            real_files().exists(file) ? read_whole(real_files(), file) : "nothing");
+        if (!lock) lock = std::make_unique<FolderLock>(options.output_dir, FolderLock::As::other);
     }
     if (const std::uint64_t not_hashed =
             check_data(options, model.config, checkpoint, data_of_run(options), CorpusExpectation{}.max_hashed_bytes)) {
@@ -241,7 +251,9 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     }
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // every id is looked at, which can take a while
-        return TokenSet(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
+        TokenSet tokens(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
+        apply_document_mask(tokens, options, model.tokenizer);
+        return tokens;
     };
     std::optional<TokenSet> val_tokens;
     if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
@@ -275,6 +287,14 @@ int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
+void apply_document_mask(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer) {
+    if (!options.document_mask) return;
+    refuse_if(
+        !tokenizer, "--document-mask 1: there is no tokenizer beside the token files or the model",
+        "Its tokenizer.bin says which token begins a document; `tokenize` and data/*.sh leave it beside the data.");
+    tokens.tell_documents_apart({static_cast<std::int32_t>(tokenizer->end_of_text()), options.boundary_loss});
+}
+
 std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens) {
     if (options.data_schedule.empty()) return {};
     refuse_if(!tokens.is_mixture(), text("--data-schedule ", options.data_schedule, ": --train-data is one source"),
@@ -293,7 +313,8 @@ void check_same_run(const RunState& state, const std::optional<RunRecord>& recor
               text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
               "The order of samples follows from the seed: give the same one.");
     const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader's to check
-    refuse_if(!is_mixture && state.windows != now.train_tokens.windows(),
+    const bool same_length = state.loader.T == 0 || state.loader.T == now.train_tokens.T();
+    refuse_if(!is_mixture && same_length && state.windows != now.train_tokens.windows(),
               text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
                    options.seq_len, " has ", now.train_tokens.windows()),
               "Resume with the same data and sequence length.");

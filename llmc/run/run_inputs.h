@@ -33,7 +33,7 @@ struct RunModel {
 };
 
 struct RunInputs : RunModel {
-    std::unique_ptr<FolderLock> lock;   // of the output folder, on the first rank
+    std::unique_ptr<FolderLock> lock;   // of the output folder
     std::string checkpoint;             // its folder; empty: a fresh start
     std::optional<TokenSet> val_tokens;
     TokenSet train_tokens;
@@ -63,8 +63,8 @@ CheckpointRanks ranks_of(World& world);
 // The checkpoint to continue from; empty: none. `clears_away`: also removes what a killed run has left unfinished.
 // Collective.
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away);
-// The tokenizer that lies beside the data, as the tokenize tool leaves it there; empty: none.
-std::string find_tokenizer_file(const Options& options);
+// The tokenizer that lies beside the (first) data of an option, as the tokenize tool leaves it there; empty: none.
+std::string find_tokenizer_file(const std::string& flag, const std::string& data);
 // Before all else: that files match the patterns, and that --overwrite removes nothing that the run needs.
 void check_names(const Options& options);
 // The files that the run writes at its end, or in the midst of it: that they can be written.
@@ -79,6 +79,9 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
 // How many steps the run has: --max-steps, or one epoch. Error(usage) where that is less than one step or than
 // --warmup.
 int steps_of_run(const Options& options, const TokenSet& train_tokens);
+
+// What --document-mask asks of these tokens, which this tokenizer has made, if it is known.
+void apply_document_mask(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer);
 
 // What --data-schedule says of the mixture.
 std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens);

@@ -3,18 +3,20 @@
 #include <utility>
 
 #include "llmc/model/parameters/weights.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/run/part_options.h"
 
-static StageOptions with(StageOptions options, CutPoints* cut_points, bool backward) {
+static StageOptions with(StageOptions options, CutPoints* cut_points, ExpertRanks* expert_ranks, bool backward) {
     options.cut_points = cut_points;
+    options.expert_ranks = expert_ranks;
     options.backward = backward;
     return options;
 }
 
 RunParts::RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
                    bool backward)
-    : RunParts(with(stage_options(options, config, world.mesh(), world.at()), nullptr, backward), config,
+    : RunParts(with(stage_options(options, config, world.mesh(), world.at()), nullptr, nullptr, backward), config,
                world.training_groups(options.pp_chunks > 1, config.tied, config.kv_copies(options.tp)), world, arena,
                stream) {}
 
@@ -22,12 +24,14 @@ RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, const Train
                    Arena& arena, cudaStream_t stream)
     : groups(its_groups),
       cut_points(make_cut_points(world, of_stage, arena, stream)),
-      stage(config, with(of_stage, cut_points.get(), of_stage.backward), arena, stream) {}
+      expert_ranks(make_expert_ranks(world, of_stage, config)),
+      stage(config, with(of_stage, cut_points.get(), expert_ranks.get(), of_stage.backward), arena, stream) {}
 
-void start_weights(const ModelState<floatX>& parameters, const WeightSource* weights, std::uint64_t seed,
-                   cudaStream_t stream) {
+void start_weights(const ModelState<floatX>& parameters, RouterBias& router_bias, const WeightSource* weights,
+                   std::uint64_t seed, cudaStream_t stream) {
     if (weights != nullptr) {
         load_parameters(parameters, *weights, stream);
+        router_bias.set(weights->router_bias());
     } else {
         initialize_parameters(parameters, seed, stream);
     }

@@ -12,6 +12,7 @@
 struct RunParts {
     TrainingGroups groups;
     std::unique_ptr<CutPoints> cut_points;
+    std::unique_ptr<ExpertRanks> expert_ranks;
     Stage stage;
     std::optional<Step> step;   // made once the stage has its weights
 
@@ -28,5 +29,5 @@ private:
 };
 
 // The first weights, those of a file (null: random ones). Those of a checkpoint come with resume().
-void start_weights(const ModelState<floatX>& parameters, const WeightSource* weights, std::uint64_t seed,
-                   cudaStream_t stream);
+void start_weights(const ModelState<floatX>& parameters, RouterBias& router_bias, const WeightSource* weights,
+                   std::uint64_t seed, cudaStream_t stream);

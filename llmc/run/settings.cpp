@@ -1,5 +1,7 @@
 #include "llmc/run/settings.h"
 
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -28,6 +30,9 @@ std::string real(float value) { return formatted("%g", static_cast<double>(value
 void asked(Table& table, const Options& o) {
     table.row("train data pattern", o.overfit_single_batch ? o.val_data + " (one batch)" : o.train_data);
     table.row("val data pattern", o.val_data);
+    if (o.document_mask) {
+        table.row("documents", text("do not see each other", o.boundary_loss ? "" : ", no loss at their ends"));
+    }
     table.row("output dir", or_none(o.output_dir));
     table.row("micro batch size B", o.micro_batch);
     table.row("sequence length T", o.seq_len);
@@ -50,6 +55,7 @@ void asked(Table& table, const Options& o) {
             "tensor-parallel ranks",
             text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
     }
+    if (o.ep > 1) table.row("expert-parallel ranks", text(o.ep, ", that each hold other experts"));
     const int zero_ranks = o.data_ranks() * o.cp;
     const bool groups = o.zero > 0 && o.zero_group > 0 && o.zero_group < zero_ranks;
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
@@ -141,6 +147,11 @@ std::vector<std::string> doubts(const Options& options, const ModelConfig& model
     }
     if (is_constant && options.warmup > 0) {
         doubts.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
+    }
+    const char* checks = std::getenv("TRAIN_GPT_CHECKS");
+    if (checks && *checks && std::string(checks) != "none") {
+        doubts.push_back(text("TRAIN_GPT_CHECKS=", checks, ": without a GPU, what kernels do is checked: for tests, slow, and "
+                              "sums may round as on a GPU"));
     }
     return doubts;
 }

@@ -22,12 +22,12 @@ struct Step::Numbers {
 namespace {
 
 std::unique_ptr<Zero> make_zero(Stage& stage, const TrainingGroups& groups, Arena& arena) {
-    if (groups.zero == nullptr) return nullptr;
+    if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
     auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
         const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
                                            gradients.unsharded()};
-        return std::make_unique<ZeroRank<floatX, G>>(stage.storage(), states, *groups.zero, arena, stage.stream(),
-                                                     groups.replicas);
+        return std::make_unique<ZeroRank<floatX, G>>(
+            stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders}, arena, stage.stream());
     };
     return std::visit(with, stage.gradients());
 }
@@ -51,7 +51,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
            place.at.pp, " of ", place.mesh.pp, " without a link to another");
     ENSURE(groups.tensor != nullptr || !stage.options().sequence_parallel, "parts of the sums of ", place.mesh.tp,
            " tp ranks without a group to add them");
-    ENSURE(groups.zero != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
+    ENSURE(zero_ != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
            " without a group to share with");
     if (zero_) stage.set_hooks(zero_.get());
 }
@@ -66,7 +66,11 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     const cudaStream_t stream = stage_.stream();
     Numbers* const numbers = numbers_.data();
     std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
-    if (zero_) zero_->begin_step(micro_batches_of(schedule));
+    const int micro_batches = micro_batches_of(schedule);
+    if (zero_) zero_->begin_step(micro_batches);
+    const int sequences = stage_.options().B * micro_batches * stage_.options().place.mesh.dp;
+    stage_.set_sequence_share(sequences > 0 ? 1.0f / static_cast<float>(sequences) : 0.0f);
+    stage_.begin_expert_totals();
     // a rank that makes no losses adds none to the sum over ranks
     CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
     pipeline_.train(schedule, read, token_share, [&] {
@@ -84,7 +88,17 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     exchange_tied_gradients();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
+    add_expert_totals();
     finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+}
+
+void Step::add_expert_totals() {
+    const DeviceBuffer<std::int32_t>& counts = stage_.expert_counts();
+    const DeviceBuffer<double>& losses = stage_.router_losses();
+    if (groups_.all == nullptr || counts.size() == 0) return;
+    const Communicator::Group together(*groups_.all);
+    groups_.all->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
+    groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
 }
 
 // Both the first and the last stage of a pipeline have added to the gradient of a tied tensor: each takes the sum over
@@ -116,13 +130,21 @@ void Step::logits(floatX* out, int row, int cp_rank) {
 void Step::update(int step, float learning_rate) {
     const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
+    stage_.router_bias().update(stage_.expert_counts().data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
 }
 
 StepResult Step::result() const {
     const ProfileRange range("wait for the step");
     const Numbers numbers = numbers_.download(stage_.stream())[0];
-    return {static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
+    StepResult result{static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
+    if (stage_.expert_counts().size() > 0) {
+        const auto experts = static_cast<std::size_t>(stage_.config().experts);
+        const std::vector<double> losses = stage_.router_losses().download(stage_.stream());
+        result.experts = expert_load(stage_.expert_counts().download(stage_.stream()), experts);
+        result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
+    }
+    return result;
 }
 
 void Step::wait_for_all_gather() {

@@ -6,12 +6,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "llmc/base/pinned.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/comm.h"
+#include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/stopping/stop_signals.h"
 
 class Zero;               // llmc/parallel/zero.h
@@ -22,6 +24,7 @@ struct StepResult {
     float loss;        // mean over the step's tokens
     float grad_norm;   // of all gradients together, before clipping
     StopVotes stop;
+    std::optional<ExpertLoad> experts = {};   // none where the model has no experts
 };
 
 class Step {
@@ -73,6 +76,7 @@ public:
 private:
     struct Numbers;   // on the device
     void exchange_tied_gradients();
+    void add_expert_totals();   // of all ranks
 
     Stage& stage_;
     float grad_clip_;

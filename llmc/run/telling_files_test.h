@@ -25,7 +25,7 @@ private:
         void read_at(std::uint64_t offset, std::span<std::byte> into) const override { inner->read_at(offset, into); }
         void write(std::span<const std::byte> bytes) override {
             inner->write(bytes);
-            tell();
+            if (!bytes.empty()) tell();   // else it only looks whether the file is there
         }
         void sync() override { inner->sync(); }
         std::unique_ptr<File> inner;

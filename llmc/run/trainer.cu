@@ -26,6 +26,7 @@ Trainer::Trainer(const TrainerParts& parts)
       peak_{parts.peak_flops_per_s, true},
       loader_(parts.train_tokens, options_.seed, phases_of(options_, parts.train_tokens)),
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
+      exposed_waits_(parts.step.stage().stream()),
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
       // all that write a unit get tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
@@ -59,6 +60,7 @@ void Trainer::restore(const RunState& state) {
     bad_steps_ = state.bad_steps;
     best_val_loss_ = state.best_val_loss;
     parts_.step.optimizer().begins_after(state.moments_began);
+    parts_.step.stage().router_bias().set(state.router_bias);
 }
 
 // A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
@@ -97,6 +99,7 @@ RunEnd Trainer::run_steps() {
                 parts_.log.warning("%s", what.c_str());
             }
             agree_on_algorithms();
+            if (options_.document_mask) say_pairs();
         }
         if (spike_ && !rewind()) return RunEnd::bad_steps;
         if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
@@ -133,7 +136,8 @@ bool Trainer::is_due(AfterStep work) const {
     switch (work) {
         case AfterStep::validation: return validation_ && (every(options_.val_every) || step_ == 0);
         // with every validation but the first: before the first step there is nothing to learn from it
-        case AfterStep::evaluation: return parts_.evaluation && validation_ && every(options_.val_every);
+        case AfterStep::evaluation:
+            return parts_.evaluations && !parts_.evaluations->empty() && validation_ && every(options_.val_every);
         case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
         case AfterStep::checkpoint: return every(options_.checkpoint_every) || step_ == parts_.max_steps;
         default: return false;
@@ -206,7 +210,7 @@ int Trainer::end_of_run() const {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+void Trainer::read_micro_batch(int micro_step, const MicroBatch& to) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
     const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
@@ -218,24 +222,68 @@ void Trainer::read_micro_batch(int micro_step, std::span<std::int32_t> inputs, s
             ranges.push_back({begin + range.begin, range.length});
         }
     }
+    const ContextCut cut = parts_.step.stage().context();
+    std::vector<TokenRange> attended;
+    if (!to.starts.empty()) attended = attended_ranges(cut, length);
     if (!options_.overfit_single_batch) {
-        loader_.read(first, B, ranges, inputs, targets);
+        loader_.read(first, B, ranges, to.tokens, to.targets);
+        if (!to.starts.empty()) loader_.read_starts(first, B, length, attended, to.starts);
     } else {
-        const std::size_t T = inputs.size() / B;   // of a sequence, on this rank
+        const TokenSet& tokens = parts_.train_tokens;
+        const std::size_t T = to.tokens.size() / B, n = to.starts.size() / B;   // of a sequence, on this rank
         for (std::uint64_t b = 0; b < B; b++) {
-            parts_.train_tokens.read_window((first + b) % parts_.train_tokens.windows(), ranges,
-                                            inputs.subspan(b * T, T), targets.subspan(b * T, T));
+            const std::uint64_t window = (first + b) % tokens.windows();
+            tokens.read_window(window, ranges, to.tokens.subspan(b * T, T), to.targets.subspan(b * T, T));
+            if (n > 0) tokens.read_starts(window, length, attended, to.starts.subspan(b * n, n));
         }
     }
+    if (!of_next && !to.starts.empty()) pairs_ += visible_pairs(to.starts, cut, length);
 }
 
 Pipeline::Read Trainer::reader() {
-    return [this](int micro_step, auto inputs, auto targets) { read_micro_batch(micro_step, inputs, targets); };
+    return [this](int micro_step, const MicroBatch& to) { read_micro_batch(micro_step, to); };
+}
+
+// Positions of all ranks' samples that have a loss. Where some have none each rank counts some of the samples.
+// Collective; waits then.
+double Trainer::targets_of_step(std::int64_t tokens) {
+    const TokenSet& of = parts_.train_tokens;
+    if (of.documents().boundary_loss) return static_cast<double>(tokens);
+    const auto rank = static_cast<std::uint64_t>(agreement_.rank()),
+               ranks = static_cast<std::uint64_t>(agreement_.ranks());
+    std::int64_t own = 0;
+    if (options_.overfit_single_batch) {
+        for (std::uint64_t i = rank; i < sequences_; i += ranks) own += of.count_targets(i % of.windows());
+    } else {
+        const std::uint64_t begin = sequences_ * rank / ranks, end = sequences_ * (rank + 1) / ranks;
+        for (const SampleId& id : loader_.samples(begin, end - begin)) own += of.count_targets(id.window);
+    }
+    return std::max(agreement_.sum(static_cast<double>(own)), 1.0);
+}
+
+// What masks leave of attention, and how evenly over ranks. Collective.
+void Trainer::say_pairs() {
+    const ShardPlace& place = parts_.step.stage().storage().place();
+    double all = 0, most = 0;
+    const std::vector<std::string> by_rank = agreement_.gather(text(pairs_));
+    for (const std::string& of_rank : by_rank) {
+        const double pairs = std::stod(of_rank);
+        all += pairs, most = std::max(most, pairs);
+    }
+    const double mean = all / static_cast<double>(by_rank.size());
+    const double causal = static_cast<double>(sequences_) / place.mesh.dp * options_.seq_len * (length_ + 1.0) / 2 /
+                          parts_.step.stage().context().ring_size();
+    parts_.log.line(
+        "document mask: of this step's pairs of a query and an earlier key %.1f%% are of one document; the "
+        "rank with most has %.2f times the mean",
+        100 * mean / causal, most / mean);
 }
 
 // The first micro-batch of the next step, while the device is at work on this one.
 void Trainer::read_ahead() {
     if (step_ == end_of_run() || options_.overfit_single_batch) return;
+    if (options_.document_mask && lengths_.at(step_ + 1) != length_)
+        return ahead_.reset();   // another cut of documents
     const std::optional<LoaderState> next = loader_.after(sequences_);
     try {
         parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
@@ -253,7 +301,9 @@ void Trainer::train_step() {
     length_ = static_cast<int>(lengths_.at(step_ + 1));
     cut_sequences(length_);
     const std::int64_t tokens = tokens_.at(step_ + 1);
-    const float token_share = 1.0f / static_cast<float>(tokens);
+    const float token_share = 1.0f / static_cast<float>(targets_of_step(tokens));
+    pairs_ = 0;
+    if (agreement_.rank() == 0) exposed_waits_.step_begins();   // whose records tell
     slowest_rank_.step_begins();
     parts_.step.gradients(schedule_, reader(), token_share, [this] {
         slowest_rank_.passes_end();
@@ -277,6 +327,7 @@ void Trainer::train_step() {
         parts_.step.update(step_, lr);
         wait_for(parts_.step.stage().stream());   // it belongs to the step's time
     }
+    exposed_waits_.step_ends();
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, steady_seconds() - start);
@@ -336,6 +387,17 @@ void Trainer::check_replicas() {
                 "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }
 
+// The samples of the step at hand, SOURCE EPOCH/WINDOW each, for messages.
+std::string Trainer::samples_of_step() const {
+    constexpr std::uint64_t most = 32;
+    std::string words;
+    for (const SampleId& id : loader_.samples(0, std::min(sequences_, most))) {
+        const std::string& source = parts_.train_tokens.sources()[id.source].data.name;
+        words += text(words.empty() ? "" : ", ", source, source.empty() ? "" : " ", id.epoch, "/", id.window);
+    }
+    return sequences_ > most ? text(words, " and ", sequences_ - most, " more") : words;
+}
+
 // Takes loss and norm into the windows of past values; true when one is too far above them.
 bool Trainer::is_outlier(const StepResult& result) {
     loss_z_ = loss_outliers_.update(result.loss);
@@ -345,8 +407,8 @@ bool Trainer::is_outlier(const StepResult& result) {
         if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
         parts_.log.warning(
             "step %d: the %s's z-score %.2f is above %s %g: update skipped\n"
-            "  `train_gpt data --samples %d` with the run's options shows what it read",
-            step_, what, z, flag, static_cast<double>(limit), step_);
+            "  `train_gpt data --samples %d` with the run's options shows what it read: %s",
+            step_, what, z, flag, static_cast<double>(limit), step_, samples_of_step().c_str());
         outlier = true;
     };
     check("loss", "--skip-loss-z", loss_z_, options_.skip_loss_z);
@@ -357,7 +419,9 @@ bool Trainer::is_outlier(const StepResult& result) {
 // Of the step at hand, whose loss or gradient norm is not finite. Collective: every rank has seen that.
 std::string Trainer::first_bad_tensor() {
     Step& step = parts_.step;
+    const std::int64_t pairs = pairs_;   // the micro-batches are read again
     const std::string activation = first_not_finite_activation(step, reader(), micro_batches_of(schedule_));
+    pairs_ = pairs;
     return earliest(agreement_.gather(
         first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
 }
@@ -386,8 +450,10 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     }
     record.step_ms = 1e3 * seconds;
     record.waiting = slowest_rank_.step_ended(seconds);
+    for (const auto& [group, waited] : exposed_waits_.seconds()) record.exposed_ms[group] = 1e3 * waited;
     record.memory_bytes = parts_.arena.high_water();
     record.gpu = gpu_.state();
+    record.experts = result.experts;
     parts_.metrics.step(record);
 
     const double mean = timing_.steps > 0 ? timing_.mean_s() : seconds;
@@ -396,13 +462,21 @@ void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const std::string gpu = record.gpu ? formatted(" | GPU %u%% %.0f W %u C", record.gpu->utilization,
                                                    record.gpu->watts, record.gpu->celsius)
                                        : "";
+    std::string exposed;
+    for (const auto& [group, ms] : record.exposed_ms) {
+        exposed += formatted("%s %s %.2f", exposed.empty() ? " | exposed" : ",", group.c_str(), ms);
+    }
+    if (!exposed.empty()) exposed += " ms";
+    const std::string experts =
+        record.experts ? formatted(" | experts %.2f-%.2f", record.experts->emptiest, record.experts->fullest) : "";
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     parts_.log.progress(
-        formatted("step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms | %.0f tok/s | %s | %.0f MiB%s",
-                  step_, parts_.max_steps, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
-                  static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
-                  duration_text(mean * (last - step_)).c_str(), record.step_ms, record.tokens_per_s, mfu.c_str(),
-                  static_cast<double>(record.memory_bytes) / (1 << 20), gpu.c_str()),
+        formatted(
+            "step %4d/%d | loss %.6f%s | norm %.4f%s | lr %.2e | ETA %s | %.2f ms%s | %.0f tok/s | %s | %.0f MiB%s%s",
+            step_, parts_.max_steps, static_cast<double>(result.loss), z_score(loss_z_).c_str(),
+            static_cast<double>(result.grad_norm), z_score(norm_z_).c_str(), static_cast<double>(lr),
+            duration_text(mean * (last - step_)).c_str(), record.step_ms, exposed.c_str(), record.tokens_per_s,
+            mfu.c_str(), static_cast<double>(record.memory_bytes) / (1 << 20), gpu.c_str(), experts.c_str()),
         line_is_due(last));
 }
 
@@ -414,150 +488,4 @@ bool Trainer::line_is_due(int last) {
     lines_++;
     last_line_s_ = now;
     return true;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Between steps
-
-bool Trainer::validate() {
-    const std::optional<float> loss = validation_->loss();
-    if (!loss) return false;
-    parts_.metrics.validation(step_, *loss, validation_->by_source());
-    std::string by_source;
-    for (const auto& [name, of_source] : validation_->by_source()) {
-        by_source += formatted(" | %s %f", name.c_str(), static_cast<double>(of_source));
-    }
-    parts_.log.line("val loss %f%s", static_cast<double>(*loss), by_source.c_str());
-    if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
-        best_val_loss_ = *loss;
-        if (options_.keep_best) save_best();
-    }
-    return true;
-}
-
-bool Trainer::evaluate() {
-    const std::optional<EvaluationResult> result = parts_.evaluation->run(agreement_);
-    if (!result) return false;
-    parts_.metrics.evaluation(step_, result->accuracy());
-    parts_.log.line("%s: %d/%d = %f", parts_.evaluation->title().c_str(), result->right, result->questions,
-                    result->accuracy());
-    return true;
-}
-
-bool Trainer::write_sample() {
-    for (int number = 0; number < options_.sample_count; number++) {
-        const std::string which = options_.sample_count > 1 ? text(" ", number + 1, " of ", options_.sample_count) : "";
-        parts_.log.block(text("generating", which, ":\n---\n", parts_.sampler->sample(step_, number), "\n---\n"));
-    }
-    return true;
-}
-
-// The folder's only one. What it held is removed last, so that it always holds one.
-void Trainer::save_best() {
-    const std::string folder = options_.output_dir + "/" + kBestFolder;
-    end_save();
-    begin_save(folder, after(AfterStep::validation), [this, folder, best = step_] {
-        for (int step : list_checkpoints(parts_.files, folder)) {
-            if (step != best) remove_checkpoint(parts_.files, folder, step);
-        }
-    });
-}
-
-bool Trainer::save_checkpoint() {
-    if (options_.output_dir.empty()) return true;
-    end_save();
-    if (saved_step_ == step_) return true;
-    const AfterStep next = next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step;
-    if (best_step_ == step_ && link_checkpoint(next)) return true;
-    begin_save(options_.output_dir, next, [this] { remove_older_checkpoints(); });
-    return true;
-}
-
-void Trainer::remove_older_checkpoints() {
-    prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
-}
-
-// The first rank does it, which takes no time.
-bool Trainer::link_checkpoint(AfterStep next) {
-    agree_on_algorithms();
-    const std::string name = checkpoint_name(step_);
-    std::string failure;
-    if (agreement_.rank() == 0) {
-        const Communicator::LocalWork work(parts_.groups.all, "writes a file");
-        try {
-            parts_.metrics.sync();
-            link_training_state(parts_.files, options_.output_dir, state_now(next),
-                                options_.output_dir + "/" + kBestFolder + "/" + name, {"", matmul_choices_});
-        } catch (const std::exception& error) {
-            failure = error.what();
-        }
-        try {
-            if (failure.empty()) remove_older_checkpoints();
-        } catch (const std::exception& error) {
-            parts_.log.warning("older checkpoints could not be removed: %s", error.what());
-        }
-    }
-    failure = agreement_.gather(failure)[0];
-    if (!failure.empty()) {
-        parts_.log.line("the best state is written again: %s", failure.c_str());
-        return false;
-    }
-    saved_step_ = step_;
-    save_failure_ = nullptr;
-    parts_.log.line("checkpoint %s/%s", options_.output_dir.c_str(), name.c_str());
-    return true;
-}
-
-RunState Trainer::state_now(AfterStep next) const {
-    RunState state;
-    state.step = step_;
-    state.seed = options_.seed;
-    state.loader = loader_.state();
-    state.windows = parts_.train_tokens.windows();
-    state.loss_outliers = loss_outliers_.state();
-    state.norm_outliers = norm_outliers_.state();
-    state.attention = parts_.step.stage().attention();
-    state.next = next;
-    state.bad_steps = bad_steps_;
-    state.best_val_loss = best_val_loss_;
-    state.optimizer = options_.optimizer;
-    state.moments_began = parts_.step.optimizer().began();
-    return state;
-}
-
-void Trainer::begin_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
-    if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
-    agree_on_algorithms();   // on those of problems that were met since
-    if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
-    save_folder_ = folder;
-    save_.emplace(parts_.files, folder, step_,
-                  CheckpointRanks{agreement_.rank(), agreement_.ranks(),
-                                  [this](const std::string& own) { return agreement_.gather(own); },
-                                  [this] { return gatherer_.local_work(); }});
-    const CheckpointExtras extras{parts_.tokenizer_file, matmul_choices_, [this] { parts_.metrics.sync(); },
-                                  std::move(remove_older)};
-    start_save(*save_, state_now(next), tensors_of(parts_.step), *host_tensors_, extras, gatherer_);
-}
-
-void Trainer::end_save() {
-    if (!save_) return;
-    const std::string name = save_folder_ + "/" + checkpoint_name(save_->step());
-    save_failure_ = nullptr;
-    try {
-        save_->finish();
-        (save_folder_ == options_.output_dir ? saved_step_ : best_step_) = save_->step();
-        parts_.log.line("checkpoint %s", name.c_str());
-        if (const std::string& why = save_->afterwards_failure(); !why.empty()) {
-            parts_.log.warning("older checkpoints could not be removed: %s", why.c_str());
-        }
-    } catch (const std::exception& error) {
-        save_failure_ = std::current_exception();
-        parts_.log.warning("%s was not written: %s", name.c_str(), error.what());
-    }
-    save_.reset();
-}
-
-void Trainer::settle_saves() {
-    end_save();
-    if (save_failure_) std::rethrow_exception(save_failure_);
 }

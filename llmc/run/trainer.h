@@ -31,6 +31,7 @@
 #include "llmc/run/evaluation/evaluate.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/run/evaluation/validation.h"
+#include "llmc/run/metrics/exposed_waits.h"
 #include "llmc/run/metrics/metrics.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/metrics/slowest_rank.h"
@@ -51,11 +52,11 @@ struct TrainerParts {
     FileSystem& files;
     Metrics& metrics;
     const StopSignals& signals;
-    Sampler* sampler;             // null: no sampling
-    Evaluation* evaluation;       // null: none
-    std::string tokenizer_file;   // goes into checkpoints; empty: none
-    int max_steps;                // of the whole run
-    double peak_flops_per_s;      // of one device; 0: not known
+    Sampler* sampler;                                              // null: no sampling
+    const std::vector<std::unique_ptr<Evaluation>>* evaluations;   // null: none
+    std::string tokenizer_file;                                    // goes into checkpoints; empty: none
+    int max_steps;                                                 // of the whole run
+    double peak_flops_per_s;                                       // of one device; 0: not known
     TrainingGroups groups = {};
     World* world = nullptr;   // all ranks and their watchdog; null: this one alone
 };
@@ -66,6 +67,13 @@ enum class RunEnd {
     signal,           // a request to stop (stop_signals.h)
     bad_steps,        // --max-bad-steps in a row were not finite, or --spike-rewind has led to no newer checkpoint
 };
+
+inline const char* words_of_end(RunEnd end) {
+    return end == RunEnd::finished         ? "finished"
+           : end == RunEnd::stop_requested ? "stopped after the steps it was asked for"
+           : end == RunEnd::signal         ? "stopped by a signal or its time limit"
+                                           : "stopped: too many bad steps";
+}
 
 // In the output folder: the state of the lowest validation loss, with --keep-best.
 inline constexpr const char* kBestFolder = "best";
@@ -100,11 +108,14 @@ private:
     void choose_algorithms();
     void agree_on_algorithms();
     // Those of the next step follow on those of this one.
-    void read_micro_batch(int micro_step, std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
+    void read_micro_batch(int micro_step, const MicroBatch& to);
+    double targets_of_step(std::int64_t tokens);
+    void say_pairs();
     Pipeline::Read reader();
     void read_ahead();
     int end_of_run() const;   // the last step
     bool is_outlier(const StepResult& result);
+    std::string samples_of_step() const;
     std::string first_bad_tensor();
     void report_step(const StepResult& result, float lr, double seconds);
     bool line_is_due(int last);   // of progress, after the step at hand
@@ -129,6 +140,7 @@ private:
     Schedule learning_rates_;
     ByStep tokens_, lengths_;       // of a step, of its sequences
     int length_ = 0;                // those of the step at hand
+    std::int64_t pairs_ = 0;        // of queries and keys that are not masked in it, of this rank, where documents are
     PipelineSchedule schedule_;     // of the step at hand
     PeakFlops peak_;                // of one device
     std::uint64_t sequences_ = 0;   // of the step at hand
@@ -141,6 +153,7 @@ private:
     Loader loader_;
     std::optional<LoaderState> ahead_;   // where the loader was when the next step was read ahead
     Agreement agreement_;
+    ExposedWaits exposed_waits_;
     SlowestRank slowest_rank_;
     GpuMonitor gpu_;
     Gatherer gatherer_;            // of checkpoints

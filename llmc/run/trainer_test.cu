@@ -66,15 +66,20 @@ StageOptions shape_of(const Options& o) {
     return result;
 }
 
+ModelConfig tiny_model() {
+    const Options options = tiny_options("");
+    return custom_model_config(options.layers, options.heads, options.channels, options.seq_len, kVocab);
+}
+
 // A run as main makes it, on data of its own.
 struct TestRun {
+    ModelConfig config;
     TemporaryFolder data;
     TemporaryFolder output;
     Options options = tiny_options(output.path());
     OwnedStream stream;
     Arena arena;
-    Stage model{custom_model_config(options.layers, options.heads, options.channels, options.seq_len, kVocab),
-                shape_of(options), arena, stream.get()};
+    Stage model{config, shape_of(options), arena, stream.get()};
     std::optional<Step> step;
     TokenSet tokens{real_files(), "--train-data", write_tokens(data / "tokens.bin"), options.seq_len, kVocab};
     StopSignals signals;
@@ -82,7 +87,7 @@ struct TestRun {
     std::optional<Log> log{std::in_place, true, nowhere, nowhere};
     void log_to(std::FILE* out) { log.emplace(true, out, out); }
 
-    TestRun() {
+    explicit TestRun(const ModelConfig& of = tiny_model()) : config(of) {
         model.initialize(options.seed);
         step.emplace(model, OptimizerOptions{}, arena);
     }
@@ -152,7 +157,7 @@ private:
         std::uint64_t size() const override { return inner_->size(); }
         void read_at(std::uint64_t offset, std::span<std::byte> into) const override { inner_->read_at(offset, into); }
         void write(std::span<const std::byte> bytes) override {
-            files_.remember("write " + name_of(path()));
+            if (!bytes.empty()) files_.remember("write " + name_of(path()));
             inner_->write(bytes);
         }
         void sync() override {
@@ -227,9 +232,9 @@ double device_bytes_taken() {
 TEST_CASE("trainer: a loss that is not finite stops the update on the device, even where the norm is finite") {
     TestRun run;
     const std::size_t count = static_cast<std::size_t>(run.options.tokens_per_micro_step());
-    auto all_sevens = [](int, auto tokens, auto targets) {
-        std::fill(tokens.begin(), tokens.end(), 7);
-        std::fill(targets.begin(), targets.end(), 7);
+    auto all_sevens = [](int, const MicroBatch& to) {
+        std::fill(to.tokens.begin(), to.tokens.end(), 7);
+        std::fill(to.targets.begin(), to.targets.end(), 7);
     };
     // written over the loss between backward and the decision, as no kernel can be made to do with a finite norm
     void* loss = nullptr;   // the first of the step's numbers
@@ -271,6 +276,57 @@ TEST_CASE(
     good_reads = 5;   // the second sample of step 2 cannot be read
     CHECK_THROWS_WITH_AS(run.train(files), "a read that fails", Error);
     CHECK(events == "rrrrr|");
+}
+
+// Of step 1, whose samples lie with two ends of documents in each: by hand, over the positions that are left.
+TEST_CASE("trainer: without a loss at the ends of documents the mean is over the other positions") {
+    TestRun run, by_hand;
+    run.options.boundary_loss = by_hand.options.boundary_loss = false;
+    run.options.max_steps = 1, run.options.val_every = 1, run.options.val_max_batches = 3;
+    run.tokens.tell_documents_apart({4, false});
+    run.train(real_files());
+    const std::string metrics = read_whole(real_files(), run.output / "metrics.jsonl");
+    auto number = [&](const std::string& name) {
+        const std::size_t at = metrics.find("\"" + name + "\":");
+        REQUIRE(at != std::string::npos);
+        return std::stod(metrics.substr(at + name.size() + 3));
+    };
+
+    // the loss of a micro-batch's positions that are not the ends of documents, added up, and how many there are
+    const Loader loader(by_hand.tokens, by_hand.options.seed);
+    auto add_up = [&](auto read_sample, std::uint64_t samples) {
+        double sum = 0, count = 0;
+        Stage& stage = by_hand.model;
+        const std::size_t T = 16;
+        for (std::uint64_t i = 0; i < samples; i += 2) {
+            std::vector<float> losses(2 * T);
+            std::vector<std::int32_t> wanted;
+            by_hand.step->forward(
+                [&](int, const MicroBatch& to) {
+                    for (std::uint64_t b = 0; b < 2; b++) {
+                        read_sample(std::min(i + b, samples - 1), to.tokens.subspan(b * T, T),
+                                    to.targets.subspan(b * T, T));
+                    }
+                    wanted.assign(to.targets.begin(), to.targets.end());
+                },
+                Purpose::loss);
+            CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float),
+                                       cudaMemcpyDeviceToHost, stage.stream()));
+            CUDA_CHECK(cudaStreamSynchronize(stage.stream()));
+            for (std::size_t t = 0; t < (i + 1 < samples ? 2 * T : T); t++) {
+                if (wanted[t] == 4) continue;
+                sum += static_cast<double>(losses[t]), count++;
+            }
+        }
+        CHECK(count < static_cast<double>(samples * T));
+        return sum / count;
+    };
+    const double step =
+        add_up([&](std::uint64_t i, auto tokens, auto targets) { loader.read(i, 1, tokens, targets); }, 4);
+    CHECK(number("loss") == doctest::Approx(step).epsilon(sizeof(floatX) == 4 ? 1e-6 : 5e-4));
+    const double validation =
+        add_up([&](std::uint64_t i, auto tokens, auto targets) { by_hand.tokens.read_window(i, tokens, targets); }, 3);
+    CHECK(number("val_loss") == doctest::Approx(validation).epsilon(sizeof(floatX) == 4 ? 1e-6 : 5e-4));
 }
 
 TEST_CASE("trainer: records are on the disk before the checkpoint of their steps gets its name") {
@@ -334,9 +390,9 @@ TEST_CASE("trainer: of values that are not finite the first tensor is named, whi
     const std::size_t count = static_cast<std::size_t>(run.options.tokens_per_micro_step());
     const cudaStream_t stream = run.stream.get();
     auto look = [&] { return earliest({first_not_finite(tensors_of(*run.step), run.model.gradients(), stream)}); };
-    auto tokens = [](int, auto inputs, auto targets) {
-        std::fill(inputs.begin(), inputs.end(), 7);
-        std::fill(targets.begin(), targets.end(), 7);
+    auto tokens = [](int, const MicroBatch& to) {
+        std::fill(to.tokens.begin(), to.tokens.end(), 7);
+        std::fill(to.targets.begin(), to.targets.end(), 7);
     };
     run.step->gradients(one_stage_schedule(1), tokens, 1.0f / static_cast<float>(count));
     CHECK(look() == "no parameter, activation or gradient has such a value");
@@ -683,6 +739,27 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
     }
 }
 
+TEST_CASE("trainer: biases of routers lie beside the weights in checkpoints, and a resumed run goes on with them") {
+    ModelConfig config = tiny_model();
+    config.experts = 4, config.router = RouterScore::sigmoid;
+    TestRun whole(config), cut(config), resumed(config);
+    CHECK(whole.train(real_files()) == RunEnd::finished);
+    cut.options.stop_after = 3;
+    CHECK(cut.train(real_files()) == RunEnd::stop_requested);
+    const std::string checkpoint = cut.output / "step_00000003";
+    const std::vector<float> bias = cut.model.router_bias().values();
+    CHECK(std::ranges::any_of(bias, [](float b) { return b != 0; }));
+    CHECK(open_weights(real_files(), checkpoint)->router_bias() == bias);
+    CHECK(resumed.train(real_files(), checkpoint) == RunEnd::finished);
+    CHECK(resumed.weights() == whole.weights());
+    CHECK(resumed.model.router_bias().values() == whole.model.router_bias().values());
+    config.layers = 3;
+    CHECK_THROWS_AS(read_router_bias(real_files(), checkpoint, config), Error);
+    // a checkpoint of a version that had no biases
+    real_files().remove_all(checkpoint + "/" + kRouterBiasFile);
+    CHECK(open_weights(real_files(), checkpoint)->router_bias() == std::vector<float>(bias.size(), 0.0f));
+}
+
 TEST_CASE("trainer: a resumed run goes on with the windows of past losses and norms") {
     OutlierDetector low;   // full of values far below any loss or norm of this model
     for (int i = 0; i < 2 * OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));
@@ -801,9 +878,9 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
             Step step(model, OptimizerOptions{}, arena);
             step.gradients(
                 one_stage_schedule(1),
-                [](int, auto tokens, auto targets) {
-                    std::fill(tokens.begin(), tokens.end(), 3);
-                    std::fill(targets.begin(), targets.end(), 4);
+                [](int, const MicroBatch& to) {
+                    std::fill(to.tokens.begin(), to.tokens.end(), 3);
+                    std::fill(to.targets.begin(), to.targets.end(), 4);
                 },
                 1.0f / 512);   // what is allocated late counts too
             step.update(1, 1e-3f);

@@ -49,6 +49,7 @@ std::string run_json(const RunState& s) {
                                      {"windows", source.windows},
                                      {"credit", source.credit}}));
     }
+    if (s.loader.T > 0) loader.add("seq_len", s.loader.T);
     if (!s.loader.sources.empty()) loader.add("sources", std::move(sources));
     Json json = Json::object({
         {"step", s.step},
@@ -76,6 +77,7 @@ LoaderState loader_from(const Json& json) {
                                      static_cast<std::int64_t>(source.at("credit").as_number())});
         }
     }
+    if (const Json* length = json.find("seq_len")) state.T = int_from(*length);   // older programs write none
     return state;
 }
 
@@ -144,6 +146,14 @@ void write_description(CheckpointWriter& writer, const ModelConfig& config, cons
     }
 }
 
+void write_router_bias(CheckpointWriter& writer, const ModelConfig& config, const std::vector<float>& bias) {
+    const std::vector<TensorEntry> entries = router_bias_entries(config);
+    if (entries.empty() || bias.empty()) return;   // none: all zero
+    SafetensorsWriter file = writer.create(kRouterBiasFile, entries, {});
+    file.write_values(std::span(bias));
+    file.finish();
+}
+
 }   // namespace
 
 void start_save(CheckpointWriter& writer, const RunState& state, const TrainedTensors& tensors, HostTensors& memory,
@@ -156,6 +166,7 @@ void start_save(CheckpointWriter& writer, const RunState& state, const TrainedTe
         if (writer.rank() > 0) return;
         write_description(writer, table.config(), extras.tokenizer_file);
         writer.write("model.safetensors.index.json", tensor_index(table));
+        write_router_bias(writer, table.config(), state.router_bias);
         writer.write("run.json", run_json(state));
         writer.write(kMatmulChoicesFile, extras.matmul_choices);
     };
@@ -190,7 +201,9 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
                     "Resume from another checkpoint.");
     }
     const ModelConfig &saved = hugging_face_model_config(files, path), &own = tensors.storage().table().config();
-    if (saved != own) {
+    const bool is_same = std::ranges::all_of(
+        model_fields(), [&](const ModelField& field) { return field.of_training || field.same(saved, own); });
+    if (!is_same) {
         throw Error(
             ErrorKind::bad_data,
             text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),
@@ -206,5 +219,6 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
     }
     read_tensors(files, path, tensors, stream, reset_moments);
     if (reset_moments) state.moments_began = state.step;
+    state.router_bias = read_router_bias(files, path, own);
     return state;
 }

@@ -5,6 +5,7 @@
 //   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (saved_tensors.h)
 //   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    where the data has a tokenizer
 //   run.json                            everything else: RunState
+//   router_bias.safetensors             where routers choose with biases (llmc/model/sublayers/router_bias.h)
 //   matmul.json                         which algorithms multiply matrices (matmul_choices.h)
 // All but the last, and the manifest that hashes it, are the same whatever mesh and ZeRO stage wrote them. All random
 // numbers are functions of the seed and of counters that follow from the step, so none has a state.
@@ -32,6 +33,7 @@ struct RunState {
     std::optional<double> best_val_loss;              // the lowest of the validations after a step
     OptimizerKind optimizer = OptimizerKind::adamw;
     int moments_began = 0;   // after so many steps they were zero: Optimizer::begins_after
+    std::vector<float> router_bias = {};
 };
 
 // Returns the tensors as the last update left them: what is queued on the model's stream from now on sees them.

@@ -6,6 +6,8 @@
 #include <string>
 
 inline std::string without_times(const std::string& lines) {
-    const std::regex keys("\"(tokens_per_s|mfu|step_ms|slowest_rank|waiting|gpu_[a-z]+|memory_bytes)\":[^,}]*,?");
+    const std::regex keys(
+        "\"(tokens_per_s|mfu|step_ms|slowest_rank|waiting|exposed_ms|gpu_[a-z]+|memory_bytes)\":(\\{[^}]*\\}|[^,}]*),"
+        "?");
     return std::regex_replace(lines, keys, "");
 }

@@ -18,26 +18,29 @@ constexpr std::size_t max_part_bytes = 8 << 20;
 // Patterns about which nothing is known need the whole document; a line of JSON must fit too.
 constexpr std::size_t max_whole_bytes = 1 << 28;
 
-// In bytes; nothing for what has no size (standard input, a pipe), is compressed, or is not there, which opening it
+// In bytes, as it is stored; nothing for what has no size (standard input, a pipe), or is not there, which opening it
 // will tell.
-std::optional<std::uint64_t> size_of(const std::string& name) {
+std::optional<std::uint64_t> stored_size(const std::string& name) {
     std::error_code problem;
-    if (name == "-" || uncompressed_name(name) != name || !fs::is_regular_file(name, problem)) return std::nullopt;
+    if (name == "-" || !fs::is_regular_file(name, problem)) return std::nullopt;
     const std::uint64_t size = fs::file_size(name, problem);
     return problem ? std::nullopt : std::optional(size);
+}
+// As what it holds; nothing for what is compressed too.
+std::optional<std::uint64_t> size_of(const std::string& name) {
+    return uncompressed_name(name) == name ? stored_size(name) : std::nullopt;
 }
 
 }   // namespace
 
 struct DocumentReader::State {
     State(const InputOptions& o, DocumentCuts c) : options(o), cuts(std::move(c)) {
-        known_total = true;
         for (const std::string& name : options.files) {
-            const auto size = size_of(name);
+            const auto size = stored_size(name);
             known_total = known_total && size;
-            total += size.value_or(0);
+            compressed = compressed || (size && !size_of(name));
+            stored_before.push_back(stored_before.back() + size.value_or(0));
         }
-        total = std::min(total, options.max_bytes);
     }
     const std::string& file_name() const { return options.files[file]; }
 
@@ -152,8 +155,9 @@ struct DocumentReader::State {
     std::string buffer;   // the pending bytes begin at `head`
     std::size_t head = 0;
     std::uint64_t offset = 0;   // of the first pending byte in the file
-    std::uint64_t read_bytes = 0, total = 0, documents = 0;
-    bool known_total = false;
+    std::uint64_t read_bytes = 0, documents = 0;
+    bool known_total = true, compressed = false;
+    std::vector<std::uint64_t> stored_before{0};   // bytes of all files before each, and of all
 };
 
 bool DocumentReader::State::next(InputBatch& batch) {
@@ -280,6 +284,30 @@ DocumentReader::DocumentReader(InputOptions options, DocumentCuts cuts)
     : options_(std::move(options)), state_(std::make_unique<State>(options_, std::move(cuts))) {}
 DocumentReader::~DocumentReader() = default;
 bool DocumentReader::next(InputBatch& batch) { return state_->next(batch); }
+InputPosition DocumentReader::position() const {
+    const State& s = *state_;
+    return {s.file, s.stream ? s.offset : 0, s.in_document, s.documents, s.read_bytes};
+}
+void DocumentReader::seek(const InputPosition& position) {
+    State& s = *state_;
+    s.file = position.file;
+    s.documents = position.documents;
+    s.read_bytes = position.bytes_read;
+    if (position.offset == 0) return;
+    s.open_file();
+    s.stream->skip(position.offset);
+    s.offset = position.offset;
+    s.in_document = position.in_document;
+}
 std::uint64_t DocumentReader::bytes_read() const { return state_->read_bytes; }
-std::uint64_t DocumentReader::bytes_total() const { return state_->known_total ? state_->total : 0; }
+std::uint64_t DocumentReader::bytes_total() const {
+    const State& s = *state_;
+    const std::uint64_t stored = s.stored_before.back();
+    if (!s.known_total) return 0;
+    if (!s.compressed) return std::min(stored, s.options.max_bytes);
+    const std::uint64_t used = s.stored_before[s.file] + (s.stream ? s.stream->stored() : 0);
+    if (used == 0) return 0;   // the rest is taken to be as compressed as what has been read
+    const double total = static_cast<double>(s.read_bytes) * static_cast<double>(stored) / static_cast<double>(used);
+    return std::min<std::uint64_t>(std::max(s.read_bytes, static_cast<std::uint64_t>(total)), s.options.max_bytes);
+}
 std::uint64_t DocumentReader::documents() const { return state_->documents; }

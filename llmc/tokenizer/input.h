@@ -52,6 +52,13 @@ struct DocumentCuts {
 };
 DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding);
 
+// Between two batches.
+struct InputPosition {
+    std::uint64_t file = 0, offset = 0;            // the next byte to hand out
+    bool in_document = false;                      // which goes on there
+    std::uint64_t documents = 0, bytes_read = 0;   // of all inputs before
+};
+
 class DocumentReader {
 public:
     DocumentReader(InputOptions options, DocumentCuts cuts);
@@ -60,9 +67,13 @@ public:
     // The next batch, reusing its memory; false after the last. Throws Error io and bad_data.
     bool next(InputBatch& batch);
 
+    // After the last batch; and goes on there, before the first one. Not in standard input.
+    InputPosition position() const;
+    void seek(const InputPosition& position);
+
     const InputOptions& options() const { return options_; }
     std::uint64_t bytes_read() const;    // of all inputs so far
-    std::uint64_t bytes_total() const;   // 0: unknown, for standard input
+    std::uint64_t bytes_total() const;   // estimated of compressed files; 0: unknown, for standard input
     std::uint64_t documents() const;     // begun so far
 
 private:

@@ -3,7 +3,8 @@
 // AttentionBackward, whose members are used here by name).
 //
 // Both passes keep a running block in fp32 (FlashAttention's online softmax, and its recomputation in backward). Blocks
-// of keys that a causal mask hides are skipped, and the last visible one is cut short. bf16 is widened block by block.
+// of keys that a causal mask or one of documents hides are skipped, and the last visible one is cut short. bf16 is
+// widened block by block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -90,6 +91,13 @@ int visible_keys(const Shape& s, int64_t last) {
     return visible(s, last, 0, s.Tk);
 }
 
+// How many of the keys j0 .. j0+keys-1, from the first, belong to documents before that of query i.
+template <class Shape>
+int hidden(const Shape& s, int b, int64_t i, int64_t j0, int keys) {
+    if (s.documents.first == nullptr) return 0;
+    return static_cast<int>(std::clamp<int64_t>(s.documents.first[b * s.documents.batch + i] - j0, 0, keys));
+}
+
 inline float dot(const float* a, const float* b, int n) {
     float lanes[16] = {};
     int i = 0;
@@ -143,21 +151,24 @@ struct ForwardScratch {
 // Takes a block of scores into the running softmax: scores become exp(score - highest), and what was summed so far is
 // rescaled where `highest` has grown.
 template <class Shape>
-void online_softmax(ForwardScratch& w, const Shape& s, int64_t i0, int queries, int64_t j0, int keys) {
+void online_softmax(ForwardScratch& w, const Shape& s, int b, int64_t i0, int queries, int64_t j0, int keys) {
     for (int i = 0; i < queries; i++) {
         float* row = w.scores.data() + static_cast<int64_t>(i) * keys;
-        int seen = visible(s, i0 + i, j0, keys);
-        if (seen == 0) {
+        int before_document = hidden(s, b, i0 + i, j0, keys);
+        int seen = visible(s, i0 + i, j0, keys) - before_document;
+        if (seen <= 0) {
             std::fill(row, row + keys, 0.0f);
             continue;
         }
+        std::fill(row, row + before_document, 0.0f);
+        row += before_document;
         float before = w.highest[i], highest = std::max(before, largest(row, seen));
         float rescale = vector_exp(before - highest);   // 0 at the first block, where `before` is -infinity
         float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
         if (rescale != 1.0f) {
             for (int c = 0; c < s.HS; c++) sums[c] *= rescale;
         }
-        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys);
+        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys - before_document);
         w.highest[i] = highest;
     }
 }
@@ -174,13 +185,13 @@ void forward_block(const Forward& a, int b, int h, int block) {
     w.highest.assign(queries, -std::numeric_limits<float>::infinity());
     w.total.assign(queries, 0.0f);
     const int kv_head = h / s.group, keys_seen = visible_keys(s, i0 + queries - 1);
-    for (int j0 = 0; j0 < keys_seen; j0 += key_block) {
+    for (int j0 = hidden(s, b, i0, 0, s.Tk); j0 < keys_seen; j0 += key_block) {
         const int keys = std::min(key_block, keys_seen - j0);
         Rows k = load(a.k, b, kv_head, j0, keys, s.HS, w.k), v = load(a.v, b, kv_head, j0, keys, s.HS, w.v);
         w.scores.resize(static_cast<std::size_t>(queries) * keys);
         sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
                              w.scores.data(), keys);
-        online_softmax(w, s, i0, queries, j0, keys);
+        online_softmax(w, s, b, i0, queries, j0, keys);
         sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride, 1.0f,
                              w.sums.data(), s.HS);
     }
@@ -203,15 +214,17 @@ struct BackwardScratch {
 
 // p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
 template <class Shape>
-void probabilities(BackwardScratch& w, const Shape& s, const float* lse, const float* delta, int64_t i0, int queries,
-                   int64_t j0, int keys) {
+void probabilities(BackwardScratch& w, const Shape& s, int b, const float* lse, const float* delta, int64_t i0,
+                   int queries, int64_t j0, int keys) {
     for (int i = 0; i < queries; i++) {
         float* __restrict p = w.p.data() + static_cast<int64_t>(i) * keys;
         float* __restrict ds = w.ds.data() + static_cast<int64_t>(i) * keys;
-        int seen = visible(s, i0 + i, j0, keys);
-        exponentials(p, lse[i0 + i], seen, keys);
+        int first = hidden(s, b, i0 + i, j0, keys), seen = std::max(visible(s, i0 + i, j0, keys), first);
+        std::fill(p, p + first, 0.0f);
+        std::fill(ds, ds + first, 0.0f);
+        exponentials(p + first, lse[i0 + i], seen - first, keys - first);
         float d = delta[i0 + i];
-        for (int j = 0; j < seen; j++) ds[j] = p[j] * (ds[j] - d);
+        for (int j = first; j < seen; j++) ds[j] = p[j] * (ds[j] - d);
         std::fill(ds + seen, ds + keys, 0.0f);
     }
 }
@@ -242,7 +255,7 @@ void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const fl
     sgemm_on_this_thread(false, true, queries, keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f,
                          w.ds.data(), keys);
     const float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq;
-    probabilities(w, s, lse, delta, i0, queries, j0, keys);
+    probabilities(w, s, b, lse, delta, i0, queries, j0, keys);
     sgemm_on_this_thread(true, false, keys, HS, queries, 1.0f, w.p.data(), keys, dout.data, dout.stride, 1.0f,
                          w.dv.data(), HS);
     sgemm_on_this_thread(true, false, keys, HS, queries, s.scale, w.ds.data(), keys, q.data, q.stride, 1.0f,
@@ -270,7 +283,7 @@ void backward_kv_head(const Backward& a, int b, int kv_head) {
         for (int h = first; h < end; h++) {
             for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
                 const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
-                if (visible(s, last, j0, keys) > 0)
+                if (visible(s, last, j0, keys) > 0 && hidden(s, b, i0, j0, keys) < keys)
                     backward_pair(a, w, b, h, delta_of(h), dq_of(h), i0, j0, keys, k, v);
             }
         }

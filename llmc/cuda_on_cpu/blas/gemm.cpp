@@ -291,6 +291,11 @@ void multiply(const Gemm& g, bool native_bf16, Range m, Range n, float* c, int64
 
 }   // namespace
 
+bool can_multiply_bf16() {   // an ISA's number has the bits of all that it includes
+    const auto core = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & core) == core;
+}
+
 void gemm(const Gemm& g) {
     ENSURE(g.M > 0 && g.N > 0 && g.K > 0, "a matmul of nothing: M=", g.M, " N=", g.N, " K=", g.K);
     const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // as D goes

@@ -21,7 +21,9 @@ enum class GemmEpilogue : std::uint8_t {
     row_sums,    // bias(M) = sums of op(A)'s rows, of a transposed A
 };
 
+// `native` needs AVX-512 or AMX (can_multiply_bf16); `automatic` takes it where it is the faster one.
 enum class Bf16Gemm : std::uint8_t { automatic, widened, native };
+bool can_multiply_bf16();
 
 // D(M,N) = op(A)(M,K) op(B)(K,N) + `added`, of D's type and stride: null, D itself (with no epilogue or row_sums), or
 // another matrix (with bias); all row-major.

@@ -55,9 +55,6 @@ cudaError_t start_kernel(void (*kernel)(Parameters...), const How& how, std::typ
     return host::enqueue(how.stream(), std::move(operation));
 }
 
-// g++ must be kept from unrolling: that comes first, and its vectoriser seldom finds the vectors in what is left.
-#define VECTOR_LOOP _Pragma("GCC unroll 1")
-
 // Where a function with a collective inside was called: faults name the kernel's line, and threads that call the
 // function in different branches do not meet.
 #define CALLER , const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()

@@ -95,7 +95,8 @@ std::uintptr_t first_damaged(std::uintptr_t begin, std::uintptr_t end) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The range of addresses
 
-Memory::Memory() : bytes_total_(machine_memory()) {
+Memory::Memory(bool addresses_only)
+    : addresses_only_(addresses_only), bytes_total_(addresses_only ? std::size_t{1} << 42 : machine_memory()) {
     // Reserving costs nothing; where a limit on addresses is set (ulimit -v), less is taken.
     std::size_t bytes = std::max<std::size_t>(8 * bytes_total_, std::size_t{1} << 38);
     void* range = MAP_FAILED;
@@ -162,7 +163,7 @@ void Memory::give_addresses(std::uintptr_t begin, std::uintptr_t end) {
 // Allocations
 
 void* Memory::allocate(std::size_t bytes, const char* file, int line) {
-    const bool guarded = checks().memory;
+    const bool guarded = checks().memory && !addresses_only_;
     const std::size_t padded = round_up(bytes, alignment_bytes);
     const std::size_t pages = round_up(padded, page_size());
     std::lock_guard lock(mutex_);
@@ -177,6 +178,11 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     if (guarded && guard_pages_)
         guard_pages_ =
             remove_guard_pages(pointer_to(map_begin), pages) && install_guard_pages(pointer_to(map_end), page_size());
+    if (addresses_only_) {
+        live_[map_begin] = Block{bytes, map_begin, map_end, false, "", file, line};
+        bytes_used_ += pages;
+        return pointer_to(map_begin);
+    }
     if (mprotect(pointer_to(map_begin), pages, PROT_READ | PROT_WRITE) != 0) {
         give_addresses(map_begin, map_end + page_size());
         return nullptr;

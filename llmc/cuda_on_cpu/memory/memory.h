@@ -23,7 +23,9 @@ namespace host {
 
 class Memory {
 public:
-    Memory();
+    // `addresses_only`: allocations are addresses without memory, as many as anybody asks for: of a device that records
+    // and performs nothing.
+    explicit Memory(bool addresses_only = false);
     ~Memory();
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
@@ -112,6 +114,7 @@ private:
     Blocks live_;
     Blocks freed_;   // the latest ones, for messages
     std::size_t bytes_used_ = 0;
+    const bool addresses_only_;
     std::size_t bytes_total_ = 0;
     int open_count_ = 0;
     std::vector<Pages> open_ranges_;

@@ -30,6 +30,7 @@ struct ncclComm {
     std::atomic<ncclResult_t> async_error = ncclSuccess;   // asked for from any thread
     std::string lost;                                      // its words, where it is ncclRemoteError: written before
     bool aborted = false;
+    bool planned = false;   // without peers: what is asked for is recorded by a dry device (queue/device.h)
 
     int size() const { return static_cast<int>(members.size()); }
     int member(int r) const { return members[static_cast<std::size_t>(r)]; }
@@ -71,6 +72,9 @@ struct CollectivePhase {
     std::vector<Part> parts;
     std::function<void()> then;
 };
+
+// The key of a call's transfers, which counts it.
+TransferKey next_key(const CollectiveCall& call);
 
 // The phases of one call, with the scratch they need kept alive by them.
 std::vector<CollectivePhase> plan(const CollectiveCall& call);

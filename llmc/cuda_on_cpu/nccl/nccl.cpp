@@ -34,7 +34,14 @@ ncclResult_t refuse(ncclResult_t result, std::string why) {
 // How long ranks wait for one another when a communicator is made.
 double rendezvous_seconds() {
     const char* given = std::getenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS");
-    return given ? std::atof(given) : 120;
+    if (!given) return 120;
+    char* end = nullptr;
+    const double seconds = std::strtod(given, &end);
+    if (end == given || *end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
+        throw std::invalid_argument("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS: '" + std::string(given) +
+                                    "', expected seconds, above 0 and at most 1000000");
+    }
+    return seconds;
 }
 
 struct UniqueId {
@@ -50,12 +57,18 @@ class Conversation {
 public:
     explicit Conversation(const std::vector<CollectiveCall>& calls) : comm_(calls[0].comm), turn_(comm_->issued++) {
         for (const CollectiveCall& call : calls) what_ += (what_.empty() ? "" : " + ") + describe(call);
-        comm_->unfinished.push_back(what_);
+        if (!comm_->planned) comm_->unfinished.push_back(what_);
         for (const CollectiveCall& call : calls) {
+            const bool is_pair = call.kind == Kind::send || call.kind == Kind::receive;
+            const bool stays_at_home = is_pair && call.peer == comm_->rank;
+            if (comm_->planned) {
+                const TransferKey key = next_key(call);
+                if (!stays_at_home) exchanges_.push_back(exchange_of(call, key));
+                continue;
+            }
             tasks_.push_back({plan(call), 0, {}});
             const std::vector<CollectivePhase>& phases = tasks_.back().phases;
-            const bool is_pair = call.kind == Kind::send || call.kind == Kind::receive;
-            if (is_pair && call.peer == comm_->rank) continue;   // stays at home
+            if (stays_at_home) continue;
             if (phases.empty() || phases[0].parts.empty()) continue;   // alone in the communicator
             exchanges_.push_back(exchange_of(call, phases[0].parts[0].key));
         }
@@ -294,6 +307,21 @@ using host::CollectiveCall;
 using host::refuse;
 
 extern "C" {
+
+// Of a run that is planned (llmc/process/comm.h), on a dry device.
+ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, const char* name,
+                                         int multiprocessors) {
+    auto* comm = new ncclComm;
+    comm->id = id;
+    comm->rank = rank;
+    comm->members.resize(static_cast<std::size_t>(ranks));
+    comm->name = name;
+    comm->most_multiprocessors = multiprocessors;
+    comm->sent.resize(comm->members.size());
+    comm->received.resize(comm->members.size());
+    comm->planned = true;
+    return comm;
+}
 
 ncclResult_t ncclGetVersion(int* version) {
     *version = NCCL_VERSION_CODE;

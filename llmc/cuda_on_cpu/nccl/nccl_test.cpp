@@ -386,5 +386,10 @@ TEST_CASE("nccl: ranks that never come are named") {
     ncclComm_t comm = nullptr;
     CHECK(ncclCommInitRank(&comm, 3, id, 1) == ncclSystemError);
     CHECK(std::string(ncclGetLastError(nullptr)) == "of 3 ranks these have not come: 0, 2");
+    for (const char* malformed : {"", "x", "1x", "0", "-1", "nan", "1e9"}) {
+        setenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS", malformed, 1);
+        CHECK(ncclCommInitRank(&comm, 3, id, 1) == ncclSystemError);
+        CHECK(std::string(ncclGetLastError(nullptr)).find("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS: '") == 0);
+    }
     unsetenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS");
 }

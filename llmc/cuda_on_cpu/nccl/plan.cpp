@@ -30,7 +30,7 @@ struct Range {
 class Planner {
 public:
     explicit Planner(const CollectiveCall& call)
-        : call_(call), comm_(*call.comm), what_(describe(call)), sequence_(comm_.collectives++) {}
+        : call_(call), comm_(*call.comm), what_(describe(call)), sequence_(next_key(call).sequence) {}
 
     // Everyone's `block(r)` of `in` goes to rank r, which reduces what it gets into `out`.
     template <class BlockOf>
@@ -100,13 +100,11 @@ private:
 };
 
 CollectivePhase point_to_point_phase(const CollectiveCall& call) {
-    ncclComm& comm = *call.comm;
     const bool is_send = call.kind == Kind::send;
-    auto& counter = (is_send ? comm.sent : comm.received)[static_cast<std::size_t>(call.peer)];
     void* data = is_send ? const_cast<void*>(call.in) : call.out;
     CollectivePhase phase;
     phase.parts.push_back({is_send, call.peer, data, call.count * size_of(call.type),
-                           {comm.id, counter++, point_to_point}, describe(call)});
+                           next_key(call), describe(call)});
     return phase;
 }
 
@@ -162,6 +160,13 @@ Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
     if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) each_way = (n - 1) * bytes;
     return {communicator << communicator_shift | of_it, pair ? 2 : call.comm->size(),
             call.kind == Kind::receive ? 0 : each_way, call.kind == Kind::send ? 0 : each_way};
+}
+
+TransferKey next_key(const CollectiveCall& call) {
+    ncclComm& comm = *call.comm;
+    const bool is_send = call.kind == Kind::send;
+    if (!is_send && call.kind != Kind::receive) return {comm.id, comm.collectives++, 0};
+    return {comm.id, (is_send ? comm.sent : comm.received)[static_cast<std::size_t>(call.peer)]++, point_to_point};
 }
 
 std::vector<CollectivePhase> plan(const CollectiveCall& call) {

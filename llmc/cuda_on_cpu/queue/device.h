@@ -64,7 +64,9 @@ namespace host {
 
 class Device {
 public:
-    Device();
+    // `dry`: what is asked of it is recorded and not performed, whatever is waited for has happened, and memory is
+    // addresses only.
+    explicit Device(bool dry = false);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
@@ -124,6 +126,7 @@ private:
     void drop_queued();
     std::string standstill() const;
 
+    const bool dry_;
     std::vector<std::unique_ptr<CUstream_st>> streams_;   // [0] is the legacy default stream
     std::vector<std::unique_ptr<CUevent_st>> events_;
     std::uint64_t records_ = 0;

@@ -37,7 +37,7 @@ Device& device() {
 BindDevice::BindDevice(Device& device) : previous_(bound_device) { bound_device = &device; }
 BindDevice::~BindDevice() { bound_device = previous_; }
 
-Device::Device() { create_stream(cudaStreamDefault, 0); }
+Device::Device(bool dry) : memory(dry), dry_(dry) { create_stream(cudaStreamDefault, 0); }
 Device::~Device() = default;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -83,6 +83,10 @@ void Device::destroy_event(CUevent_st* event) {
 }
 
 cudaError_t Device::enqueue(CUstream_st& stream, Operation operation) {
+    if (dry_) {
+        if (recorder) recorder->operation(stream.progress->id, operation);
+        return usable();
+    }
     const Operation* queued = nullptr;
     cudaError_t error = push(stream, std::move(operation), &queued);
     if (error == cudaSuccess && recorder) recorder->operation(stream.progress->id, *queued);
@@ -90,7 +94,7 @@ cudaError_t Device::enqueue(CUstream_st& stream, Operation operation) {
 }
 
 cudaError_t Device::push(CUstream_st& stream, Operation operation, const Operation** in_queue) {
-    if (cudaError_t error = usable(); error != cudaSuccess) return error;
+    if (cudaError_t error = usable(); error != cudaSuccess || dry_) return error;
     if (stream.queue.size() >= queue_limit) {
         cudaError_t error = run_until([&] { return stream.queue.size() <= queue_limit / 2; });
         if (error != cudaSuccess) return error;

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/clock/step_graph.h"
+
 namespace host {
 
 // A range of memory that an operation reads or writes, for the race detector.
@@ -24,21 +26,8 @@ struct Access {
     bool write;
 };
 
-// A rendezvous with other ranks within an operation: it begins when all of them have come.
-struct Exchange {
-    std::uint64_t key;   // the same on every rank that takes part, and on no other exchange
-    int ranks;           // how many take part
-    double sends = 0;    // bytes of this rank
-    double receives = 0;
-};
-
-// What an operation costs, for replays on a virtual clock (record.h). All optional.
-struct Work {
-    double flops = 0;
-    double bytes = 0;   // of device memory moved; 0: the sum of the declared accesses
-    std::vector<Exchange> exchanges;
-    int multiprocessors = 0;   // that exchanges keep busy while they go on, or wait for their peers; 0: not said
-};
+using virtual_clock::Exchange;
+using virtual_clock::Work;
 
 // What of the device's memory a step may touch. Where memory is checked, it finds only that open.
 enum class Touches {

@@ -397,6 +397,12 @@ void stand_in_own_device(void (*body)(void*), void* argument) {
 }
 
 // Here because this file is part of every program.
+void stand_in_on_dry_device(const std::function<void()>& body) {
+    host::Device device(true);
+    host::BindDevice bind(device);
+    body();
+}
+virtual_clock::Recording stand_in_recording(const std::function<void()>& program) { return host::record(program); }
 std::string stand_in_record(const std::function<void()>& program) { return host::to_text(host::record(program)); }
 
 std::string stand_in_trace(const std::vector<std::string>& recordings) {

@@ -59,7 +59,17 @@ HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size
     return {qkv + first * head_size, tokens * row, row, head_size};
 }
 
-inline constexpr int kLargestHead = 128;   // HS
+inline constexpr int kLargestHead = 256;       // HS
+inline constexpr int kLargestHeadSm90 = 128;   // of the kernels for sm_90a
+
+// Documents that share a sequence and do not see each other: query i of batch b sees no key before first[b * batch +
+// i]. These never fall along a sequence, and may lie past the last key: then the query sees none.
+struct FirstKeys {
+    const int* first = nullptr;   // on the device; null: all keys are seen that the rest of the mask leaves
+    std::int64_t batch = 0;       // from one sequence to the next
+    // Of a ring, on the host: at each of its steps, which has first keys of its own, whether no query sees any.
+    const char* hidden_steps = nullptr;
+};
 
 // Sizes and mask. Query i stands at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i
 // sees key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention
@@ -72,6 +82,8 @@ struct AttentionShape {
     // Heads of queries that share one of keys and values: Ainslie et al., "GQA: training generalized multi-query
     // transformer models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
     int group = 1;
+    FirstKeys documents = {};
+    bool masks_documents = false;   // calls will have them: for who asks beforehand whether they can be served
 
     int kv_heads() const { return NH / group; }
 };
@@ -103,16 +115,17 @@ struct AttentionBackward {
     AttentionShape shape;
 };
 
-// Own attention, asynchronously on `stream`; compiled in attention.cu for T = O = G = float, T = O = G = bf16, and
-// T = bf16 with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the
-// conditions above do not hold.
+// Own attention, asynchronously on `stream`. With masks of documents that of bf16 runs on fp32 multiply-adds:
+// tensor-core kernels have no such mask. Compiled in attention.cu for T = O = G = float, T = O = G = bf16, and T = bf16
+// with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the conditions
+// above do not hold.
 template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
 // Those for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh), O and G being bf16 or float. Of
-// grouped queries backward is that of other GPUs.
+// grouped queries backward is that of other GPUs, and of heads above kLargestHeadSm90 both passes are.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>

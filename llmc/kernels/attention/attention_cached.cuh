@@ -18,6 +18,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/base/error.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/exp.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/rows/reduce.cuh"
@@ -28,7 +29,7 @@ struct CachedAttention {
     Real* out;         // (rows, NH, HS)
     const Real* qkv;   // (first + rows, (NH + 2 kv heads) HS): of all positions so far
     int first, rows;   // the new rows are positions first .. first + rows - 1
-    int NH, HS;        // HS a multiple of 8, at most kCachedHeadSize
+    int NH, HS;        // HS a multiple of 8, at most kLargestHead
     int group = 1;     // heads of q that share one of k and v
 };
 
@@ -39,14 +40,13 @@ void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream);
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kCachedThreads = 128;
-constexpr int kCachedKeys = 256;       // scores that exist at once
-constexpr int kCachedHeadSize = 128;   // the largest
+constexpr int kCachedKeys = 256;   // scores that exist at once
 
 // Grid (NH, rows). A block has one row of one head. Of the output each thread sums a piece of eight channels over some
 // of the keys, which groups of threads share; these partial sums meet at the end, in a fixed order.
 template <class Real>
 __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(CachedAttention<Real> a, float scale) {
-    __shared__ float query[kCachedHeadSize], scores[kCachedKeys];
+    __shared__ float query[kLargestHead], scores[kCachedKeys];
     alignas(16) __shared__ float sums[kCachedThreads * 8];
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
     const int pieces = a.HS / 8, groups = max(1, threads / pieces);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
 
     for (int piece = thread; piece < pieces; piece += threads) {
         const Vec8<float> q = to_floats(load8(head + position * token, piece * 8, extent));
-        VECTOR_LOOP
+#pragma unroll
         for (int c = 0; c < 8; c++) query[piece * 8 + c] = q[c] * scale;
     }
     for (int unit = thread; unit < groups * pieces; unit += threads) store_packets(&sums[unit * 8], Vec8<float>{});
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
             Vec8<float> dot = {};
             for (int piece = 0; piece < pieces; piece++) {
                 const Vec8<float> k = to_floats(load8(keys + j * token, piece * 8, extent));
-                VECTOR_LOOP
+#pragma unroll
                 for (int c = 0; c < 8; c++) dot[c] = fmaf(query[piece * 8 + c], k[c], dot[c]);
             }
             scores[j] = sum8(dot);
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         for (int unit = thread; unit < groups * pieces; unit += threads) {
             const int piece = unit % pieces;
             Vec8<float> sum = load_packets<8>(&sums[unit * 8]);
-            VECTOR_LOOP
+#pragma unroll
             for (int c = 0; c < 8; c++) sum[c] *= kept;
             for (int j = unit / pieces; j < count; j += groups) {
                 const Vec8<float> v = to_floats(load8(values + j * token, piece * 8, extent));
                 const float weight = scores[j];
-                VECTOR_LOOP
+#pragma unroll
                 for (int c = 0; c < 8; c++) sum[c] = fmaf(weight, v[c], sum[c]);
             }
             store_packets(&sums[unit * 8], sum);
@@ -108,10 +108,10 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         Vec8<float> sum = {};
         for (int group = 0; group < groups; group++) {
             const Vec8<float> part = load_packets<8>(&sums[(group * pieces + piece) * 8]);
-            VECTOR_LOOP
+#pragma unroll
             for (int c = 0; c < 8; c++) sum[c] += part[c];
         }
-        VECTOR_LOOP
+#pragma unroll
         for (int c = 0; c < 8; c++) sum[c] /= total;
         store8(out, piece * 8, extent, round_to<Real>(sum));
     }
@@ -120,9 +120,9 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
 template <class Real>
 void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
     if (args.rows == 0) return;
-    if (args.HS % 8 != 0 || args.HS < 8 || args.HS > kCachedHeadSize) {
+    if (args.HS % 8 != 0 || args.HS < 8 || args.HS > kLargestHead) {
         throw Error(ErrorKind::usage,
-                    text("heads of ", args.HS, " channels: writing handles multiples of 8 up to ", kCachedHeadSize),
+                    text("heads of ", args.HS, " channels: writing handles multiples of 8 up to ", kLargestHead),
                     "Use a model with other --channels / --heads.");
     }
     const std::size_t row_bytes = sizeof(Real) * args.NH * args.HS;

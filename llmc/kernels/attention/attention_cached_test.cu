@@ -23,7 +23,7 @@ TEST_CASE_TEMPLATE("cached attention: the last rows are those of causal attentio
         int T, rows, NH, HS, group = 1;
     };
     for (const Case& c : {Case{1, 1, 1, 8}, Case{5, 5, 2, 64}, Case{300, 1, 3, 64}, Case{257, 3, 2, 128},
-                          Case{256, 2, 2, 80}, Case{700, 2, 1, 24}, Case{300, 2, 6, 64, 3}}) {
+                          Case{256, 2, 2, 80}, Case{700, 2, 1, 24}, Case{300, 2, 6, 64, 3}, Case{300, 2, 4, 256, 2}}) {
         CAPTURE(c.T);
         CAPTURE(c.HS);
         KernelTest test;
@@ -57,7 +57,7 @@ TEST_CASE_TEMPLATE("cached attention: a row's bits do not depend on how many are
 
 TEST_CASE("cached attention: heads that it does not handle are refused") {
     KernelTest test;
-    for (int HS : {136, 12}) {
+    for (int HS : {264, 12}) {
         CHECK_THROWS_AS(cached_attention<float>({nullptr, nullptr, 0, 1, 1, HS}, test.stream), Error);
     }
 }

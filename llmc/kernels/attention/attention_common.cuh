@@ -29,6 +29,11 @@ __device__ inline int key_end(const AttentionShape& shape, int diagonal, int las
 // The first query that sees `first_key` (and all keys before it).
 __device__ inline int query_begin(int diagonal, int first_key) { return max(0, first_key - diagonal); }
 
+// Of masked documents: the first key that each query of a batch sees.
+__device__ inline const int* first_keys(const AttentionShape& shape, int batch) {
+    return shape.documents.first + batch * shape.documents.batch;
+}
+
 __device__ inline float4 load_four(const float* source) { return *reinterpret_cast<const float4*>(source); }
 __device__ inline float4 load_four(const bf16* source) {
     uint2 bits = *reinterpret_cast<const uint2*>(source);

@@ -6,7 +6,7 @@
 namespace {
 
 // Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
-// In bf16, where these kernels only stand in for others, there are two.
+// In bf16, where these kernels only stand in for others, there are three.
 template <class T, class Run>
 void with_padded_head_size(int HS, Run run) {
     if constexpr (std::is_same_v<T, float>) {
@@ -16,33 +16,39 @@ void with_padded_head_size(int HS, Run run) {
     if constexpr (std::is_same_v<T, float>) {
         if (HS <= 96) return run(std::integral_constant<int, 96>{});
     }
-    run(std::integral_constant<int, 128>{});
+    if (HS <= 128) return run(std::integral_constant<int, 128>{});
+    run(std::integral_constant<int, kLargestHead>{});
 }
 
 }   // namespace
 
 template <class T, class O>
 void launch_attention_forward_fma(const AttentionForward<T, O>& a, cudaStream_t stream) {
+    const bool documents = a.shape.documents.first != nullptr;
     with_padded_head_size<T>(a.shape.HS, [&](auto head_size) {
         constexpr int D = head_size();
         dim3 grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
-        launch(attention_forward_fma<T, O, D>,
+        launch(documents ? attention_forward_fma<T, O, D, true> : attention_forward_fma<T, O, D>,
                forward_launch(a, grid, FmaTile<D>::threads, FmaTile<D>::forward_bytes, stream), a);
     });
 }
 
 template <class T, class G>
 void launch_attention_backward_fma(const AttentionBackward<T, G>& a, cudaStream_t stream) {
+    const bool documents = a.shape.documents.first != nullptr;
     with_padded_head_size<T>(a.shape.HS, [&](auto head_size) {
         constexpr int D = head_size();
         dim3 query_grid(ceil_div(a.shape.Tq, FmaTile<D>::rows), a.shape.NH, a.shape.B);
-        launch(a.shape.group > 1 ? attention_backward_queries_fma<T, G, D, true>
-                                 : attention_backward_queries_fma<T, G, D, false>,
+        const auto of_queries = a.shape.group > 1 ? documents ? attention_backward_queries_fma<T, G, D, true, true>
+                                                              : attention_backward_queries_fma<T, G, D, true>
+                                : documents ? attention_backward_queries_fma<T, G, D, false, true>
+                                                  : attention_backward_queries_fma<T, G, D, false>;
+        launch(of_queries,
                backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
                    .writes(a.dq.data, query_bytes(a.dq, a.shape)),
                a);
         dim3 key_grid(ceil_div(a.shape.Tk, FmaTile<D>::rows), a.shape.kv_heads(), a.shape.B);
-        launch(attention_backward_keys_fma<T, G, D>,
+        launch(documents ? attention_backward_keys_fma<T, G, D, true> : attention_backward_keys_fma<T, G, D>,
                backward_launch(a, key_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
                    .writes(a.dk.data, key_bytes(a.dk, a.shape))
                    .writes(a.dv.data, key_bytes(a.dv, a.shape)),

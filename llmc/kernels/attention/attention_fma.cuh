@@ -1,15 +1,16 @@
 // Attention with fp32 multiply-adds: the exact path of PRECISION=fp32, and of bf16 where there are no tensor cores.
 //
-// Flash attention: a block keeps 64 rows of the score matrix and streams the other side past them in tiles, so the
-// score matrix exists only tile by tile in registers. Forward keeps the running maximum and sum of each row and
-// rescales (online softmax, Milakov and Gimelshein 2018); backward recomputes the probabilities from lse. Backward is
-// two kernels, one keeping queries (dq) and one keeping keys (dk, dv), so that no gradient is shared between blocks: no
-// atomics, and every sum has one fixed order.
+// Flash attention: a block keeps 64 rows (24 of large heads) of the score matrix and streams the other side past them
+// in tiles, so the score matrix exists only tile by tile in registers. Forward keeps the running maximum and sum of
+// each row and rescales (online softmax, Milakov and Gimelshein 2018); backward recomputes the probabilities from lse.
+// Backward is two kernels, one keeping queries (dq) and one keeping keys (dk, dv), so that no gradient is shared
+// between blocks: no atomics, and every sum has one fixed order. DOCUMENTS: with such masks, whose tiles that nobody
+// sees are passed over; the kernels without are what they are without them.
 //
 // The work of a block of 128 threads, all tiles in fp32 whatever T is:
-//     thread (y, x) = (threadIdx.x / 16, threadIdx.x % 16) owns rows y + 8 i (i < 8) and columns x + 16 j of every
-//     product; the 16 threads of a row are half a warp, so row sums are 4 shuffles and a tile of probabilities written
-//     for the next product needs no barrier beyond its warp.
+//     thread (y, x) = (threadIdx.x / 16, threadIdx.x % 16) owns rows y + 8 i (i < rows / 8) and columns x + 16 j of
+//     every product; the 16 threads of a row are half a warp, so row sums are 4 shuffles and a tile of probabilities
+//     written for the next product needs no barrier beyond its warp.
 // Rows of tiles in shared memory are padded by 4 floats: the pitch is then an odd multiple of 4, and eight threads that
 // read 16 bytes of eight adjacent rows touch every bank once.
 #pragma once
@@ -23,9 +24,9 @@
 // Tile sizes for a head size padded to D channels (channels from HS to D are zero).
 template <int D>
 struct FmaTile {
-    static_assert(D % 16 == 0 && D <= 128, "each thread owns D / 16 channels of a row");
+    static_assert(D % 16 == 0 && D <= kLargestHead, "each thread owns D / 16 channels of a row");
     static constexpr int threads = 128;
-    static constexpr int rows = 64;                                    // kept
+    static constexpr int rows = D <= 128 ? 64 : 24;                    // kept
     static constexpr int columns = D <= 64 ? 64 : D <= 96 ? 32 : 16;   // streamed
     static constexpr int row_slots = rows / 8;                         // owned by one thread
     static constexpr int column_slots = columns / 16;
@@ -49,7 +50,7 @@ __device__ void load_tile(float* tile, HeadRows<const T> source, int first, int 
     }
 }
 
-// scores[i][j] = <row y + 8 i of kept (64, D), row x + 16 j of streamed (columns, D)>
+// scores[i][j] = <row y + 8 i of kept (rows, D), row x + 16 j of streamed (columns, D)>
 template <int D, int UNROLL = 2>
 __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots], const float* kept,
                              const float* streamed) {
@@ -79,7 +80,7 @@ __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::
     }
 }
 
-// Writes this thread's part of a (64, columns) tile of scores to shared memory, for its own warp to read.
+// Writes this thread's part of a (rows, columns) tile of scores to shared memory, for its own warp to read.
 template <int D>
 __device__ void store_scores(float* tile, const float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots]) {
     using Tile = FmaTile<D>;
@@ -92,7 +93,7 @@ __device__ void store_scores(float* tile, const float (&scores)[FmaTile<D>::row_
     __syncwarp();
 }
 
-// sums[i][c] += sum over columns j of tile[y + 8 i][j] * streamed[j][x + 16 c]: (64, columns) x (columns, D)
+// sums[i][c] += sum over columns j of tile[y + 8 i][j] * streamed[j][x + 16 c]: (rows, columns) x (columns, D)
 template <int D>
 __device__ void accumulate(float (&sums)[FmaTile<D>::row_slots][FmaTile<D>::channel_slots], const float* tile,
                            const float* streamed) {
@@ -172,8 +173,8 @@ __device__ void softmax_tile(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::
     }
 }
 
-// Grid (query tiles, NH, B). Shared: q (64, D), then k or v (columns, D), then probabilities (64, columns).
-template <class T, class O, int D>
+// Grid (query tiles, NH, B). Shared: q (rows, D), then k or v (columns, D), then probabilities (rows, columns).
+template <class T, class O, int D, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(AttentionForward<T, O> a) {
     using Tile = FmaTile<D>;
     DYNAMIC_SHARED(float, q_tile);
@@ -191,7 +192,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
 #pragma unroll
     for (int i = 0; i < Tile::row_slots; i++) row_max[i] = -INFINITY;
     load_tile<Tile::rows, D>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq, shape.HS);
-    for (int first_key = 0; first_key < keys; first_key += Tile::columns) {
+    int first_key = DOCUMENTS ? first_keys(shape, batch)[first_query] / Tile::columns * Tile::columns : 0;
+    for (; first_key < keys; first_key += Tile::columns) {
         __syncthreads();   // the previous tile of v has been read
         load_tile<Tile::columns, D>(kv_tile, k, first_key, keys, shape.HS);
         __syncthreads();
@@ -200,13 +202,15 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
         __syncthreads();
         load_tile<Tile::columns, D>(kv_tile, v, first_key, keys, shape.HS);
 #pragma unroll
-        for (int i = 0; i < Tile::row_slots; i++)
+        for (int i = 0; i < Tile::row_slots; i++) {
+            const int from = DOCUMENTS ? first_keys(shape, batch)[min(first_query + y + 8 * i, last_query)] : 0;
 #pragma unroll
             for (int j = 0; j < Tile::column_slots; j++) {
                 int key = first_key + x + 16 * j;
-                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal;
+                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal && (!DOCUMENTS || key >= from);
                 scores[i][j] = seen ? scores[i][j] * scale_log2 : -INFINITY;
             }
+        }
         softmax_tile<D>(scores, row_max, row_sum, sums);
         store_scores<D>(probabilities, scores);
         __syncthreads();
@@ -227,8 +231,9 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
     store_rows<D>(head_rows(a.out, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
-// dq of 64 queries. Grid (query tiles, NH, B). Shared: q, dout (64, D), k, v (columns, D), dscores (64, columns).
-template <class T, class G, int D, bool GROUPED = false>
+// dq of a tile of queries. Grid (query tiles, NH, B). Shared: q, dout (rows, D), k, v (columns, D), dscores (rows,
+// columns).
+template <class T, class G, int D, bool GROUPED = false, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_queries_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
     DYNAMIC_SHARED(float, q_tile);
@@ -257,7 +262,9 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     }
     load_tile<Tile::rows, D>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq, shape.HS);
     load_tile<Tile::rows, D>(dout_tile, head_rows(a.dout, batch, head), first_query, shape.Tq, shape.HS);
-    for (int first_key = 0; first_key < keys; first_key += Tile::columns) {
+    const int* const first_seen = DOCUMENTS ? first_keys(shape, batch) : nullptr;
+    const int begin = DOCUMENTS ? first_seen[first_query] / Tile::columns * Tile::columns : 0;
+    for (int first_key = begin; first_key < keys; first_key += Tile::columns) {
         __syncthreads();   // the previous tiles have been read
         load_tile<Tile::columns, D>(k_tile, k, first_key, keys, shape.HS);
         load_tile<Tile::columns, D>(v_tile, v, first_key, keys, shape.HS);
@@ -266,23 +273,26 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
         dot_products<D, GROUPED ? 1 : 2>(scores, q_tile, k_tile);
         dot_products<D, GROUPED ? 1 : 2>(dprobabilities, dout_tile, v_tile);
 #pragma unroll
-        for (int i = 0; i < Tile::row_slots; i++)
+        for (int i = 0; i < Tile::row_slots; i++) {
+            const int from = DOCUMENTS ? first_seen[min(first_query + y + 8 * i, last_query)] : 0;
 #pragma unroll
             for (int j = 0; j < Tile::column_slots; j++) {
                 int key = first_key + x + 16 * j;
-                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal;
+                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal && (!DOCUMENTS || key >= from);
                 float probability = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2[i]) : 0.0f;
                 scores[i][j] = probability * (dprobabilities[i][j] - delta[i]);
             }
+        }
         store_scores<D>(dscores_tile, scores);
         accumulate<D>(sums, dscores_tile, k_tile);
     }
     store_rows<D>(head_rows(a.dq, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
-// dk and dv of 64 keys, over the heads of queries that share them. Grid (key tiles, kv heads, B). Shared: k, v (64, D),
-// q, dout (columns, D), one tile (64, columns) for the transposed probabilities, then the transposed dscores.
-template <class T, class G, int D>
+// dk and dv of a tile of keys, over the heads of queries that share them. Grid (key tiles, kv heads, B). Shared: k, v
+// (rows, D), q, dout (columns, D), one tile (rows, columns) for the transposed probabilities, then the transposed
+// dscores.
+template <class T, class G, int D, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
     DYNAMIC_SHARED(float, k_tile);
@@ -295,6 +305,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::rows;   // the first keys are seen by most queries: they start first
     int diagonal = mask_diagonal(shape);
+    const int* const first_seen = DOCUMENTS ? first_keys(shape, batch) : nullptr;
     float scale_log2 = shape.scale * LOG2_E;
     float dk[Tile::row_slots][Tile::channel_slots] = {}, dv[Tile::row_slots][Tile::channel_slots] = {};
     load_tile<Tile::rows, D>(k_tile, head_rows(a.k, batch, kv_head), first_key, shape.Tk, shape.HS);
@@ -303,6 +314,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
         HeadRows<const T> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
         std::int64_t statistics = (std::int64_t{batch} * shape.NH + head) * shape.Tq;
         for (int first_query = query_begin(diagonal, first_key); first_query < shape.Tq; first_query += Tile::columns) {
+            if (DOCUMENTS && first_seen[first_query] >= first_key + Tile::rows)
+                break;         // nor does any later one see it
             __syncthreads();   // the previous tiles have been read
             load_tile<Tile::columns, D>(q_tile, q, first_query, shape.Tq, shape.HS);
             load_tile<Tile::columns, D>(dout_tile, dout, first_query, shape.Tq, shape.HS);
@@ -315,9 +328,11 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
                 int query = first_query + x + 16 * j;
                 std::int64_t row = statistics + min(query, shape.Tq - 1);
                 float lse_log2 = a.lse[row] * LOG2_E, delta = a.delta[row];
+                const int from = DOCUMENTS ? first_seen[min(query, shape.Tq - 1)] : 0;
 #pragma unroll
                 for (int i = 0; i < Tile::row_slots; i++) {
-                    bool seen = query < shape.Tq && first_key + y + 8 * i <= query + diagonal;
+                    const int key = first_key + y + 8 * i;
+                    bool seen = query < shape.Tq && key <= query + diagonal && (!DOCUMENTS || key >= from);
                     scores[i][j] = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2) : 0.0f;
                     dscores[i][j] = scores[i][j] * (dscores[i][j] - delta);
                 }

@@ -51,10 +51,21 @@ std::size_t key_bytes(const HeadsView<T>& view, const AttentionShape& shape) {
 inline std::size_t row_bytes(const AttentionShape& shape) {
     return sizeof(float) * shape.B * static_cast<std::size_t>(shape.NH) * shape.Tq;
 }
+inline std::size_t first_keys_bytes(const AttentionShape& shape) {
+    return sizeof(int) * static_cast<std::size_t>((shape.B - 1) * shape.documents.batch + shape.Tq);
+}
+
+// With what the mask reads.
+inline Launch attention_launch(const AttentionShape& shape, dim3 grid, int threads, int shared_bytes,
+                               cudaStream_t stream) {
+    Launch where(grid, threads, shared_bytes, stream);
+    if (shape.documents.first) where.reads(shape.documents.first, first_keys_bytes(shape));
+    return where;
+}
 
 template <class T, class O>
 Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, int shared_bytes, cudaStream_t stream) {
-    return Launch(grid, threads, shared_bytes, stream)
+    return attention_launch(a.shape, grid, threads, shared_bytes, stream)
         .reads(a.q.data, query_bytes(a.q, a.shape))
         .reads(a.k.data, key_bytes(a.k, a.shape))
         .reads(a.v.data, key_bytes(a.v, a.shape))
@@ -66,7 +77,7 @@ Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, i
 template <class T, class G>
 Launch backward_launch(const AttentionBackward<T, G>& a, dim3 grid, int threads, int shared_bytes,
                        cudaStream_t stream) {
-    return Launch(grid, threads, shared_bytes, stream)
+    return attention_launch(a.shape, grid, threads, shared_bytes, stream)
         .reads(a.q.data, query_bytes(a.q, a.shape))
         .reads(a.k.data, key_bytes(a.k, a.shape))
         .reads(a.v.data, key_bytes(a.v, a.shape))

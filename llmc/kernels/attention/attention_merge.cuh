@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) merge_attention_kernel(Ar
     for (unsigned c = threadIdx.x * 8; c < static_cast<unsigned>(s.HS); c += blockDim.x * 8) {
         Vec8<float> x = load_packets<8>(out + c);
         const Vec8<float> y = load_packets<8>(more + c);
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x[k] = x[k] * old_share + y[k] * block_share;
         store_packets(out + c, x);
     }
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     Vec8<float> values = to_floats(load_packets<8>(row_at(in, at) + column));
     if (accumulate) {
         const Vec8<float> before = to_floats(load_packets<8>(static_cast<const Out*>(to)));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) values[k] += before[k];
     }
     store_packets(to, round_to<Out>(values));

@@ -82,6 +82,7 @@ TEST_CASE("attention merge: two blocks of keys are merged by log-sum-exp, some q
     check_merge(2, 3, 10, 24, 6, 0);
     check_merge(2, 3, 10, 24, 6, 5);
     check_merge(1, 2, 300, 64, 16, 150);
+    check_merge(1, 2, 40, 256, 16, 15);
 }
 
 TEST_CASE("attention merge: a block of which a query sees nothing changes nothing, and the first one seen is taken") {

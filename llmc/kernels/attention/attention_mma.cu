@@ -13,7 +13,8 @@ void with_padded_head_size(int HS, Run run) {
     if (HS <= 64) return run(std::integral_constant<int, 64>{});
     if (HS <= 80) return run(std::integral_constant<int, 80>{});
     if (HS <= 96) return run(std::integral_constant<int, 96>{});
-    run(std::integral_constant<int, 128>{});
+    if (HS <= 128) return run(std::integral_constant<int, 128>{});
+    run(std::integral_constant<int, kLargestHead>{});
 }
 
 }   // namespace

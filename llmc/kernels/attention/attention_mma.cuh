@@ -148,18 +148,19 @@ __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[M][N / 2][
             }
 }
 
-// sums[m][c] += weights[m] x streamed, channels 8 c .. 8 c + 8. Per 16 rows of `streamed`: D / 16 loads for M D / 8
-// instructions.
-template <int D, int M, int K>
-__device__ __forceinline__ void accumulate_weighted(float (&sums)[M][D / 8][4], const std::uint32_t (&weights)[M][K][4],
+// sums[m][c] += weights[m] x streamed, channels 8 c .. 8 c + 8, of the D that a row of `streamed` has. Per 16 rows: C /
+// 2 loads for M C instructions.
+template <int D, int M, int K, int C>
+__device__ __forceinline__ void accumulate_weighted(float (&sums)[M][C][4], const std::uint32_t (&weights)[M][K][4],
                                                     SharedAddress streamed) {
+    static_assert(C <= D / 8);
     using Tile = SwizzledTile<D>;
     int lane = threadIdx.x % 32;
     SharedAddress streamed_lane = streamed + Tile::offset(lane % 16, lane / 16);
 #pragma unroll
     for (int k = 0; k < K; k++) {
 #pragma unroll
-        for (int c = 0; c < D / 8; c += 2) {
+        for (int c = 0; c < C; c += 2) {
             std::uint32_t b[4];   // rows 0-7 and 8-15 of channels 8 c .., then of channels 8 (c + 1) ..
             ldmatrix_x4_transposed(b, Tile::at_pair(streamed_lane, c / 2) + Tile::bytes(16 * k));
 #pragma unroll

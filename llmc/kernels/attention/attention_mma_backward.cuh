@@ -8,14 +8,15 @@
 
 #include "llmc/kernels/attention/attention_mma.cuh"
 
-// Keeps q and dout of 128 queries, 32 a warp; streams k and v. The tile of keys shrinks with D so that the sums of dq
-// (32 x D a warp: D registers a thread) and the two score tiles (twice `keys` registers) fit.
+// Keeps q and dout of 128 queries, 32 a warp (above D = 128: half as many); streams k and v. The tile of keys shrinks
+// with D so that the sums of dq (32 x D a warp: D registers a thread) and the two score tiles (twice `keys` registers)
+// fit.
 template <int D, bool GROUPED = false>
 struct MmaQueriesTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = 2;                                          // of 16 queries, a warp
-    static constexpr int queries = warps * blocks * 16;                       // kept: 128
-    static constexpr int keys = D <= 64 ? 64 : GROUPED && D > 96 ? 16 : 32;   // streamed
+    static constexpr int blocks = D <= 128 ? 2 : 1;                                        // of 16 queries, a warp
+    static constexpr int queries = warps * blocks * 16;                                    // kept: 128 or 64
+    static constexpr int keys = D <= 64 ? 64 : D > 128 || (GROUPED && D > 96) ? 16 : 32;   // streamed
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
@@ -24,15 +25,19 @@ struct MmaQueriesTile {
         2 * query_bytes + 2 * statistic_bytes + stages * 2 * key_bytes;   // D = 128: 97 KiB
 };
 static_assert(MmaQueriesTile<128>::shared_bytes == 97 * 1024 && fits_twice(MmaQueriesTile<128>::shared_bytes));
+static_assert(MmaQueriesTile<256>::shared_bytes <= 99 * 1024);   // what sm_86, sm_89 and sm_120 give a block
 
 // Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
-// the registers up to D = 64, one above.
+// the registers up to D = 64, one up to 128. Above, two warps share a block of 16 keys: both make its scores, and each
+// sums half the channels.
 template <int D, bool GROUPED = false>
 struct MmaKeysTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = D <= 64 ? 2 : 1;                                    // of 16 keys, a warp
-    static constexpr int keys = warps * blocks * 16;                                  // kept: 128 or 64
-    static constexpr int queries = D <= 64 ? GROUPED ? 16 : 32 : D <= 96 ? 64 : 48;   // streamed
+    static constexpr int sharing = D <= 128 ? 1 : 2;             // warps that share keys
+    static constexpr int channels = D / sharing;                 // that a warp sums
+    static constexpr int blocks = D <= 64 ? 2 : 1;               // of 16 keys, a warp
+    static constexpr int keys = warps / sharing * blocks * 16;   // kept: 128, 64 or 32
+    static constexpr int queries = D <= 64 ? GROUPED ? 16 : 32 : D <= 96 ? 64 : D <= 128 ? 48 : 16;   // streamed
     static constexpr int stages = 2;
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
@@ -41,9 +46,10 @@ struct MmaKeysTile {
     static constexpr int shared_bytes = 2 * key_bytes + stages * stage_bytes;   // D = 128: 80.75 KiB
 };
 static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysTile<128>::shared_bytes));
+static_assert(fits_twice(MmaKeysTile<256>::shared_bytes));
 
-// Grid (query tiles, NH, B). Shared: q, dout (128, D), lse, delta (128), then
-// `stages` of k and v (keys, D). scale > 0.
+// Grid (query tiles, NH, B). Shared: q, dout (queries, D), lse, delta
+// (queries), then `stages` of k and v (keys, D). scale > 0.
 template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
@@ -142,11 +148,12 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
         static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
     int diagonal = mask_diagonal(shape), begin = query_begin(diagonal, first_key);
     int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
-    int warp_key = first_key + warp * 16 * M;
+    int warp_key = first_key + warp / Tile::sharing * 16 * M;
+    const int first_channel = warp % Tile::sharing * Tile::channels;   // of those that the warp sums
     float scale_log2 = shape.scale * LOG2_E;
     const int group = GROUPED ? shape.group : 1;
     int head = kv_head * group;
-    unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp * 16 * M);
+    unsigned char* warp_rows = shared + SwizzledTile<D>::bytes(warp / Tile::sharing * 16 * M);
     SharedAddress k_tile = shared_address(shared), v_tile = k_tile + Tile::key_bytes,
                   k_rows = shared_address(warp_rows);
     unsigned char* stages = shared + 2 * Tile::key_bytes;
@@ -170,7 +177,7 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
                                                   shape.HS);
     load_tile_async<Tile::keys, D, Tile::threads>(v_tile, head_rows(a.v, batch, kv_head), first_key, shape.Tk,
                                                   shape.HS);
-    float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
+    float dk[M][Tile::channels / 8][4] = {}, dv[M][Tile::channels / 8][4] = {};
     for (; head < (kv_head + 1) * group; head++) {
         if (head > kv_head * group) __syncthreads();   // the last tiles of the head before have been read
 #pragma unroll
@@ -206,21 +213,24 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
                 }
             std::uint32_t weights[M][N / 2][4];
             pack_weights(weights, scores);
-            accumulate_weighted<D>(dv, weights, dout_tile);
+            accumulate_weighted<D>(dv, weights, dout_tile + 2 * first_channel);
             pack_weights(weights, dscores);
-            accumulate_weighted<D>(dk, weights, q_tile);
+            accumulate_weighted<D>(dk, weights, q_tile + 2 * first_channel);
         }
     }
-    if (tiles == 0) {   // the copy of k is still under way into the rows used for staging
-        cp_async_wait<0>();
-        __syncthreads();
-    }
+    // the copy of k is still under way into the rows used for staging, or another warp reads them
+    if (tiles == 0) cp_async_wait<0>();
+    if (tiles == 0 || Tile::sharing > 1) __syncthreads();
     float dk_factor[M][2], dv_factor[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++) {
         dk_factor[m][0] = dk_factor[m][1] = shape.scale;
         dv_factor[m][0] = dv_factor[m][1] = 1.0f;
     }
-    store_sums<D>(head_rows(a.dk, batch, kv_head), dk, dk_factor, warp_key, shape.Tk, shape.HS, warp_rows);
-    store_sums<D>(head_rows(a.dv, batch, kv_head), dv, dv_factor, warp_key, shape.Tk, shape.HS, warp_rows);
+    HeadRows<G> dk_rows = head_rows(a.dk, batch, kv_head), dv_rows = head_rows(a.dv, batch, kv_head);
+    dk_rows.data += first_channel, dv_rows.data += first_channel;
+    unsigned char* staging = warp_rows + SwizzledTile<Tile::channels>::bytes(warp % Tile::sharing * 16 * M);
+    const int channels = shape.HS - first_channel;
+    store_sums<Tile::channels>(dk_rows, dk, dk_factor, warp_key, shape.Tk, channels, staging);
+    store_sums<Tile::channels>(dv_rows, dv, dv_factor, warp_key, shape.Tk, channels, staging);
 }

@@ -1,9 +1,9 @@
 // Forward attention on tensor cores, bf16 in, fp32 sums.
 //
-// A block of 4 warps keeps 128 queries, 32 a warp, and streams keys and values in tiles of 64 (at D = 128: 32) through
-// a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023, algorithm 1). Tiles of keys that no
-// query of the block sees are never loaded; a warp whose own queries see nothing of a tile skips it; only tiles that
-// the diagonal or the end of the keys crosses are masked.
+// A block of 4 warps keeps 128 queries, 32 a warp (above D = 128: half as many), and streams keys and values in tiles
+// of 64 (from D = 128 on: 32) through a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023,
+// algorithm 1). Tiles of keys that no query of the block sees are never loaded; a warp whose own queries see nothing of
+// a tile skips it; only tiles that the diagonal or the end of the keys crosses are masked.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"
@@ -11,8 +11,8 @@
 template <int D>
 struct MmaForwardTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = 2;                      // of 16 queries, a warp
-    static constexpr int queries = warps * blocks * 16;   // kept: 128
+    static constexpr int blocks = D <= 128 ? 2 : 1;       // of 16 queries, a warp
+    static constexpr int queries = warps * blocks * 16;   // kept: 128 or 64
     static constexpr int keys = D <= 96 ? 64 : 32;        // streamed; 64 would spill registers at D = 128
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
@@ -20,6 +20,7 @@ struct MmaForwardTile {
     static constexpr int shared_bytes = query_bytes + stages * 2 * key_bytes;   // D = 128: 64 KiB
 };
 static_assert(MmaForwardTile<128>::shared_bytes == 64 * 1024 && fits_twice(MmaForwardTile<128>::shared_bytes));
+static_assert(MmaForwardTile<256>::shared_bytes == 96 * 1024 && fits_twice(MmaForwardTile<256>::shared_bytes));
 
 // One tile of online softmax, in place: scores become exp(scale * score - largest of the row so far), and the sums so
 // far are rescaled to it. row_max is of unscaled scores; row_sum is of this lane's columns only.
@@ -55,7 +56,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[M][N][4], float (
         }
 }
 
-// Grid (query tiles, NH, B). Shared: q (128, D), then `stages` of k (keys, D), then of v (keys, D). scale > 0.
+// Grid (query tiles, NH, B). Shared: q (queries, D), then `stages` of k (keys, D), then of v (keys, D). scale > 0.
 template <class O, int D>
 __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forward_mma(AttentionForward<bf16, O> a) {
     using Tile = MmaForwardTile<D>;

@@ -9,7 +9,8 @@
 // Eight rows read at one chunk must fall on eight different groups of four banks.
 TEST_CASE_TEMPLATE("attention_mma: swizzled tiles have no bank conflicts and no overlaps", D,
                    std::integral_constant<int, 32>, std::integral_constant<int, 64>, std::integral_constant<int, 80>,
-                   std::integral_constant<int, 96>, std::integral_constant<int, 128>) {
+                   std::integral_constant<int, 96>, std::integral_constant<int, 128>,
+                   std::integral_constant<int, 256>) {
     using Tile = SwizzledTile<D::value>;
     std::vector<int> uses(64 * Tile::chunks);
     for (int row = 0; row < 64; row++)

@@ -1,7 +1,7 @@
 // Attention in plain double precision, for tests: every score matrix row is written out, nothing is clever.
 //
 // Tensors are (B, T, NH or kv heads, HS) without gaps; lse is (B, NH, Tq). The mask and the meaning of every field are
-// those of AttentionShape.
+// those of AttentionShape, whose first keys are on the host here.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,9 @@ struct AttentionReference {
 
 namespace attention_reference {
 
-inline bool sees(const AttentionShape& shape, int query, int key) {
+inline bool sees(const AttentionShape& shape, int batch, int query, int key) {
+    const FirstKeys& documents = shape.documents;
+    if (documents.first != nullptr && key < documents.first[batch * documents.batch + query]) return false;
     return !shape.causal || shape.k0 + key <= shape.q0 + query;
 }
 
@@ -42,11 +44,11 @@ inline double probabilities(std::vector<double>& p, const std::vector<double>& q
     double largest = -std::numeric_limits<double>::infinity(), sum = 0;
     p.assign(shape.Tk, 0.0);
     for (int j = 0; j < shape.Tk; j++) {
-        if (!sees(shape, i, j)) continue;
+        if (!sees(shape, b, i, j)) continue;
         p[j] = shape.scale * dot(&q[row(shape, b, i, h)], &k[key_row(shape, b, j, h)], shape.HS);
         largest = std::max(largest, p[j]);
     }
-    for (int j = 0; j < shape.Tk; j++) sum += p[j] = sees(shape, i, j) ? std::exp(p[j] - largest) : 0.0;
+    for (int j = 0; j < shape.Tk; j++) sum += p[j] = sees(shape, b, i, j) ? std::exp(p[j] - largest) : 0.0;
     for (int j = 0; j < shape.Tk; j++) p[j] = sum > 0 ? p[j] / sum : 0.0;
     return sum > 0 ? largest + std::log(sum) : -std::numeric_limits<double>::infinity();
 }

@@ -147,6 +147,16 @@ public:
     cudaStream_t stream = nullptr;
 };
 
+// A shape whose first keys, if any, are on the device. `memory` keeps them there.
+inline AttentionShape on_device(AttentionShape shape, TestDevice& device, DeviceBuffer<int>& memory) {
+    if (shape.documents.first == nullptr) return shape;
+    const std::size_t count = static_cast<std::size_t>((shape.B - 1) * shape.documents.batch + shape.Tq);
+    memory = device.arena.allocate<int>("test/first keys", count);
+    memory.upload(std::span(shape.documents.first, count), device.stream);
+    shape.documents.first = memory.data();
+    return shape;
+}
+
 template <class T, class O>
 using ForwardFunction = std::function<void(const AttentionForward<T, O>&, cudaStream_t)>;
 template <class T, class G>
@@ -165,7 +175,9 @@ AttentionReference run_forward(const ForwardFunction<T, O>& attention, const Att
     q.upload(inputs.q);
     k.upload(inputs.k);
     v.upload(inputs.v);
-    attention({out.view(), lse.data(), q.view(), k.view(), v.view(), shape}, device.stream);
+    DeviceBuffer<int> first_keys;
+    attention({out.view(), lse.data(), q.view(), k.view(), v.view(), on_device(shape, device, first_keys)},
+              device.stream);
     AttentionReference result;
     result.out = out.download();
     std::vector<float> lse_values = lse.download(device.stream);
@@ -194,14 +206,31 @@ AttentionReference run_backward(const BackwardFunction<T, G>& attention, const A
     dout.upload(inputs.dout);
     std::vector<float> lse_values(forward.lse.begin(), forward.lse.end());
     lse.upload(lse_values, device.stream);
+    DeviceBuffer<int> first_keys;
     attention({dq.view(), dk.view(), dv.view(), delta.data(), dout.view(), out.view(), lse.data(), q.view(), k.view(),
-               v.view(), shape},
+               v.view(), on_device(shape, device, first_keys)},
               device.stream);
     AttentionReference result;
     result.dq = dq.download();
     result.dk = dk.download();
     result.dv = dv.download();
     return result;
+}
+
+// First keys of queries at positions q0 .. of each sequence, whose documents begin where these say (positions,
+// ascending for each sequence), among keys at k0 ...; for shape.documents.first.
+inline std::vector<int> first_keys_of(const AttentionShape& shape, const std::vector<std::vector<int>>& begins) {
+    std::vector<int> first;
+    for (int b = 0; b < shape.B; b++) {
+        for (int i = 0; i < shape.Tq; i++) {
+            int begin = 0;
+            for (const int next : begins[static_cast<std::size_t>(b) % begins.size()]) {
+                if (next <= shape.q0 + i) begin = next;
+            }
+            first.push_back(std::max(0, begin - static_cast<int>(shape.k0)));
+        }
+    }
+    return first;
 }
 
 // Largest errors allowed, by tensor norm (lse: absolute).
@@ -211,6 +240,25 @@ struct AttentionTolerance {
 template <class T>
 constexpr AttentionTolerance attention_tolerance() {
     return sizeof(T) == 4 ? AttentionTolerance{2e-6, 1e-5, 5e-6} : AttentionTolerance{5e-3, 2e-5, 1e-2};
+}
+
+// The same documents in shapes of every kind: several tiles of them, borders inside tiles and at their edges, documents
+// of one token, and queries that see none of these keys. `check(shape)`.
+template <class Check>
+void check_documents(Check check) {
+    const std::vector<std::vector<int>> begins = {{0, 1, 2, 63, 127, 190}, {0}, {0, 64, 65, 128}};
+    auto with = [&](AttentionShape shape) {
+        const std::vector<int> first = first_keys_of(shape, begins);
+        shape.documents = {first.data(), shape.Tq};
+        check(shape);
+    };
+    for (const int HS : {32, 64, 128, 256}) with(self_attention_shape(3, HS > 128 ? 60 : 210, 2, HS));
+    with(self_attention_shape(2, 300, 4, 64, true, 2));
+    AttentionShape later = self_attention_shape(3, 100, 2, 32);   // a block of a ring: keys before the queries
+    later.q0 = 110, later.Tk = 70, later.causal = false;
+    with(later);
+    later.Tk = 40;   // none of the last ones
+    with(later);
 }
 
 // Forward and backward of one shape against the reference.
@@ -236,4 +284,45 @@ void check_attention(const ForwardFunction<T, O>& forward, const BackwardFunctio
     CHECK(relative_error(gradients.dq, expected.dq) < tolerance.gradient);
     CHECK(relative_error(gradients.dk, expected.dk) < tolerance.gradient);
     CHECK(relative_error(gradients.dv, expected.dv) < tolerance.gradient);
+}
+
+// The gradient of what the second of two documents makes of itself is exactly zero in the first one.
+template <class T>
+void check_no_gradient_crosses(const ForwardFunction<T, T>& forward, const BackwardFunction<T, T>& backward) {
+    AttentionShape shape = self_attention_shape(1, 150, 2, 64);
+    const std::vector<int> first = first_keys_of(shape, {{0, 70}});
+    shape.documents = {first.data(), shape.Tq};
+    AttentionInputs inputs = random_inputs<T>(shape);
+    const std::size_t row = static_cast<std::size_t>(shape.NH) * static_cast<std::size_t>(shape.HS);
+    std::fill_n(inputs.dout.begin(), 70 * row, 0.0);
+    const AttentionReference found = run_forward<T, T>(forward, shape, Layout::packed, inputs);
+    const AttentionReference gradients = run_backward<T, T>(backward, shape, Layout::packed, inputs, found);
+    for (const auto* of : {&gradients.dq, &gradients.dk, &gradients.dv}) {
+        CHECK(std::all_of(of->begin(), of->begin() + 70 * static_cast<std::ptrdiff_t>(row),
+                          [](double value) { return value == 0.0; }));
+        CHECK(std::any_of(of->begin() + 70 * static_cast<std::ptrdiff_t>(row), of->end(),
+                          [](double value) { return value != 0.0; }));
+    }
+}
+
+// A mask that hides nothing changes no bit.
+template <class T>
+void check_one_document(const ForwardFunction<T, T>& forward, const BackwardFunction<T, T>& backward) {
+    AttentionShape shape = self_attention_shape(2, 300, 2, 64);
+    const AttentionInputs inputs = random_inputs<T>(shape);
+    auto run = [&](const AttentionShape& of) {
+        AttentionReference made = run_forward<T, T>(forward, of, Layout::packed, inputs);
+        AttentionReference back = run_backward<T, T>(backward, of, Layout::packed, inputs, made);
+        back.out = made.out, back.lse = made.lse;
+        return back;
+    };
+    const AttentionReference without = run(shape);
+    const std::vector<int> first = first_keys_of(shape, {{0}});
+    shape.documents = {first.data(), shape.Tq};
+    const AttentionReference with = run(shape);
+    CHECK(with.out == without.out);
+    CHECK(with.lse == without.lse);
+    CHECK(with.dq == without.dq);
+    CHECK(with.dk == without.dk);
+    CHECK(with.dv == without.dv);
 }

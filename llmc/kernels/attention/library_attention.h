@@ -6,8 +6,9 @@
 //
 //            element types                      shapes
 //   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
-//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but key or query offsets (q0, k0), and what it is
-//                                              reported to do wrong (unsupported_by_cudnn)
+//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but heads of more than 128 channels, key or query
+//                                              offsets (q0, k0), masks of documents, and what it is reported to
+//                                              do wrong (unsupported_by_cudnn)
 //
 // Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
 // size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for 2 B NH Tq Tk bytes, up

@@ -1,6 +1,7 @@
 // Library attention on a CPU (llmc/cuda_on_cpu/blas/attention.h): operations on the stream. Forward is one task per
 // (batch, head, block of queries), backward one per (batch, head of keys and values).
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -25,10 +26,25 @@ host::Access rows_access(const float* data, const AttentionShape& s, bool write)
     return {data, sizeof(float) * s.B * s.NH * static_cast<std::size_t>(s.Tq), write};
 }
 
+void add_mask(host::Operation& operation, const AttentionShape& s) {
+    if (!s.documents.first) return;
+    const std::int64_t keys = (s.B - 1) * s.documents.batch + s.Tq;
+    operation.accesses.push_back({s.documents.first, static_cast<std::size_t>(keys) * sizeof(int), false});
+}
+
+// Of one of attention's products: of all pairs of a query and a key that it may see, were they of one document.
+double matmul_flops(const AttentionShape& s) {
+    double pairs = 0;
+    for (int q = 0; q < s.Tq; q++) {
+        pairs += s.causal ? static_cast<double>(std::clamp<std::int64_t>(s.q0 + q - s.k0 + 1, 0, s.Tk)) : s.Tk;
+    }
+    return 2.0 * s.B * s.NH * s.HS * pairs;
+}
+
 void check_shape(const AttentionShape& s) {
-    ENSURE(
-        s.B > 0 && s.NH > 0 && s.NH % s.group == 0 && s.Tq > 0 && s.Tk > 0 && s.HS > 0 && s.HS % 8 == 0 && s.HS <= 128,
-        "attention of B=", s.B, " NH=", s.NH, " Tq=", s.Tq, " Tk=", s.Tk, " HS=", s.HS);
+    ENSURE(s.B > 0 && s.NH > 0 && s.NH % s.group == 0 && s.Tq > 0 && s.Tk > 0 && s.HS > 0 && s.HS % 8 == 0 &&
+               s.HS <= kLargestHead,
+           "attention of B=", s.B, " NH=", s.NH, " Tq=", s.Tq, " Tk=", s.Tk, " HS=", s.HS);
 }
 
 }   // namespace
@@ -76,8 +92,10 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
     prepare(a);
     host::Operation operation;
     operation.name = "library attention forward";
+    operation.work.flops = 2 * matmul_flops(s);
     operation.accesses = {access(a.out, s, s.Tq, s.NH), rows_access(a.lse, s, true), access(a.q, s, s.Tq, s.NH),
                           access(a.k, s, s.Tk, s.kv_heads()), access(a.v, s, s.Tk, s.kv_heads())};
+    add_mask(operation, s);
     operation.step = [a] {
         const int blocks = (a.shape.Tq + host::attention::query_block - 1) / host::attention::query_block;
         host::parallel_for(
@@ -101,11 +119,13 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
     prepare(a);
     host::Operation operation;
     operation.name = "library attention backward";
+    operation.work.flops = 5 * matmul_flops(s);
     operation.accesses = {access(a.dq, s, s.Tq, s.NH),         access(a.dk, s, s.Tk, s.kv_heads()),
                           access(a.dv, s, s.Tk, s.kv_heads()), access(a.dout, s, s.Tq, s.NH),
                           access(a.out, s, s.Tq, s.NH),        access(a.q, s, s.Tq, s.NH),
                           access(a.k, s, s.Tk, s.kv_heads()),  access(a.v, s, s.Tk, s.kv_heads()),
                           rows_access(a.delta, s, true),       rows_access(a.lse, s, false)};
+    add_mask(operation, s);
     operation.step = [a] {
         host::parallel_for(
             std::int64_t{a.shape.B} * a.shape.kv_heads(),

@@ -4,6 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+
 #include "llmc/kernels/attention/attention_test.h"
 
 namespace {
@@ -42,7 +46,7 @@ void check_library(const AttentionShape& shape, Layout layout) {
 }   // namespace
 
 TEST_CASE_TEMPLATE("library_attention: every head size and layout matches double precision", T, float, bf16) {
-    for (int HS : {16, 64, 80, 128}) check_library<T>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
+    for (int HS : {16, 64, 80, 128, 256}) check_library<T>(shape_of(1, 2, 70, 70, HS, true), Layout::packed);
     for (Layout layout : {Layout::packed, Layout::head_major, Layout::spaced}) {
         check_library<T>(shape_of(3, 3, 17, 17, 16, true), layout);
         check_library<T>(shape_of(2, 3, 40, 40, 80, false), layout);
@@ -67,6 +71,18 @@ TEST_CASE_TEMPLATE("library_attention: causal with offsets, rows that see nothin
 TEST_CASE_TEMPLATE("library_attention: heads of queries share heads of keys and values", T, float, bf16) {
     for (int group : {2, 4}) check_library<T>(self_attention_shape(2, 300, 4, 64, true, group), Layout::packed);
     check_library<T>(self_attention_shape(1, 40, 6, 24, false, 3), Layout::spaced);
+    check_library<T>(self_attention_shape(1, 140, 4, 200, true, 2), Layout::spaced);
+}
+
+TEST_CASE_TEMPLATE("library_attention: documents see only themselves", T, float, bf16) {
+    AttentionShape asked = self_attention_shape(1, 64, 1, 64);
+    asked.masks_documents = true;
+    if (!LibraryAttention::refusal<T>(asked).empty()) return;
+    check_documents([](const AttentionShape& shape) { check_library<T>(shape, Layout::packed); });
+    Arena arena;
+    LibraryAttention library(arena);
+    check_no_gradient_crosses<T>(library_forward<T>(library), library_backward<T>(library));
+    check_one_document<T>(library_forward<T>(library), library_backward<T>(library));
 }
 
 TEST_CASE("library_attention: bf16 inputs with fp32 results") {
@@ -115,4 +131,61 @@ TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
         run_forward<float, float>(library_forward<float>(library), shape, Layout::packed, inputs);
     CHECK(relative_error(found.out, expected.out) < 1e-4);
     CHECK(lse_error(found.lse, expected.lse) < 1e-3);
+}
+
+// Forward and backward at T = 4,096: without a mask, with one that hides nothing, and with eight equal documents, in
+// turns; medians of ratios.
+TEST_CASE("library_attention: what masks of documents cost and save" * doctest::skip()) {
+    const int T = 4096, turns = 15;
+    const AttentionShape plain = self_attention_shape(1, T, 4, 64);
+    TestDevice device;
+    auto zeros = [&](const char* name, std::size_t parts) {
+        auto buffer = device.arena.allocate<float>(name, parts * static_cast<std::size_t>(T) * 4 * 64);
+        std::vector<float> values(buffer.size());
+        for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(normal(1, i));
+        buffer.upload(values, device.stream);
+        return buffer;
+    };
+    const auto qkv = zeros("test/qkv", 3), dqkv = zeros("test/dqkv", 3), out = zeros("test/out", 1),
+               dout = zeros("test/dout", 1), lse = zeros("test/lse", 1), delta = zeros("test/delta", 1);
+    const auto one = first_keys_of(plain, {{0}}),
+               eight = first_keys_of(plain, {{0, 512, 1024, 1536, 2048, 2560, 3072, 3584}});
+    std::array<AttentionShape, 3> shapes{plain, plain, plain};
+    shapes[1].documents = {one.data(), T}, shapes[2].documents = {eight.data(), T};
+    std::array<DeviceBuffer<int>, 3> memory;
+    for (std::size_t i = 0; i < 3; i++) shapes[i] = on_device(shapes[i], device, memory[i]);
+    LibraryAttention library(device.arena);
+    auto part = [&](const DeviceBuffer<float>& of, int i) { return packed_heads(of.data(), i, T, 4, 64); };
+    auto seconds = [&](const AttentionShape& shape) {
+        const auto begin = std::chrono::steady_clock::now();
+        const auto heads = [&](const DeviceBuffer<float>& of) { return contiguous_heads(of.data(), T, 4, 64); };
+        library.forward(
+            AttentionForward<float>{heads(out), lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
+            device.stream);
+        library.backward(
+            AttentionBackward<float>{part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), delta.data(), heads(dout), heads(out),
+                                     lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
+            device.stream);
+        CUDA_CHECK(cudaStreamSynchronize(device.stream));
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    std::array<std::vector<double>, 3> took;
+    for (int turn = -1; turn < turns; turn++) {
+        for (std::size_t i = 0; i < 3; i++) {
+            const double s = seconds(shapes[i]);
+            if (turn >= 0) took[i].push_back(s);   // the first warms up
+        }
+    }
+    auto median = [](std::vector<double> values) {
+        std::ranges::sort(values);
+        return values[values.size() / 2];
+    };
+    auto ratio = [&](std::size_t which) {
+        std::vector<double> ratios;
+        for (std::size_t i = 0; i < took[0].size(); i++) ratios.push_back(took[which][i] / took[0][i]);
+        return median(ratios);
+    };
+    MESSAGE("plain ", 1e3 * median(took[0]), " ms; one document ", ratio(1), " of it; eight ", ratio(2));
+    CHECK(ratio(1) < 1.03);
+    CHECK(ratio(2) < 1);
 }

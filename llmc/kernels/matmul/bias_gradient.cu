@@ -11,7 +11,7 @@ namespace {
 
 // Few rows per split keep many threads busy; few splits keep stage 2 short.
 constexpr int least_rows_per_split = 32, most_splits = 256;
-constexpr int rows_in_flight = loads_in_flight(8), partial_threads = 64;
+constexpr int rows_in_flight = 8, partial_threads = 64;
 
 // A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split. Told that eight
 // blocks need to share a multiprocessor, nvcc keeps a row in registers for each load; untold it saves them, and loads

@@ -40,7 +40,7 @@ __device__ __forceinline__ void fetch_ahead([[maybe_unused]] const Real* weight)
 template <class Real>
 __device__ __forceinline__ void add_products(Vec8<float>& sum, const Real* weight, const Real* in) {
     const Vec8<float> w = to_floats(load_packets<8>(weight)), x = to_floats(load_packets<8>(in));
-    VECTOR_LOOP
+#pragma unroll
     for (int c = 0; c < 8; c++) sum[c] = fmaf(w[c], x[c], sum[c]);
 }
 

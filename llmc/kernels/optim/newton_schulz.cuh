@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     if (i >= extent.count) return;
     Vec8<float> s = to_floats(load8(square, i, extent));
     const Vec8<float> g = to_floats(load8(gram, i, extent));
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) {
         const float identity = (i + k) % (n + 1) == 0 ? p.a : 0.0f;
         s[k] = fmaf(p.c, s[k], fmaf(p.b, g[k], identity));

@@ -5,6 +5,9 @@
 // stochastically for bf16 with random bits that are a function of (seed, step, tensor, global element), so every layout
 // rounds alike.
 //
+// What differs from step to step (learning rate, number of the step and what follows from them) is read on the device,
+// not an argument: the launches of all steps are the same, as a graph's must be.
+//
 // Rules that look at a whole tensor need norms of it first: `sum_norms` adds the squares of the elements of which this
 // rank is the one owner, in double; sums over ranks are the caller's; the update reads them on the device.
 #pragma once
@@ -62,7 +65,9 @@ template <class Real, class Grad>
 struct UpdateTable {
     std::vector<UpdateRange<Real, Grad>> ranges;
     DeviceBuffer<UpdateRange<Real, Grad>> device_ranges;
-    DeviceBuffer<double> partials;   // per block of the weights, then of the changes
+    UpdateStep step{};                     // as last set
+    DeviceBuffer<UpdateFactors> factors;   // its, one
+    DeviceBuffer<double> partials;         // per block of the weights, then of the changes
     std::int64_t blocks = 0;
 };
 
@@ -72,12 +77,16 @@ UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
                                           std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
                                           bool norms = false);
 
+// Sets what the next updates and norms of the table are of. Copies the step to the device: not part of a graph.
+template <class Real, class Grad>
+void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+
 template <class Rule, class Real, class Grad>
-void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+void update_weights(const UpdateTable<Real, Grad>& table, cudaStream_t stream);
 
 // norms[range.norms] = the sums of each range, of the rule's two vectors; others stay.
 template <class Rule, class Real, class Grad>
-void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Stochastic rounding
@@ -105,11 +114,11 @@ __device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w
     const std::int64_t first = span.element(i);
     if (first % 8 == 0 && span.element(i + 7) == first + 7) {   // nearly always: one draw serves all eight
         const Random4 draw = rounding_draw(key, first, step);
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) result[k] = round_stochastically(w[k], rounding_bits(draw, k));
         return result;
     }
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) {
         const std::int64_t element = span.element(i + k);
         const Random4 draw = rounding_draw(key, element, step);
@@ -161,7 +170,7 @@ __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>&
     if constexpr (Rule::reads & reads_w) x.w = load_weights(range, i, extent);
     if constexpr (Rule::reads & (reads_g | is_direction)) x.g = to_floats(load8(range.gradient, i, extent));
     if constexpr (Rule::reads & reads_g) {
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x.g[k] *= grad_scale;
     }
     return x;
@@ -178,7 +187,8 @@ __device__ __forceinline__ Extent extent_of(const UpdateRange<Real, Grad>& range
 
 template <class Rule, class Real, class Grad>
 __global__ void __launch_bounds__(kUpdateThreads)
-    update_kernel(const UpdateRange<Real, Grad>* ranges, int count, UpdateFactors factors) {
+    update_kernel(const UpdateRange<Real, Grad>* ranges, int count, const UpdateFactors* of_step) {
+    const UpdateFactors factors = *of_step;
     if (factors.norm && factors.norm->skip) return;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
     const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
@@ -191,7 +201,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
         UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             Rule::update(x.w[k], x.m[k], x.v[k], x.g[k], range.weight_decay, ratio, factors);
         }
@@ -204,7 +214,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
 template <class Rule, class Real, class Grad>
 __global__ void __launch_bounds__(kUpdateThreads)
-    norm_partials_kernel(double* partials, const UpdateRange<Real, Grad>* ranges, int count, UpdateFactors factors) {
+    norm_partials_kernel(double* partials, const UpdateRange<Real, Grad>* ranges, int count,
+                         const UpdateFactors* of_step) {
+    const UpdateFactors factors = *of_step;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
     const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
     const Extent extent = extent_of(range);
@@ -213,7 +225,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     Vec8<double> weights = {}, changes = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
         const UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);   // zero past the end
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             const double w = static_cast<double>(x.w[k]);
             const double change =
@@ -251,6 +263,7 @@ UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
     table.ranges = std::move(ranges);
     table.device_ranges = arena.allocate<UpdateRange<Real, Grad>>(name + "_ranges", table.ranges.size());
     table.device_ranges.upload(table.ranges, stream);
+    table.factors = arena.allocate<UpdateFactors>(name + "_step", 1);
     if (norms) {
         table.partials = arena.allocate<double>(name + "_partials", static_cast<std::size_t>(2 * table.blocks));
     }
@@ -275,11 +288,21 @@ inline UpdateFactors factors_of(const UpdateStep& step) {
             .norms = step.norms};
 }
 
+template <class Real, class Grad>
+void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+    table.step = step;
+    const std::vector factors{factors_of(step)};
+    if (table.blocks > 0) table.factors.upload(factors, stream);
+}
+
 // What a rule reads of a table's ranges.
 template <class Rule, class Real, class Grad>
-Launch update_launch(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+Launch update_launch(const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
+    const UpdateStep& step = table.step;
+    ENSURE(step.step >= 1, "an update before its step was set");
     Launch where{dim3(blocks_for(table.blocks, 1)), loop_threads(kUpdateThreads), 0, stream};
     where.reads(table.device_ranges.data(), table.device_ranges.bytes());
+    where.reads(table.factors.data(), table.factors.bytes());
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
     for (const UpdateRange<Real, Grad>& range : table.ranges) {
         const std::size_t floats = range.count * sizeof(float);
@@ -298,10 +321,9 @@ Launch update_launch(const UpdateTable<Real, Grad>& table, const UpdateStep& ste
 }
 
 template <class Rule, class Real, class Grad>
-void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
-    const UpdateFactors factors = factors_of(step);
+void update_weights(const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
     if (table.blocks == 0) return;
-    Launch where = update_launch<Rule>(table, step, stream);
+    Launch where = update_launch<Rule>(table, stream);
     for (const UpdateRange<Real, Grad>& range : table.ranges) {
         const std::size_t floats = range.count * sizeof(float);
         if (Rule::writes & reads_m) where.writes(range.m, floats);
@@ -310,17 +332,17 @@ void update_weights(const UpdateTable<Real, Grad>& table, const UpdateStep& step
         if ((Rule::writes & reads_w) && range.master) where.writes(range.master, floats);
     }
     launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(), static_cast<int>(table.ranges.size()),
-           factors);
+           table.factors.data());
 }
 
 template <class Rule, class Real, class Grad>
-void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
     if (table.blocks == 0) return;
-    Launch squares = update_launch<Rule>(table, step, stream);
+    Launch squares = update_launch<Rule>(table, stream);
     squares.writes(table.partials.data(), table.partials.bytes());
     const int count = static_cast<int>(table.ranges.size());
     launch(norm_partials_kernel<Rule, Real, Grad>, squares, table.partials.data(), table.device_ranges.data(), count,
-           factors_of(step));
+           table.factors.data());
     Launch add{dim3(static_cast<unsigned>(count)), dim3(kOrderedSumThreads), 0, stream};
     add.reads(table.device_ranges.data(), table.device_ranges.bytes());
     add.reads(table.partials.data(), table.partials.bytes());

@@ -59,13 +59,16 @@ std::vector<Tensor<Real, Grad>> make_tensors(KernelTest& test, bool masters) {
 }
 
 template <class Real, class Grad>
-UpdateTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters) {
+UpdateTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters,
+                                   const UpdateStep& step) {
     std::vector<UpdateRange<Real, Grad>> ranges;
     for (const auto& t : tensors) {
         ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(), t.v.data(),
                           static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
     }
-    return test.keep(make_update_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream));
+    auto table = make_update_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream);
+    set_update_step(table, step, test.stream);
+    return test.keep(table);
 }
 
 DeviceBuffer<GradNorm> upload_norm(KernelTest& test, GradNorm norm) {
@@ -78,7 +81,6 @@ template <class Real, class Grad>
 void check_adamw(bool masters, int step) {
     KernelTest test;
     auto tensors = make_tensors<Real, Grad>(test, masters);
-    auto table = make_table(test, tensors, masters);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {4.0f, 0.25f, 0});
     UpdateStep s{1e-3f, 0.9f, 0.95f, 1e-8f, step, 0, norm.data()};
     std::vector<Reference> expected;
@@ -86,7 +88,7 @@ void check_adamw(bool masters, int step) {
         expected.push_back(adam_reference(masters ? t.master.values() : t.parameter.values(), t.m.values(), t.v.values(),
                                           t.gradient.values(), 0.25, static_cast<float>(t.decay), s));
     }
-    update_weights<AdamW>(table, s, test.stream);
+    update_weights<AdamW>(make_table(test, tensors, masters, s), test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) {
         const Reference& r = expected[i];
         std::string what = text("tensor ", i, " of ", r.w.size());
@@ -114,14 +116,30 @@ TEST_CASE("adamw: matches the double loop over many tensors") {
     }
 }
 
+// What a graph of a step needs: its launches are made once, and the copy of the step before them says which step it is.
+TEST_CASE("adamw: which step it is, and its learning rate, are read on the device when the update runs") {
+    KernelTest test;
+    auto tensors = make_tensors<bf16, float>(test, false), same = make_tensors<bf16, float>(test, false);
+    const UpdateStep first{1e-3f, 0.9f, 0.95f, 1e-8f, 3, 17}, second{1e-2f, 0.9f, 0.95f, 1e-8f, 4, 17};
+    auto table = make_table(test, tensors, false, first);
+    const std::vector<UpdateFactors> factors{factors_of(second)};
+    table.factors.upload(factors, test.stream);   // as a graph would find it: no call of the update's knows
+    update_weights<AdamW>(table, test.stream);
+    update_weights<AdamW>(make_table(test, same, false, second), test.stream);
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+        CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
+        CHECK(same_bits(tensors[i].v.raw(), same[i].v.raw()));
+    }
+}
+
 TEST_CASE("adamw: without a norm gradients count as they are") {
     KernelTest test;
     auto tensors = make_tensors<float, float>(test, false), same = make_tensors<float, float>(test, false);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {1.0f, 1.0f, 0});
     UpdateStep step{1e-3f, 0.9f, 0.95f, 1e-8f, 3};
-    update_weights<AdamW>(make_table(test, tensors, false), step, test.stream);
+    update_weights<AdamW>(make_table(test, tensors, false, step), test.stream);
     step.norm = norm.data();
-    update_weights<AdamW>(make_table(test, same, false), step, test.stream);
+    update_weights<AdamW>(make_table(test, same, false, step), test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
 }
 
@@ -129,7 +147,7 @@ TEST_CASE("adamw: the skip flag leaves everything as it was") {
     KernelTest test;
     auto tensors = make_tensors<bf16, float>(test, true), same = make_tensors<bf16, float>(test, true);
     DeviceBuffer<GradNorm> norm = upload_norm(test, {NAN, NAN, 1});
-    update_weights<AdamW>(make_table(test, tensors, true), {1e-3f, 0.9f, 0.95f, 1e-8f, 3, 0, norm.data()}, test.stream);
+    update_weights<AdamW>(make_table(test, tensors, true, {1e-3f, 0.9f, 0.95f, 1e-8f, 3, 0, norm.data()}), test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) {
         CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
         CHECK(same_bits(tensors[i].master.raw(), same[i].master.raw()));
@@ -151,7 +169,8 @@ std::vector<bf16> stochastic_step(const Doubles& w, std::size_t first, std::size
     UpdateRange<bf16, float> range{parameter.data(), nullptr, g.data(), m.data(), v.data(), static_cast<std::int64_t>(count), 0.0f,
                                  tensor_key, GlobalSpan{static_cast<std::int64_t>(first)}};
     auto table = make_update_table<bf16, float>(test.arena, "test/adam", {range}, test.stream);
-    update_weights<AdamW>(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
+    set_update_step(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
+    update_weights<AdamW>(table, test.stream);
     return parameter.raw();
 }
 

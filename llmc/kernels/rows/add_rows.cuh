@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_rows(Vec8<float>& sum, int first, int end, i
 #pragma unroll
         for (int u = 0; u < turn; u++) {
             const Vec8<float> x = to_floats(load8(row(i + u * step), column, extent));
-            VECTOR_LOOP
+#pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += x[k];
         }
     }

@@ -32,6 +32,7 @@ struct Classifier {
     float dloss;   // gradient of the total loss by one row's loss: 1 / global number of tokens
     ClassifierOutput output;
     float z_loss = 0;   // c: each row's loss has c lse^2 more, lse the logarithm of its sum of exponentials (PaLM)
+    float* margins = nullptr;   // (rows) the largest logit less the target's, 0 where that is ignored; null: not asked
 };
 
 template <class Real>
@@ -121,7 +122,7 @@ __device__ __forceinline__ SoftmaxPart with_piece(SoftmaxPart part, Vec8<float> 
     // seldom, after the first few
     if (max > part.max) part = {max, part.sum * ExpRelativeTo<Real>(max).from(part.max)};
     const ExpRelativeTo<Real> exp(part.max);
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) x[k] = exp(x[k]);
     part.sum += sum8(x);
     return part;
@@ -135,7 +136,7 @@ __device__ __forceinline__ SoftmaxPart softmax_part(const Row& row, int V) {
     for (; c + 8 <= V; c += column_step()) part = with_piece<Real>(part, to_floats(row.first(c)));
     if (c < V) {   // the piece that holds the end
         Vec8<float> x = to_floats(row.first(c));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;
         part = with_piece<Real>(part, x);
     }
@@ -181,13 +182,13 @@ __device__ __forceinline__ void write_logit_gradient(Real* logits, const Row& ro
     int c = first_column();
     for (; c + 8 <= V; c += column_step()) {
         Vec8<float> x = to_floats(row.again(c));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x[k] = exp(x[k]) * scale;
         store8(logits, c, extent, round_to<Real>(x));
     }
     for (; c < extent.count; c += column_step()) {   // the end, and padding
         Vec8<float> x = c < V ? to_floats(row.again(c)) : Vec8<float>{};
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) x[k] = c + k < V ? exp(x[k]) * scale : 0.0f;
         store8(logits, c, extent, round_to<Real>(x));
     }
@@ -216,6 +217,7 @@ __global__ void __launch_bounds__(kClassifierThreads)
     const bool gradient = args.output == ClassifierOutput::loss_and_gradient;
     if (target < 0) {
         if (threadIdx.x == 0) args.losses[index] = 0.0f;
+        if (threadIdx.x == 0 && args.margins != nullptr) args.margins[index] = 0.0f;
         if (gradient) write_no_gradient(logits, extent);
         return;
     }
@@ -224,6 +226,7 @@ __global__ void __launch_bounds__(kClassifierThreads)
     const float target_logit = static_cast<float>(logits[target]);
     const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part<Real>(row, args.V));
     if (threadIdx.x == 0) args.losses[index] = cross_entropy_loss<Real>(softmax, target_logit, args.z_loss);
+    if (threadIdx.x == 0 && args.margins != nullptr) args.margins[index] = softmax.max - target_logit;
     if (!gradient) return;
     write_logit_gradient(logits, row, softmax, {target, target_logit}, args.dloss, args.z_loss, args.V, extent);
 }
@@ -255,6 +258,7 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
     Launch where{dim3(static_cast<unsigned>(args.rows)), block, keeps_row ? row_bytes : 0, stream};
     where.reads(args.targets, args.rows * sizeof(int)).writes(args.losses, args.rows * sizeof(float));
     where.reads(args.logits, logit_bytes);
+    if (args.margins != nullptr) where.writes(args.margins, args.rows * sizeof(float));
     if (gradient) where.writes(args.logits, logit_bytes);
     if (gradient && !keeps_row && !alone) where.reads(args.logits, logit_bytes);   // once more
     if (keeps_row) {

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kClassifierThreads)
     const SoftmaxPart softmax = {args.maxima[row], args.sums[row]};
     if (threadIdx.x == 0) {
         args.shard.losses[row] = target < 0 ? 0.0f : cross_entropy_loss<Real>(softmax, target_logit, args.shard.z_loss);
+        if (args.shard.margins != nullptr) args.shard.margins[row] = target < 0 ? 0.0f : softmax.max - target_logit;
     }
     if (args.shard.output == ClassifierOutput::loss) return;
     Real* logits = args.shard.logits + row * args.shard.Vp;
@@ -117,6 +118,7 @@ void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t
     Launch where = sharded_classifier_launch(args, dim3(rows), classifier_block(args.shard.Vp), gradient, stream);
     where.reads(args.maxima, rows * sizeof(float)).reads(args.sums, 2 * rows * sizeof(float));
     where.writes(args.shard.losses, rows * sizeof(float));
+    if (args.shard.margins != nullptr) where.writes(args.shard.margins, rows * sizeof(float));
     with_extent_type(row_extent(args.shard.Vp, args.shard.logits), [&](auto known) {
         launch(sharded_classifier_finish_kernel<Real, decltype(known)>, where, args, known);
     });

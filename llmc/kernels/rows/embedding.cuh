@@ -15,12 +15,16 @@
 #include "llmc/kernels/vec.cuh"
 
 // Which positions of the sequence the T local tokens are: first, first + 1, ... unless `list` names each of them
-// (context parallelism gives a rank two separate pieces).
+// (context parallelism gives a rank two separate pieces), or `of_rows` each row's (documents begin anew).
 struct Positions {
     int first = 0;
-    const int* list = nullptr;   // (T) on the device, distinct, or null
+    const int* list = nullptr;      // (T) on the device, distinct, or null
+    const int* of_rows = nullptr;   // (B, T) on the device, or null
 
     __device__ int of(int t) const { return list ? list[t] : first + t; }
+    __device__ int of_row(std::int64_t row, int T) const {
+        return of_rows ? of_rows[row] : of(static_cast<int>(row % T));
+    }
 };
 
 template <class Real>
@@ -39,7 +43,8 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream);
 
 // dwte's rows of the tokens that occur are ADDED to, in fp32, rounded once; other rows are untouched. (The tied
 // classifier's matmul writes dwte first; where nothing does, zero it first.)
-// dwpe is overwritten whole (rows of other positions become zero), or added to when `accumulate_wpe`.
+// dwpe is overwritten whole (rows of other positions become zero), or added to when `accumulate_wpe`. Where rows have
+// positions of their own it is added to as dwte is, by groups of them: `dwte` with theirs.
 template <class Real, class Grad>
 struct EmbeddingBackward {
     Grad* dwte;               // (V, C)
@@ -84,7 +89,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
         const Vec8<Real> of_token =
             load8(args.wte + static_cast<std::int64_t>(owned ? token : 0) * args.C, at.column, known);
         if (!args.wpe) return store8(out, at.column, known, owned ? of_token : Vec8<Real>{});
-        const std::int64_t position = args.positions.of(at.row % args.T);
+        const std::int64_t position = args.positions.of_row(at.row, args.T);
         const Vec8<Real> of_position = load8(args.wpe + position * args.C, at.column, known);
         store8(out, at.column, known, add8(owned ? of_token : Vec8<Real>{}, of_position));
     });
@@ -96,8 +101,10 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream) 
     if (rows == 0) return;
     Launch where = elementwise_launch(padded_elements(rows, args.C), stream);
     where.reads(args.tokens, rows * sizeof(int)).reads(args.wte, sizeof(Real) * args.V * args.C);
-    if (args.positions.list) {
-        where.reads(args.positions.list, args.T * sizeof(int));   // and rows of wpe that only the device knows
+    if (args.positions.of_rows) {
+        where.reads(args.positions.of_rows, rows * sizeof(int));   // and rows of wpe that only the device knows
+    } else if (args.positions.list) {
+        where.reads(args.positions.list, args.T * sizeof(int));   // likewise
     } else if (args.wpe) {
         const std::size_t row_bytes = sizeof(Real) * args.C;
         where.reads(args.wpe + static_cast<std::int64_t>(args.positions.first) * args.C, args.T * row_bytes);
@@ -128,14 +135,14 @@ template <int loads, class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void add_positions(Vec8<float>& sum, const EmbeddingBackward<Real, Grad>& args, int first,
                                               int end, int step, int column, AnyExtent extent) {
     auto row = [&](int place) { return args.dout + static_cast<std::int64_t>(args.groups.order[place]) * args.C; };
-    add_rows<loads_in_flight(loads / Vec8<Real>::packets)>(sum, first, end, step, row, column, extent);
+    add_rows<loads / Vec8<Real>::packets>(sum, first, end, step, row, column, extent);
 }
 
 template <class Grad, class AnyExtent>
 __device__ __forceinline__ void add_to_row(Grad* row, const Vec8<Grad>& before, int column, AnyExtent extent,
                                            const Vec8<float>& sum) {
     Vec8<float> total = to_floats(before);
-    VECTOR_LOOP
+#pragma unroll
     for (int k = 0; k < 8; k++) total[k] += sum[k];
     store8(row, column, extent, round_to<Grad>(total));
 }
@@ -209,7 +216,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kGroupBlocks)
         const Vec8<Grad> before = load8(row, at.column, known);
         Vec8<float> sum = {};
         auto dout_row = [&](int b) { return args.dout + (static_cast<std::int64_t>(b) * args.T + at.row) * args.C; };
-        add_rows<loads_in_flight(kPositionLoads / Vec8<Real>::packets)>(sum, 0, args.B, 1, dout_row, at.column, known);
+        add_rows<kPositionLoads / Vec8<Real>::packets>(sum, 0, args.B, 1, dout_row, at.column, known);
         add_to_row(row, before, at.column, known, sum);
     });
 }
@@ -232,6 +239,7 @@ void embedding_backward(const EmbeddingBackward<Real, Grad>& args, cudaStream_t 
                static_cast<unsigned>(long_blocks));
     }
     if (!args.dwpe) return;
+    ENSURE(args.positions.of_rows == nullptr, "rows of dwpe whose positions are grouped");
     const std::size_t dwpe_bytes = sizeof(Grad) * args.max_positions * args.C;
     if (!args.accumulate_wpe) CUDA_CHECK(cudaMemsetAsync(args.dwpe, 0, dwpe_bytes, stream));
     if (args.B == 0 || args.T == 0) return;

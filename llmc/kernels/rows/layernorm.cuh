@@ -1,15 +1,16 @@
 // Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
-// bias with rstd = 1 / sqrt(variance + epsilon), and its backward pass. All arithmetic is fp32. C is at most 12288.
+// bias with rstd = 1 / sqrt(variance + epsilon), and its backward pass. All arithmetic is fp32.
 // Without mean and bias it is RMSNorm (Zhang, Sennrich, "Root mean square layer normalization", 2019): out = in * rstd
-// * weight with rstd = 1 / sqrt(mean of squares + epsilon).
+// * weight with rstd = 1 / sqrt(mean of squares + epsilon). In Llama in * rstd is rounded before the weight, too.
 //
-// Rows stay in registers (rows.cuh): forward and backward read each tensor from memory once. Backward sums dweight and
-// dbias per block in registers while it passes over the rows, and a second, small kernel adds the blocks' sums in a
-// fixed order.
+// Rows of up to 12,288 channels stay in registers (rows.cuh): forward and backward read each tensor from memory once.
+// Backward sums dweight and dbias per block in registers while it passes over the rows, and a second, small kernel adds
+// the blocks' sums in a fixed order.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "llmc/base/dtype.h"
@@ -30,6 +31,7 @@ struct LayerNormForward {
     const Real* bias;     // (C), or null: RMSNorm; `mean` is null then
     int rows, C;
     float epsilon = kLayerNormEpsilon;
+    bool rounds_before_weight = false;   // of RMSNorm
 };
 
 template <class Real>
@@ -71,7 +73,7 @@ void with_norm_kind(bool subtracts_mean, LaunchWith launch_with) {
 template <bool kSubtractsMean, class AnyExtent, class Real>
 __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row, const KeptRow<Real, AnyExtent>& in,
                                               Real* out, float* mean, float* rstd, const Real* weight, const Real* bias,
-                                              float epsilon) {
+                                              float epsilon, bool rounds_before_weight) {
     float m = 0;
     if constexpr (kSubtractsMean) {
         PieceSum<AnyExtent> sum;
@@ -85,7 +87,7 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
         Vec8<float> x = to_floats(in.piece(row, j));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             const float d = row.column(j) + k < row.C() ? x[k] - m : 0.0f;
             x[k] = d * d;
@@ -101,8 +103,13 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
         Vec8<float> b = {};
         if constexpr (kSubtractsMean) b = to_floats(row.load_shared_by_rows(bias, j));
         Vec8<float> x = to_floats(in.piece(row, j));
-        VECTOR_LOOP
-        for (int k = 0; k < 8; k++) x[k] = fmaf((x[k] - m) * s, w[k], b[k]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[k] = (x[k] - m) * s;
+        if constexpr (!kSubtractsMean && sizeof(Real) < sizeof(float)) {
+            if (rounds_before_weight) x = to_floats(round_to<Real>(x));
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[k] = fmaf(x[k], w[k], b[k]);
         row.store(out, j, round_to<Real>(x));
     }
     if (row.leads()) {
@@ -118,7 +125,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     KeptRow<Real, AnyExtent> x(args.in);
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) x.keep(j, row.load(args.in, j));
-    normalise_row<kSubtractsMean>(row, x, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon);
+    normalise_row<kSubtractsMean>(row, x, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon,
+                                  args.rounds_before_weight);
 }
 
 template <class Real>
@@ -156,8 +164,8 @@ inline std::size_t layernorm_backward_scratch(int rows, int C) {
     return static_cast<std::size_t>(layernorm_backward_blocks(rows, C)) * 2 * C;
 }
 
-// Threads of backward's largest block. Rows that are not whole packets need more registers, so their blocks are
-// smaller, and such rows can be no longer than this many threads hold.
+// Threads of backward's largest block. Rows that are not whole packets, and wide ones, need more registers, so their
+// blocks are smaller; the former are kept only up to what this many threads hold.
 template <class AnyExtent>
 constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
 constexpr int kOddRowMaxColumns = kBackwardThreads<Extent> * kRowParts * 8;
@@ -177,25 +185,26 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     float mean = 0;
     if constexpr (kSubtractsMean) mean = row.inside ? args.mean[row.row] : 0.0f;
     KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
-#pragma unroll
+#pragma unroll kUnrolledParts<AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         dout.keep(j, row.load(args.dout, j));
         in.keep(j, row.load(args.in, j));
     }
     PieceSum<AnyExtent> sum_g, sum_gn;
-#pragma unroll
+#pragma unroll kUnrolledParts<AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
         const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
         const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
-        Vec8<float> g, gn, weight_sum = sums.x(j), bias_sum = sums.y(j);
-        VECTOR_LOOP
+        Vec8<float> g, gn, weight_sum = sums.x(j), bias_sum = {};
+        if constexpr (kSubtractsMean) bias_sum = sums.y(j);
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             const float n = (x[k] - mean) * rstd;
             g[k] = d[k] * w[k];
             gn[k] = g[k] * n;
             weight_sum[k] = fmaf(d[k], n, weight_sum[k]);
-            bias_sum[k] += d[k];
+            if constexpr (kSubtractsMean) bias_sum[k] += d[k];
         }
         sums.set(j, weight_sum, bias_sum);
         sum_g.add(g);
@@ -203,7 +212,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     }
     const RowSums total = row.sums({sum_g.total(), sum_gn.total()});
     const float mean_g = kSubtractsMean ? total.a / row.C() : 0.0f, mean_gn = total.b / row.C();
-#pragma unroll
+#pragma unroll kUnrolledParts<AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
         if constexpr (!kKeepsRow<Real, AnyExtent>) {
@@ -214,7 +223,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
         const Vec8<float> d = to_floats(dout.piece(row, j)), x = to_floats(in.piece(row, j));
         Vec8<float> din = {};
         if (args.accumulate_input) din = to_floats(row.load(args.din, j));
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             const float n = (x[k] - mean) * rstd;
             const float gradient = (d[k] * w[k] - mean_g - n * mean_gn) * rstd;
@@ -228,7 +237,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
 template <class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Grad>& args,
                                                 const RowOfThread<AnyExtent>& row) {
-#pragma unroll
+#pragma unroll kUnrolledParts<AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         row.fetch_ahead(args.dout, j);
         row.fetch_ahead(args.in, j);
@@ -237,7 +246,7 @@ __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Gr
 }
 
 template <bool kSubtractsMean, class Real, class Grad, class AnyExtent>
-__global__ void __launch_bounds__(kBackwardThreads<AnyExtent>)
+__global__ void __launch_bounds__(kBackwardThreads<AnyExtent>, 1)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
     // where the block's sums go; not kept in a register meanwhile
     auto partials = [&] { return args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count; };
@@ -288,33 +297,27 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
 template <class Real, class Grad>
 void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t stream) {
     ENSURE(args.rows > 0, "layernorm backward of no rows");
-    if (!row_extent(args.C, args.din, args.dout, args.in, args.weight).packets && args.C > kOddRowMaxColumns) {
-        throw Error(ErrorKind::usage,
-                    text("rows of C=", args.C, " channels: beyond ", kOddRowMaxColumns,
-                         " layer normalisation's gradient needs a multiple of 8"),
-                    "Choose --channels that are a multiple of 8.");
-    }
     const std::size_t row_bytes = args.C * sizeof(Real), all_bytes = args.rows * row_bytes;
     const std::size_t scratch_bytes = layernorm_backward_scratch(args.rows, args.C) * sizeof(float);
     const int blocks = layernorm_backward_blocks(args.rows, args.C);
 
     dim3 block = row_block(args.C);
     if (block.x == 1) block.y = 1;   // one thread has the sums of the block
-    Launch main{dim3(static_cast<unsigned>(blocks)), block, 2 * args.C * sizeof(float), stream};
-    main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
-    main.reads(args.rstd, args.rows * sizeof(float));
-    if (args.dbias) main.reads(args.mean, args.rows * sizeof(float));
-    main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
-    if (args.accumulate_input) main.reads(args.din, all_bytes);
-    with_norm_kind(args.dbias != nullptr, [&](auto subtracts_mean) {
-        with_row_extent(
-            args.C,
-            [&](auto extent) {
-                launch(layernorm_backward_kernel<decltype(subtracts_mean)::value, Real, Grad, decltype(extent)>, main,
-                       args, extent);
-            },
-            args.din, args.dout, args.in, args.weight);
-    });
+    auto launch_main = [&](auto extent) {
+        const unsigned threads = std::min<unsigned>(block.x, kBackwardThreads<decltype(extent)>);
+        Launch main{dim3(static_cast<unsigned>(blocks)), dim3(threads, block.y),
+                    ColumnSums<decltype(extent)>::shared_bytes(args.C), stream};
+        main.reads(args.dout, all_bytes).reads(args.in, all_bytes).reads(args.weight, row_bytes);
+        main.reads(args.rstd, args.rows * sizeof(float));
+        if (args.dbias) main.reads(args.mean, args.rows * sizeof(float));
+        main.writes(args.din, all_bytes).writes(args.scratch, scratch_bytes);
+        if (args.accumulate_input) main.reads(args.din, all_bytes);
+        with_norm_kind(args.dbias != nullptr, [&](auto subtracts_mean) {
+            launch(layernorm_backward_kernel<decltype(subtracts_mean)::value, Real, Grad, decltype(extent)>, main, args,
+                   extent);
+        });
+    };
+    with_row_extent<kOddRowMaxColumns>(args.C, launch_main, args.din, args.dout, args.in, args.weight);
 
     const dim3 finish_block = block.x == 1 ? dim3(1) : dim3(32, kFinishThreads);
     Launch finish{dim3(blocks_for(args.dbias ? 2 * args.C : args.C, 32)), finish_block, 0, stream};

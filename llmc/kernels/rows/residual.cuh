@@ -31,6 +31,7 @@ struct ResidualLayerNormForward {
     const Real* bias;     // (C), or null: RMSNorm, and `mean` is null
     int rows, C;
     float epsilon = kLayerNormEpsilon;
+    bool rounds_before_weight = false;   // of RMSNorm
 };
 
 template <class Real>
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
         row.store(args.residual, j, piece);
         sum.keep(j, piece);
     }
-    normalise_row<kSubtractsMean>(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon);
+    normalise_row<kSubtractsMean>(row, sum, args.out, args.mean, args.rstd, args.weight, args.bias, args.epsilon,
+                                  args.rounds_before_weight);
 }
 
 template <class Real>

@@ -30,7 +30,7 @@ TEST_CASE_TEMPLATE("residual: fused with layernorm it is bit-equal to the separa
     SUBCASE("layer normalisation") {}
     SUBCASE("RMSNorm") { rms = true; }
     KernelTest test;
-    for (int C : {8, 48, 65, 768, 1600}) {
+    for (int C : {8, 48, 65, 768, 1600, 13000}) {
         const int rows = 11;
         const std::size_t n = static_cast<std::size_t>(rows) * C;
         auto a = test.random<Real>(n, 1.0, 1), b = test.random<Real>(n, 1.0, 2);

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real
     const std::int64_t unit = std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
     const std::int64_t row = unit / pieces;
     if (row >= a.rows) return;
-    const int first = static_cast<int>(unit % pieces) * 8, token = static_cast<int>((a.first_row + row) % a.T);
-    const auto position = static_cast<float>(a.positions.of(token));
+    const int first = static_cast<int>(unit % pieces) * 8;
+    const auto position = static_cast<float>(a.positions.of_row(a.first_row + row, a.T));
     Vec8<float> c, s;
     for (int k = 0; k < 8; k++) {
         const float angle = position * rotary_frequency(first + k, a.HS, log2_theta, a.factor);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real
         Real *const left = own + std::int64_t{head} * a.HS, *const right = left + a.HS / 2;
         const Vec8<float> x = to_floats(load_packets<8>(left)), y = to_floats(load_packets<8>(right));
         Vec8<float> turned_x, turned_y;
-        VECTOR_LOOP
+#pragma unroll
         for (int k = 0; k < 8; k++) {
             turned_x[k] = fmaf(x[k], c[k], -(y[k] * s[k]));
             turned_y[k] = fmaf(y[k], c[k], x[k] * s[k]);
@@ -82,6 +82,10 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream) {
     Launch where = elementwise_launch(std::int64_t{args.rows} * (args.HS / 2), stream);
     const std::size_t bytes = sizeof(Real) * static_cast<std::size_t>(args.rows) * static_cast<std::size_t>(args.row);
     where.writes(args.heads, bytes);
-    if (args.positions.list) where.reads(args.positions.list, static_cast<std::size_t>(args.T) * sizeof(int));
+    if (args.positions.of_rows) {
+        where.reads(args.positions.of_rows + args.first_row, static_cast<std::size_t>(args.rows) * sizeof(int));
+    } else if (args.positions.list) {
+        where.reads(args.positions.list, static_cast<std::size_t>(args.T) * sizeof(int));
+    }
     launch(rotary_kernel<Real>, where, args, std::log2(args.theta));
 }

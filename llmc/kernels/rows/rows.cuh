@@ -3,17 +3,17 @@
 // A row belongs to blockDim.x threads: one warp up to C = 768, more warps beyond. A block holds blockDim.y rows. Each
 // thread keeps at most three pieces of eight elements, at columns 8 * (j * blockDim.x + threadIdx.x), so a row is read
 // from memory once. Threads whose row or column lies outside take part with zeros: every thread reaches every
-// reduction.
-//
-// On a CPU one thread has all of a row (loop_threads in launch.cuh): the same pieces for it are in rows_one_thread.cuh.
+// reduction. Rows of more than kKeptRowMaxColumns are not kept but read again, by a block each: the same pieces for
+// them are in wide_rows.cuh. On a CPU a thread has a row of any width (loop_threads in launch.cuh), in that way.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "llmc/base/error.h"
+#include "llmc/base/check.h"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/ptx/ptx.cuh"
@@ -22,16 +22,12 @@
 
 constexpr int kRowParts = 3;       // pieces of eight elements a thread keeps
 constexpr int kRowThreads = 512;   // the largest block: leaves 128 registers to a thread
-constexpr int kRowMaxColumns = kRowThreads * kRowParts * 8;
+constexpr int kKeptRowMaxColumns = kRowThreads * kRowParts * 8;
 
 // Threads of a block: x along the row, y rows side by side.
 inline dim3 row_block(int C) {
-    if (C < 1 || C > kRowMaxColumns) {
-        throw Error(ErrorKind::usage,
-                    text("rows of C=", C, " channels: layer normalisation handles 1 to ", kRowMaxColumns),
-                    "Choose a model with fewer --channels.");
-    }
-    int warps = (C + 32 * kRowParts * 8 - 1) / (32 * kRowParts * 8);
+    ENSURE(C >= 1, "rows of C=", C, " channels");
+    int warps = ceil_div(std::min(C, kKeptRowMaxColumns), 32 * kRowParts * 8);
     int rows = warps < 8 ? 8 / warps : 1;
     return dim3(loop_threads(static_cast<unsigned>(32 * warps)), static_cast<unsigned>(rows));
 }
@@ -46,6 +42,10 @@ inline Launch row_launch(int rows, int C, cudaStream_t stream, const char* file 
 // way for all other rows needs more registers than two such blocks leave.
 template <class AnyExtent>
 constexpr int kRowBlocks = std::is_same_v<AnyExtent, PacketExtent> ? 2 : 1;
+
+// How much of a loop over a thread's parts of a row is unrolled: all of it; of wide rows, which have any number, nothing.
+template <class AnyExtent>
+constexpr int kUnrolledParts = kRowParts;
 
 // The row of this thread when each block handles blockDim.y consecutive rows.
 __device__ __forceinline__ int first_row() { return static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y); }
@@ -145,11 +145,12 @@ struct PieceSum {
 };
 
 // For each of C columns two sums, x and y, over the rows that a block has seen: a thread has those of its columns, in
-// registers. `store` writes the block's sums to `of_block` (2, C), adding the rows side by side (threadIdx.y) in order;
-// shared: (2, C).
+// registers. `store` writes the block's sums to `of_block` (2, C), adding the rows side by side (threadIdx.y) in order.
 template <class AnyExtent>
 struct ColumnSums {
     Vec8<float> xs[kRowParts] = {}, ys[kRowParts] = {};
+
+    static std::size_t shared_bytes(int C) { return 2 * C * sizeof(float); }   // (2, C), for `store`
 
     __device__ __forceinline__ ColumnSums(float*, AnyExtent) {}
     __device__ __forceinline__ Vec8<float> x(int part) const { return xs[part]; }
@@ -179,16 +180,16 @@ struct ColumnSums {
     }
 };
 
-#include "llmc/kernels/rows/rows_one_thread.cuh"
+#include "llmc/kernels/rows/wide_rows.cuh"
 
-// Calls launch_with(extent) with what is known of rows of C elements: every row begins at a packet, or not; in blocks
-// of row_block(C) they belong to one thread, or not.
-template <class LaunchWith, class... T>
+// Calls launch_with(extent) with what is known of rows of C elements: every row begins at a packet, or not; a row fits
+// the registers of a block (those of rows that are not whole packets up to kOddRowMaxColumns), or not.
+template <int kOddRowMaxColumns = kKeptRowMaxColumns, class LaunchWith, class... T>
 void with_row_extent(int C, LaunchWith launch_with, const T*... pointers) {
     with_extent_type(row_extent(C, pointers...), [&](auto known) {
-        if constexpr (loop_threads_may_be_one) {
-            if (row_block(C).x == 1) return launch_with(OneThread<decltype(known)>{known});
-        }
+        constexpr bool packets = std::is_same_v<decltype(known), PacketExtent>;
+        if (row_block(C).x == 1 || C > (packets ? kKeptRowMaxColumns : kOddRowMaxColumns))
+            return launch_with(WideRows<decltype(known)>{known});
         launch_with(known);
     });
 }

@@ -24,13 +24,51 @@ const std::vector<ModelFamily>& families() {
         {"hidden_act", "silu"}, {"attention_bias", false}, {"mlp_bias", false}};
     ModelConfig qwen3 = llama;
     qwen3.qk_norm = QkNorm::head;
+    ModelConfig olmo2 = llama;
+    olmo2.norm_position = NormPosition::after;
+    olmo2.qk_norm = QkNorm::row;
+    const std::vector<ModelFamily::Setting> of_olmo2 = {{"hidden_act", "silu"}, {"attention_bias", false}};
     const std::vector<ModelFamily::Setting> of_qwen3 = {
         {"hidden_act", "silu"}, {"attention_bias", false}, {"use_sliding_window", false}};
+    // of mixtures; how many experts and how wide is always said
+    auto of_experts = [](ModelConfig like, bool router_norm) {
+        like.experts = 1, like.router_norm = router_norm;
+        return like;
+    };
+    ModelConfig olmoe = llama;
+    olmoe.qk_norm = QkNorm::row;
+    const std::vector<ModelFamily::Setting> of_mixtral = {
+        {"hidden_act", "silu"}, {"sliding_window", nullptr}, {"router_jitter_noise", 0.0}};
+    std::vector<ModelFamily::Setting> of_qwen3_moe = of_qwen3, of_olmoe = of_olmo2;
+    of_qwen3_moe.push_back({"decoder_sparse_step", 1});
+    of_qwen3_moe.push_back({"mlp_only_layers", Json::array()});
+    of_olmoe.push_back({"clip_qkv", nullptr});
+    auto keys = [](const char* experts, const char* width) {
+        return std::vector<ModelFamily::Key>{{"mlp-width", nullptr},
+                                             {"experts", experts},
+                                             {"experts-per-token", "num_experts_per_tok"},
+                                             {"expert-width", width}};
+    };
+    auto with_norm = [](std::vector<ModelFamily::Key> all_keys) {
+        all_keys.push_back({"router-norm", "norm_topk_prob"});
+        return all_keys;
+    };
+    const std::vector<ModelFamily::Key> mixtral_keys = keys("num_local_experts", "intermediate_size"),
+                                        qwen3_moe_keys = with_norm(keys("num_experts", "moe_intermediate_size")),
+                                        olmoe_keys = with_norm(keys("num_experts", "intermediate_size"));
     static const std::vector<ModelFamily> all = {
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
-        {"mistral", "MistralForCausalLM", true, llama, {{"hidden_act", "silu"}, {"sliding_window", nullptr}}},
+        {"mistral",
+         "MistralForCausalLM",
+         true,
+         llama,
+         {{"hidden_act", "silu"}, {"sliding_window", nullptr, true, true}}},
         {"qwen3", "Qwen3ForCausalLM", true, qwen3, of_qwen3},
+        {"olmo2", "Olmo2ForCausalLM", true, olmo2, of_olmo2},
+        {"mixtral", "MixtralForCausalLM", true, of_experts(llama, true), of_mixtral, mixtral_keys},
+        {"qwen3_moe", "Qwen3MoeForCausalLM", true, of_experts(qwen3, false), of_qwen3_moe, qwen3_moe_keys},
+        {"olmoe", "OlmoeForCausalLM", true, of_experts(olmoe, false), of_olmoe, olmoe_keys},
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
     };
     return all;
@@ -70,6 +108,9 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
     if ((value == nullptr || value->is_null()) && std::string_view(key) == "n_positions") {
         value = json.find(key = "n_ctx");   // of older files
     }
+    if (value == nullptr && std::string_view(key) == "num_experts") {
+        value = json.find(key = "num_local_experts");   // of a Qwen3-MoE by transformers 5
+    }
     if (value == nullptr || value->is_null()) return std::nullopt;
     try {
         if (field.is_flag()) return value->as_bool();
@@ -90,9 +131,12 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
     bad(path, text("\"", key, "\" is ", quoted(*value), ", expected ", expected));
 }
 
-// What Llama's files call a parameter of a layer: one name for each block of its rows.
-const std::map<std::string, std::vector<std::string>, std::less<>>& llama_names() {
-    static const std::map<std::string, std::vector<std::string>, std::less<>> names = {
+// What Llama's files call a parameter of a layer: one name for each block of its rows. OLMo2's norms are named after
+// the place that they have there.
+// `*` is the number of an expert.
+using FileNames = std::map<std::string, std::vector<std::string>, std::less<>>;
+const FileNames& llama_names(const ModelFamily& family) {
+    static const FileNames names = {
         {"wte.weight", {"model.embed_tokens.weight"}},
         {"ln_f.weight", {"model.norm.weight"}},
         {"lm_head.weight", {"lm_head.weight"}},
@@ -104,19 +148,58 @@ const std::map<std::string, std::vector<std::string>, std::less<>>& llama_names(
         {"ln_2.weight", {"post_attention_layernorm.weight"}},
         {"mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
         {"mlp.c_proj.weight", {"mlp.down_proj.weight"}},
+        {"mlp.router.weight", {"mlp.gate.weight"}},
+        {"mlp.experts.c_fc.weight", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}},
+        {"mlp.experts.c_proj.weight", {"mlp.experts.*.down_proj.weight"}},
     };
-    return names;
+    static const FileNames with_norms_after = [] {
+        FileNames changed = names;
+        changed["ln_1.weight"] = {"post_attention_layernorm.weight"};
+        changed["ln_2.weight"] = {"post_feedforward_layernorm.weight"};
+        return changed;
+    }();
+    static const FileNames of_mixtral = [] {
+        FileNames changed = names;
+        changed["mlp.router.weight"] = {"block_sparse_moe.gate.weight"};
+        changed["mlp.experts.c_fc.weight"] = {"block_sparse_moe.experts.*.w1.weight",
+                                              "block_sparse_moe.experts.*.w3.weight"};
+        changed["mlp.experts.c_proj.weight"] = {"block_sparse_moe.experts.*.w2.weight"};
+        return changed;
+    }();
+    if (std::string_view(family.model_type) == "mixtral") return of_mixtral;
+    return family.implied.norm_position == NormPosition::after ? with_norms_after : names;
+}
+
+// One name for each block of rows of a parameter.
+std::vector<std::string> block_names(const std::vector<std::string>& names, std::int64_t experts) {
+    if (names.front().find('*') == std::string::npos) return names;
+    std::vector<std::string> all;
+    for (std::int64_t e = 0; e < experts; e++) {
+        for (std::string name : names) all.push_back(name.replace(name.find('*'), 1, std::to_string(e)));
+    }
+    return all;
 }
 
 }   // namespace
 
+const ModelFamily::Key* ModelFamily::own_key(const ModelField& field) const {
+    const auto found =
+        std::ranges::find_if(keys, [&](const Key& own) { return std::string_view(own.field) == field.name; });
+    return found == keys.end() ? nullptr : &*found;
+}
+
 const char* ModelFamily::key(const ModelField& field) const {
-    if (llama) return field.llama_key;
+    if (const Key* own = own_key(field)) return own->key;
+    if (llama) return field.of_training && implied.experts > 0 ? field.key : field.llama_key;
     return field.gpt2 || is_only_ours(*this) ? field.key : nullptr;
 }
 
 std::string ModelFamily::beyond(const ModelConfig& config) const {
+    if (!is_only_ours(*this) && (config.experts > 0) != (implied.experts > 0)) {
+        return text("--experts ", config.experts);
+    }
     for (const ModelField& field : model_fields()) {
+        if (own_key(field) != nullptr) continue;
         if (key(field) == nullptr && !field.same(config, implied) && !(field.is_default(config) && !llama)) {
             return text("--", field.name, " ", field.value_of(config));
         }
@@ -136,10 +219,18 @@ bool is_only_ours(const ModelFamily& family) { return std::string_view(family.mo
 std::string beyond_hugging_face(const ModelConfig& config) {
     const bool like_llama = config.positions == PositionKind::rotary;
     if (!is_only_ours(family_of(config))) return "";
-    return find_family(!like_llama ? "gpt2" : config.qk_norm == QkNorm::head ? "qwen3" : "llama")->beyond(config);
+    const bool like_olmo2 = config.norm_position == NormPosition::after && config.qk_norm == QkNorm::row;
+    const bool experts = config.experts > 0;
+    return find_family(!like_llama                                ? "gpt2"
+                       : like_olmo2                               ? "olmo2"
+                       : config.qk_norm == QkNorm::head           ? (experts ? "qwen3_moe" : "qwen3")
+                       : experts && config.qk_norm == QkNorm::row ? "olmoe"
+                       : experts                                  ? "mixtral"
+                                                                  : "llama")
+        ->beyond(config);
 }
 
-ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
+const ModelFamily& family_named(const Json& given, const std::string& path) {
     const Json* const type = given.find("model_type");
     const ModelFamily* const family = type == nullptr || type->is_null() ? &families().front()
                                       : type->is_text()                  ? find_family(type->as_text())
@@ -149,10 +240,15 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         for (const ModelFamily& one : families()) known += text(known.empty() ? "\"" : ", \"", one.model_type, "\"");
         bad(path, text("\"model_type\" is ", quoted(*type), ", only ", known, " are supported"));
     }
+    return *family;
+}
+
+ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
+    const ModelFamily* const family = &family_named(given, path);
     const Json json = flattened(given, path);
-    for (const auto& [key, expected, written] : family->settings) {   // others would make it another model than ours
+    for (const auto& [key, expected, written, must_be_there] :
+         family->settings) {   // others would make it another model
         const Json* const value = json.find(key);
-        const bool must_be_there = std::string_view(key) == "sliding_window";   // else Mistral's have one
         if (must_be_there ? value == nullptr || !value->is_null()
                           : value != nullptr && !value->is_null() && *value != expected) {
             bad(path, text("\"", key, "\" is ", value ? quoted(*value) : "not there", ", only ", to_text(expected),
@@ -164,7 +260,8 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         const char* const key = family->key(field);
         if (key == nullptr) continue;
         const std::optional<double> value = value_in(json, path, field, key);
-        if (!value && field.basic) {
+        const ModelFamily::Key* const own = family->own_key(field);
+        if (!value && (field.basic || (own != nullptr && field.is_number()))) {
             bad(path, text("there is no \"", key, "\" in it"),
                 text("This must be the config.json of a model of the type \"", family->model_type, "\"."));
         }
@@ -196,11 +293,12 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
     }
-    for (const auto& [key, value, written] : family.settings) {
+    for (const auto& [key, value, written, must_be_there] : family.settings) {
         if (written) json.add(key, value);
     }
     for (const ModelField& field : model_fields()) {
-        if (!field.whole && std::string_view(field.name) != "rope-factor") add(field);
+        const bool is_there = field.get(config) != 0 && std::string_view(field.name) != "rope-factor";
+        if (!field.whole && is_there) add(field);
     }
     json.add("initializer_range", 0.02);
     if (!family.llama) {
@@ -210,6 +308,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         const bool goes_without_saying = !family.llama && field.is_number() && field.is_default(config);
         if (!field.basic && field.whole && !goes_without_saying) add(field);
     }
+    if (family.llama) json.add("pad_token_id", nullptr);   // else token 1 of an OLMo2
     if (family.llama && config.rope_factor > 1) {
         json.add("rope_scaling", Json::object({{"rope_type", "llama3"},
                                                {"factor", config.rope_factor},
@@ -223,26 +322,30 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     return json;
 }
 
-std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed) {
-    if (!family_of(table.config()).llama) {
+std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed,
+                                     const ModelFamily* of_files) {
+    const ModelFamily& family = of_files ? *of_files : family_of(table.config());
+    if (!family.llama) {
         const bool plain = !prefixed || param.name == "lm_head.weight";
         const std::int64_t rows = param.exported_rows();
         return {
             {plain ? param.name : "transformer." + param.name, 0, rows, param.hf_transposed, param.file_shape(true)}};
     }
     const std::string in_layer = param.layer < 0 ? "" : text("h.", param.layer, ".");
-    const auto found = llama_names().find(std::string_view(param.name).substr(in_layer.size()));
-    ENSURE(found != llama_names().end(), "files of Llama's kind have no name for ", param.name);
+    const FileNames& all_names = llama_names(family);
+    const auto found = all_names.find(std::string_view(param.name).substr(in_layer.size()));
+    ENSURE(found != all_names.end(), "files of Llama's kind have no name for ", param.name);
     std::vector<std::int64_t> blocks = param.tensor.blocks;
     if (blocks.empty()) blocks.push_back(param.exported_rows());
-    ENSURE(blocks.size() == found->second.size(), param.name, " has ", blocks.size(), " blocks");
+    const std::vector<std::string> names = block_names(found->second, table.config().experts);
+    ENSURE(blocks.size() == names.size(), param.name, " has ", blocks.size(), " blocks");
     std::vector<FileTensor> tensors;
     std::int64_t first = 0;
     for (std::size_t i = 0; i < blocks.size(); i++) {
         const std::string where = param.layer < 0 ? "" : text("model.layers.", param.layer, ".");
         std::vector<std::int64_t> shape{blocks[i]};
         if (param.is_matrix()) shape.push_back(param.tensor.cols);
-        tensors.push_back({where + found->second[i], first, blocks[i], false, std::move(shape)});
+        tensors.push_back({where + names[i], first, blocks[i], false, std::move(shape)});
         first += blocks[i];
     }
     return tensors;

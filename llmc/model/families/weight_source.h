@@ -23,6 +23,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/io/file.h"
+#include "llmc/io/safetensors.h"
 #include "llmc/model/families/family.h"
 
 class WeightSource {
@@ -32,12 +33,20 @@ public:
     virtual std::string description() const = 0;   // for the log: what was opened
     virtual DType type() const = 0;                // fp32 or bf16, which holds what the files hold
     virtual std::vector<float> read(const ParamInfo& param) const = 0;
+    // Of a model whose routers choose with biases, (L, E) (llmc/model/sublayers/router_bias.h); else empty.
+    virtual std::vector<float> router_bias() const { return {}; }
 };
 
 // A folder is Hugging Face's, a file llm.c's.
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
+
+// Biases of routers, in a file of a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the model
+// has none.
+inline constexpr const char* kRouterBiasFile = "router_bias.safetensors";
+std::vector<TensorEntry> router_bias_entries(const ModelConfig& config);
+std::vector<float> read_router_bias(const FileSystem& files, const std::string& folder, const ModelConfig& config);
 
 // The object in a JSON file.
 Json read_json_file(const FileSystem& files, const std::string& path);

@@ -45,7 +45,9 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
 class HuggingFaceModel : public WeightSource {
 public:
     HuggingFaceModel(const FileSystem& files, const std::string& folder)
-        : folder_(folder), table_(hugging_face_model_config(files, folder)) {
+        : folder_(folder),
+          table_(hugging_face_model_config(files, folder)),
+          family_(family_named(read_json_file(files, folder + "/config.json"), folder + "/config.json")) {
         for (const std::string& name : weight_files(files, folder)) {
             files_.push_back(std::make_unique<SafetensorsFile>(files, folder + "/" + name));
             for (const TensorEntry& entry : files_.back()->entries()) {
@@ -57,16 +59,17 @@ public:
             }
         }
         for (const ParamInfo& param : table_.all()) {
-            for (const FileTensor& tensor : file_tensors(table_, param)) check_shape(tensor);
+            for (const FileTensor& tensor : tensors_of(param)) check_shape(tensor);
         }
         if (table_.config().tied) check_same_classifier();
+        router_bias_ = read_router_bias(files, folder, table_.config());
     }
 
     const ModelConfig& config() const override { return table_.config(); }
     std::string description() const override { return text("Hugging Face model ", folder_); }
     DType type() const override {
         const bool narrow = std::ranges::all_of(table_.all(), [this](const ParamInfo& param) {
-            return std::ranges::all_of(file_tensors(table_, param), [this](const FileTensor& tensor) {
+            return std::ranges::all_of(tensors_of(param), [this](const FileTensor& tensor) {
                 return places_.at(tensor.name).entry->type == TensorType::BF16;
             });
         });
@@ -75,7 +78,7 @@ public:
 
     std::vector<float> read(const ParamInfo& param) const override {
         std::vector<float> all;
-        for (const FileTensor& tensor : file_tensors(table_, param)) {
+        for (const FileTensor& tensor : tensors_of(param)) {
             const Place& place = places_.at(tensor.name);
             std::vector<float> values = place.file->read_as<float>(*place.entry);
             if (tensor.transposed) values = transposed<float>(values, param.tensor.cols, tensor.rows, 0, tensor.rows);
@@ -85,11 +88,17 @@ public:
         return all;
     }
 
+    std::vector<float> router_bias() const override { return router_bias_; }
+
 private:
     struct Place {
         const SafetensorsFile* file;
         const TensorEntry* entry;
     };
+
+    std::vector<FileTensor> tensors_of(const ParamInfo& param) const {
+        return file_tensors(table_, param, false, &family_);
+    }
 
     void check_shape(const FileTensor& tensor) const {
         const auto found = places_.find(tensor.name);
@@ -104,7 +113,7 @@ private:
 
     // Where config.json ties the classifier to the embedding, a lm_head.weight beside it must be a copy.
     void check_same_classifier() const {
-        const std::string name = file_tensors(table_, table_[table_.index("wte.weight")]).front().name;
+        const std::string name = tensors_of(table_[table_.index("wte.weight")]).front().name;
         const auto classifier = places_.find("lm_head.weight"), embedding = places_.find(name);
         if (classifier == places_.end()) return;
         const Place &one = classifier->second, &other = embedding->second;
@@ -122,11 +131,42 @@ private:
 
     std::string folder_;
     ParamTable table_;
+    const ModelFamily& family_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::map<std::string, Place> places_;   // by name without the prefix
+    std::vector<float> router_bias_;
 };
 
 }   // namespace
+
+std::vector<TensorEntry> router_bias_entries(const ModelConfig& config) {
+    std::vector<TensorEntry> entries;
+    for (std::int64_t l = 0; l < config.layers && config.router == RouterScore::sigmoid; l++) {
+        entries.push_back({text("h.", l, ".mlp.router.bias"), TensorType::F32, {config.experts}, 0});
+    }
+    return entries;
+}
+
+std::vector<float> read_router_bias(const FileSystem& files, const std::string& folder, const ModelConfig& config) {
+    std::vector<float> all;
+    const std::vector<TensorEntry> entries = router_bias_entries(config);
+    if (entries.empty()) return all;
+    if (!files.exists(folder + "/" + kRouterBiasFile)) {   // of an earlier version, which had none
+        return std::vector<float>(static_cast<std::size_t>(config.layers * config.experts), 0.0f);
+    }
+    const SafetensorsFile file(files, folder + "/" + kRouterBiasFile);
+    for (const TensorEntry& expected : entries) {
+        const TensorEntry& entry = file.entry(expected.name);
+        if (entry.shape != expected.shape || entry.type != expected.type) {
+            bad(file.path(),
+                text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ", to_text(Json(entry.shape)),
+                     ", expected ", to_text(Json(expected.shape)), " in fp32"));
+        }
+        const std::vector<float> values = file.read_as<float>(entry);
+        all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+}
 
 Json read_json_file(const FileSystem& files, const std::string& path) {
     try {

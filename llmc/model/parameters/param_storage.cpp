@@ -1,6 +1,7 @@
 #include "llmc/model/parameters/param_storage.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 ParamStorage::ParamStorage(const ParamTable& table)
@@ -8,21 +9,19 @@ ParamStorage::ParamStorage(const ParamTable& table)
 
 ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
     : table_(table), place_(place), stage_(stage), place_of_param_(static_cast<std::size_t>(table.size()), -1) {
-    const int ranks = group_size(place_.mesh, zero_axes), rank = group_rank(place_.mesh, place_.at, zero_axes);
     if (place_.deals_matrices && place_.zero_stage <= 1) deal_matrices();
     auto add_unit = [&](int unit, bool tied_copy) {
-        UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}};
+        UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}, 0, {}};
         for (int param : table_.unit_params(unit, tied_copy)) {
             const TensorSpec& spec = table_[param].tensor;
-            ENSURE(spec.zero == zero_axes, table_[param].name,
-                   ": states are cut over a ZeRO group, and over no other axes");   // below, and by ZeroRank
+            const AxisSet zero = zero_axes_of(spec, place_.mesh);
             TensorPlace tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());
-            tensor.elements = tp_shard_of(spec, place_.mesh.tp).elements();
-            const ZeroCut cut = zero_cut(tensor.elements, spec.owner < 0 ? ranks : 1);
+            tensor.elements = held_part_of(spec, place_.mesh).elements();
+            const ZeroCut cut = zero_cut(tensor.elements, spec.owner < 0 ? group_size(place_.mesh, zero) : 1);
             tensor.padded = cut.padded;
-            tensor.kept = spec.owner < 0 || spec.owner == rank ? cut.shard : 0;
+            tensor.kept = spec.owner < 0 || spec.owner == group_rank(place_.mesh, place_.at, zero) ? cut.shard : 0;
             append(place_of_unit, tensor);
         }
         units_.push_back(std::move(place_of_unit));
@@ -42,7 +41,7 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
       stage_(whole.stage_),
       place_of_param_(whole.place_of_param_.size(), -1) {
     for (const UnitPlace& unit : whole.units_) {
-        UnitPlace& own = units_.emplace_back(UnitPlace{unit.unit, unit.name, 0, {}});
+        UnitPlace& own = units_.emplace_back(UnitPlace{unit.unit, unit.name, 0, {}, 0, {}});
         for (int i : unit.tensors) {
             TensorPlace tensor = whole.tensors_[static_cast<std::size_t>(i)];
             if (!keeps(table_[tensor.param])) continue;
@@ -54,9 +53,15 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
 void ParamStorage::append(UnitPlace& unit, TensorPlace tensor) {
     tensor.offset = unit.padded;
     tensor.kept_offset = unit.kept;
-    unit.padded += tensor.padded;
-    unit.kept += tensor.kept;
+    const AxisSet zero = zero_axes_of(table_[tensor.param].tensor, place_.mesh);
+    if (unit.spans.empty() || unit.spans.back().zero != zero) {
+        unit.spans.push_back({.zero = zero, .offset = unit.padded, .kept_offset = unit.kept});
+    }
+    SpanPlace& span = unit.spans.back();
+    unit.padded += tensor.padded, span.padded += tensor.padded;
+    unit.kept += tensor.kept, span.kept += tensor.kept;
     unit.tensors.push_back(static_cast<int>(tensors_.size()));
+    span.tensors.push_back(static_cast<int>(tensors_.size()));
     place_of_param_[static_cast<std::size_t>(tensor.param)] = static_cast<int>(tensors_.size());
     tensors_.push_back(tensor);
 }
@@ -78,8 +83,11 @@ void ParamStorage::deal_matrices() {
         }
     }
     std::ranges::stable_sort(matrices, std::greater<>(), &std::pair<double, int>::first);
-    std::vector<double> load(static_cast<std::size_t>(group_size(place_.mesh, zero_axes)), 0.0);
+    std::map<bool, std::vector<double>> loads;   // of the ranks that share a matrix; of experts others do
     for (const auto& [cost, param] : matrices) {
+        const TensorSpec& tensor = table_[param].tensor;
+        std::vector<double>& load = loads[is_dealt(tensor, place_.mesh)];
+        load.resize(static_cast<std::size_t>(group_size(place_.mesh, zero_axes_of(tensor, place_.mesh))), 0.0);
         const auto least = std::ranges::min_element(load);
         table_.set_owner(param, static_cast<int>(least - load.begin()));
         *least += cost;
@@ -124,8 +132,9 @@ std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind sta
 }
 
 std::int64_t ParamStorage::shard_offset(const TensorPlace& tensor, StateKind state) const {
-    if (shards(state) || table_[tensor.param].tensor.owner >= 0) return 0;
-    return group_rank(place_.mesh, place_.at, zero_axes) * tensor.kept;
+    const TensorSpec& spec = table_[tensor.param].tensor;
+    if (shards(state) || spec.owner >= 0) return 0;
+    return group_rank(place_.mesh, place_.at, zero_axes_of(spec, place_.mesh)) * tensor.kept;
 }
 
 std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {

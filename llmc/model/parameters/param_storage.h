@@ -2,12 +2,16 @@
 //
 // Storage is one buffer per unit (embedding, each layer, head): the piece that ZeRO gathers or reduces at once and that
 // a pipeline stage owns. Within a unit, tensors follow each other in table order, each padded so that its ZeRO shards
-// are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order, so every offset
-// in it is the whole buffer's divided by the number of ZeRO ranks.
+// are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order.
+//
+// Tensors that follow each other and are summed over the same ranks (zero_axes_of) are a span: contiguous in both
+// buffers, and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these
+// ranks. A unit is one span, but where experts are dealt out.
 //
 // Where matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut those of layers: each has
-// one owner among the ZeRO ranks, by cost, larger side x smaller side^2 of every block, the costliest first, each to
-// the rank with the least so far. Ranks then keep different sizes.
+// one owner among the ranks that ZeRO would cut it over (of experts that are dealt out their holders), by cost, larger
+// side x smaller side^2 of every block, the costliest first, each to the rank with the least so far. Ranks then keep
+// different sizes.
 #pragma once
 
 #include <functional>
@@ -28,12 +32,20 @@ struct TensorPlace {
     std::int64_t kept_offset = 0, kept = 0;   // of this rank's shard in its unit's sharded buffer, and its elements
 };
 
+struct SpanPlace {
+    AxisSet zero = zero_axes;                 // its gradients are summed over these, and its ZeRO shards cut
+    std::int64_t offset = 0, padded = 0;      // in its unit's whole buffer, and elements
+    std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
+    std::vector<int> tensors = {};            // indices in the storage's tensors
+};
+
 struct UnitPlace {
     int unit = -1;   // as ParamTable numbers them
     std::string name;
-    std::int64_t padded = 0;    // elements of the whole buffer
-    std::vector<int> tensors;   // indices in the storage's tensors
-    std::int64_t kept = 0;      // elements of the sharded buffer
+    std::int64_t padded = 0;        // elements of the whole buffer
+    std::vector<int> tensors;       // indices in the storage's tensors
+    std::int64_t kept = 0;          // elements of the sharded buffer
+    std::vector<SpanPlace> spans;   // all of it, in order
 };
 
 // Which units a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.

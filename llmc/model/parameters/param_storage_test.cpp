@@ -51,6 +51,37 @@ TEST_CASE("param_storage: a sharded buffer is the whole one divided by the ZeRO 
     }
 }
 
+TEST_CASE("param_storage: experts that are dealt out are a span of their unit, cut over the ranks that hold them") {
+    ModelConfig config = small;
+    config.experts = 8, config.shared_experts = 1;
+    const ParamTable table(config);
+    const ShardPlace place{{1, 4, 1, 2, 0, 4}, {0, 3, 0, 1}, 2};   // two ranks hold the same two experts
+    const ParamStorage storage(table, place, {{{0, 4}}, true, true});
+    for (const UnitPlace& unit : storage.units()) {
+        REQUIRE(unit.spans.size() == (table.is_layer(unit.unit) ? 2u : 1u));
+        std::int64_t next = 0, next_kept = 0;
+        for (const SpanPlace& span : unit.spans) {
+            const int ranks = group_size(place.mesh, span.zero);
+            CHECK(ranks == (span.zero == holder_axes ? 2 : 4));
+            CHECK(span.offset == next);
+            CHECK(span.kept_offset == next_kept);
+            CHECK(span.kept * ranks == span.padded);
+            next += span.padded, next_kept += span.kept;
+            for (int i : span.tensors) {
+                const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+                const ParamInfo& info = table[tensor.param];
+                CHECK((span.zero == holder_axes) == (info.name.find("mlp.experts.") != std::string::npos));
+                CHECK(tensor.elements * (span.zero == holder_axes ? 4 : 1) ==
+                      (span.zero == holder_axes ? info.tensor.elements() : tp_shard_of(info.tensor, 2).elements()));
+                CHECK(storage.padded_elements(tensor, StateKind::gradients) ==
+                      stored_elements(info.tensor, place, StateKind::gradients));
+            }
+        }
+        CHECK(next == unit.padded);
+        CHECK(next_kept == unit.kept);
+    }
+}
+
 TEST_CASE("param_storage: matrices that are dealt out are whole on one rank each, and no rank has much more to do") {
     const ParamTable table(model_config("gpt2:124M"));
     for (const auto& [dp, stages] : {std::tuple(3, 1), std::tuple(8, 1), std::tuple(5, 2)}) {

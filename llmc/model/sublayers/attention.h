@@ -4,6 +4,7 @@
 #pragma once
 
 #include "llmc/model/sublayers/branch.h"
+#include "llmc/model/sublayers/row_norm.h"
 
 class Attention : public Branch {
 public:
@@ -30,11 +31,17 @@ private:
         Kept raw, rstd;
     };
 
-    void enter(const floatX* normed, Rows rows, const LayerActivations& a) const override;
+    AttentionShape shape() const;
+    void enter(const floatX* entered, Rows rows, const LayerActivations& a) const override;
     void mix(const LayerActivations& a) const override;
     HeadsView<floatX> heads_at(floatX* qkv, const HeadNorm& of) const;
     void norm_heads(floatX* qkv, Rows rows, const LayerActivations& a) const;
     void norm_heads_backward(const SublayerBackward& args) const;
+    void norm_rows(floatX* qkv, Rows rows, const LayerActivations& a) const;
+    void norm_rows_backward(const SublayerBackward& args) const;
+    RowNorm::Kept kept_of_row_norm(std::size_t i, const LayerActivations& a, Rows rows) const;
+    // Where the gradient of the weight of norm i waits: behind the two vectors of the sublayer's own norm.
+    void* norm_aside(std::size_t i, const SublayerBackward& args) const;
     void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
@@ -43,5 +50,7 @@ private:
     floatX* attended(const LayerActivations& a) const { return at(a, tools().sizes.ulysses > 1 ? kAttended : kAtty); }
 
     float* delta_;                       // scratch: (B, NH, T)
+    float* row_sums_;                    // scratch: of each row of q and of k
     std::vector<HeadNorm> head_norms_;   // none, or of q and k
+    std::vector<RowNorm> row_norms_;     // likewise
 };

@@ -20,12 +20,14 @@ Branch::Branch(const SublayerPlace& place, const char* norm, const char* in, con
       out_(linear_of(place, out)),
       din_(din) {}
 
-std::vector<KeptTensor> Branch::kept(const char* norm, const char* mean, const char* rstd, const KeptTensor& in,
-                                     const RankSizes& sizes) {
+std::vector<KeptTensor> Branch::kept(const KeptNames& names, const KeptTensor& in, const RankSizes& sizes) {
     const std::int64_t Rr = sizes.residual_rows();
-    return {{.name = norm, .elements = Rr * sizes.C, .dropped_from = Recompute::gelu_norm},
-            {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true},
-            {.name = rstd, .elements = Rr, .statistic = true},
+    const bool after = sizes.model.norm_position == NormPosition::after;
+    return {{.name = after ? names.projected : names.normed,
+             .elements = Rr * sizes.C,
+             .dropped_from = after ? Recompute::block : Recompute::gelu_norm},
+            {.name = names.mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true},
+            {.name = names.rstd, .elements = Rr, .statistic = true},
             in};
 }
 
@@ -47,15 +49,35 @@ Norm::Output Branch::normed(const LayerActivations& a) const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-void Branch::inside(const LayerActivations& a) const {
+void Branch::inside(const floatX* in, const LayerActivations& a) const {
     tools_.cut_points.enter_columns(
-        at(a, kNormed), tools_.sizes.rows(), [&](const floatX* in, Rows part) { enter(in, part, a); }, tools_.stream);
+        norm_after() ? in : at(a, kNormed), tools_.sizes.rows(),
+        [&](const floatX* entered, Rows part) { enter(entered, part, a); }, tools_.stream);
     mix(a);
+}
+
+// The norm of the projection, where it comes after: this rank's residual rows, in the workspace.
+const floatX* Branch::norm_projection(const LayerActivations& a) const {
+    const RankSizes& sizes = tools_.sizes;
+    const floatX* const inner = out_input(a);
+    floatX *const projected = at(a, kProjected), *const made = tools_.workspace.rows_c.data();
+    floatX* const whole = sizes.residual_parts == 1 ? projected : made;   // of all rows
+    auto work = [&](Rows part) {
+        out_.forward(at_row(whole, part, sizes.C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
+    };
+    tools_.cut_points.leave_rows(whole, projected, sizes.rows(), work, tools_.stream);
+    norm().forward({made, at<float>(a, kMean), at<float>(a, kRstd)}, projected);
+    return made;
+}
+void Branch::join_inside(const LayerActivations& a) const {
+    if (norm_after()) norm_projection(a);
 }
 
 void Branch::join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const {
     CutPoints& cut = tools_.cut_points;
     const RankSizes& sizes = tools_.sizes;
+    const std::int64_t elements = std::int64_t{sizes.residual_rows()} * sizes.C;
+    if (norm_after()) return residual_forward<floatX>(out, in, norm_projection(a), elements, tools_.stream);
     const floatX* const inner = out_input(a);
     if (cut.leaves_whole_sums()) {   // the matmul itself adds
         auto work = [&](Rows part) {
@@ -73,13 +95,15 @@ void Branch::join(floatX* out, const floatX* in, const LayerActivations& a, cons
     };
     const floatX* const sum = cut.leave_rows(part_of_sum, nullptr, sizes.rows(), work, tools_.stream);
     if (next) return next->norm.add_forward(out, next->to, in, sum);
-    residual_forward<floatX>(out, in, sum, std::int64_t{sizes.residual_rows()} * sizes.C, tools_.stream);
+    residual_forward<floatX>(out, in, sum, elements, tools_.stream);
 }
 
 const floatX* Branch::cached(const CachedStep& step) const {
     floatX* const added = tools_.workspace.rows_c.data();
+    floatX* const projected = norm_after() ? at(step.a, kProjected) : added;
     cached_inside(step);
-    out_.forward_few(added, out_input(step.a), step.rows, tools_.stream);
+    out_.forward_few(projected, out_input(step.a), step.rows, tools_.stream);
+    if (norm_after()) norm().forward({added}, projected, step.rows);
     return added;
 }
 
@@ -88,7 +112,7 @@ const floatX* Branch::cached(const CachedStep& step) const {
 
 void Branch::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
     recompute_inside(a, level);
-    if (level >= Recompute::gelu_norm) norm().forward({at(a, kNormed)}, in);   // statistics are kept
+    if (level >= Recompute::gelu_norm && !norm_after()) norm().forward({at(a, kNormed)}, in);   // statistics are kept
 }
 
 void Branch::backward(const SublayerBackward& args) const {
@@ -105,8 +129,17 @@ void Branch::backward(const SublayerBackward& args) const {
         return copy;
     };
 
-    const floatX* const dout = cut.leave_rows_backward(args.dresidual, args.queue, stream);
-    const floatX* const own_dout = keep(args.kept_dout, args.dresidual, tools_.sizes.residual_rows(), tools_.sizes.C);
+    auto norm_backward = [&](floatX* din, const floatX* dout, const floatX* in, bool add) {
+        norm().backward(
+            {.din = din, .dout = dout, .in = in, .kept = normed(a), .add_to_din = add, .aside = args.norm_aside},
+            args.gradients, args.queue);
+    };
+    const int residual_rows = tools_.sizes.residual_rows(), C = tools_.sizes.C;
+    floatX* const projected = at(a, kProjected);
+    if (norm_after()) norm_backward(projected, args.dresidual, projected, false);
+    const floatX* const dbranch = norm_after() ? projected : args.dresidual;
+    const floatX* const dout = cut.leave_rows_backward(dbranch, args.queue, stream);
+    const floatX* const own_dout = norm_after() ? dbranch : keep(args.kept_dout, dbranch, residual_rows, C);
     args.queue.add([=, this, &gradients = args.gradients, &queue = args.queue, inner = out_input(a)] {
         // What has left rows a delayed gradient gathers again: there is no room for all rows in the place of a
         // residual stream.
@@ -114,19 +147,15 @@ void Branch::backward(const SublayerBackward& args) const {
         out_.backward_weight(gradients, all, inner, rows, stream);
     });
     inside_backward(dout, args);
-    floatX* const entered = at(a, kNormed);
+    const floatX* const entered = norm_after() ? args.in : at(a, kNormed);
     if (!delayed) cut.will_enter_columns(entered, stream);   // so that it travels behind the matmul before its use
     const floatX* const kept_din = keep(at(a, kIn), din_, rows, in_.out_channels());
     args.queue.add([=, this, &gradients = args.gradients] {
         in_.backward_weight(gradients, kept_din, tools_.cut_points.enter_columns(entered, stream), rows, stream);
     });
-    floatX* const dnormed = tools_.workspace.rows_c.data();
-    in_.backward_input(dnormed, din_, rows, stream);
-    norm().backward({.din = args.dresidual,
-                     .dout = cut.enter_columns_backward(dnormed, args.queue, stream),
-                     .in = args.in,
-                     .kept = normed(a),
-                     .add_to_din = true,
-                     .aside = args.norm_aside},
-                    args.gradients, args.queue);
+    floatX* const dentered = tools_.workspace.rows_c.data();
+    in_.backward_input(dentered, din_, rows, stream);
+    const floatX* const left = cut.enter_columns_backward(dentered, args.queue, stream);
+    if (!norm_after()) return norm_backward(args.dresidual, left, args.in, true);
+    residual_forward<floatX>(args.dresidual, args.dresidual, left, std::int64_t{residual_rows} * C, stream);
 }

@@ -1,5 +1,5 @@
-// A sublayer of two linear layers: norm, `in` (cut by rows), something inside, `out` (cut by columns). Attention and
-// MLP are such, and say only what is inside. The cut points between (cut_points.h) are here.
+// A sublayer of two linear layers: `in` (cut by rows), something inside, `out` (cut by columns), and a norm before or
+// after. Attention and MLP are such, and say only what is inside. The cut points between (cut_points.h) are here.
 #pragma once
 
 #include "llmc/model/sublayer.h"
@@ -7,17 +7,21 @@
 class Branch : public Sublayer {
 public:
     Norm::Output normed(const LayerActivations& a) const override;
-    void inside(const LayerActivations& a) const override;
+    void inside(const floatX* in, const LayerActivations& a) const override;
     void join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const override;
+    void join_inside(const LayerActivations& a) const override;
     void recompute(const floatX* in, const LayerActivations& a, Recompute level) const override;
     void backward(const SublayerBackward& args) const override;
     const floatX* cached(const CachedStep& step) const override;
 
 protected:
-    // The first kept tensors of every branch. Its own follow.
-    enum Kept : std::size_t { kNormed, kMean, kRstd, kIn, kOwn };
-    static std::vector<KeptTensor> kept(const char* norm, const char* mean, const char* rstd, const KeptTensor& in,
-                                        const RankSizes& sizes);
+    // The first kept tensors of every branch. Its own follow. Where the norm comes after, kProjected is in the place of
+    // kNormed: what the norm reads, and in backward its gradient.
+    enum Kept : std::size_t { kNormed, kMean, kRstd, kIn, kOwn, kProjected = kNormed };
+    struct KeptNames {
+        const char *normed, *projected, *mean, *rstd;
+    };
+    static std::vector<KeptTensor> kept(const KeptNames& names, const KeptTensor& in, const RankSizes& sizes);
 
     // Adds the rows of a linear layer. `bias`: of the tensor, where the model has biases.
     static void add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
@@ -27,14 +31,14 @@ protected:
     Branch(const SublayerPlace& place, const char* norm, const char* in, const char* out, floatX* din);
 
     // The first linear layer on some rows that have entered, and what is made of it row by row, into activations.
-    virtual void enter(const floatX* normed, Rows rows, const LayerActivations& a) const = 0;
+    virtual void enter(const floatX* entered, Rows rows, const LayerActivations& a) const = 0;
     // What is made of all rows.
     virtual void mix(const LayerActivations&) const {}
     virtual floatX* out_input(const LayerActivations& a) const = 0;   // what is projected back
     // The gradient of the first linear layer's output, into din(), from that of the branch's.
     virtual void inside_backward(const floatX* dout, const SublayerBackward& args) const = 0;
     virtual void recompute_inside(const LayerActivations&, Recompute) const {}
-    // From the cached step's normed rows to out_input.
+    // From the cached step's rows that enter to out_input.
     virtual void cached_inside(const CachedStep& step) const = 0;
 
     const StageTools& tools() const { return tools_; }
@@ -47,6 +51,9 @@ protected:
     }
 
 private:
+    bool norm_after() const { return tools_.sizes.model.norm_position == NormPosition::after; }
+    const floatX* norm_projection(const LayerActivations& a) const;
+
     const StageTools& tools_;
     std::size_t first_;
     Linear in_, out_;

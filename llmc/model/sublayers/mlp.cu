@@ -20,7 +20,7 @@ std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
 std::vector<KeptTensor> Mlp::kept(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows();
     // (R, F) before GELU, or (R, 2F) gates and ups; in delayed backward its gradient
-    std::vector<KeptTensor> all = Branch::kept("ln2", "ln2_mean", "ln2_rstd",
+    std::vector<KeptTensor> all = Branch::kept({"ln2", "fcproj", "ln2_mean", "ln2_rstd"},
                                                {.name = "fch", .elements = R * sizes.fc_width(), .lent = true}, sizes);
     all.push_back({.name = "fch_gelu", .elements = R * sizes.F, .dropped_from = Recompute::gelu, .lent = true});
     return all;
@@ -40,8 +40,8 @@ Mlp::Mlp(const SublayerPlace& place)
 // ---------------------------------------------------------------------------------------------------------------------
 // What it does
 
-void Mlp::enter(const floatX* normed, Rows rows, const LayerActivations& a) const {
-    const floatX* const ln2 = at_row(normed, rows, in().in_channels());
+void Mlp::enter(const floatX* entered, Rows rows, const LayerActivations& a) const {
+    const floatX* const ln2 = at_row(entered, rows, in().in_channels());
     floatX *const fch = at_row(at(a, kPreGelu), rows, in().out_channels()), *const gelu = at_row(at(a, kGelu), rows,
                                                                                                  out().in_channels());
     if (!gated() && tools().gelu_fusion >= 1) return in().forward_gelu(gelu, fch, ln2, rows.count, tools().stream);
@@ -73,6 +73,6 @@ void Mlp::inside_backward(const floatX* dout, const SublayerBackward& args) cons
 
 void Mlp::cached_inside(const CachedStep& step) const {
     floatX* const hidden = at(step.a, kPreGelu);
-    in().forward_few(hidden, normed(step.a).out, step.rows, tools().stream);
+    in().forward_few(hidden, step.in, step.rows, tools().stream);
     activate(at(step.a, kGelu), hidden, step.rows);
 }

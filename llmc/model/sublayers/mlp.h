@@ -14,7 +14,7 @@ public:
 private:
     enum Kept : std::size_t { kPreGelu = kIn, kGelu = kOwn };
 
-    void enter(const floatX* normed, Rows rows, const LayerActivations& a) const override;
+    void enter(const floatX* entered, Rows rows, const LayerActivations& a) const override;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kGelu); }
     void recompute_inside(const LayerActivations& a, Recompute level) const override;
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;

@@ -118,7 +118,7 @@ TEST_CASE("certificate: rotary positions that are a rank's own make it fail") {
     if (const auto story = verdict(layout)) CHECK(*story != "");
 }
 
-TEST_CASE("certificate: the target at the border of two chunks taken from the rank's own next token makes it fail") {
+TEST_CASE("certificate: the target at the boundary of two chunks taken from the rank's own next token makes it fail") {
     Layout layout = ring_of_three();
     layout.damage_targets = [](std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) {
         targets[inputs.size() / 2 - 1] = inputs[inputs.size() / 2];
@@ -159,11 +159,11 @@ TEST_CASE("validation: the loss over the world's targets is that of one process,
             Rank rank(layout, me.world.at(), groups, &me.world);
             Stage& stage = rank.stage();
             const std::vector<int> positions = token_positions(stage.token_ranges());
-            auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-                for (std::size_t i = 0; i < tokens.size(); i++) {
+            auto read = [&](int, const MicroBatch& to) {
+                for (std::size_t i = 0; i < to.tokens.size(); i++) {
                     const int position = positions[i % positions.size()];
-                    tokens[i] = position * position % 97;
-                    targets[i] = position < 20 ? (position + 1) * (position + 1) % 97 : -1;
+                    to.tokens[i] = position * position % 97;
+                    to.targets[i] = position < 20 ? (position + 1) * (position + 1) % 97 : -1;
                 }
             };
             rank.step().forward(read, Purpose::loss);

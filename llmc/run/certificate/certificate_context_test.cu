@@ -117,10 +117,10 @@ LongRun run_step(int cp, int T, bool timed) {
         if (cp == 1) groups.zero = groups.stage = groups.all;
         Step step(model, {}, me.arena, groups);
         const std::vector<int> positions = token_positions(model.token_ranges());
-        auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-            for (std::size_t i = 0; i < tokens.size(); i++) {
-                tokens[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i])) % 256);
-                targets[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i]) + 1) % 256);
+        auto read = [&](int, const MicroBatch& to) {
+            for (std::size_t i = 0; i < to.tokens.size(); i++) {
+                to.tokens[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i])) % 256);
+                to.targets[i] = static_cast<int>(mix64(static_cast<std::uint64_t>(positions[i]) + 1) % 256);
             }
         };
         const auto begin = std::chrono::steady_clock::now();

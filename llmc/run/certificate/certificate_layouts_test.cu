@@ -99,9 +99,9 @@ constexpr auto gpipe = PipelineKind::gpipe, one_f_one_b = PipelineKind::one_f_on
 
 }   // namespace
 
-// Llama's kind, with so many heads of queries and of keys and values.
-Layout grouped(int heads, int kv_heads, Layout layout) {
-    layout.kind = ModelKind::llama, layout.heads = heads, layout.kv_heads = kv_heads;
+// Llama's or OLMo2's kind, with so many heads of queries and of keys and values.
+Layout grouped(int heads, int kv_heads, Layout layout, ModelKind kind = ModelKind::llama) {
+    layout.kind = kind, layout.heads = heads, layout.kv_heads = kv_heads;
     return layout;
 }
 
@@ -137,6 +137,57 @@ TEST_CASE("certificate: heads of keys and values that several ranks hold") {
     certify(grouped(4, 1, composed(2, {}, 2, 2, 2, 1, 2)), alone, 2);   // and Ulysses copies what tp has copied
     certify(grouped(6, 2, composed(1, {}, 6, 6, 1, 3, 1)), alone, 2);
     certify(grouped(4, 1, composed(1, {}, 4, 2, 2, 2, 2)), alone, 2);   // copies travel the ring
+}
+
+// What enters columns is the residual stream, and norms read what leaves rows.
+TEST_CASE("certificate: norms after sublayers, and of rows of queries and keys that ranks share") {
+    Alone alone(2);
+    auto olmo2 = [](const Layout& layout) { return grouped(4, 1, layout, ModelKind::olmo2); };
+    certify(olmo2(composed(1, {}, 1, 1, 2, 3, 2, Recompute::gelu_norm)), alone, 2);
+    certify(olmo2(composed(2, {}, 1, 1, 2, 1, 2, Recompute::block)), alone, 2);
+    certify(olmo2(composed(2, {}, 2, 1, 1, 2, 2, Recompute::none, false)), alone, 2);
+    certify(olmo2(composed(2, {2, zb}, 1, 1, 2, 3, 2, Recompute::none)), alone, 2);
+    certify(olmo2(composed(2, {2, zb}, 1, 1, 1, 0, 2, Recompute::block, false)), alone, 2);
+    certify(olmo2(composed(1, {2, interleaved, 2}, 2, 2, 1, 2, 2, Recompute::gelu)), alone, 2);
+}
+
+// Of each micro-batch the tp ranks add sums of rows: of every layer, of the loss, and of every layer in backward.
+TEST_CASE("certificate: sums of rows of queries and keys that are not taken over ranks make it fail, either way") {
+    const Layout layout = grouped(4, 1, composed(2, {}, 1, 1, 2, 1, 2), ModelKind::olmo2);
+    Alone alone(1);
+    const Result& expected = alone.result(layout);
+    auto verdict = [&](bool forward, bool backward, bool copies) -> std::optional<std::string> {
+        std::string story;
+        const bool ran = on_layout(layout, [&](Rank& rank, TestRank& me) {
+            const int L = layout.layers, turn = 2 * L + 1;
+            int calls = 0;
+            rank.groups().tensor->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                const auto sums = 2 * static_cast<std::size_t>(rank.stage().sizes().rows());
+                if (call.operation != std::string("all-reduce") || call.count != sums) return make(call);
+                const int at = calls++ % turn;
+                if (at == L || (at < L ? forward : backward)) make(call);
+            });
+            rank.groups().same_heads->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                if (copies) make(call);
+            });
+            const Result found = rank.train(1);
+            CUDA_CHECK(cudaDeviceSynchronize());
+            for (Communicator* group : {rank.groups().tensor, rank.groups().same_heads}) group->set_tap(nullptr);
+            me.require(calls == turn * layout.micro_batches, calls, " sums of rows");
+            if (me.rank() == 0) story = difference(found, expected, ParamTable(model(layout)));
+        });
+        if (!ran) return std::nullopt;
+        return from_first_process(story);
+    };
+    const auto sound = verdict(true, true, true);
+    if (!sound) return;
+    CHECK(*sound == "");
+    const char* const shows = sizeof(floatX) == sizeof(float) ? "loss of step 1" : "gradient of";   // in bf16 no loss
+    CHECK(verdict(false, true, true)->find(shows) != std::string::npos);
+    const std::string backward = *verdict(true, false, true);
+    CHECK(backward.find("loss") == std::string::npos);
+    CHECK(backward.find("gradient of h.0.attn.c_attn.weight") != std::string::npos);
+    CHECK(verdict(true, true, false)->find("gradient of h.0.attn.k_norm.weight") != std::string::npos);
 }
 
 TEST_CASE("certificate: gradients of heads that ranks share, not summed or counted twice in the norm, make it fail") {
@@ -357,7 +408,7 @@ TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, ov
 
             const PipelineLinks& links = rank.groups().links;
             const Communicator* const sends = chunk.embedding ? links.output : links.input_gradient;
-            expect("border", sends->traffic().total(), m * R / 2 * C * b);
+            expect("boundary", sends->traffic().total(), m * R / 2 * C * b);
 
             const ParamStorage& storage = stage.storage();
             const TensorPlace& wte = *storage.find(storage.table().index("wte.weight"));
@@ -490,13 +541,13 @@ std::vector<Site> sites() {
              [=](const CommCall& call, int rows) {
                  return is("all-reduce")(call, rows) && !sum_of(1)(call, rows) && !sum_of(2)(call, rows);
              }},
-            {"borders",
+            {"boundaries",
              [](Rank& rank, TestRank& me) {
                  const PipelineLinks& links = rank.groups().links;
                  return me.world.at().pp == 0 ? links.output : links.input;
              },
              any},
-            {"gradients of borders",
+            {"gradients of boundaries",
              [](Rank& rank, TestRank& me) {
                  const PipelineLinks& links = rank.groups().links;
                  return me.world.at().pp == 0 ? links.output_gradient : links.input_gradient;

@@ -127,7 +127,7 @@ TEST_CASE("certificate: pipelines alone, all schedules, to the bit" * doctest::s
     }
 }
 
-TEST_CASE("certificate: what a pipeline sends is a border for each micro-batch and direction, and the tied shards") {
+TEST_CASE("certificate: what a pipeline sends is a boundary for each micro-batch and direction, and the tied shards") {
     for (const Layout& layout : {pipeline({3, one_f_one_b}, 4, 3), pipeline({2, gpipe}, 2, 3, true, 2, 1),
                                  pipeline({2, one_f_one_b}, 2, 3, true, 2, 3)}) {
         on_layout(layout, [&](Rank& rank, TestRank& me) {
@@ -137,15 +137,15 @@ TEST_CASE("certificate: what a pipeline sends is a border for each micro-batch a
             rank.step().result();
             const PipelineLinks& links = rank.groups().links;
             const int m = layout.micro_batches;
-            const double border = 1.0 * sequences / layout.dp / m * T * 48 * sizeof(floatX);
+            const double boundary = 1.0 * sequences / layout.dp / m * T * 48 * sizeof(floatX);
             auto sent = [&](const Communicator* link) { return link ? link->traffic().total() : 0; };
             auto expect = [&](const Communicator* link, double bytes) {
                 if (link)
                     me.require(link->traffic().point_to_point == bytes && sent(link) == bytes, link->name(), " ",
                                sent(link));
             };
-            expect(links.output, m * border);
-            expect(links.input_gradient, m * border);
+            expect(links.output, m * boundary);
+            expect(links.input_gradient, m * boundary);
             expect(links.input, 0);
             expect(links.output_gradient, 0);
             const ParamStorage& storage = rank.stage().storage();
@@ -217,8 +217,8 @@ TEST_CASE("pipeline: gradients of weights before those of inputs are a bug that 
     Arena arena;
     Stage stage(model(layout), Rank::options(layout, {1, 0, 0, 0}), arena, stream.get());
     stage.initialize(seed);
-    const Border& input = stage.input(0, 1);
-    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(stage.border_elements());
+    const BoundaryTensor& input = stage.input(0, 1);
+    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(stage.boundary_elements());
     CUDA_CHECK(cudaMemsetAsync(input.data, 0, bytes, stream.get()));
     stage.forward(0, 1, Batch{}, Purpose::training);
     std::string found;
@@ -245,7 +245,8 @@ TEST_CASE("certificate: an activation slot that is given away before the gradien
                     make(call);
                     if (++arrived != 3) return;
                     const Stage::Output slot = rank.stage().output(0, 1);
-                    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(rank.stage().border_elements());
+                    const std::size_t bytes =
+                        sizeof(floatX) * static_cast<std::size_t>(rank.stage().boundary_elements());
                     CUDA_CHECK(cudaMemsetAsync(const_cast<floatX*>(slot.data), 0, bytes, rank.stage().stream()));
                 });
             }

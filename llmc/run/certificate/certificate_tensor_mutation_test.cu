@@ -186,8 +186,9 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
                 }
             }
             const OptimizerOptions adam;
-            const auto table = make_update_table(rank.arena(), "test/adam", std::move(ranges), rank.stream());
-            update_weights<AdamW>(table, UpdateStep{1e-3f, adam.beta1, adam.beta2, adam.eps, 1, adam.seed}, rank.stream());
+            auto table = make_update_table(rank.arena(), "test/adam", std::move(ranges), rank.stream());
+            set_update_step(table, UpdateStep{1e-3f, adam.beta1, adam.beta2, adam.eps, 1, adam.seed}, rank.stream());
+            update_weights<AdamW>(table, rank.stream());
             const Gatherer gatherer(storage, rank.groups().stage, true, rank.arena(), rank.stream());
             double different = 0, all = 0;
             for (int param = 0; param < storage.table().size(); param++) {

@@ -238,6 +238,6 @@ TEST_CASE("certificate: a step in which this rank makes no losses adds none of t
     rank.train(1);
     CHECK(rank.step().result().loss > 1);
     rank.step().gradients(
-        {}, [](int, auto, auto) {}, 1.0f);
+        {}, [](int, const MicroBatch&) {}, 1.0f);
     CHECK(rank.step().result().loss == 0);
 }

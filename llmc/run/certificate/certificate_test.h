@@ -15,11 +15,13 @@
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/mesh/copy_ranks_test.h"
 #include "llmc/model/download_test.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/schedule_test.h"
 #include "llmc/process/on_ranks_test.h"
+#include "llmc/run/certificate/replayed_choices_test.h"
 #include "llmc/run/step.h"
 
 namespace certificate {
@@ -38,16 +40,20 @@ struct Pipe {
     int warmup = 0;
 };
 
-// Which positions have a target: a step's loss is the mean over those of all ranks.
+// Which positions have a target: a step's loss is the mean over those of all ranks. Or: all have one, and see no more
+// than their documents.
 enum class Targets : std::uint8_t {
     all,
     ragged,   // micro-batches and ranks have other numbers of them
     few,      // the second half of a step's sequences has none, nor the second half of each: so some rank may have none
+    documents,   // of one token and more, up to whole sequences, which begin in every piece of a sequence
+    one_document,
 };
 
-// What is trained: GPT-2, the same with RMSNorm, or Llama's kind (rotary positions, SwiGLU, no biases, and groups of
-// heads that share keys and values; trained with a z-loss).
-enum class ModelKind : std::uint8_t { gpt2, rms, llama };
+// What is trained: GPT-2, the same with RMSNorm, Llama's kind (rotary positions, SwiGLU, no biases, and groups of heads
+// that share keys and values, with norms of heads; trained with a z-loss), or OLMo2's: Llama's with norms after
+// sublayers, and of whole rows of queries and keys.
+enum class ModelKind : std::uint8_t { gpt2, rms, llama, olmo2 };
 
 struct Layout {
     int dp = 1;
@@ -58,7 +64,7 @@ struct Layout {
     Recompute recompute = Recompute::gelu;
     bool tied = true;
     ModelKind kind = ModelKind::gpt2;
-    int kv_heads = 0;          // of llama; 0: as many as heads
+    int kv_heads = 0;          // of llama and olmo2; 0: as many as heads
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     int tp = 1;
     bool sequence_parallel = false;
@@ -74,18 +80,32 @@ struct Layout {
     // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
+    void (*damage_starts)(std::span<std::int32_t> starts,
+                          const std::vector<int>& positions) = nullptr;   // of a sequence
     bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
     OptimizerKind optimizer = OptimizerKind::adamw;
     float lr = 1e-3f;
     int zero_group = 0;
+    int experts = 0, experts_per_token = 2;   // in place of the MLP, with both of the router's losses
+    int ep = 1;                               // ranks that these are dealt out to
+    RouterScore router = RouterScore::softmax;
+    std::shared_ptr<Choices> choices = nullptr;   // of experts: replayed, or, where it is empty, recorded
 
-    MeshShape mesh() const { return {pipe.stages, dp, cp, tp, zero_group}; }
+    MeshShape mesh() const { return {pipe.stages, dp, cp, tp, zero_group, ep}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
     int sequences() const { return step_sequences > 0 ? step_sequences : std::max(1536 / seq_len / 4 * 4, 4); }
     bool has_target(int sequence, int position) const {   // counted from the first of the run
         if (targets == Targets::few) return sequence % sequences() < sequences() / 2 && position < seq_len / 2;
-        return targets == Targets::all || (sequence * 7 + position) % 5 >= sequence % 4;
+        return targets != Targets::ragged || (sequence * 7 + position) % 5 >= sequence % 4;
     }
+    bool masks_documents() const { return targets >= Targets::documents; }
+    bool begins_document(int sequence, int position) const {
+        if (targets != Targets::documents || sequence % 4 == 0) return false;
+        if (sequence % 4 == 1) return position < seq_len / 2;   // each of one token
+        if (sequence % 4 == 2) return (position * 7 + sequence) % 5 == 0;
+        return mix64(static_cast<std::uint64_t>(sequence * seq_len + position)) % 8 == 0;
+    }
+    bool like_llama() const { return kind >= ModelKind::llama; }
     int targets_of_step(int step) const {   // from 1
         int count = 0;
         for (int i = 0; i < sequences() * seq_len; i++) {
@@ -97,9 +117,12 @@ struct Layout {
         return text("dp ", dp, ", zero ", zero, zero_group > 0 ? text(" in groups of ", zero_group) : "", ", ",
                     micro_batches, " micro-batches", grad_dtype == DType::bf16 ? ", bf16 gradients" : "",
                     master_weights ? "" : ", no masters", tied ? "" : ", untied",
-                    kind == ModelKind::rms     ? ", RMSNorm"
-                    : kind == ModelKind::llama ? text(", Llama of ", heads, "/", kv_heads, " heads")
-                                               : "",
+                    kind == ModelKind::rms ? ", RMSNorm"
+                    : like_llama()
+                        ? text(kind == ModelKind::llama ? ", Llama of " : ", OLMo2 of ", heads, "/", kv_heads, " heads")
+                        : "",
+                    experts > 0 ? text(", ", experts_per_token, " of ", experts, " experts") : "",
+                    router == RouterScore::sigmoid ? ", sigmoid router" : "", ep > 1 ? text(", ep ", ep) : "",
                     two_chunks ? ", two chunks" : "",
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pipe.stages > 1 ? text(", pp ", pipe.stages, " x ", pipe.chunks, " chunks, ", name_of(pipe.kind),
@@ -108,7 +131,8 @@ struct Layout {
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses, ", T ", seq_len) : "",
                     targets == Targets::all      ? ""
                     : targets == Targets::ragged ? ", ragged targets"
-                                                 : ", few targets");
+                    : targets == Targets::few    ? ", few targets"
+                                                 : ", documents");
     }
 };
 
@@ -120,11 +144,18 @@ inline ModelConfig model(const Layout& layout) {
     ModelConfig config = custom_model_config(layout.layers, heads, channels, layout.seq_len + 8, 97);
     config.tied = layout.tied;
     if (layout.kind != ModelKind::gpt2) config.norm = NormKind::rms;
-    if (layout.kind == ModelKind::llama) {
+    if (layout.like_llama()) {
         config.positions = PositionKind::rotary, config.rope_theta = 100;
         config.mlp = MlpKind::swiglu, config.own_mlp_width = 24 * heads;
         config.bias = false, config.qk_norm = QkNorm::head;
         config.own_kv_heads = layout.kv_heads, config.own_head_size = 16;
+    }
+    if (layout.kind == ModelKind::olmo2) config.norm_position = NormPosition::after, config.qk_norm = QkNorm::row;
+    if (layout.experts > 0) {
+        config.experts = layout.experts, config.own_experts_per_token = layout.experts_per_token;
+        config.own_expert_width = 24, config.shared_experts = 1;
+        config.aux_loss = 0.1, config.router_z_loss = 0.01;
+        config.router = layout.router;
     }
     return config;
 }
@@ -162,7 +193,9 @@ public:
         : layout_(layout),
           groups_(groups),
           cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
-          model_(model(layout), options(layout, at, cut_points_.get()), arena_, stream_.get()) {
+          expert_ranks_(world ? make_expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
+          choices_(know_choices(at)),
+          model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
         model_.initialize(seed);
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -177,17 +210,20 @@ public:
         schedule_ = lists[static_cast<std::size_t>(model_.storage().place().at.pp)];
     }
 
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr) {
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr,
+                                ExpertRanks* expert_ranks = nullptr) {
         StageOptions options;
         options.cut_points = cut_points;
+        options.expert_ranks = expert_ranks;
         options.tp_chunks = layout.tp_chunks;
         options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
         options.B = layout.sequences() / layout.dp / layout.micro_batches;
         options.T = layout.seq_len;
         options.ulysses = layout.ulysses;
+        options.documents = layout.masks_documents();
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
-        options.z_loss = layout.kind == ModelKind::llama ? 0.01f : 0.0f;
+        options.z_loss = layout.like_llama() ? 0.01f : 0.0f;
         options.matmul.workspace_bytes = 1 << 16;
         if (layout.two_chunks) {
             options.chunks = {{{0, 1}, true, false}, {{1, 3}, false, true}};
@@ -195,9 +231,10 @@ public:
         }
         if (layout.pipe.stages > 1) {
             options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, layout.seq_len);
-            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks);
+            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks, options.documents);
             for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
-                most = most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks));
+                most =
+                    most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks, options.documents));
             }
         }
         options.place = {layout.mesh(), at, layout.zero, layout.optimizer == OptimizerKind::muon};
@@ -206,11 +243,14 @@ public:
 
     // Everything of step number `step` (from 1) but the update.
     void gradients(int step) {
+        if (choices_ != nullptr) choices_->begin_step(step);
         const int B = model_.options().B, replica = model_.options().place.at.dp, seq_len = layout_.seq_len;
         const std::vector<TokenRange> ranges = model_.token_ranges();
-        auto read = [&](int i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        auto read = [&](int i, const MicroBatch& to) {
+            const auto inputs = to.tokens, targets = to.targets;
             const int first = (step - 1) * layout_.sequences() + (i * layout_.dp + replica) * B;
             const auto own = inputs.size() / static_cast<std::size_t>(B);
+            read_starts(first, to.starts);
             for (int b = 0; b < B; b++) {
                 const std::vector<int> tokens = sample(first + b, seq_len);
                 std::vector<int> next(tokens.begin() + 1, tokens.end());
@@ -282,7 +322,7 @@ public:
         const PipelineLinks& links = groups_.links;
         std::set<Communicator*> different{groups_.zero, groups_.stage,    groups_.all,           groups_.tensor,
                                           links.input,  links.output,     links.output_gradient, links.input_gradient,
-                                          links.tied,   groups_.replicas, groups_.copy};
+                                          links.tied,   groups_.replicas, groups_.copy,          groups_.holders};
         different.erase(nullptr);
         return {different.begin(), different.end()};
     }
@@ -291,6 +331,19 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
+    // Of the sequences from this one on.
+    void read_starts(int sequence, std::span<std::int32_t> starts) const {
+        const std::vector<TokenRange> ranges = attended_ranges(model_.context(), layout_.seq_len);
+        const std::vector<int> positions = token_positions(ranges);
+        for (std::size_t at = 0; at < starts.size(); at += positions.size(), sequence++) {
+            std::vector<std::int32_t> whole(static_cast<std::size_t>(layout_.seq_len));
+            document_starts(std::span(whole),
+                            [&](std::size_t t) { return layout_.begins_document(sequence, static_cast<int>(t)); });
+            const auto own = starts.subspan(at, positions.size());
+            take_ranges(own, std::span<const std::int32_t>(whole), ranges);
+            if (layout_.damage_starts) layout_.damage_starts(own, positions);
+        }
+    }
     // Positions of this rank's tokens in a step that have a target; 1 where none has.
     int own_targets(int step) const {
         const std::vector<int> positions = token_positions(model_.token_ranges());
@@ -310,6 +363,17 @@ private:
         groups_.all->all_reduce(all.data(), all.size(), ReduceOp::sum, stream_.get());
         return all.download(stream_.get());
     }
+    // What stands around the product's.
+    KnownChoices* know_choices(const MeshCoordinates& at) {
+        if (layout_.choices == nullptr) return nullptr;
+        const ContextCut cut{layout_.cp, layout_.ulysses, at.cp};
+        auto known = std::make_unique<KnownChoices>(std::move(expert_ranks_), layout_.choices, layout_.choices->empty(),
+                                                    layout_.sequences(), layout_.dp, at.dp,
+                                                    token_positions(token_ranges(cut, layout_.seq_len)));
+        KnownChoices* const all = known.get();
+        expert_ranks_ = std::move(known);
+        return all;
+    }
     static PipelineSchedule schedule(const Layout& layout, const MeshCoordinates& at) {
         if (layout.two_chunks) return all_forward_then_back(layout.micro_batches, true);
         return pipeline_schedules(layout.pipeline())[static_cast<std::size_t>(at.pp)];
@@ -319,6 +383,8 @@ private:
     OwnedStream stream_;
     Arena arena_;
     std::unique_ptr<CutPoints> cut_points_;
+    std::unique_ptr<ExpertRanks> expert_ranks_;
+    KnownChoices* choices_;   // or null
     Stage model_;
     std::optional<Step> step_;
     PipelineSchedule schedule_;

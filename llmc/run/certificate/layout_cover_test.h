@@ -32,7 +32,7 @@ enum class Setting : std::uint8_t {
 };
 constexpr std::size_t settings = static_cast<std::size_t>(Setting::count);
 using Choice = std::array<std::uint8_t, settings>;
-constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 3, 2, 3};   // how many each has
+constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 4, 2, 4};   // how many each has
 
 constexpr int cover_seq_len = 48, cover_sequences = 24;   // of a step
 
@@ -59,7 +59,7 @@ inline std::optional<Layout> layout_of(const Choice& choice) {
     layout.heads = 12 % (layout.tp * layout.ulysses) == 0 ? 12 : 8;
     // Heads of keys and values: as few as ranks can share; of untied models fewer, of which ranks hold copies.
     const int sharers = layout.tp * layout.ulysses;
-    if (layout.kind == ModelKind::llama && layout.heads % sharers == 0) {
+    if (layout.like_llama() && layout.heads % sharers == 0) {
         layout.kv_heads = layout.tied ? sharers : sharers % 2 == 0 ? sharers / 2 : 1;
         if (layout.kv_heads < sharers) layout.heads = 2 * sharers;
     }
@@ -168,7 +168,7 @@ inline std::vector<Layout> prime_layouts() {
         for (const char* axis : {"dp", "tp", "pp", "ring", "ulysses"}) {
             Layout& layout = layouts.emplace_back(Layout{1, 0, 1 + turn % 2});
             layout.heads = n, layout.seq_len = 4 * n, layout.step_sequences = 4 * n;
-            layout.targets = static_cast<Targets>(turn % 3);
+            layout.targets = static_cast<Targets>(turn % 4);
             layout.recompute = static_cast<Recompute>(turn % 4);
             const std::string which = axis;
             if (which == "dp") layout.dp = n;

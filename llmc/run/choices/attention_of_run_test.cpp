@@ -9,11 +9,12 @@ namespace {
 struct TestModel {
     Arena arena;
     Stage model;
-    TestModel(AttentionKind asked, cudaStream_t stream)
-        : model(custom_model_config(1, 2, 32, 32, 97), options(asked), arena, stream) {}
+    TestModel(AttentionKind asked, cudaStream_t stream, bool documents = false)
+        : model(custom_model_config(1, 2, 32, 32, 97), options(asked, documents), arena, stream) {}
 
-    static StageOptions options(AttentionKind asked) {
+    static StageOptions options(AttentionKind asked, bool documents) {
         StageOptions result;
+        result.documents = documents;
         result.B = 2, result.T = 32, result.attention = asked;
         return result;
     }
@@ -53,6 +54,22 @@ TEST_CASE("attention of a run: a library that this machine lacks is said, and ow
         TestModel fresh(AttentionKind::auto_, rank.stream);   // of a run that begins
         const std::string why = settle_attention(fresh.model, AttentionKind::auto_, AttentionKind::auto_, rank.world);
         rank.require(why.find(fresh.model.library_attention_refusal()) != std::string::npos, "auto says why: ", why);
+    });
+}
+
+TEST_CASE("attention of a run: what has no mask of documents is not taken, and it is said what is") {
+    on_ranks(1, [](TestRank& rank) {
+        TestModel test(AttentionKind::own, rank.stream, true);
+        const std::string words = settle_attention(test.model, AttentionKind::own, AttentionKind::auto_, rank.world);
+        const bool on_multiply_adds = words.find("fp32 multiply-adds") != std::string::npos;
+        rank.require(on_multiply_adds == (sizeof(floatX) == 2), words);
+        bool refused = false;
+        try {
+            test.model.use_attention(AttentionKind::own_sm90);
+        } catch (const Error& error) {
+            refused = error.message().find("no mask of documents") != std::string::npos;
+        }
+        rank.require(refused, "kernels for sm_90a were taken");
     });
 }
 

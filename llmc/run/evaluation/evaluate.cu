@@ -1,65 +1,88 @@
 #include "llmc/run/evaluation/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 
-Evaluation::Evaluation(Step& step, std::vector<Question> questions, std::string title)
-    : step_(step), questions_(std::move(questions)), title_(std::move(title)) {
+#include "llmc/base/log.h"
+
+Evaluation::Evaluation(Step& step, std::vector<Question> questions, const NamedSource& source, Arena* arena)
+    : step_(step), questions_(std::move(questions)), source_(source) {
     const int T = step.stage().options().T;
     for (std::size_t i = 0; i < questions_.size(); i++) {
         if (questions_[i].longest() > static_cast<std::size_t>(T)) {
-            throw Error(
-                ErrorKind::usage,
-                text("--hellaswag: question ", i, " has ", questions_[i].longest(), " tokens, --seq-len is ", T),
-                "Raise --seq-len, or turn the evaluation off.");
+            throw Error(ErrorKind::usage,
+                        text(title(), ": question ", i, " has ", questions_[i].longest(), " tokens, --seq-len is ", T),
+                        "Raise --seq-len, or turn the evaluation off.");
         }
     }
+    if (!asks_last_words()) return;
+    ENSURE(arena != nullptr, title(), " needs memory");
+    margins_ = arena->allocate<float>("evaluation/margins", static_cast<std::size_t>(step.stage().tokens()));
 }
 
-// Mean loss per token of each row's completion; at most B rows.
-std::vector<double> Evaluation::losses_of(std::span<const Row> rows, Agreement& agreement) {
+std::string Evaluation::in_words(const EvaluationResult& result) const {
+    const std::string right = formatted("%s: %d/%d = %f", title(), result.right, result.questions, result.accuracy());
+    return result.perplexity ? right + formatted(" | perplexity %.3f", *result.perplexity) : right;
+}
+
+// The scores of each row of the micro-batch at hand, of this rank's positions. Those without a target count nothing.
+std::vector<Evaluation::Score> Evaluation::sums_of_rows() const {
     const Stage& stage = step_.stage();
     const auto B = static_cast<std::size_t>(stage.options().B), T = static_cast<std::size_t>(stage.sizes().T);
-    const std::vector<TokenRange> ranges = stage.token_ranges();
-    std::vector<std::int32_t> row_tokens(static_cast<std::size_t>(stage.options().T)), row_targets(row_tokens.size());
-    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-        std::fill(tokens.begin(), tokens.end(), 0);
-        std::fill(targets.begin(), targets.end(), -1);
-        for (std::size_t b = 0; b < rows.size(); b++) {
-            completion_row(questions_[rows[b].question], rows[b].completion, row_tokens, row_targets);
-            take_ranges(tokens.subspan(b * T, T), std::span<const std::int32_t>(row_tokens), ranges);
-            take_ranges(targets.subspan(b * T, T), std::span<const std::int32_t>(row_targets), ranges);
-        }
+    std::vector<float> losses(B * T, 0.0f), margins(B * T, 0.0f);   // none where another stage has the head
+    auto download = [&](std::vector<float>& to, const float* from) {
+        CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(float), cudaMemcpyDeviceToHost, stage.stream()));
     };
-    step_.forward(read, Purpose::loss);
-    std::vector<float> losses(B * T, 0.0f);   // none where another stage has the head
-    if (stage.has_head()) {
-        CUDA_CHECK(cudaMemcpyAsync(losses.data(), stage.losses(), losses.size() * sizeof(float), cudaMemcpyDeviceToHost,
-                                   stage.stream()));
-    }
+    if (stage.has_head()) download(losses, stage.losses());
+    if (stage.has_head() && asks_last_words()) download(margins, margins_.data());
     wait_for(stage.stream());
-
-    std::vector<double> sums(B);   // positions without a target have loss 0
+    std::vector<Score> sums(B);
     for (std::size_t b = 0; b < B; b++) {
-        for (std::size_t t = 0; t < T; t++) sums[b] += losses[b * T + t];
+        for (std::size_t t = b * T; t < (b + 1) * T; t++) {
+            sums[b].loss += losses[t];
+            sums[b].unlikely += !(margins[t] <= 0);   // also where it is NaN
+        }
     }
-    if (stage.context().cp > 1) add_over_sequence(sums, agreement);
-    std::vector<double> means;
-    for (std::size_t b = 0; b < rows.size(); b++) {
-        means.push_back(sums[b] /
-                        static_cast<double>(questions_[rows[b].question].completions[rows[b].completion].size()));
-    }
-    return means;
+    return sums;
 }
 
-// The sums of each row's losses over the cp ranks that share it. Other replicas have other rows: each has its own place
-// in a sum over all ranks.
-void Evaluation::add_over_sequence(std::vector<double>& sums, Agreement& agreement) const {
+// Of each row's completion; at most B rows.
+std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, Agreement& agreement) {
+    Stage& stage = step_.stage();
+    const auto T = static_cast<std::size_t>(stage.sizes().T);
+    const std::vector<TokenRange> ranges = stage.token_ranges();
+    std::vector<std::int32_t> row_tokens(static_cast<std::size_t>(stage.options().T)), row_targets(row_tokens.size());
+    auto read = [&](int, const MicroBatch& to) {
+        std::fill(to.tokens.begin(), to.tokens.end(), 0);
+        std::fill(to.targets.begin(), to.targets.end(), -1);
+        for (std::size_t b = 0; b < rows.size(); b++) {
+            completion_row(questions_[rows[b].question], rows[b].completion, row_tokens, row_targets);
+            take_ranges(to.tokens.subspan(b * T, T), std::span<const std::int32_t>(row_tokens), ranges);
+            take_ranges(to.targets.subspan(b * T, T), std::span<const std::int32_t>(row_targets), ranges);
+        }
+    };
+    if (asks_last_words()) stage.keep_margins(margins_.data());
+    step_.forward(read, Purpose::loss);
+    stage.keep_margins(nullptr);
+    std::vector<Score> sums = sums_of_rows();
+    if (stage.context().cp > 1) add_over_sequence(sums, agreement);
+    sums.resize(rows.size());
+    return sums;
+}
+
+// The sums of each row over the cp ranks that share it. Other replicas have other rows: each has its own place in a sum
+// over all ranks.
+void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const {
     const ShardPlace& place = step_.stage().storage().place();
-    std::vector<double> all(sums.size() * static_cast<std::size_t>(place.mesh.dp));
-    const auto own = all.begin() + static_cast<std::ptrdiff_t>(sums.size()) * place.at.dp;
-    if (step_.stage().adds_losses()) std::copy(sums.begin(), sums.end(), own);
+    std::vector<double> all(2 * sums.size() * static_cast<std::size_t>(place.mesh.dp));
+    double* const own = all.data() + 2 * sums.size() * static_cast<std::size_t>(place.at.dp);
+    for (std::size_t b = 0; b < sums.size() && step_.stage().adds_losses(); b++) {
+        own[2 * b] = sums[b].loss;
+        own[2 * b + 1] = sums[b].unlikely;
+    }
     agreement.sum(all);
-    std::copy_n(own, sums.size(), sums.begin());
+    for (std::size_t b = 0; b < sums.size(); b++) sums[b] = {own[2 * b], own[2 * b + 1]};
 }
 
 // All completions of the questions of a replica, question by question.
@@ -71,13 +94,16 @@ std::vector<Evaluation::Row> Evaluation::rows_of_replica(int replica, int replic
     return rows;
 }
 
-int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const {
+int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<Score>& scores) const {
     int right = 0;
     for (std::size_t begin = 0; begin < rows.size();) {
         const Question& question = questions_[rows[begin].question];
-        const auto first = losses.begin() + static_cast<std::ptrdiff_t>(begin);
-        const auto last = first + static_cast<std::ptrdiff_t>(question.completions.size());
-        right += std::min_element(first, last) - first == question.label;
+        if (asks_last_words()) right += scores[begin].unlikely == 0;
+        std::vector<double> means;
+        for (std::size_t c = 0; c < question.completions.size(); c++) {
+            means.push_back(scores[begin + c].loss / static_cast<double>(question.completions[c].size()));
+        }
+        if (!asks_last_words()) right += std::ranges::min_element(means) - means.begin() == question.label;
         begin += question.completions.size();
     }
     return right;
@@ -90,17 +116,20 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
     std::size_t most = 0;   // rows of a rank: all go through the model equally often, because some layouts talk there
     for (int r = 0; r < replicas; r++) most = std::max(most, rows_of_replica(r, replicas).size());
     const auto B = static_cast<std::size_t>(step_.stage().options().B);
-    std::vector<double> losses;
+    std::vector<Score> scores;
     for (std::size_t begin = 0; begin < most; begin += B) {
         const std::size_t first = std::min(begin, rows.size()), count = std::min(B, rows.size() - first);
-        const std::vector<double> means = losses_of(std::span(rows).subspan(first, count), agreement);
-        losses.insert(losses.end(), means.begin(), means.end());
+        std::ranges::copy(scores_of(std::span(rows).subspan(first, count), agreement), std::back_inserter(scores));
         agreement.ask();
         if (agreement.stop_asked()) return std::nullopt;
     }
     const bool counts = step_.stage().adds_losses() && place.at.cp == 0;   // the other cp ranks know the same
     EvaluationResult result;
     result.questions = static_cast<int>(questions_.size());
-    result.right = static_cast<int>(agreement.sum(counts ? count_right(rows, losses) : 0));
+    result.right = static_cast<int>(agreement.sum(counts ? count_right(rows, scores) : 0));
+    if (!asks_last_words()) return result;
+    double loss = 0;
+    for (const Score& score : scores) loss += score.loss;
+    result.perplexity = std::exp(agreement.sum(counts ? loss : 0) / result.questions);
     return result;
 }

@@ -1,5 +1,7 @@
 // Multiple-choice evaluation: a question is answered right when the right completion has the lowest mean loss per token
-// (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts).
+// (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts). LAMBADA's last word is right when no
+// other token is likelier than any of its tokens, given those before; its perplexity is exp of the mean, over texts, of
+// the word's negative log likelihood.
 //
 // Data-parallel ranks share the questions: question q is answered by rank q mod N. Context-parallel ranks share a row;
 // their losses are summed.
@@ -9,37 +11,52 @@
 #include <span>
 #include <vector>
 
+#include "llmc/base/arena.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/run/step.h"
 #include "llmc/run/stopping/agreement.h"
 
 struct EvaluationResult {
     int right = 0, questions = 0;
+    std::optional<double> perplexity = {};   // LAMBADA's
     double accuracy() const { return questions > 0 ? static_cast<double>(right) / questions : 0; }
 };
 
 class Evaluation {
 public:
     // Error(usage) where a question is longer than the model's sequences.
-    Evaluation(Step& step, std::vector<Question> questions, std::string title = "HellaSwag");
+    // `arena`: of what LAMBADA needs besides.
+    Evaluation(Step& step, std::vector<Question> questions, const NamedSource& source = hellaswag_source,
+               Arena* arena = nullptr);
+    Evaluation(const Evaluation&) = delete;
 
     // Completions of all questions in rows of the model's micro-batches. Collective. None where a request to stop came
     // before the end, at the same micro-batch on all ranks.
     std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
-    const std::string& title() const { return title_; }   // whose questions they are
+    const char* title() const { return source_.title; }   // whose questions they are
+    std::string in_words(const EvaluationResult& result) const;
+    const char* name() const { return source_.name; }   // in metrics
 
 private:
     struct Row {
         std::size_t question, completion;
     };
     std::vector<Row> rows_of_replica(int replica, int replicas) const;
-    std::vector<double> losses_of(std::span<const Row> rows, Agreement& agreement);
-    void add_over_sequence(std::vector<double>& sums, Agreement& agreement) const;
-    int count_right(const std::vector<Row>& rows, const std::vector<double>& losses) const;
+    // Of a completion.
+    struct Score {
+        double loss = 0;       // sum over its tokens
+        double unlikely = 0;   // tokens than which another is likelier; counted where margins are kept
+    };
+    std::vector<Score> scores_of(std::span<const Row> rows, Agreement& agreement);
+    std::vector<Score> sums_of_rows() const;
+    void add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const;
+    int count_right(const std::vector<Row>& rows, const std::vector<Score>& scores) const;
+    bool asks_last_words() const { return source_.source == QuestionSource::lambada; }
 
     Step& step_;
     std::vector<Question> questions_;
-    std::string title_;
+    const NamedSource& source_;
+    DeviceBuffer<float> margins_;   // of LAMBADA's targets
 };

@@ -24,10 +24,10 @@ Losses losses_of(StageOptions options) {
     Stage stage(config, options, arena, stream.get());
     stage.initialize(42);
     Step step(stage, OptimizerOptions{}, arena);
-    auto read = [](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-        for (std::size_t i = 0; i < tokens.size(); i++) {
-            tokens[i] = static_cast<std::int32_t>(i * i % 61);
-            targets[i] = static_cast<std::int32_t>((i + 7) % 61);
+    auto read = [](int, const MicroBatch& to) {
+        for (std::size_t i = 0; i < to.tokens.size(); i++) {
+            to.tokens[i] = static_cast<std::int32_t>(i * i % 61);
+            to.targets[i] = static_cast<std::int32_t>((i + 7) % 61);
         }
     };
     Losses result;

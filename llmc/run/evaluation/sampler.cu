@@ -71,8 +71,8 @@ std::vector<float> Sampler::next_logits(const std::vector<std::int32_t>& ids) {
     Stage& stage = step_.stage();
     std::vector<std::int32_t> window(static_cast<std::size_t>(window_), 0);
     std::copy(ids.end() - static_cast<std::ptrdiff_t>(seen), ids.end(), window.begin());
-    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t>) {
-        take_ranges(tokens, std::span<const std::int32_t>(window), stage.token_ranges());
+    auto read = [&](int, const MicroBatch& to) {
+        take_ranges(to.tokens, std::span<const std::int32_t>(window), stage.token_ranges());
     };
     step_.forward(read, Purpose::logits);
     const RowPlace last = place_of(stage.context(), window_, static_cast<int>(seen) - 1);

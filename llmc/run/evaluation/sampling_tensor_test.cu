@@ -13,8 +13,8 @@ constexpr double logit_tolerance = 1e-4;   // of logits of about one, in fp32
 // Logits of the last of `ids`, over the vocabulary.
 std::vector<float> logits_of(Rank& rank, const std::vector<int>& ids) {
     Stage& stage = rank.stage();
-    auto read = [&](int, std::span<std::int32_t> tokens, std::span<std::int32_t>) {
-        std::fill(std::copy(ids.begin(), ids.end(), tokens.begin()), tokens.end(), 0);
+    auto read = [&](int, const MicroBatch& to) {
+        std::fill(std::copy(ids.begin(), ids.end(), to.tokens.begin()), to.tokens.end(), 0);
     };
     const auto columns = static_cast<std::size_t>(stage.logits_columns());
     const DeviceBuffer<floatX> on_device = rank.arena().allocate<floatX>("test/logits", columns);
@@ -52,9 +52,9 @@ TEST_CASE("tensor parallelism: greedy samples and answers to questions are those
     const std::vector<int> prompt{10, 3, 50, 9};
     auto losses_of = [](Rank& rank) {
         rank.step().forward(
-            [](int, std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-                for (std::size_t i = 0; i < tokens.size(); i++) {
-                    tokens[i] = static_cast<int>(i % 97), targets[i] = static_cast<int>(i * 7 % 98) - 1;
+            [](int, const MicroBatch& to) {
+                for (std::size_t i = 0; i < to.tokens.size(); i++) {
+                    to.tokens[i] = static_cast<int>(i % 97), to.targets[i] = static_cast<int>(i * 7 % 98) - 1;
                 }
             },
             Purpose::loss);

@@ -26,14 +26,17 @@ std::uint64_t Validation::sequences() const {
 }
 
 // What is missing in the last micro-batches is positions that have no loss.
-void Validation::read(std::uint64_t first, std::uint64_t end, std::span<std::int32_t> inputs,
-                      std::span<std::int32_t> targets) const {
+void Validation::read(std::uint64_t first, std::uint64_t end, const MicroBatch& to) const {
     const std::vector<TokenRange> ranges = step_.stage().token_ranges();
     const auto T = static_cast<std::size_t>(step_.stage().sizes().T);   // of a sequence, on this rank
-    for (std::size_t b = 0; b < inputs.size() / T; b++) {
-        const auto own_inputs = inputs.subspan(b * T, T), own_targets = targets.subspan(b * T, T);
+    const std::size_t B = to.tokens.size() / T, attended = to.starts.size() / B;
+    for (std::size_t b = 0; b < B; b++) {
+        const auto own_inputs = to.tokens.subspan(b * T, T), own_targets = to.targets.subspan(b * T, T);
         if (first + b < end) {
             tokens_.read_window(first + b, ranges, own_inputs, own_targets);
+            if (attended == 0) continue;
+            tokens_.read_starts(first + b, tokens_.T(), attended_ranges(step_.stage().context(), tokens_.T()),
+                                to.starts.subspan(b * attended, attended));
         } else {
             std::fill(own_inputs.begin(), own_inputs.end(), 0);
             std::fill(own_targets.begin(), own_targets.end(), -1);
@@ -41,14 +44,32 @@ void Validation::read(std::uint64_t first, std::uint64_t end, std::span<std::int
     }
 }
 
+// Each rank counts some of the windows. Collective.
+void Validation::count_targets() {
+    const auto ranks = static_cast<std::uint64_t>(agreement_.ranks());
+    for (Part& part : parts_) {
+        if (part.targets > 0) continue;
+        if (tokens_.documents().boundary_loss) {
+            part.targets = static_cast<double>((part.end - part.begin) * static_cast<std::uint64_t>(tokens_.T()));
+            continue;
+        }
+        std::int64_t own = 0;
+        for (std::uint64_t i = part.begin + static_cast<std::uint64_t>(agreement_.rank()); i < part.end; i += ranks) {
+            own += tokens_.count_targets(i);
+        }
+        part.targets = std::max(agreement_.sum(static_cast<double>(own)), 1.0);
+    }
+}
+
 std::optional<float> Validation::loss() {
     by_source_.clear();
-    double loss = 0;
+    count_targets();
+    double loss = 0, targets = 0;
+    for (const Part& part : parts_) targets += part.targets;
     for (std::size_t i = 0; i < parts_.size(); i++) {
         const std::optional<double> of_part = loss_of(parts_[i]);
         if (!of_part || (agreement_.stop_asked() && i + 1 < parts_.size())) return std::nullopt;
-        const double share = static_cast<double>(parts_[i].end - parts_[i].begin) / static_cast<double>(sequences());
-        loss += share * *of_part;
+        loss += parts_[i].targets / targets * *of_part;
         if (tokens_.is_mixture()) by_source_.push_back({tokens_.sources()[i].data.name, static_cast<float>(*of_part)});
     }
     return static_cast<float>(loss);
@@ -56,15 +77,15 @@ std::optional<float> Validation::loss() {
 
 std::optional<double> Validation::loss_of(const Part& part) {
     Stage& stage = step_.stage();
-    const auto B = static_cast<std::uint64_t>(stage.options().B), T = static_cast<std::uint64_t>(stage.options().T);
-    const float token_share = 1.0f / (static_cast<float>(part.end - part.begin) * static_cast<float>(T));
+    const auto B = static_cast<std::uint64_t>(stage.options().B);
+    const float token_share = 1.0f / static_cast<float>(part.targets);
     const ShardPlace& place = stage.storage().place();
     const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
     double loss = 0;
     int pending = 0;   // micro-batches that the device has added up
     for (std::uint64_t begin = part.begin; begin < part.end; begin += at_once) {
         const std::uint64_t first = begin + B * static_cast<std::uint64_t>(place.at.dp);
-        step_.forward([&](int, auto inputs, auto targets) { read(first, part.end, inputs, targets); }, Purpose::loss);
+        step_.forward([&](int, const MicroBatch& to) { read(first, part.end, to); }, Purpose::loss);
         if (stage.adds_losses()) {
             sum_losses(agreement_.addend(), stage.losses(), stage.tokens(), token_share, pending > 0, stage.stream());
         }

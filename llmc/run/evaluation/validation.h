@@ -26,14 +26,15 @@ public:
     std::uint64_t sequences() const;
 
 private:
-    // Windows [begin, end) of the tokens.
+    // Windows [begin, end) of the tokens, and how many of their positions have a loss.
     struct Part {
         std::uint64_t begin, end;
+        double targets = 0;   // 0: not counted yet
     };
+    void count_targets();
     std::optional<double> loss_of(const Part& part);
     // Sequences from `first` on, up to `end`.
-    void read(std::uint64_t first, std::uint64_t end, std::span<std::int32_t> inputs,
-              std::span<std::int32_t> targets) const;
+    void read(std::uint64_t first, std::uint64_t end, const MicroBatch& to) const;
 
     Step& step_;
     const TokenSet& tokens_;

@@ -1,5 +1,6 @@
 #include "llmc/run/metrics/metrics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -7,6 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/data/multiple_choice.h"
 
 namespace {
 
@@ -36,9 +38,10 @@ struct KeptUpTo {
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
     bool holds(int of_step, const std::string& key) const {
-        return key == "val_loss"    ? holds(of_step, AfterStep::validation)
-               : key == "hellaswag" ? holds(of_step, AfterStep::evaluation)
-                                    : holds(of_step);
+        const std::string name = key.substr(0, key.find("_perplexity"));
+        auto is_it = [&name](const NamedSource& source) { return name == source.name; };
+        if (key == "val_loss") return holds(of_step, AfterStep::validation);
+        return std::ranges::any_of(question_sources, is_it) ? holds(of_step, AfterStep::evaluation) : holds(of_step);
     }
 };
 
@@ -59,39 +62,67 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     return kept.holds(step + 1);   // counted from 0
 }
 
+// Of a mixture of experts, by the names that they have in both kinds of records.
+std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
+    if (!load) return {};
+    return {{"expert_fullest", load->fullest}, {"expert_emptiest", load->emptiest},
+            {"expert_entropy", load->entropy}, {"expert_dropped", 0},
+            {"aux_loss", load->balance_loss},  {"router_z_loss", load->z_loss}};
+}
+
+// "KEY":{"NAME":x,...}; empty where there is nothing to say.
+template <class Named>
+std::string json_of_each(const char* key, const Named& values) {
+    std::string of_each;
+    for (const auto& [name, value] : values) {
+        of_each += text(of_each.empty() ? "" : ",", to_text(Json(name)), ":", json_number(value));
+    }
+    return of_each.empty() ? "" : text("\"", key, "\":{", of_each, "}");
+}
+
 }   // namespace
 
 std::string to_json(const StepRecord& r) {
     const std::string waiting =
         r.waiting ? formatted("\"slowest_rank\":%d,\"waiting\":%.9g,", r.waiting->rank, r.waiting->share) : "";
+    const std::string exposed = r.exposed_ms.empty() ? "" : json_of_each("exposed_ms", r.exposed_ms) + ",";
     const std::string gpu = r.gpu ? formatted("\"gpu_percent\":%u,\"gpu_watts\":%.1f,\"gpu_celsius\":%u,",
                                               r.gpu->utilization, r.gpu->watts, r.gpu->celsius)
                                   : "";
+    std::string experts;
+    for (const auto& [name, value] : values_of(r.experts)) experts += text("\"", name, "\":", json_number(value), ",");
     return formatted(
         "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
-        "%s%s\"memory_bytes\":%llu}",
+        "%s%s%s%s\"memory_bytes\":%llu}",
         r.step, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(), json_number(r.lr).c_str(),
         json_number(r.tokens_per_s).c_str(), r.mfu ? json_number(*r.mfu).c_str() : "null",
-        json_number(r.step_ms).c_str(), waiting.c_str(), gpu.c_str(), static_cast<unsigned long long>(r.memory_bytes));
+        json_number(r.step_ms).c_str(), waiting.c_str(), exposed.c_str(), gpu.c_str(), experts.c_str(),
+        static_cast<unsigned long long>(r.memory_bytes));
 }
 
 std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
-    std::string of_each;
-    for (const auto& [name, of_source] : by_source) {
-        of_each += text(of_each.empty() ? ",\"val_loss_of\":{" : ",", to_text(Json(name)), ":", json_number(of_source));
-    }
-    return formatted("{\"step\":%d,\"val_loss\":%s%s}", step, json_number(loss).c_str(),
-                     of_each.empty() ? "" : (of_each + "}").c_str());
+    const std::string of_each = json_of_each("val_loss_of", by_source);
+    return formatted("{\"step\":%d,\"val_loss\":%s%s%s}", step, json_number(loss).c_str(), of_each.empty() ? "" : ",",
+                     of_each.c_str());
 }
 
 Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard)
     : files_(&files), folder_(folder), tensorboard_(tensorboard) {
     if (folder.empty()) return;
     files.make_folders(folder);
+    told_.emplace(files, folder, last_step == 0);
     open(last_step, next, false);
 }
 
+void Metrics::tell(const std::string& key, Json value) {
+    try {
+        if (told_) told_->add(step_, key, std::move(value));
+    } catch (const Error&) {   // a run goes on without its report; what must be written fails by itself
+    }
+}
+
 void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
+    step_ = last_step;
     const std::string metrics = folder_ + "/metrics.jsonl", main_log = folder_ + "/main.log";
     const KeptUpTo kept{last_step, next, keep_rewinds};
     if (tensorboard_) {
@@ -115,6 +146,7 @@ void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
 void Metrics::rewind(const RewindRecord& r, AfterStep next) {
     if (folder_.empty()) return;
     open(r.step, next, true);
+    tell("rewind", r.from);
     write_line(metrics_.get(),
                formatted("{\"step\":%d,\"rewind_from\":%d,\"loss\":%s,\"grad_norm\":%s,\"skipped_samples\":%llu}",
                          r.step, r.from, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(),
@@ -122,6 +154,7 @@ void Metrics::rewind(const RewindRecord& r, AfterStep next) {
 }
 
 void Metrics::step(const StepRecord& r) {
+    step_ = r.step;
     write_line(metrics_.get(), to_json(r));
     write_line(main_log_.get(), formatted("s:%d trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm));
     if (!events_) return;
@@ -133,6 +166,8 @@ void Metrics::step(const StepRecord& r) {
         values.push_back({"slowest_rank", static_cast<double>(r.waiting->rank)});
         values.push_back({"waiting", r.waiting->share});
     }
+    for (const auto& [group, ms] : r.exposed_ms) values.push_back({"exposed_ms/" + group, ms});
+    std::ranges::move(values_of(r.experts), std::back_inserter(values));
     events_->add(r.step, values);
 }
 
@@ -142,10 +177,19 @@ void Metrics::validation(int step, float loss, const std::vector<std::pair<std::
     if (events_) events_->add(step, {{"val_loss", loss}});
 }
 
-void Metrics::evaluation(int step, double accuracy) {
-    write_line(metrics_.get(), formatted("{\"step\":%d,\"hellaswag\":%s}", step, json_number(accuracy).c_str()));
-    write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
-    if (events_) events_->add(step, {{"hellaswag", accuracy}});
+void Metrics::evaluation(int step, const std::string& name, double accuracy, std::optional<double> perplexity) {
+    const std::string more =
+        perplexity ? formatted(",\"%s_perplexity\":%s", name.c_str(), json_number(*perplexity).c_str()) : "";
+    write_line(metrics_.get(),
+               formatted("{\"step\":%d,\"%s\":%s%s}", step, name.c_str(), json_number(accuracy).c_str(), more.c_str()));
+    if (name == hellaswag_source.name) write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
+    if (!events_) return;
+    events_->add(step, {{name, accuracy}});
+    if (perplexity) events_->add(step, {{name + "_perplexity", *perplexity}});
+}
+
+void Metrics::require_folder() {
+    if (metrics_) metrics_->write({});   // looks whether the file is still where it was
 }
 
 void Metrics::sync() {

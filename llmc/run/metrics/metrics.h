@@ -4,10 +4,14 @@
 // `null` for what is not known or not finite:
 //   {"step":N,"loss":x,"grad_norm":x,"lr":x,"tokens_per_s":x,"mfu":x,"step_ms":x,"memory_bytes":x}
 //       with "slowest_rank":r,"waiting":x before "memory_bytes" where several data-parallel ranks train: who was waited
-//       for in the step before, for which share of it (slowest_rank.h); and "gpu_percent":n,"gpu_watts":x,
-//       "gpu_celsius":n where NVML is there (gpu_state.h)
+//       for in the step before, for which share of it (slowest_rank.h); "exposed_ms":{"GROUP":x,...} where ranks
+//       communicate: how long rank 0's compute stream stood for each group of them (exposed_waits.h);
+//       "gpu_percent":n,"gpu_watts":x,"gpu_celsius":n where NVML is there (gpu_state.h); and of a mixture of experts
+//       "expert_fullest":x,"expert_emptiest":x,"expert_entropy":x,"expert_dropped":0,"aux_loss":x,"router_z_loss":x:
+//       the load of the worst layer and the router's losses, with their factors (expert_load.h); none is ever dropped
 //   {"step":N,"val_loss":x}       with "val_loss_of":{"NAME":x,...} behind it where the data are a mixture
-//   {"step":N,"hellaswag":x}      share of multiple-choice questions answered right, where asked for
+//   {"step":N,"hellaswag":x}      share of questions answered right, where asked for; "mmlu", "arc", "piqa" too, and
+//                                 "lambada" with "lambada_perplexity":x behind it
 //   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}     --spike-rewind: step M was an outlier,
 //   and
 //                                 the run goes on from the checkpoint of step N with the samples after those of step M
@@ -20,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +32,9 @@
 #include <vector>
 
 #include "llmc/io/file.h"
+#include "llmc/report/run_log.h"
 #include "llmc/run/after_step.h"
+#include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/metrics/gpu_state.h"
 #include "llmc/run/metrics/tensorboard.h"
 
@@ -44,8 +51,10 @@ struct StepRecord {
     std::optional<double> mfu;   // of the peak, 0 to 1; none where the peak is unknown
     double step_ms;
     std::uint64_t memory_bytes;
-    std::optional<Waiting> waiting = {};   // in the step before; none where one replica trains
-    std::optional<GpuState> gpu = {};      // of rank 0; none without NVML
+    std::optional<Waiting> waiting = {};             // in the step before; none where one replica trains
+    std::optional<GpuState> gpu = {};                // of rank 0; none without NVML
+    std::map<std::string, double> exposed_ms = {};   // by group of ranks
+    std::optional<ExpertLoad> experts = {};
 };
 
 // A run that has gone back to an earlier checkpoint.
@@ -65,9 +74,15 @@ public:
 
     void step(const StepRecord& record);
     void validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
-    void evaluation(int step, double accuracy);
+    // `name`: of question_sources (llmc/data/multiple_choice.h).
+    void evaluation(int step, const std::string& name, double accuracy, std::optional<double> perplexity = {});
     // Drops lines as a resumed run does, but for earlier rewinds to the same step, which that comes to by itself.
     void rewind(const RewindRecord& record, AfterStep next);
+
+    // Error(io) where the folder was removed or moved, before anything else would make it anew.
+    void require_folder();
+    // For the run's report, with the step of the last record (llmc/report/run_log.h).
+    void tell(const std::string& key, Json value);
 
     // Returns once all lines are on the disk: before a checkpoint of their steps is, or a resumed run could miss some.
     void sync();
@@ -80,6 +95,8 @@ private:
     bool tensorboard_;
     std::unique_ptr<File> metrics_, main_log_;
     std::optional<EventFile> events_;
+    std::optional<RunLog> told_;
+    int step_ = 0;
 };
 
 std::string to_json(const StepRecord& record);

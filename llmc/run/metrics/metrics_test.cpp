@@ -23,6 +23,16 @@ TEST_CASE("metrics: lines are JSON with the agreed keys, and null where a value 
     of_several.waiting = {3, 0.125};
     CHECK(to_json(of_several)
               .ends_with("\"step_ms\":12.5,\"slowest_rank\":3,\"waiting\":0.125,\"memory_bytes\":1099511627776}"));
+    of_several.exposed_ms = {{"cp ring", 1.5}, {"dp", 0.25}};
+    CHECK(to_json(of_several)
+              .ends_with(
+                  "\"waiting\":0.125,\"exposed_ms\":{\"cp ring\":1.5,\"dp\":0.25},\"memory_bytes\":1099511627776}"));
+    StepRecord of_experts = record(7);
+    of_experts.experts = {1.5, 0.25, 0.75, 0.01, 0.002};
+    CHECK(to_json(of_experts)
+              .ends_with("\"step_ms\":12.5,\"expert_fullest\":1.5,\"expert_emptiest\":0.25,\"expert_entropy\":0.75,"
+                         "\"expert_dropped\":0,\"aux_loss\":0.01,\"router_z_loss\":0.002,"
+                         "\"memory_bytes\":1099511627776}"));
     CHECK(validation_json(20, 1.5f) == "{\"step\":20,\"val_loss\":1.5}");
 
     StepRecord broken = record(1);
@@ -78,8 +88,9 @@ TEST_CASE("metrics: no folder, no files; a full disk is an error that names the 
     nowhere.step(record(1));
 
     TemporaryFolder folder;
-    FaultyFiles faulty(real_files(), 6);
-    Metrics metrics(faulty, folder.path());   // make, create, create, append, append, sync
+    FaultyFiles faulty(real_files(), 8);
+    // make; create, append of what it tells the report; create, create, append, append, sync
+    Metrics metrics(faulty, folder.path());
     try {
         metrics.step(record(1));
         FAIL("no error");

@@ -34,10 +34,10 @@ struct Found {
 // Steps of all ranks, of which `slow` needs so much longer to read. The same on every rank.
 Found take_steps(TestRank& me, Stage& model, Step& step, int slow, std::chrono::duration<double> pause) {
     SlowestRank slowest(model, &me.all, me.arena);
-    auto read = [&](int, auto tokens, auto targets) {
+    auto read = [&](int, const MicroBatch& to) {
         if (me.rank() == slow) std::this_thread::sleep_for(pause);
-        std::fill(tokens.begin(), tokens.end(), 1);
-        std::fill(targets.begin(), targets.end(), 2);
+        std::fill(to.tokens.begin(), to.tokens.end(), 1);
+        std::fill(to.targets.begin(), to.targets.end(), 2);
     };
     Found found;
     std::vector<double> waited;

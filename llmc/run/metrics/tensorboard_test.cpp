@@ -96,7 +96,7 @@ ReadBack read_events(const std::string& path) {
 }
 
 StepRecord record(int step) {
-    return {step, 1.0f / static_cast<float>(step), 2.5f, 3e-4f, 1234.5, 0.25, 12.5, 1ull << 40};
+    return {step, 1.0f / static_cast<float>(step), 2.5f, 3e-4f, 1234.5, 0.25, 12.5, 1ull << 40, {}, {}, {{"dp", 3.0}}};
 }
 
 }   // namespace
@@ -124,11 +124,11 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
         const ReadBack read = read_events(path);
         CHECK(read.version == "brain.Event:2");
         CHECK(read.doubles == 0);
-        for (const char* tag : {"loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu", "memory_bytes"}) {
+        for (const char* tag : {"loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu", "memory_bytes", "exposed_ms/dp"}) {
             REQUIRE_MESSAGE(read.curves.count(tag) == 1, tag);
             CHECK_MESSAGE(read.curves.at(tag).size() == static_cast<std::size_t>(last), tag);
         }
-        CHECK(read.curves.size() == 8);
+        CHECK(read.curves.size() == 9);
         for (const auto& [step, loss] : read.curves.at("loss")) CHECK(loss == 1.0f / static_cast<float>(step));
         CHECK(read.curves.at("val_loss").size() == static_cast<std::size_t>(last / 5));
         CHECK(read.curves.at("memory_bytes").at(1) == static_cast<float>(1ull << 40));

@@ -68,7 +68,8 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
         model.initialize(options.seed);
         Step step(model, {}, me.arena, groups_of(me));
-        Evaluation evaluation(step, questions(20));
+        std::vector<std::unique_ptr<Evaluation>> evaluations;
+        evaluations.push_back(std::make_unique<Evaluation>(step, questions(20)));
         std::vector<std::string> skipped;
         const auto found = newest_checkpoint(real_files(), output, skipped);
         RunState state;
@@ -77,7 +78,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
         const Log log(false);
         Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
-        Trainer trainer({options, log, me.arena, step, tokens, &tokens, files, metrics, signals, nullptr, &evaluation,
+        Trainer trainer({options, log, me.arena, step, tokens, &tokens, files, metrics, signals, nullptr, &evaluations,
                          "", options.max_steps, 0.0, groups_of(me), &me.world});
         if (found) trainer.restore(state);
         const RunEnd own = trainer.run();
@@ -99,9 +100,9 @@ TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and bet
             Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
             model.initialize(1);
             Step step(model, {}, me.arena, groups_of(me));
-            auto read = [](int, auto tokens, auto targets) {
-                std::fill(tokens.begin(), tokens.end(), 1);
-                std::fill(targets.begin(), targets.end(), 2);
+            auto read = [](int, const MicroBatch& to) {
+                std::fill(to.tokens.begin(), to.tokens.end(), 1);
+                std::fill(to.targets.begin(), to.targets.end(), 2);
             };
             for (const std::vector<int>& asking : {std::vector<int>{}, {1}, {2}, {0, 2}}) {
                 const bool asks = std::count(asking.begin(), asking.end(), me.rank()) > 0;

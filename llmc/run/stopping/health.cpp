@@ -75,7 +75,7 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
 using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
 
 std::string group_of(const std::string& what, const TensorSpec& tensor) {
-    constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary"};
+    constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary", "experts"};
     return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
 }
 
@@ -147,7 +147,7 @@ std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, 
     stage.show_activations(look);
     for (int i = 0; i < micro_batches; i++) {
         last_unit = -1;
-        step.forward([&](int, auto tokens, auto targets) { read(i, tokens, targets); }, Purpose::loss);
+        step.forward([&](int, const MicroBatch& to) { read(i, to); }, Purpose::loss);
         if (stage.has_head()) look(table.head_unit(), "losses", stage.losses(), stage.tokens());
     }
     return result;

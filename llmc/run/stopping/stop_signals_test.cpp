@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 
 namespace {
 
@@ -116,17 +117,23 @@ TEST_CASE("stop signals: during start-up the process ends with 75, a moment late
 }
 
 TEST_CASE("stop signals: what arrives twice at once is one request, a second Ctrl-C ends the process by the signal") {
+    constexpr int too_late = 100;
     auto two = [](int ms_between, int second, int ms_to_live) {
-        return end_of([=] {
+        const auto once = [=] {
             StopSignals& signals = take_stop_signals();
             signals.remember_from_now(false);
+            const double begin = steady_seconds();
             send(SIGINT);
             taken(signals);
             sleep_ms(ms_between);
+            if (steady_seconds() - begin > 1e-3 * ms_between + 0.2) return too_late;   // a busy machine
             send(second);
             sleep_ms(ms_to_live);
             return 0;
-        });
+        };
+        int end = too_late;
+        for (int i = 0; i < 20 && end == too_late; i++) end = end_of(once);
+        return end;
     };
     CHECK(two(20, SIGINT, 200) == 0);
     CHECK(two(20, SIGTERM, 200) == 0);

@@ -14,7 +14,7 @@ namespace {
 enum class Flaw {
     none,
     one_communicator,   // for both directions between two stages
-    stray_wait,         // the host waits for the device behind every border it sends
+    stray_wait,         // the host waits for the device behind every boundary it sends
 };
 
 void damage(Rank& rank, Flaw flaw) {
@@ -72,9 +72,11 @@ Measured measure(const Layout& layout) {
         BatchBuffer batch(arena, stage.sizes().B, stage.sizes().T, stage.sizes().V);
         const std::vector<int> tokens(static_cast<std::size_t>(stage.tokens()), 5);
         batch.upload(tokens, tokens, stream.get());
-        result.border_bytes = static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.border_elements());
-        const std::size_t border = sizeof(floatX) * static_cast<std::size_t>(stage.border_elements());
-        auto zero = [&](const Border& memory) { CUDA_CHECK(cudaMemsetAsync(memory.data, 0, border, stream.get())); };
+        result.border_bytes = static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.boundary_elements());
+        const std::size_t boundary = sizeof(floatX) * static_cast<std::size_t>(stage.boundary_elements());
+        auto zero = [&](const BoundaryTensor& memory) {
+            CUDA_CHECK(cudaMemsetAsync(memory.data, 0, boundary, stream.get()));
+        };
         auto flops = [&](auto&& work) {
             CUDA_CHECK(cudaStreamSynchronize(stream.get()));
             double sum = 0;
@@ -105,7 +107,7 @@ struct Times {
     double found, simulated;
 };
 
-// How long a step takes on stages of given slowness, as the program asks for it and as the simulator says. A border
+// How long a step takes on stages of given slowness, as the program asks for it and as the simulator says. A boundary
 // takes `link` times the forward of the first piece.
 Times on_the_clock(const Layout& layout, const std::vector<double>& slowness, double link = 0, Flaw flaw = Flaw::none) {
     const std::vector<host::Recording> recordings = record_step(layout, flaw);
@@ -232,8 +234,8 @@ TEST_CASE("pipeline: what ZeRO-3 gathers and reduces shows once a step where bot
     }
 }
 
-// Gathers cost time here, reductions and borders none. Half the forward of a layer is less than any piece of work that
-// a gather travels behind (the backward of the head is the shortest).
+// Gathers cost time here, reductions and boundaries none. Half the forward of a layer is less than any piece of work
+// that a gather travels behind (the backward of the head is the shortest).
 TEST_CASE("pipeline: ZeRO-3 gathers a layer at most twice a micro-batch, and only the first ones of a step show") {
     if (!ranks_are_threads()) return;
     for (const PipelineKind kind : {PipelineKind::one_f_one_b, PipelineKind::zero_bubble}) {

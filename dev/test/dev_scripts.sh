@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# The scripts of dev/ that the documentation names and that no other test runs: each once, made small. What needs Python
+# packages that are missing (tiktoken, tokenizers, numpy, torch, transformers) is skipped by name.
+source "$(dirname "$0")/common.sh"
+export BUILD=${BUILD:-build}
+fp32=$BUILD/cpu-fp32/train_gpt
+needs "$train_gpt" "$fp32" "$tokenize"
+has() {   # PACKAGES...
+    local package
+    for package; do
+        python3 -c "import $package" 2>/dev/null || { echo "SKIPPED $script: python3 has no $package" && return 1; }
+    done
+}
+runs() {   # MESSAGE COMMAND...: the script ends well and says so
+    timeout 900 "${@:2}" >"$work/out" 2>&1 </dev/null
+    local status=$?
+    [ $status -eq 0 ] && grep -qaE -- "$1" "$work/out"
+    verdict $? "${*:2}: exit code $status, expected $1: $(tail -n 5 "$work/out" | tr -d '\0')"
+}
+
+script=english_corpus.py
+runs "" python3 dev/reference/english_corpus.py --output "$work/english.txt" --mb 0.05 --folder docs
+check "english_corpus.py found text" [ -s "$work/english.txt" ]
+"$tokenize" --train 400 --quiet --output "$work/words" docs >/dev/null || exit 70
+vocabulary=$work/words/tokenizer.tiktoken
+script=tiktoken_compare.py
+has tiktoken && runs 'all .*no difference' python3 dev/reference/tiktoken_compare.py --tokenize "$tokenize" --vocab "$vocabulary" --mb 0.05
+script=tokenizer_speed.py
+has tiktoken && runs 'whole program.*ratio' python3 dev/reference/tokenizer_speed.py --tokenize "$tokenize" --vocab "$vocabulary" \
+    --corpus "$work/english.txt" --rounds 2 --copies 2
+script=tokenizers_compare.py
+has tiktoken tokenizers && runs 'no difference' python3 dev/reference/tokenizers_compare.py --tokenize "$tokenize" \
+    --json "$work/words/tokenizer.json" --mb 0.05
+script=unicode_classes.py
+if has tiktoken; then
+    runs 'first, last, class' python3 dev/reference/unicode_classes.py
+    same=$(diff <(tail -n +2 "$work/out") <(tail -n +2 llmc/tokenizer/split/unicode_table.inc) | grep -c '^[<>]')
+    verdict "$((same > 0))" "unicode_classes.py makes another table: $same lines"
+fi
+script=make_golden.py
+if has numpy; then
+    runs "" python3 dev/reference/make_golden.py "$work/golden.safetensors"
+    [ "$(stat -c %s "$work/golden.safetensors")" -eq "$(stat -c %s dev/reference/golden_gpt.safetensors)" ]
+    verdict $? "make_golden.py makes a file of another size"
+fi
+script=transformers_compare.py
+if has torch transformers; then
+    # a model that stands for GPT-2's folder
+    "$tokenize" --tokenizer "$work/words" --quiet --output "$work/data" --val-tokens 2000 docs >/dev/null &&
+        "$fp32" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels 32 \
+            --seq-len 128 --micro-batch 2 --max-steps 20 --lr 1e-2 --sample-every 0 --output-dir "$work/run" >"$work/log" 2>&1 &&
+        "$fp32" export --model "$work/run" --output "$work/model" >>"$work/log" 2>&1
+    verdict $? "a model to compare: $(tail -n 3 "$work/log")"
+    compare=(python3 dev/reference/transformers_compare.py "$fp32" "$work/model")
+    runs "" "${compare[@]}" --prompt 'The ' --tokens 8
+    runs "" "${compare[@]}" --speed --tokens 8 --at-least 0
+    runs "" "${compare[@]:0:3}" "$work/made" --losses --make
+fi
+script=pytorch_step.py
+has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
+runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1
+runs '12 passed, 0 failed' env PRECISIONS=bf16 dev/test/same_runs.sh "$work/same"
+
+# pip that downloads nothing: its packages hold one header
+mkdir -p "$work/tree/dev/tools" "$work/bin" && cp dev/tools/fetch_headers.sh "$work/tree/dev/tools"
+cat >"$work/bin/python3" <<END
+#!/usr/bin/env bash
+[ "\$1 \$2" = "-m pip" ] || exec $(command -v python3) "\$@"
+while [ \$# -gt 1 ]; do [ "\$1" != --dest ] || to=\$2; shift; done
+exec $(command -v python3) -c 'import sys, zipfile
+zipfile.ZipFile(sys.argv[1], "w").writestr("nvidia/include/" + sys.argv[2] + ".h", "")' "\$to/\$1.whl" "\${1%%=*}"
+END
+chmod +x "$work/bin/python3"
+runs "newest: nvidia-nccl" env PATH="$work/bin:$PATH" bash "$work/tree/dev/tools/fetch_headers.sh"
+for end in oldest newest; do check "headers, $end" compgen -G "$work/tree/third_party/headers/$end/include/nvidia-nccl*.h"; done
+
+# what the pages name and nothing runs
+for path in $(grep -ohE 'dev/(bench|reference|test|tools)/[A-Za-z_0-9]+\.(py|sh)' README.md docs/*.md | grep -v NAME | sort -u); do
+    { cat Makefile dev/tools/*.mk .ci/run; ls dev/test/*_test.sh; find dev/test -name '*.sh' ! -path "$path" -exec cat {} +; } |
+        grep -F "$(basename "$path")" >/dev/null
+    verdict $? "$path: the documentation names it, and no test runs it"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

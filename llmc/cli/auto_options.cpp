@@ -1,0 +1,60 @@
+#include "llmc/cli/auto_options.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/plan/auto_layout.h"
+#include "llmc/plan/plan.h"
+#include "llmc/process/startup.h"
+#include "llmc/run/option_names.h"
+
+namespace {
+
+// Of training: this machine's devices, of which each rank has its share.
+Machine own_machine(const Options& o, const LaunchEnvironment& launch, bool layout) {
+    const cudaDeviceProp device = device_properties();
+    Machine machine;
+    if (layout) machine = o.plan.machine.empty() ? machine_of_device(device.name) : read_machine(o.plan.machine);
+    int devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    const int here = std::max(1, launch.local_ranks), sharing = (here + devices - 1) / std::max(1, devices);
+    machine.memory_bytes = static_cast<double>(device.totalGlobalMem) / sharing;
+    if (launch.local_ranks > 0) machine.devices_per_node = launch.local_ranks;
+    return machine;
+}
+
+}   // namespace
+
+std::string settle_auto_options(Verb verb, Options& o, bool layout, const std::function<bool(const char*)>& is_given) {
+    const bool any_size = o.micro_batch == kAutoMicroBatch;
+    if (!layout && !any_size) return "";
+    const LaunchEnvironment launch = read_launch_environment();
+    const Machine machine = verb == Verb::plan ? planned_machine(o) : own_machine(o, launch, layout);
+    Options planned = o;
+    if (planned.startup.ranks <= 0) planned.startup.ranks = std::max(1, launch.ranks);
+    if (any_size) planned.micro_batch = 1;
+    std::string told;
+    if (layout) {
+        auto kept = [&](const Options& other) {
+            auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
+            return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
+                   is_kept("--dp", o.dp == 0 || other.dp == o.dp) && is_kept("--zero", other.zero == o.zero) &&
+                   is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
+                   is_kept("--pp-schedule", other.pp_schedule == o.pp_schedule) &&
+                   is_kept("--pp-chunks", other.pp_chunks == o.pp_chunks) &&
+                   is_kept("--pp-warmup", other.pp_warmup == o.pp_warmup);
+        };
+        const Options best = best_layout(planned, machine, planned.startup.ranks, kept);
+        o.tp = planned.tp = best.tp, o.pp = planned.pp = best.pp, o.dp = planned.dp = best.dp;
+        o.zero = planned.zero = best.zero, o.recompute = planned.recompute = best.recompute;
+        o.pp_schedule = planned.pp_schedule = best.pp_schedule, o.pp_chunks = planned.pp_chunks = best.pp_chunks;
+        o.pp_warmup = planned.pp_warmup = best.pp_warmup;
+        told = text(" --tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, " --zero ", o.zero, " --recompute ",
+                    name_of(o.recompute.value()));
+    }
+    if (any_size) {
+        o.micro_batch = largest_micro_batch(planned, machine.memory_bytes);
+        told += text(" --micro-batch ", o.micro_batch);
+    }
+    return "chosen:" + told;
+}

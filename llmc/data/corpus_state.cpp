@@ -1,0 +1,85 @@
+#include "llmc/data/corpus_state.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "llmc/base/json.h"
+#include "llmc/io/hash.h"
+
+namespace {
+
+constexpr const char* kFormat = "unfinished shards";
+
+Json to_json(const SplitState& split) {
+    Json shards = Json::array();
+    for (const ShardInfo& shard : split.shards) {
+        shards.append(Json::object({{"file", shard.file},
+                                    {"split", shard.split},
+                                    {"tokens", shard.tokens},
+                                    {"hash", hash_to_text(shard.hash)}}));
+    }
+    return Json::object({{"shards", std::move(shards)}, {"open_tokens", split.open_tokens}});
+}
+
+std::uint64_t whole(const Json& json, const char* key) { return json.at(key).as_whole(UINT64_MAX); }
+
+SplitState split_from(const Json& json) {
+    SplitState split;
+    for (const Json& shard : json.at("shards").elements()) {
+        split.shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(), whole(shard, "tokens"),
+                                hash_from_text(shard.at("hash").as_text())});
+    }
+    split.open_tokens = whole(json, "open_tokens");
+    return split;
+}
+
+CorpusState state_from(const Json& json) {
+    if (json.at("format").as_text() != kFormat || whole(json, "version") != 1) throw JsonError("another format");
+    CorpusState state;
+    state.asked = hash_from_text(json.at("asked").as_text());
+    const Json& input = json.at("input");
+    state.input = {whole(input, "file"), whole(input, "offset"), input.at("in_document").as_bool(),
+                   whole(input, "documents"), whole(input, "bytes")};
+    state.document_is_val = json.at("validation").as_bool();
+    state.duplicates = whole(json, "duplicates");
+    state.seen = whole(json, "seen");
+    state.train = split_from(json.at("train"));
+    state.val = split_from(json.at("val"));
+    for (const Json& file : json.at("files").elements()) {
+        auto number = [&](std::size_t i) { return file.elements().at(i).as_whole(UINT64_MAX); };
+        state.files.push_back({number(0), number(1), number(2)});
+    }
+    return state;
+}
+
+}   // namespace
+
+std::string to_text(const CorpusState& s) {
+    Json files = Json::array();
+    for (const SourceCount& file : s.files) files.append(Json::array({file.documents, file.tokens, file.bytes}));
+    return to_text(Json::object({{"format", kFormat},
+                                 {"version", 1},
+                                 {"asked", hash_to_text(s.asked)},
+                                 {"input", Json::object({{"file", s.input.file},
+                                                         {"offset", s.input.offset},
+                                                         {"in_document", s.input.in_document},
+                                                         {"documents", s.input.documents},
+                                                         {"bytes", s.input.bytes_read}})},
+                                 {"validation", s.document_is_val},
+                                 {"duplicates", s.duplicates},
+                                 {"seen", s.seen},
+                                 {"train", to_json(s.train)},
+                                 {"val", to_json(s.val)},
+                                 {"files", std::move(files)}})) +
+           "\n";
+}
+
+std::optional<CorpusState> corpus_state_from(const std::string& content) {
+    try {
+        return state_from(parse_json(content));
+    } catch (const JsonError&) {
+        return std::nullopt;
+    } catch (const std::logic_error&) {   // no hash, or a list that is too short
+        return std::nullopt;
+    }
+}

@@ -1,0 +1,43 @@
+// How far the preparation of a corpus has come: tokenize.unfinished in its folder, from which a call that was cut goes
+// on. Written whole every few seconds, after what it tells of is on the disk.
+//
+//   {"format":"unfinished shards","version":1,"asked":"0123456789abcdef",
+//    "input":{"file":3,"offset":1048576,"in_document":true,"documents":70,"bytes":9000000},
+//    "validation":false,"duplicates":2,"seen":68,
+//    "train":{"shards":[as in manifest.json],"open_tokens":12345},"val":{...},
+//    "files":[[documents,tokens,bytes],...]}
+// "asked": a hash of the options, the tokenizer, and of every input its name, size and time. "seen": with --dedup, how
+// many hashes of documents (32 digits each) stand in tokenize.seen.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/data/shard_writer.h"
+#include "llmc/tokenizer/input.h"
+
+inline constexpr const char* seen_file_name = "tokenize.seen";
+
+// What has come from a file of the input, or from several.
+struct SourceCount {
+    std::uint64_t documents = 0, tokens = 0, bytes = 0;   // without duplicates; bytes of text, all of it
+};
+
+struct SplitState {
+    std::vector<ShardInfo> shards;
+    std::uint64_t open_tokens = 0;   // of the shard that is being written
+};
+
+struct CorpusState {
+    std::uint64_t asked = 0;
+    InputPosition input;
+    bool document_is_val = false;   // the one that goes on
+    std::uint64_t duplicates = 0, seen = 0;
+    SplitState train, val;
+    std::vector<SourceCount> files;   // of the input, as far as it was read
+};
+
+std::string to_text(const CorpusState& state);
+// None where the text is something else, such as what an older program has left.
+std::optional<CorpusState> corpus_state_from(const std::string& content);

@@ -1,0 +1,33 @@
+// Values of a field of the model, for tests that go through all fields: whoever adds one has it tried everywhere.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/model/config.h"
+
+// The same model where the field means something: those of experts do where there are some.
+inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
+    const std::string name = field.name;
+    const bool of_experts = name == "shared-experts" || name == "aux-loss" || name.find("expert-") == 0 ||
+                            name.find("experts-") == 0 || name.find("router") == 0;
+    if (of_experts) plain.experts = 4;
+    return plain;
+}
+
+// All that have names; of a number two that a model like `plain` may have.
+inline std::vector<double> values_to_try(const ModelField& field, const ModelConfig& plain) {
+    const std::string name = field.name;
+    if (!field.is_number()) {
+        std::vector<double> values;
+        for (std::size_t i = 0; i < field.values.size(); i++) values.push_back(static_cast<double>(i));
+        return values;
+    }
+    if (name == "norm-eps") return {1e-5, 1e-6};
+    if (name == "kv-heads") return {1, 2};
+    if (name == "experts") return {3, 4};
+    if (name == "experts-per-token") return {1, 3};
+    if (name == "shared-experts") return {1, 2};
+    if (name == "aux-loss" || name == "router-z-loss") return {1e-3, 0.5};
+    return {field.get(plain), 2 * field.get(plain)};
+}

@@ -1,0 +1,33 @@
+// Independent pieces of work on all cores of the machine at once.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+// work(0) to work(count - 1), in any order. The first of what they throw is thrown on.
+template <class Work>
+void on_all_cores(int count, Work&& work) {
+    std::atomic<int> next = 0;
+    std::mutex mutex;
+    std::exception_ptr failure;
+    auto take = [&] {
+        for (int i = next++; i < count; i = next++) {
+            try {
+                work(i);
+            } catch (...) {
+                const std::lock_guard lock(mutex);
+                if (!failure) failure = std::current_exception();
+            }
+        }
+    };
+    const int cores = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, std::max(1, count));
+    std::vector<std::thread> others;
+    for (int i = 1; i < cores; i++) others.emplace_back(take);
+    take();
+    for (std::thread& other : others) other.join();
+    if (failure) std::rethrow_exception(failure);
+}

@@ -1,0 +1,77 @@
+#include "llmc/plan/auto_layout.h"
+
+#include <algorithm>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
+#include "llmc/plan/memory_plan.h"
+#include "llmc/plan/search.h"
+
+namespace {
+
+bool fits(const Options& options, Recompute level, double device_bytes) {
+    const PlannedRun run = planned_run(options);
+    for (int stage = 0; stage < run.mesh.pp; stage++) {
+        if (static_cast<double>(fullest_rank(run, stage, level).high_water()) > 0.9 * device_bytes) return false;
+    }
+    return true;
+}
+
+// As many sequences for each rank and step, where options refuse it: none.
+bool is_possible(const Options& options) {
+    try {
+        planned_run(options);
+        return true;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::usage) throw;
+        return false;
+    }
+}
+
+}   // namespace
+
+int largest_micro_batch(const Options& asked, double device_bytes) {
+    refuse_if(asked.total_batch == 0, "--micro-batch auto without --total-batch",
+              "Say how many tokens a step has; micro-batches are the largest shares of it that fit.");
+    Options options = asked;
+    options.micro_batch = 1;
+    planned_run(options);   // refuses what no micro-batch cures
+    const std::int64_t most = options.total_batch / options.seq_len;
+    std::vector<Recompute> levels{Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
+    if (asked.recompute) levels = {*asked.recompute};
+    for (const Recompute level : levels) {
+        int largest = 0;
+        for (int sequences = 1; sequences <= most; sequences++) {
+            options.micro_batch = sequences;
+            if (most % sequences != 0 || !is_possible(options)) continue;
+            if (!fits(options, level, device_bytes)) break;
+            largest = sequences;
+        }
+        if (largest > 0) return largest;
+    }
+    throw Error(ErrorKind::usage,
+                formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
+                          asked.seq_len, device_bytes / (1 << 30)),
+                "Take more devices, --recompute block, a higher --zero, or let --layout auto choose.");
+}
+
+Options best_layout(const Options& options, const Machine& machine, int ranks,
+                    const std::function<bool(const Options&)>& is_allowed) {
+    const Candidate best = search_layouts(options, machine, ranks, 6, 4, is_allowed).front();
+    refuse_if(!best.fits(machine),
+              formatted("--layout auto: no layout of %d ranks fits into nine tenths of %.2f GiB", ranks,
+                        machine.memory_bytes / (1 << 30)),
+              "Take more devices, a smaller --micro-batch, or leave more options to it.");
+    return best.run.options;
+}
+
+Machine machine_of_device(const std::string& device) {
+    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // those that contain others first
+        std::string upper = name, found = device;
+        for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
+        if (found.find(upper) != std::string::npos) return known_machine(name);
+    }
+    throw Error(ErrorKind::usage, text("--layout auto: the speeds of this device, ", device, ", are not in the table"),
+                "Measure them with `train_gpt check --write-machine FILE`, and add --machine FILE.");
+}

@@ -1,0 +1,402 @@
+#include "llmc/plan/closed_form.h"
+
+#include <algorithm>
+#include <set>
+
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/tensor_parallel.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
+
+namespace {
+
+// Of one layer and micro-batch on one rank.
+struct LayerTime {
+    double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
+    double tensor_bytes = 0, tensor_seconds = 0;      // of tp ranks
+    double tensor_forward = 0, tensor_backward = 0;   // of these what shows, slowed work with it
+    double tensor_slack = 0;   // from when a layer's gradients leave: work before the next exchange is waited for
+    double context_bytes = 0, context_exposed = 0;   // of cp ranks
+    double compute() const { return forward + input + weight + recompute; }
+    double tensor_exposed() const { return tensor_forward + tensor_backward; }
+    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3; }
+    double input_seconds() const { return input + recompute + tensor_backward + 2 * context_exposed / 3; }
+};
+
+// One of the two branches of a layer: a matmul with each of its matrices, whole.
+struct BranchTime {
+    double in = 0, out = 0;
+};
+
+class ClosedForm {
+public:
+    ClosedForm(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine)
+        : o_(options),
+          config_(config),
+          mesh_(mesh),
+          machine_(machine),
+          table_(config),
+          sequence_parallel_(options.sequence_parallel && mesh.tp > 1),
+          sizes_(rank_sizes(config, {mesh, {}, 0}, sequence_parallel_, options.micro_batch, options.seq_len,
+                            options.ulysses())),
+          rows_(sizes_.rows()),
+          residual_bytes_(rows_ * sizes_.C * kElement) {}
+
+    StepTime time() const {
+        const LayerTime layer = of_layer();
+        const double head = of_matrix(sizes_.Vp, sizes_.C) + moved(3 * rows_ * sizes_.Vp * kElement) / 3;
+        const TensorOutside outside = tensor_outside();
+        StepTime result;
+        PipelineCosts costs;
+        const int pieces = mesh_.pp * o_.pp_chunks;
+        costs.pieces.resize(static_cast<std::size_t>(pieces));
+        double compute = 0;   // of all pieces, a micro-batch
+        for (int stage = 0; stage < mesh_.pp; stage++) {
+            const auto chunks = chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len);
+            for (std::size_t c = 0; c < chunks.size(); c++) {
+                const double n = chunks[c].layers.size(), with_head = chunks[c].head ? 1 : 0;
+                // without recompute the head's loss belongs to backward
+                costs.pieces[c * static_cast<std::size_t>(mesh_.pp) + static_cast<std::size_t>(stage)] = {
+                    n * layer.forward_seconds() + (chunks[c].embedding ? outside.embedding_forward : 0),
+                    n * layer.input_seconds() + (chunks[c].embedding ? outside.embedding_backward : 0) +
+                        with_head * (2 * head + outside.head),
+                    n * layer.weight + with_head * head};
+                compute += n * layer.compute() + 3 * with_head * head;
+            }
+        }
+        costs.transfer = mesh_.pp > 1 ? border_seconds() : 0;
+        const int m = o_.micro_steps();
+        const Pipelined found = pipelined(costs, m);
+        add_axes(result, layer, m);
+        const double update = optimizer_seconds();
+        const double zero_exposed = add_zero(result, layer, m);
+        result.computing = m * compute / mesh_.pp + update;
+        const double inside =
+            m * static_cast<double>(config_.layers) / mesh_.pp * (layer.tensor_exposed() + layer.context_exposed);
+        result.exposed = zero_exposed + inside;
+        result.bubble_share = mesh_.pp > 1 ? found.idle_share : 0;
+        result.seconds = found.makespan * (1 + slowed_by_links()) + update + zero_exposed + slowed(result);
+        result.flops = m * (static_cast<double>(config_.layers) * layer.flops + 6 * rows_ * sizes_.Vp * sizes_.C);
+        return result;
+    }
+
+    double least() const {
+        const double matmul = 1 / machine_.best_matmul(), attention = 4 * pairs() / machine_.attention_per_second;
+        double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, of the stages before
+        for (const ParamInfo& param : table_.all()) {
+            if (param.layer != 0 || !param.is_matrix()) continue;
+            of_layer += 2 * rows_ * static_cast<double>(tp_shard_of(param.tensor, mesh_.tp).elements()) * matmul;
+        }
+        const double head = 2 * rows_ * sizes_.Vp * sizes_.C * matmul;
+        for (int stage = 0; stage < mesh_.pp; stage++) {
+            double own = 0, forward = 0;
+            for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len)) {
+                const double n = chunk.layers.size();
+                own += n * (3 * of_layer + 3.5 * attention) + (chunk.head ? 3 * head : 0);
+                if (o_.pp_chunks == 1) forward += n * (of_layer + attention);
+            }
+            most = std::max(most, before + o_.micro_steps() * own);
+            before += forward;
+        }
+        return most;
+    }
+
+private:
+    static constexpr double kElement = sizeof(floatX);
+
+    struct Pipelined {
+        double makespan, idle_share;
+    };
+    // Of many micro-batches by the line through two smaller numbers of them.
+    Pipelined pipelined(const PipelineCosts& costs, int m) const {
+        auto with = [&](int micro_batches) {
+            PipelineShape shape = pipeline_shape(o_);
+            shape.micro_batches = micro_batches;
+            return simulate(pipeline_schedules(shape), o_.pp_chunks, costs);
+        };
+        const int few = 2 * mesh_.pp, more = 3 * mesh_.pp;
+        if (m <= more) {
+            const Simulation found = with(m);
+            return {found.makespan, found.idle_share()};
+        }
+        const Simulation first = with(few), second = with(more);
+        const double times = static_cast<double>(m - few) / (more - few);
+        const double makespan = first.makespan + times * (second.makespan - first.makespan),
+                     busy = first.busy + times * (second.busy - first.busy);
+        return {makespan, 1 - busy / (makespan * mesh_.pp)};
+    }
+
+    // Of queries and keys that a causal mask leaves, of one layer and micro-batch.
+    double pairs() const { return 0.5 * sizes_.B * sizes_.NH * sizes_.T * static_cast<double>(o_.seq_len) * sizes_.HS; }
+
+    double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
+    // One of the three matmuls with a matrix: they have as many FLOPs each.
+    double of_matrix(double rows, double columns) const {
+        return machine_.seconds_of(2 * rows_ * rows * columns,
+                                   kElement * (rows_ * rows + rows_ * columns + rows * columns));
+    }
+    int nodes_of(int ranks, int stride) const {
+        return std::max(1, std::min(ranks, ranks * stride / machine_.devices_per_node));
+    }
+    double collective(double bytes, int ranks, int stride, int passes) const {
+        return collectives(1, bytes, ranks, stride, passes);
+    }
+    // So many, which have so many bytes together.
+    double collectives(int count, double bytes, int ranks, int stride, int passes) const {
+        if (ranks == 1) return 0;
+        const int nodes = nodes_of(ranks, stride);
+        return count * collective_latency(machine_, {ranks, nodes}, passes) +
+               bytes / machine_.link(nodes).bytes_per_second;
+    }
+    double border_seconds() const {
+        const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest
+        return link.seconds + residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1) / link.bytes_per_second;
+    }
+
+    // An exchange beside work that it slows, for it has some of the multiprocessors: how much longer both take than the
+    // work alone. One that outlasts the slowed work takes its own time.
+    double shown(double exchange, double work) const {
+        return std::max(exchange - work, multiprocessor_share(o_.comm_sms) * exchange);
+    }
+    double multiprocessor_share(int taken) const {
+        return machine_.multiprocessors > 0 ? std::min(1.0, static_cast<double>(taken) / machine_.multiprocessors) : 0;
+    }
+    // A receive has its multiprocessors from when it is asked for, which is long before: one of inputs, and one of
+    // gradients.
+    double slowed_by_links() const {
+        return mesh_.pp == 1 ? 0 : multiprocessor_share((mesh_.pp == 2 ? 1 : 2) * link_sms(o_.comm_sms));
+    }
+    // What work beside other communication takes longer.
+    double slowed(const StepTime& step) const {
+        double beside = 0;
+        for (const auto& [name, group] : step.groups) {
+            if (name != "tp" && name != "pp") beside += std::max(0.0, group.seconds - group.exposed);
+        }
+        return std::min(beside, step.computing) * multiprocessor_share(o_.comm_sms);
+    }
+
+    // Blocks that are computed again do without the last projection, whose sum is the layer's output, unless a norm
+    // comes after it.
+    bool is_made_again(const ParamInfo& param) const {
+        return config_.norm_position == NormPosition::after || param.name.find("mlp.") == std::string::npos ||
+               !param.name.ends_with("c_proj.weight");
+    }
+
+    LayerTime of_layer() const {
+        LayerTime layer;
+        BranchTime attention_branch, mlp;
+        double last = 0;
+        for (const ParamInfo& param : table_.all()) {
+            if (param.layer != 0 || !param.is_matrix()) continue;
+            const TensorSpec shard = tp_shard_of(param.tensor, mesh_.tp);
+            const double one = of_matrix(static_cast<double>(shard.rows), static_cast<double>(shard.cols));
+            layer.forward += one, layer.input += one, layer.weight += one;
+            if (!is_made_again(param)) last += one;
+            BranchTime& branch = param.name.find("attn.") != std::string::npos ? attention_branch : mlp;
+            (param.name.ends_with("c_proj.weight") ? branch.out : branch.in) += one;
+            layer.flops += 6 * rows_ * static_cast<double>(shard.elements());
+        }
+        const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // of what is done in chunks
+        layer.forward += 4 * pauses, last += pauses;
+        const double attention = 4 * pairs() / machine_.attention_per_second;
+        layer.flops += 14 * pairs();
+        layer.forward += attention + machine_.kernel_seconds;
+        layer.input += 2.5 * attention + machine_.kernel_seconds;
+        // norms, sums of the residual stream, and the MLP's nonlinearity where it is a kernel of its own
+        const double residual = residual_bytes_ / sizes_.residual_parts, inner = rows_ * sizes_.F * kElement;
+        const bool gated = config_.mlp != MlpKind::gelu, gelu_apart = gated || kElement == 4;
+        const int read = gated ? 2 : 1;   // of F channels each
+        layer.forward += 2 * moved(4 * residual) + (gelu_apart ? moved((read + 1) * inner) + pauses : 0);
+        layer.input +=
+            2 * (moved(5 * residual) + machine_.kernel_seconds) + (gelu_apart ? moved((2 * read + 1) * inner) : 0);
+        if (config_.positions == PositionKind::rotary) {
+            const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
+            layer.forward += turned + pauses, layer.input += turned;
+        }
+        if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
+        if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
+        add_tensor_parallel(layer, attention_branch, mlp);
+        add_context_parallel(layer, attention);
+        return layer;
+    }
+
+    int chunks() const {
+        if (mesh_.tp == 1) return 1;
+        return tensor_chunks(static_cast<int>(rows_), sequence_parallel_ ? mesh_.tp : 1, o_.tp_chunks);
+    }
+    // Bytes of a gather or a scatter of all rows, or of a sum of them.
+    double tensor_unit() const { return passes() * static_cast<double>(mesh_.tp - 1) / mesh_.tp * residual_bytes_; }
+    int passes() const { return sequence_parallel_ ? 1 : 2; }
+    double whole_exchange() const { return collective(tensor_unit(), mesh_.tp, 1, passes()); }
+
+    // Exchanges of the embedding and of the head, which nothing hides.
+    struct TensorOutside {
+        double embedding_forward = 0, embedding_backward = 0, head = 0;
+    };
+    TensorOutside tensor_outside() const {
+        if (mesh_.tp == 1) return {};
+        const double whole = whole_exchange(), f = static_cast<double>(mesh_.tp - 1) / mesh_.tp;
+        const double loss =
+            collective(2 * f * 4 * rows_, mesh_.tp, 1, 2) + collective(2 * f * 8 * rows_, mesh_.tp, 1, 2);
+        if (!sequence_parallel_) return {whole, 0, whole + loss};
+        return {whole, whole, 2 * whole + loss};
+    }
+
+    // docs/parallelism.md: in units of fs. Forward, each of the chunks of rows is gathered before its matmul or
+    // scattered behind it: the first one shows, and of others what the matmul of a chunk does not hide. Backward, a
+    // branch gathers its output's gradient behind the weights' gradient of the branch above, and its input behind the
+    // gradient of that, and scatters behind the weights' gradient of its projection (Branch::backward); where a
+    // recompute level leaves nothing for the next layer, its first gather shows. Without sequence parallelism it has
+    // one sum, behind both of its weights' gradients.
+    void add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
+        if (mesh_.tp == 1) return;
+        const bool block = o_.recompute == Recompute::block;
+        const bool drained = block || o_.recompute == Recompute::gelu_norm;
+        const bool all_again = block && config_.norm_position == NormPosition::after;
+        const int forward = sequence_parallel_ ? 4 : 2, backward = sequence_parallel_ ? 6 : 2,
+                  again = block ? forward - 1 + all_again : 0;
+        const double whole = whole_exchange(), chunk = collective(tensor_unit() / chunks(), mesh_.tp, 1, passes());
+        auto in_chunks = [&](double matmul) { return chunk + (chunks() - 1) * shown(chunk, matmul / chunks()); };
+        auto entering = [&](const BranchTime& branch) { return sequence_parallel_ ? in_chunks(branch.in) : 0; };
+        auto backward_of = [&](const BranchTime& branch, double above) {
+            if (!sequence_parallel_) return shown(whole, branch.in + branch.out);
+            const double late = std::max(0.0, whole - branch.in);
+            return shown(whole, above) + multiprocessor_share(o_.comm_sms) * whole + shown(whole + late, branch.out);
+        };
+        layer.tensor_bytes = (forward + backward + again) * tensor_unit();
+        layer.tensor_seconds = (forward + again) * chunks() * chunk + backward * whole;
+        layer.tensor_forward = entering(attention) + in_chunks(attention.out) + entering(mlp) + in_chunks(mlp.out);
+        layer.tensor_backward = backward_of(mlp, drained ? 0 : attention.in) + backward_of(attention, mlp.in);
+        if (block) layer.tensor_backward += entering(attention) + in_chunks(attention.out) + entering(mlp);
+        if (all_again) layer.tensor_backward += in_chunks(mlp.out);
+        // the gradients leave behind the next layer's first gather; without one, before it
+        if (!drained) {
+            const double work = sequence_parallel_ ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
+            layer.tensor_slack = std::max(0.0, work - (sequence_parallel_ ? 2 : 1) * whole);
+        }
+    }
+
+    void add_context_parallel(LayerTime& layer, double attention) const {
+        if (mesh_.cp == 1) return;
+        const int u = o_.ulysses(), n = mesh_.cp / u;
+        const double s = static_cast<double>(rows_) * sizes_.NH * sizes_.HS, kv = s * sizes_.KV / sizes_.NH;
+        const int nodes = nodes_of(mesh_.cp, mesh_.tp);
+        const double speed = machine_.link(nodes).bytes_per_second;
+        const double exchanged = 2 * 2 * (s + kv) * (u - 1) / u * kElement;
+        const double ring_forward = 2 * (n - 1) * kv * kElement, ring_backward = ring_forward + 2 * (n - 1) * kv * 4;
+        layer.context_bytes = exchanged + ring_forward + ring_backward;
+        layer.context_exposed = exchanged / speed + std::max(0.0, ring_forward / speed - attention * (n - 1) / n) +
+                                std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
+    }
+
+    void add_axes(StepTime& result, const LayerTime& layer, int m) const {
+        const double layers = m * static_cast<double>(config_.layers) / mesh_.pp;
+        auto add = [&](const char* name, int ranks, int stride, double bytes, double exposed, double seconds = 0) {
+            if (ranks == 1) return;
+            const int nodes = nodes_of(ranks, stride);
+            const double travel = bytes / machine_.link(nodes).bytes_per_second;
+            result.groups[name] = {{ranks, nodes}, bytes, std::max(seconds, travel), exposed};
+        };
+        add("tp", mesh_.tp, 1, layers * layer.tensor_bytes, layers * layer.tensor_exposed(),
+            layers * layer.tensor_seconds);
+        add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
+            layers * layer.context_exposed);
+        const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
+        add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
+    }
+
+    ParamStorage storage() const {
+        const StageOptions stage = stage_options(o_, config_, mesh_, {});
+        std::vector<LayerRange> ranges;
+        bool embedding = false, head = false;
+        for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), 0, o_.seq_len)) {
+            ranges.push_back(chunk.layers);
+            embedding = embedding || chunk.embedding, head = head || chunk.head;
+        }
+        return ParamStorage(table_, stage.place, {ranges, embedding, head});
+    }
+
+    // What is not hidden behind the layers of all micro-batches. The head's work hides nothing of theirs: it comes
+    // before.
+    double add_zero(StepTime& result, const LayerTime& layer, int m) const {
+        const int ranks = mesh_.dp * mesh_.cp;
+        if (ranks == 1) return 0;
+        const double gradient = o_.grad_dtype == DType::bf16 ? 2 : 4;
+        const ParamStorage own = storage();
+        const ZeroTraffic traffic = zero_traffic(own, m, kElement, gradient);
+        const double reduced = traffic.reduce + traffic.reduce_to_owner, gathered = traffic.gather + traffic.broadcast;
+        const int stride = mesh_.tp, shards = mesh_.shards(), nodes = nodes_of(shards, stride);
+        const double layers = static_cast<double>(config_.layers) / mesh_.pp;
+        // where a pipeline's stage goes from forward to backward and back it has the layer already
+        const double fetched = o_.zero == 3 && mesh_.pp > 1 ? std::max(0.0, 1 - 1 / layers) : 1;
+        const int times = o_.zero >= 2 ? m : 1, fetches = o_.zero == 3 ? 2 * m : 1,
+                  units = static_cast<int>(own.units().size());
+        double kept = 0, largest = 0, first = 0;   // elements of all units, of the largest layer, of the lowest unit
+        for (const UnitPlace& unit : own.units()) {
+            const auto elements = static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
+            kept += elements;
+            if (first == 0) first = elements;
+            if (&unit != &own.units().front()) largest = std::max(largest, elements);
+        }
+        // each micro-batch's but the first are added to those before, on the stream of the traffic
+        const double added = o_.zero >= 2 ? moved(3 * gradient * kept) : 0;
+        const double travel = collectives(times * units, reduced, shards, stride, o_.zero == 0 ? 2 : 1),
+                     reduce = travel + (times - 1) * added,
+                     gather = o_.zero == 0 ? 0 : fetched * collectives(fetches * units, gathered, shards, stride, 1),
+                     between = collective(traffic.replicas, ranks / shards, stride * shards, 2);
+        const double forward = layers * layer.forward_seconds(),
+                     backward = layers * (layer.input_seconds() + layer.weight);
+        const double one = reduce / times, last = one * first / kept;
+        // The next micro-batch's forward goes on while the lowest units' gradients travel, which have memory of their
+        // own: the embedding's, which most stages of a pipeline have not, and those of layers that do not share it.
+        const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
+        const double tail = std::min(one, one * free / kept) - backward / layers;
+        const double fetch = o_.zero == 3 ? gather / fetches : 0;
+        const double late = std::max(0.0, one + fetch - backward), forward_late = std::max(0.0, fetch - forward);
+        const double hidden = std::max(0.0, std::min(forward - fetch, tail));
+        double exposed = between + std::max(last, late) + (times - 1) * std::max(0.0, late - hidden);
+        exposed += o_.zero == 3 ? m * forward_late : std::max(0.0, gather - forward);
+        // What takes the same links keeps tensor parallelism's exchanges waiting: a layer's gradients until there is no
+        // work before the next one, parameters at once.
+        if (mesh_.tp > 1 && o_.zero >= 2 && nodes == 1) {
+            const double beside = std::max(0.0, travel - times * layers * layer.tensor_slack);
+            exposed = std::max(exposed, beside + (o_.zero == 3 ? gather : 0) + between);
+        }
+        result.groups[group_name(mesh_, zero_axes)] = {
+            {ranks, nodes}, reduced + gathered + traffic.replicas, reduce + gather + between, exposed};
+        return exposed;
+    }
+
+    // Gradients are read twice, states and parameters read and written.
+    double optimizer_seconds() const {
+        const ParamStorage own = storage();
+        double owned = 0;
+        for (const UnitPlace& unit : own.units()) {
+            owned += static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
+        }
+        const double gradient = o_.grad_dtype == DType::bf16 ? 2 : 4,
+                     masters = kElement == 2 && o_.master_weights ? 8 : 0;
+        return moved(owned * (2 * gradient + 16 + masters + 2 * kElement));
+    }
+
+    const Options& o_;
+    const ModelConfig& config_;
+    const MeshShape& mesh_;
+    const Machine& machine_;
+    const ParamTable table_;
+    const bool sequence_parallel_;
+    const RankSizes sizes_;
+    const double rows_, residual_bytes_;
+};
+
+}   // namespace
+
+StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                          const Machine& machine) {
+    return ClosedForm(options, config, mesh, machine).time();
+}
+
+double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine) {
+    return ClosedForm(options, config, mesh, machine).least();
+}

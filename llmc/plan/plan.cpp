@@ -1,0 +1,191 @@
+#include "llmc/plan/plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <map>
+
+#include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
+#include "llmc/io/file.h"
+#include "llmc/model/parameters/param_table.h"
+#include "llmc/model/precision.h"
+#include "llmc/plan/closed_form.h"
+#include "llmc/plan/search.h"
+#include "llmc/run/layout_options.h"
+
+namespace {
+
+double exported_parameters(const ParamTable& table) {
+    double sum = 0;
+    for (const ParamInfo& param : table.all()) sum += static_cast<double>(param.exported_elements());
+    return sum;
+}
+
+StageMemory memory_of(const PlannedRun& run, int stage) {
+    const Arena arena = fullest_rank(run, stage, run.options.recompute.value());
+    std::map<std::string, double> groups;
+    for (const Allocation& a : arena.allocations()) {
+        groups[a.name.substr(0, a.name.find('/'))] += static_cast<double>(a.bytes);
+    }
+    StageMemory memory{stage, static_cast<double>(arena.high_water()), {groups.begin(), groups.end()}};
+    std::ranges::stable_sort(memory.lines, {}, [](const auto& line) { return -line.second; });
+    return memory;
+}
+
+// The first, one in the middle, the last.
+std::vector<int> kinds_of_stages(int pp) {
+    if (pp == 1) return {0};
+    if (pp == 2) return {0, 1};
+    return {0, pp / 2, pp - 1};
+}
+
+// --recompute auto: the least with which nine tenths of the device suffice, as a run takes it.
+void settle_recompute(PlannedRun& run, double memory_bytes) {
+    if (run.options.recompute) return;
+    for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+        run.options.recompute = level;
+        double most = 0;
+        for (const int stage : kinds_of_stages(run.mesh.pp)) {
+            most = std::max(most, static_cast<double>(fullest_rank(run, stage, level).high_water()));
+        }
+        if (most <= 0.9 * memory_bytes) return;
+    }
+}
+
+std::vector<std::string> warnings_of(const Plan& plan) {
+    const Options& o = plan.run.options;
+    const StepTime& step = plan.step;
+    std::vector<std::string> warnings =
+        layout_doubts(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
+    if (o.pp > 1 && step.bubble_share > 0.2) {
+        const std::int64_t wanted = (4 * (o.pp - 1) + o.pp_chunks - 1) / o.pp_chunks,
+                           m = (wanted + o.pp - 1) / o.pp * o.pp;
+        const std::string cure = o.micro_steps() < m
+                                     ? text("--total-batch ", m * o.tokens_per_micro_step(), ", ", m,
+                                            " micro-batches, brings it to a fifth or less of equal stages")
+                                     : "its stages are unequal, for one has the classifier: take fewer of them";
+        warnings.push_back(
+            formatted("the pipeline's bubble is %.1f%% of the time: %s", 100 * step.bubble_share, cure.c_str()));
+    }
+    if (step.exposed > 0.2 * step.seconds) {
+        std::string most;
+        double longest = 0;
+        for (const auto& [name, group] : step.groups) {
+            if (group.exposed > longest) longest = group.exposed, most = name;
+        }
+        warnings.push_back(formatted("communication shows for %.1f%% of a step, most of it in group %s",
+                                     100 * step.exposed / step.seconds, most.c_str()));
+    }
+    const int shards = plan.run.mesh.shards();
+    if (o.zero == 3 && shards > 1) {
+        const double layer =
+            (plan.parameters - static_cast<double>(plan.run.config.padded_vocab_size * plan.run.config.channels)) /
+            static_cast<double>(plan.run.config.layers) / o.tp * sizeof(floatX);
+        const Link& link = plan.machine.link(shards * o.tp > plan.machine.devices_per_node ? 2 : 1);
+        const double filled = link.seconds * shards * link.bytes_per_second;
+        if (layer < filled) {
+            warnings.push_back(
+                formatted("--zero 3 gathers layers of %.2f MB, less than what %d ranks' latency costs on "
+                          "these links (%.2f MB): --zero 2, or a smaller --zero-group",
+                          1e-6 * layer, shards, 1e-6 * filled));
+        }
+    }
+    if (o.pp == 1 && o.micro_steps() > 1 && o.micro_steps() % 2 == 0 &&
+        plan.most_bytes() < 0.45 * plan.machine.memory_bytes) {
+        warnings.push_back(
+            formatted("%d micro-batches of %d sequences leave more than half of the device's memory free: "
+                      "--micro-batch %d does the same in fewer, larger kernels",
+                      o.micro_steps(), o.micro_batch, 2 * o.micro_batch));
+    }
+    return warnings;
+}
+
+}   // namespace
+
+double Plan::most_bytes() const {
+    double most = 0;
+    for (const StageMemory& stage : memory) most = std::max(most, stage.bytes);
+    return most;
+}
+
+double Plan::mfu() const {
+    return tokens_per_second() * flops_per_token(run.config, run.options.seq_len) / (devices() * machine.mfu_peak());
+}
+
+Machine planned_machine(const Options& options) {
+    const PlanOptions& asked = options.plan;
+    Machine machine = asked.machine.empty() ? known_machine(asked.gpu) : read_machine(asked.machine);
+    if (options.startup.gpus_per_node > 0) machine.devices_per_node = options.startup.gpus_per_node;
+    if (!asked.link_intra.empty()) machine.intra = link_from("--link-intra", asked.link_intra);
+    if (!asked.link_inter.empty()) machine.inter = link_from("--link-inter", asked.link_inter);
+    return machine;
+}
+
+double planned_tokens(const Options& options, double parameters) {
+    const std::string& given = options.plan.tokens;
+    if (given.empty()) {
+        if (options.max_steps < 0) return 20 * parameters;
+        return static_cast<double>(options.tokens_by_step().sum(0, options.max_steps));
+    }
+    double number = 0;
+    const char* const end = given.data() + given.size();
+    const auto [rest, status] = std::from_chars(given.data(), end, number);
+    const bool times = rest + 1 == end && *rest == 'x';
+    if (status != std::errc() || !(times || rest == end) || !(number > 0 && number < 1e18)) {
+        throw Error(ErrorKind::usage,
+                    text("--tokens ", given, ": expected a number of tokens, or one per parameter as in 20x"),
+                    "For example --tokens 300e9.");
+    }
+    return times ? number * parameters : number;
+}
+
+constexpr int kMostDevices = 1 << 14;   // that are looked at for the fewest
+
+Plan make_plan(const Options& options) {
+    Plan plan;
+    plan.run = planned_run(options), plan.machine = planned_machine(options);
+    settle_recompute(plan.run, plan.machine.memory_bytes);
+    const ParamTable table(plan.run.config);
+    plan.parameters = static_cast<double>(table.elements());
+    plan.exported = exported_parameters(table);
+    plan.tokens = planned_tokens(options, plan.parameters);
+    plan.flops = plan.tokens * flops_per_token(plan.run.config, plan.run.options.seq_len);
+    plan.best = ScalingLaw().optimum(plan.flops);
+    for (const int stage : kinds_of_stages(plan.run.mesh.pp)) plan.memory.push_back(memory_of(plan.run, stage));
+    const PlannedRun& run = plan.run;
+    plan.step = can_record_steps() ? step_time(run.options, run.config, run.mesh, plan.machine)
+                                   : closed_form_time(run.options, run.config, run.mesh, plan.machine);
+    plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
+    plan.warnings = warnings_of(plan);
+    return plan;
+}
+
+namespace {
+
+// As many devices as the options' layout has, or as --processes says.
+int ranks_of(const Options& o) {
+    return o.startup.ranks > 0 ? o.startup.ranks : o.pp * o.cp * o.tp * std::max(1, o.dp);
+}
+
+}   // namespace
+
+int plan_run(const Options& asked) {
+    Options options = asked;
+    refuse_if(options.ep > 1, text("plan with --ep ", options.ep, ": no time is known of experts that are dealt out"),
+              "Leave --ep out; --print-memory counts what a rank takes with it.");
+    if (options.plan.search) {
+        const Machine machine = planned_machine(options);
+        const std::vector<Candidate> found = search_layouts(options, machine, ranks_of(options));
+        std::fputs(search_text(found, machine).c_str(), options.plan.json ? stderr : stdout);
+        options = found.front().run.options;
+    }
+    const Plan plan = make_plan(options);
+    if (!options.plan.svg.empty()) write_whole(real_files(), options.plan.svg, plan_svg(plan));
+    std::fputs((options.plan.json ? plan_json(plan) : plan_text(plan)).c_str(), stdout);
+    if (!options.plan.compare.empty()) {
+        const MeasuredRun measured = measured_run(real_files(), options.plan.compare);
+        std::fputs(comparison_text(plan, measured).c_str(), options.plan.json ? stderr : stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,86 @@
+// Numbers of papers that a plan must give back: parameters, days, bytes, bubbles, rings, scaling laws, latencies.
+#include <doctest/doctest.h>
+
+#include "llmc/model/parameters/param_table.h"
+#include "llmc/parallel/schedule.h"
+#include "llmc/plan/nccl_time.h"
+#include "llmc/plan/plan.h"
+#include "llmc/plan/training_cost.h"
+
+using doctest::Approx;
+
+TEST_CASE("plan: GPT-3 has 174,604,836,864 parameters with padding, 174,604,259,328 without") {
+    const ModelConfig config = model_config("gpt3:175B");
+    CHECK(parameter_count(config) == 174'604'836'864);
+    std::int64_t exported = 0;
+    const ParamTable table(config);
+    for (const ParamInfo& param : table.all()) exported += param.exported_elements();
+    CHECK(exported == 174'604'259'328);
+}
+
+TEST_CASE("plan: 6ND, in years of one V100 and days of 1,024 A100") {
+    const double flops = training_flops(175e9, 300e9);
+    CHECK(training_days(flops, 1, 28e12) / kDaysPerYear == Approx(356.5).epsilon(1e-4));
+    CHECK(training_days(flops, 1024, 0.5 * 312e12) == Approx(22.8).epsilon(2e-3));
+}
+
+TEST_CASE("plan: bytes of state per parameter, and what ZeRO leaves of them") {
+    const StateBytes sixteen{.gradient = 2}, eighteen;
+    CHECK(175e9 * sixteen.total() == Approx(2800e9));
+    CHECK(175e9 * eighteen.total() == Approx(3150e9));
+    const double seven[] = {112, 38.5, 26.25, 14}, seventy[] = {1120, 293.1, 155.3, 17.5};
+    for (int zero = 0; zero < 4; zero++) {
+        CHECK(1e-9 * zero_state_bytes(7e9, zero, 8, sixteen) == Approx(seven[zero]));
+        CHECK(1e-9 * zero_state_bytes(70e9, zero, 64, sixteen) == Approx(seventy[zero]).epsilon(2e-4));
+    }
+}
+
+TEST_CASE("plan: the bubble of 4 stages and 16 micro-batches") {
+    const PipelineShape shape{.stages = 4, .micro_batches = 16};
+    const Simulation found = simulate(pipeline_schedules(shape), 1, {std::vector<ActionCosts>(4), 0});
+    CHECK(100 * found.idle_share() == Approx(15.79).epsilon(1e-3));
+    CHECK(100 * found.overhead() == Approx(18.75));
+}
+
+TEST_CASE("plan: a ring all-reduce of 140 GB at 50 GB/s over 8 ranks") {
+    CHECK(ring_all_reduce_seconds(140e9, 8, 50e9) == Approx(4.9));
+}
+
+TEST_CASE("plan: NCCL's latency of 64 ranks on 8 nodes, by a ring and by a tree") {
+    CHECK(nccl_time::ring_us(64, 8, nccl_time::Protocol::simple) == Approx(8.4 + 112 * 3.4 + 14 * 14));
+    CHECK(nccl_time::tree_us(64, 8, nccl_time::Protocol::simple) == Approx(8.4 + 2 * (7 * 4 + 3 * 14)));
+    // small messages go by LL, large ones by what carries most
+    CHECK(nccl_time::seconds(64, 8, 1, 2, 300e9) < 1e-6 * nccl_time::ring_us(8, 1, nccl_time::Protocol::simple));
+    const double large = nccl_time::seconds(10e9, 8, 1, 2, 300e9);
+    CHECK(large == Approx(10e9 / 300e9).epsilon(0.01));
+}
+
+TEST_CASE("plan: the scaling law's optimum for 1e21 FLOPs, and its constants found again from runs") {
+    const ScalingLaw law;
+    const auto best = law.optimum(1e21);
+    CHECK(best.parameters == Approx(2.78e9).epsilon(2e-3));
+    CHECK(best.tokens / best.parameters == Approx(21.6).epsilon(2e-3));
+    CHECK(best.loss == Approx(2.3055).epsilon(5e-5));
+    for (const double factor : {0.9, 1.1}) CHECK(law.loss(factor * best.parameters, best.tokens / factor) > best.loss);
+    std::vector<ScalingRun> runs;
+    for (const double N : {1e7, 3e7, 1e8, 3e8, 1e9}) {
+        for (const double ratio : {5.0, 20.0, 80.0}) runs.push_back({N, ratio * N, law.loss(N, ratio * N)});
+    }
+    const ScalingLaw found = fit_scaling_law(runs);
+    CHECK(found.E == Approx(law.E).epsilon(0.01));
+    CHECK(found.a == Approx(law.a).epsilon(0.02));
+    CHECK(found.b == Approx(law.b).epsilon(0.02));
+    CHECK(found.optimum(1e21).parameters == Approx(best.parameters).epsilon(0.05));
+    CHECK_THROWS_AS(fit_scaling_law({runs.begin(), runs.begin() + 4}), Error);
+}
+
+TEST_CASE("plan: failures of 16,384 GPUs, and the interval between checkpoints that loses least") {
+    const double between = kGpuHoursPerFailure / 16384 * 3600;
+    CHECK(between / 3600 == Approx(3.094).epsilon(1e-3));
+    const Failures failures{.write_seconds = 30, .restart_seconds = 600, .between_seconds = between};
+    const double best = best_checkpoint_interval(failures);
+    CHECK(best == Approx(std::sqrt(2 * 30 * between)));
+    for (const double other : {0.8, 1.25}) {
+        CHECK(wasted_share(failures, other * best) > wasted_share(failures, best));
+    }
+}

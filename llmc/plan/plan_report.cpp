@@ -1,0 +1,122 @@
+#include "llmc/base/log.h"
+#include "llmc/plan/plan.h"
+#include "llmc/plan/training_cost.h"
+#include "llmc/run/option_names.h"
+
+namespace {
+
+double gib(double bytes) { return bytes / (1 << 30); }
+
+std::string memory_lines(const Plan& plan) {
+    std::string lines;
+    for (const StageMemory& stage : plan.memory) {
+        const std::string whose = plan.run.mesh.pp > 1 ? text(" of pipeline stage ", stage.stage) : std::string();
+        lines += formatted("memory%s: %.2f GiB at most at once, of %.2f GiB a device\n", whose.c_str(),
+                           gib(stage.bytes), gib(plan.machine.memory_bytes));
+        for (const auto& [name, bytes] : stage.lines) {
+            lines += formatted("  %-24s %10.3f GiB\n", name.c_str(), gib(bytes));
+        }
+    }
+    return lines;
+}
+
+std::string group_lines(const Plan& plan) {
+    std::string lines;
+    for (const auto& [name, group] : plan.step.groups) {
+        if (group.bytes == 0) continue;
+        lines += formatted("  %-24s %4d ranks on %d node(s)  %10.3f GB sent  %9.3f ms  exposed %9.3f ms\n",
+                           name.c_str(), group.size.ranks, group.size.nodes, 1e-9 * group.bytes, 1e3 * group.seconds,
+                           1e3 * std::max(0.0, group.exposed));
+    }
+    return lines;
+}
+
+Failures failures_of(const Plan& plan) {
+    // a checkpoint's state from the device at the host link's speed is not measured: what the program writes besides
+    // the steps is left out, and only the copy from the device stalls them
+    return {
+        .write_seconds = 10, .restart_seconds = 300, .between_seconds = kGpuHoursPerFailure * 3600 / plan.devices()};
+}
+
+}   // namespace
+
+std::string plan_text(const Plan& plan) {
+    const Options& o = plan.run.options;
+    const StepTime& step = plan.step;
+    std::string out = text("model: ", describe(plan.run.config), "\n");
+    out += formatted("parameters: %.0f with padding, %.0f without\n", plan.parameters, plan.exported);
+    out += formatted(
+        "training: %.4g tokens (%.1f per parameter), %.3e FLOPs; for so many the scaling law has %.3g "
+        "parameters and %.3g tokens\n",
+        plan.tokens, plan.tokens / plan.parameters, plan.flops, plan.best.parameters, plan.best.tokens);
+    out += formatted(
+        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --zero %d --recompute %s, %d "
+        "micro-batches of %d x %d tokens\n",
+        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.zero, name_of(o.recompute.value()),
+        o.micro_steps(), o.micro_batch, o.seq_len);
+    out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
+                     1e-12 * plan.machine.best_matmul(), 1e-9 * plan.machine.copy_bytes_per_second,
+                     1e-9 * plan.machine.intra.bytes_per_second, 1e-9 * plan.machine.inter.bytes_per_second,
+                     plan.machine.source.c_str());
+    out += memory_lines(plan);
+    out += plan.fewest_devices
+               ? formatted("  the fewest devices that hold it, with a layout of their own: %d\n", *plan.fewest_devices)
+               : "  no number of devices that was tried holds it\n";
+    out += plan.fits() ? "  it fits\n" : "  it does not fit: nine tenths of a device are reckoned with\n";
+    out += formatted(
+        "step: %.3f ms, of which %.3f ms compute; bubble %.1f%% of the time, communication exposed %.3f ms "
+        "(%.1f%%)\n",
+        1e3 * step.seconds, 1e3 * step.computing, 100 * step.bubble_share, 1e3 * step.exposed,
+        100 * step.exposed / step.seconds);
+    out += group_lines(plan);
+    out += formatted("speed: %.4g tokens/s, MFU %.1f%%\n", plan.tokens_per_second(), 100 * plan.mfu());
+    out += formatted("time: %.4g days, %.4g GPU-hours", plan.seconds() / kSecondsPerDay, plan.device_hours());
+    if (o.plan.price > 0) out += formatted(", %.4g at %g each", plan.device_hours() * o.plan.price, o.plan.price);
+    const Failures failures = failures_of(plan);
+    const double interval = best_checkpoint_interval(failures);
+    out += formatted(
+        "\nfailures: one in %.4g hours (one per %.0f GPU-hours); a checkpoint every %.0f s is best, and then "
+        "%.2f%% of the time is lost\n",
+        failures.between_seconds / 3600, kGpuHoursPerFailure, interval, 100 * wasted_share(failures, interval));
+    for (const std::string& warning : plan.warnings) out += "warning: " + warning + "\n";
+    return out;
+}
+
+std::string plan_json(const Plan& plan) {
+    std::vector<Json> memory, groups, warnings(plan.warnings.begin(), plan.warnings.end());
+    for (const StageMemory& stage : plan.memory) {
+        Json lines = Json::object();
+        for (const auto& [name, bytes] : stage.lines) lines.add(name, bytes);
+        memory.push_back(Json::object({{"stage", stage.stage}, {"bytes", stage.bytes}, {"lines", lines}}));
+    }
+    for (const auto& [name, group] : plan.step.groups) {
+        groups.push_back(Json::object({{"name", name},
+                                       {"ranks", group.size.ranks},
+                                       {"nodes", group.size.nodes},
+                                       {"bytes", group.bytes},
+                                       {"seconds", group.seconds},
+                                       {"exposed_seconds", group.exposed}}));
+    }
+    return to_text(Json::object({{"parameters", plan.parameters},
+                                 {"exported_parameters", plan.exported},
+                                 {"tokens", plan.tokens},
+                                 {"flops", plan.flops},
+                                 {"devices", plan.run.mesh.size()},
+                                 {"machine", to_json(plan.machine)},
+                                 {"recompute", name_of(plan.run.options.recompute.value())},
+                                 {"memory", Json::array(memory)},
+                                 {"fits", plan.fits()},
+                                 {"fewest_devices", plan.fewest_devices ? Json(*plan.fewest_devices) : Json()},
+                                 {"step_seconds", plan.step.seconds},
+                                 {"computing_seconds", plan.step.computing},
+                                 {"exposed_seconds", plan.step.exposed},
+                                 {"bubble_share", plan.step.bubble_share},
+                                 {"groups", Json::array(groups)},
+                                 {"tokens_per_second", plan.tokens_per_second()},
+                                 {"mfu", plan.mfu()},
+                                 {"days", plan.seconds() / kSecondsPerDay},
+                                 {"gpu_hours", plan.device_hours()},
+                                 {"warnings", Json::array(warnings)}}),
+                   1) +
+           "\n";
+}

@@ -1,0 +1,121 @@
+// The search against what it saves: a replay of every layout that fits.
+#include "llmc/plan/search.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/plan/auto_layout.h"
+
+namespace {
+
+Options options_of(const char* model, int ranks) {
+    Options o;
+    o.model = model;
+    o.seq_len = 2048, o.micro_batch = 1, o.total_batch = std::int64_t{8} * ranks * 2048;
+    return o;
+}
+
+struct Exhausted {
+    std::vector<Candidate> all;   // that fit
+    double best = 1e30;           // seconds of the fastest
+};
+
+Exhausted exhausted(const Options& options, const Machine& machine, int ranks) {
+    Exhausted found;
+    for (Candidate& candidate : search_layouts(options, machine, ranks, 1 << 20, 0)) {
+        if (!candidate.fits(machine)) continue;
+        const PlannedRun& run = candidate.run;
+        candidate.time = step_time(run.options, run.config, run.mesh, machine, false);
+        found.best = std::min(found.best, candidate.time.seconds);
+        found.all.push_back(std::move(candidate));
+    }
+    return found;
+}
+
+// `within`: of the replay's time.
+void compare(const char* model, int ranks, const Machine& machine, double within = 0.1) {
+    const Options options = options_of(model, ranks);
+    const Exhausted found = exhausted(options, machine, ranks);
+    REQUIRE(found.all.size() > 3);
+    double least = 0, most = 0;
+    std::string worst[2];
+    for (const Candidate& candidate : found.all) {
+        const double error = candidate.formula / candidate.time.seconds - 1;
+        if (error < least) least = error, worst[0] = candidate.layout();
+        if (error > most) most = error, worst[1] = candidate.layout();
+        CHECK_MESSAGE(candidate.least <= candidate.time.seconds, candidate.layout());
+        CHECK_MESSAGE(std::abs(error) < within, std::string(model), " on ", ranks, ": ", candidate.layout(),
+                      ": closed form ", candidate.formula, ", replay ", candidate.time.seconds);
+    }
+    const Candidate chosen = search_layouts(options, machine, ranks).front();
+    MESSAGE(std::string(model), " on ", ranks, " ranks: ", found.all.size(), " layouts fit; closed forms from ",
+            100 * least, "% (", worst[0], ") to ", 100 * most, "% (", worst[1], "); chosen ",
+            100 * (chosen.time.seconds / found.best - 1), "% slower than the best");
+    CHECK(chosen.replayed);
+    CHECK(chosen.time.seconds <= 1.05 * found.best);
+}
+
+}   // namespace
+
+TEST_CASE("plan: the layout that is chosen is within 5% of the best of all, closed forms within 10% of replays") {
+    compare("gpt3:1300M", 8, known_machine("H100"));
+}
+
+TEST_CASE("plan: chosen layouts and closed forms against replays of all layouts up to 64 ranks" * doctest::skip()) {
+    const Machine machine = known_machine("H100");
+    compare("gpt3:760M", 4, machine);
+    compare("gpt3:6700M", 16, machine);
+    compare("llama:8B", 32, machine);
+    compare("gpt3:13B", 64, machine);
+}
+
+TEST_CASE("plan: --micro-batch auto takes the largest that fits, and one size above does not") {
+    Options o;
+    o.layers = 2, o.heads = 2, o.channels = 64, o.vocab_size = 97;
+    o.seq_len = 64, o.total_batch = 24 * 64;
+    auto bytes = [&](int sequences, Recompute level) {
+        Options with = o;
+        with.micro_batch = sequences;
+        return static_cast<double>(fullest_rank(planned_run(with), 0, level).high_water());
+    };
+    const int sizes[] = {1, 2, 3, 4, 6, 8, 12, 24};   // the divisors
+    for (std::size_t i = 0; i + 1 < std::size(sizes); i++) {
+        const double enough = 1.0001 * bytes(sizes[i], Recompute::none) / 0.9;
+        const int found = largest_micro_batch(o, enough);
+        CHECK(found == sizes[i]);
+        CHECK(bytes(found, Recompute::none) <= 0.9 * enough);
+        CHECK(bytes(sizes[i + 1], Recompute::none) > 0.9 * enough);
+    }
+    o.recompute = Recompute::block;
+    CHECK(largest_micro_batch(o, 1.0001 * bytes(6, Recompute::block) / 0.9) == 6);
+    o.recompute.reset();   // not one sequence fits but with blocks that are computed again
+    const double little = 1.0001 * bytes(1, Recompute::block) / 0.9;
+    REQUIRE(bytes(1, Recompute::gelu_norm) > 0.9 * little);
+    CHECK(largest_micro_batch(o, little) == 1);
+    CHECK_THROWS_AS(largest_micro_batch(o, 0.99 * little), Error);
+    o.total_batch = 0;
+    CHECK_THROWS_AS(largest_micro_batch(o, 1e12), Error);
+}
+
+TEST_CASE("plan: --layout auto takes the fastest of those that are allowed") {
+    const Options o = options_of("gpt3:125M", 8);
+    const Machine machine = known_machine("H100");
+    const Options best = best_layout(o, machine, 8, {});
+    const Options cut = best_layout(o, machine, 8, [](const Options& other) { return other.tp == 4; });
+    CHECK(cut.tp == 4);
+    CHECK(cut.dp * cut.pp == 2);
+    CHECK(best.tp * best.pp * best.dp == 8);
+    CHECK(best.total_batch == o.total_batch);
+    auto seconds = [&](const Options& with) {
+        const PlannedRun run = planned_run(with);
+        return step_time(run.options, run.config, run.mesh, machine, false).seconds;
+    };
+    CHECK(seconds(best) < seconds(cut));
+    CHECK_THROWS_AS(best_layout(o, machine, 8, [](const Options&) { return false; }), Error);
+    CHECK(machine_of_device("NVIDIA H100 80GB HBM3").name == "H100");
+    CHECK(machine_of_device("NVIDIA GH200 480GB").name == "GH200");
+    CHECK(machine_of_device("NVIDIA A100-PCIE-40GB").name == "A100-PCIe");
+    CHECK_THROWS_AS(machine_of_device("a CPU"), Error);
+}

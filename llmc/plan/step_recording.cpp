@@ -1,0 +1,115 @@
+#include "llmc/plan/step_recording.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "llmc/base/log.h"
+#include "llmc/run/layout_options.h"
+#include "llmc/run/part_options.h"
+#include "llmc/run/run_parts.h"
+
+using virtual_clock::Exchange;
+using virtual_clock::RecordedStep;
+using virtual_clock::Recording;
+
+// Defined by the stand-in; null on a GPU.
+__attribute__((weak)) void stand_in_on_dry_device(const std::function<void()>& body);
+__attribute__((weak)) virtual_clock::Recording stand_in_recording(const std::function<void()>& program);
+
+bool can_record_steps() { return stand_in_on_dry_device != nullptr; }
+
+std::string group_of(const std::string& operation) {
+    const std::size_t begin = operation.rfind(" (");
+    if (begin == std::string::npos || !operation.ends_with(")")) return "";
+    return short_group_name(operation.substr(begin + 2, operation.size() - begin - 3));
+}
+std::string group_of(const RecordedStep& step) { return step.work.exchanges.empty() ? "" : group_of(step.name); }
+
+namespace {
+
+struct RecordedRank {
+    Recording steps;
+    std::vector<StepRecording::End> ends;
+    std::size_t bytes = 0;
+};
+
+RecordedRank record_rank(const Options& options, const ModelConfig& config, World& world,
+                         const std::vector<int>& micro_batches) {
+    RecordedRank rank;
+    stand_in_on_dry_device([&] {
+        OwnedStream stream;
+        Arena arena;
+        const std::int64_t unit = options.tokens_per_micro_step();
+        RunParts parts(options.with_batch(*std::ranges::max_element(micro_batches) * unit), config, world, arena,
+                       stream.get());
+        Step& step = parts.make_step(options, arena);
+        auto read = [](int, const MicroBatch& to) {
+            std::ranges::fill(to.tokens, 0);
+            std::ranges::fill(to.targets, 0);
+        };
+        int number = 0;
+        std::size_t waits = 0;
+        for (const int m : micro_batches) {
+            const PipelineSchedule schedule =
+                options.pp > 1 ? schedule_of_stage(options.with_batch(m * unit), world.at().pp) : one_stage_schedule(m);
+            Recording own = stand_in_recording([&] {
+                step.gradients(schedule, read, 1.0f);
+                step.update(++number, 1e-3f);
+                step.result();
+            });
+            using Kind = RecordedStep::Kind;
+            waits += static_cast<std::size_t>(std::ranges::count_if(own, [](const RecordedStep& recorded) {
+                return recorded.kind == Kind::host_waited_for_stream || recorded.kind == Kind::host_waited_for_event;
+            }));
+            std::ranges::move(own, std::back_inserter(rank.steps));
+            rank.ends.push_back({rank.steps.size(), waits});
+        }
+        rank.bytes = arena.high_water();
+    });
+    return rank;
+}
+
+// Ranks that are not recorded are not waited for, and say by this alone that they are elsewhere.
+void stand_for_all(StepRecording& found) {
+    std::map<std::uint64_t, int> who;   // stages that take part in an exchange
+    for (const Recording& stage : found.stages) {
+        std::set<std::uint64_t> own;
+        for (const RecordedStep& step : stage) {
+            for (const Exchange& exchange : step.work.exchanges) own.insert(exchange.key);
+        }
+        for (const std::uint64_t key : own) who[key]++;
+    }
+    for (Recording& stage : found.stages) {
+        for (RecordedStep& step : stage) {
+            const auto group = found.groups.find(group_of(step));
+            for (Exchange& exchange : step.work.exchanges) {
+                exchange.ranks = who[exchange.key];
+                exchange.between_nodes = group != found.groups.end() && group->second.nodes > 1;
+            }
+        }
+    }
+}
+
+}   // namespace
+
+StepRecording record_steps(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                           int devices_per_node, const std::vector<int>& micro_batches) {
+    StepRecording found;
+    for (int stage = 0; stage < mesh.pp; stage++) {
+        World world(mesh, rank_of(mesh, {.pp = stage}), options.comm_sms);
+        RecordedRank rank = record_rank(options, config, world, micro_batches);
+        found.stages.push_back(std::move(rank.steps));
+        found.ends.push_back(std::move(rank.ends));
+        found.most_bytes = std::max(found.most_bytes, rank.bytes);
+        for (const auto& [name, members] : world.planned_groups()) {
+            std::set<int> nodes;
+            for (const int member : members) nodes.insert(member / devices_per_node);
+            PlannedGroup& group = found.groups[short_group_name(name)];
+            group.ranks = std::max(group.ranks, static_cast<int>(members.size()));
+            group.nodes = std::max(group.nodes, static_cast<int>(nodes.size()));
+        }
+    }
+    stand_for_all(found);
+    return found;
+}

@@ -1,0 +1,166 @@
+#include "llmc/plan/step_time.h"
+
+#include <algorithm>
+
+#include "llmc/base/clock/replay.h"
+#include "llmc/plan/all_cores.h"
+#include "llmc/plan/nccl_time.h"
+
+using virtual_clock::CostModel;
+using virtual_clock::Exchange;
+using virtual_clock::RecordedStep;
+
+namespace {
+
+bool is_attention(const std::string& name) { return name.find("attention") != std::string::npos; }
+
+// What is added up and drawn on in a line: all of a step but shares.
+struct Sums {
+    double seconds = 0, free = 0, computing = 0, flops = 0;
+    std::map<std::string, GroupTime> groups;
+
+    void add(const Sums& other, double times) {
+        seconds += times * other.seconds, free += times * other.free;
+        computing += times * other.computing, flops += times * other.flops;
+        for (const auto& [name, theirs] : other.groups) {
+            GroupTime& own = groups[name];
+            own.size = theirs.size;
+            own.bytes += times * theirs.bytes, own.seconds += times * theirs.seconds;
+            own.exposed += times * theirs.exposed;
+        }
+    }
+};
+
+// From the end of the step before to its own: when the host of some rank last goes on.
+double seconds_of_step(const virtual_clock::Times& times, const StepRecording& recording, std::size_t step) {
+    auto end = [&](std::size_t number) {
+        double latest = 0;
+        for (std::size_t stage = 0; stage < recording.stages.size(); stage++) {
+            latest = std::max(latest, times.host_waits[stage][recording.ends[stage][number].host_waits - 1]);
+        }
+        return latest;
+    };
+    return end(step) - end(step - 1);
+}
+
+// Of the steps' operations, which are numbered as in a replay.
+void add_operations(std::vector<Sums>& sums, const StepRecording& recording, const virtual_clock::Times& times,
+                    const CostModel& costs) {
+    const auto stages = static_cast<double>(recording.stages.size());
+    std::size_t operation = 0;
+    for (std::size_t stage = 0; stage < recording.stages.size(); stage++) {
+        std::size_t at = 0;
+        for (std::size_t step = 0; step < sums.size(); step++) {
+            std::map<std::string, std::pair<double, double>> own;   // bytes, seconds
+            for (; at < recording.ends[stage][step].recorded; at++) {
+                const RecordedStep& recorded = recording.stages[stage][at];
+                if (recorded.kind != RecordedStep::Kind::operation) continue;
+                const double active = times.end[operation] - times.active[operation];
+                operation++;
+                sums[step].flops += recorded.work.flops;
+                if (recorded.work.exchanges.empty()) {
+                    sums[step].computing += costs.compute_seconds(recorded) / stages;
+                    continue;
+                }
+                auto& [bytes, seconds] = own[group_of(recorded)];
+                for (const Exchange& exchange : recorded.work.exchanges) bytes += exchange.sends;
+                seconds += active;
+            }
+            for (const auto& [name, measured] : own) {
+                GroupTime& group = sums[step].groups[name];
+                group.bytes = std::max(group.bytes, measured.first);
+                group.seconds = std::max(group.seconds, measured.second);
+            }
+        }
+    }
+}
+
+// Of each recorded step but the first, which only leaves the second what it finds.
+std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs, bool groups) {
+    const virtual_clock::Replay graph(recording.stages, costs);
+    const virtual_clock::Times times = graph.run();
+    std::vector<Sums> sums(recording.ends.front().size());
+    for (Sums& step : sums) {
+        for (const auto& [name, size] : recording.groups) step.groups[name].size = size;
+    }
+    add_operations(sums, recording, times, costs);
+    // the replays without links, of which none needs another
+    std::vector<std::string> without{""};
+    if (groups) {
+        for (const auto& [name, group] : sums.back().groups) {
+            if (group.bytes > 0) without.push_back(name);
+        }
+    }
+    std::vector<virtual_clock::Times> free(without.size());
+    on_all_cores(static_cast<int>(without.size()), [&](int i) {
+        const std::string& group = without[static_cast<std::size_t>(i)];
+        free[static_cast<std::size_t>(i)] = graph.run(
+            {[&](const RecordedStep& step) { return group.empty() || group_of(step) == group; }, group.empty()});
+    });
+    for (std::size_t step = 1; step < sums.size(); step++) {
+        sums[step].seconds = seconds_of_step(times, recording, step);
+        sums[step].free = seconds_of_step(free[0], recording, step);
+        for (std::size_t i = 1; i < without.size(); i++) {
+            sums[step].groups[without[i]].exposed = sums[step].seconds - seconds_of_step(free[i], recording, step);
+        }
+    }
+    sums.erase(sums.begin());
+    return sums;
+}
+
+}   // namespace
+
+double collective_latency(const Machine& machine, const PlannedGroup& group, int passes) {
+    const double hop = group.nodes > 1 ? machine.inter.seconds / 14e-6 : machine.intra.seconds / 3.4e-6;
+    return hop * nccl_time::seconds(0, group.ranks, group.nodes, passes, 1);
+}
+
+CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGroup>& groups) {
+    CostModel costs;
+    costs.seconds_per_exchanged_byte = 1 / machine.intra.bytes_per_second;
+    costs.seconds_per_exchanged_byte_between_nodes = 1 / machine.inter.bytes_per_second;
+    costs.multiprocessors = machine.multiprocessors;
+    costs.multiprocessors_of_exchange = 16;
+    costs.compute_seconds = [machine](const RecordedStep& step) {
+        if (!step.work.exchanges.empty()) return 0.0;
+        const double bytes = step.work.bytes;
+        if (!is_attention(step.name)) return machine.seconds_of(step.work.flops, bytes);
+        return machine.kernel_seconds +
+               std::max(step.work.flops / machine.attention_per_second, bytes / machine.copy_bytes_per_second);
+    };
+    costs.exchange_seconds = [machine, groups](const RecordedStep& step) {
+        const auto found = groups.find(group_of(step));
+        const PlannedGroup group = found == groups.end() ? PlannedGroup{} : found->second;
+        const bool pair = step.name.starts_with("transfer");
+        if (pair) return group.nodes > 1 ? machine.inter.seconds : machine.intra.seconds;
+        const int passes = step.name.starts_with("all-reduce") ? 2 : 1;
+        return collective_latency(machine, group, passes);
+    };
+    return costs;
+}
+
+StepTime step_time(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine,
+                   bool groups) {
+    // interleaved chunks take micro-batches in groups of as many as there are stages
+    const bool in_groups = options.pp_schedule == PipelineKind::interleaved && mesh.pp > 1;
+    const int m = options.micro_steps(), p = mesh.pp, least = in_groups ? p : 1;
+    const int few = in_groups ? 2 * p : p + (p + 1) / 2, more = in_groups ? 3 * p : 2 * p + 1;
+    const bool drawn = m > more + 1;
+    const StepRecording recording =
+        record_steps(options, config, mesh, machine.devices_per_node,
+                     drawn ? std::vector<int>{least, few, more} : std::vector<int>{std::min(m, least), m});
+    const std::vector<Sums> found = sums_of(recording, costs_of(machine, recording.groups), groups);
+    Sums sums = found.front();
+    if (drawn) {
+        const double times = static_cast<double>(m - few) / (more - few);
+        sums = {};
+        sums.add(found[1], times);
+        sums.add(found[0], 1 - times);
+    }
+    return {.seconds = sums.seconds,
+            .computing = sums.computing,
+            .flops = sums.flops,
+            .exposed = std::max(0.0, sums.seconds - sums.free),
+            .bubble_share = std::max(0.0, 1 - sums.computing / sums.free),
+            .groups = sums.groups};
+}

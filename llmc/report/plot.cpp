@@ -1,0 +1,176 @@
+#include "llmc/report/plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "llmc/base/error.h"
+#include "llmc/base/printable.h"
+
+namespace {
+
+double pixel(double at) { return std::round(at * 10) / 10; }
+
+// A step of 1, 2 or 5 times a power of ten that gives about `wanted` ticks.
+double tick_step(double range, int wanted) {
+    double rough = range / wanted, power = std::pow(10.0, std::floor(std::log10(rough)));
+    for (double factor : {1.0, 2.0, 5.0}) {
+        if (rough <= factor * power) return factor * power;
+    }
+    return 10 * power;
+}
+
+}   // namespace
+
+std::string xml(const std::string& text) {
+    std::string result;
+    for (char c : printable(text)) {
+        switch (c) {
+            case '<': result += "&lt;"; break;
+            case '>': result += "&gt;"; break;
+            case '&': result += "&amp;"; break;
+            case '\'': result += "&apos;"; break;
+            default: result += c;
+        }
+    }
+    return result;
+}
+
+std::string number(double value) {
+    const char* unit = "";
+    for (const char* next : {"k", "M", "B", "T"}) {
+        if (std::abs(value) < (*unit ? 1000 : 10000)) break;
+        value /= 1000;
+        unit = next;
+    }
+    char buffer[32];
+    std::snprintf(buffer, sizeof buffer, "%.5g%s", value, unit);
+    return buffer;
+}
+
+Points running_mean(const Points& points) {
+    std::vector<double> sums{0};   // of all points before
+    for (const Point& p : points) sums.push_back(sums.back() + p.y);
+    const std::size_t reach = points.size() / 60;
+    Points result;
+    for (std::size_t i = 0; i < points.size(); i++) {
+        const std::size_t before = std::min(reach, i), after = std::min(before, points.size() - 1 - i);
+        const double sum = sums[i + after + 1] - sums[i - before];
+        result.push_back({points[i].x, sum / static_cast<double>(before + after + 1)});
+    }
+    return result;
+}
+
+Points thinned(const Points& points, std::size_t most) {
+    if (points.size() <= most) return points;
+    const std::size_t stretches = most / 2;
+    Points result{points.front()};
+    for (std::size_t i = 0; i < stretches; i++) {
+        const auto begin = points.begin() + static_cast<std::ptrdiff_t>(i * points.size() / stretches);
+        const auto end = points.begin() + static_cast<std::ptrdiff_t>((i + 1) * points.size() / stretches);
+        auto [low, high] = std::minmax_element(begin, end, [](const Point& a, const Point& b) { return a.y < b.y; });
+        if (high < low) std::swap(low, high);
+        for (const Point& p : {*low, *high}) {
+            if (p.x > result.back().x) result.push_back(p);
+        }
+    }
+    if (result.back().x < points.back().x) result.push_back(points.back());
+    return result;
+}
+
+Scale scale_of(std::vector<double> values, const PlotQuantity& what) {
+    if (values.empty()) return {0, 1};
+    if (values.size() > 100 && what.cuts_spikes) {
+        std::sort(values.begin(), values.end());
+        const double most = 2 * values[values.size() * 99 / 100];
+        for (double& value : values) value = std::min(value, most);
+    }
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    const double least = what.from_zero ? 0 : *low, margin = 0.05 * std::max(*high - least, 1e-3 * std::abs(*high));
+    return {std::max(0.0, least - margin), *high + std::max(margin, 1e-9)};
+}
+
+double Panel::x(double at) const { return frame_.left + (frame_.right - frame_.left) * at / last_; }
+
+double Panel::y(double value) const {
+    const double at = std::clamp(value, scale_.low, scale_.high);
+    const double share = scale_.logarithmic ? std::log(at / scale_.low) / std::log(scale_.high / scale_.low)
+                                            : (at - scale_.low) / (scale_.high - scale_.low);
+    return frame_.bottom - (frame_.bottom - frame_.top) * share;
+}
+
+// Even ones; on a logarithmic axis of a decade or more 1, 2 and 5 times the powers of ten.
+std::vector<double> Panel::ticks() const {
+    std::vector<double> at;
+    if (scale_.logarithmic && scale_.high >= 10 * scale_.low) {
+        for (double power = std::pow(10, std::floor(std::log10(scale_.low))); power <= scale_.high; power *= 10) {
+            for (double factor : {1.0, 2.0, 5.0}) {
+                if (factor * power >= scale_.low && factor * power <= scale_.high) at.push_back(factor * power);
+            }
+        }
+        return at;
+    }
+    const double step = tick_step(scale_.high - scale_.low, frame_.bottom - frame_.top > 200 ? 6 : 5);
+    for (double i = std::ceil(scale_.low / step); i * step <= scale_.high + 1e-4 * step; i++) at.push_back(i * step);
+    return at;
+}
+
+void Panel::axes(const std::string& title, const std::string& x_title) {
+    const auto [left, right, top, bottom] = frame_;
+    const double step = tick_step(last_, right - left > 500 ? 6 : 4);
+    for (int i = 0; i * step <= last_ * 1.0001; i++) {
+        const double at = x(i * step);
+        svg_ += text("<line class='grid' x1='", at, "' x2='", at, "' y1='", top, "' y2='", bottom, "'/>\n");
+        if (x_title.empty()) continue;
+        svg_ += text("<text x='", at, "' y='", bottom + 20, "' text-anchor='middle'>", number(i * step), "</text>\n");
+    }
+    for (const double value : ticks()) {
+        const double at = y(value);
+        svg_ += text("<line class='grid' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at, "'/>\n");
+        svg_ += text("<text x='", left - 8, "' y='", at + 4, "' text-anchor='end'>", number(value), "</text>\n");
+    }
+    if (!x_title.empty()) {
+        svg_ += text("<text x='", (left + right) / 2, "' y='", bottom + 42, "' text-anchor='middle'>", x_title,
+                     "</text>\n");
+    }
+    if (!title.empty()) {
+        svg_ += text("<text class='title' x='", left, "' y='", top - 8, "'>", title, "</text>\n");
+    }
+}
+
+void Panel::line(const Points& points, const std::string& style, const std::string& color) {
+    svg_ += text("<polyline class='", style, "' stroke='", color, "' points='");
+    for (const Point& p : points) svg_ += text(pixel(x(p.x)), ",", pixel(y(p.y)), " ");
+    svg_ += "'/>\n";
+}
+
+void Panel::dots(const Points& points, const std::string& color, const std::string& style) {
+    const std::string of_class = style.empty() ? "" : text(" class='", style, "'");
+    for (const Point& p : points) {
+        svg_ += text("<circle", of_class, " fill='", color, "' cx='", pixel(x(p.x)), "' cy='", pixel(y(p.y)),
+                     "' r='4'/>\n");
+    }
+}
+
+void Panel::level(const std::string& name, double at) {
+    svg_ += text("<line class='level' x1='", frame_.left, "' x2='", frame_.right, "' y1='", y(at), "' y2='", y(at),
+                 "'/>\n");
+    for (const char* style : {"halo", "level"}) {   // twice, for not every viewer knows paint-order
+        svg_ += text("<text class='", style, "' text-anchor='end' x='", frame_.right - 4, "' y='", y(at) - 6, "'>",
+                     xml(name), " ", number(at), "</text>\n");
+    }
+}
+
+void Panel::mark(double at, const std::string& style, const std::string& tells) {
+    svg_ += text("<line class='", style, "' x1='", pixel(x(at)), "' x2='", pixel(x(at)), "' y1='", frame_.top, "' y2='",
+                 frame_.bottom, "'><title>", xml(tells), "</title></line>\n");
+}
+
+void Legend::add(const std::string& mark, std::string label) {
+    if (label.size() > 90) label = label.substr(0, 87) + "...";
+    const double width = 34 + 7.2 * static_cast<double>(label.size()) + 18;
+    if (x_ > left_ && x_ + width > width_) x_ = left_, y_ += 20;
+    svg_ +=
+        text("<g transform='translate(", x_, ",", y_, ")'>", mark, "<text x='34' y='4'>", xml(label), "</text></g>\n");
+    x_ += width;
+}

@@ -1,0 +1,101 @@
+#include "llmc/report/records.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+
+namespace {
+
+std::string name_of(const std::string& metrics) {
+    const std::filesystem::path path = std::filesystem::absolute(metrics).lexically_normal();
+    return path.filename() == "metrics.jsonl" ? path.parent_path().filename().string() : path.stem().string();
+}
+
+}   // namespace
+
+const Points& Run::of(const std::string& key) const {
+    static const Points none;
+    const auto found = series.find(key);
+    return found == series.end() ? none : found->second;
+}
+
+std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from) {
+    std::vector<std::string> lines;
+    std::ifstream file(path, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(from));
+    for (std::string line; std::getline(file, line) && !file.eof();) {   // the last one may not have its end yet
+        from += line.size() + 1;
+        lines.push_back(std::move(line));
+    }
+    return lines;
+}
+
+RunReader::RunReader(std::string path, CurveAxis axis) : path_(std::move(path)), axis_(axis) {
+    run_.name = name_of(path_);
+}
+
+const Run& RunReader::read() {
+    refuse_device(path_);
+    struct stat now {};
+    if (stat(path_.c_str(), &now) != 0 || !std::ifstream(path_)) {
+        throw Error(ErrorKind::io, text(path_, ": open failed: ", std::strerror(errno)),
+                    "Give the metrics.jsonl of a run (--output-dir).");
+    }
+    if (now.st_ino != file_ || static_cast<std::uint64_t>(now.st_size) < bytes_) {
+        run_ = {run_.name, {}, 0};
+        file_ = now.st_ino;
+        bytes_ = 0;
+        lines_ = 0;
+        x_ = 0;
+    }
+    for (const std::string& line : whole_lines(path_, bytes_)) {
+        lines_++;
+        take(line);
+    }
+    return run_;
+}
+
+void RunReader::take(const std::string& line) {
+    const Json row = [&] {
+        try {
+            return parse_json(line);
+        } catch (const JsonSyntaxError&) {
+            return Json();
+        }
+    }();
+    const Json* step = row.find("step");
+    if (step == nullptr || !step->is_number()) {
+        throw Error(ErrorKind::bad_data,
+                    text(path_, ":", lines_, ": not a JSON object with a \"step\": ", line.substr(0, 200)));
+    }
+    if (row.find("rewind_from") != nullptr) return;   // what it tells of is no step of the run any more
+    if (row.find("loss") != nullptr) advance(row);
+    run_.last_step = step->as_number();
+    const double x = axis_ == CurveAxis::steps ? step->as_number() : x_;
+    for (const auto& [key, value] : row.members()) {
+        if (value.is_number()) run_.series[key].push_back({x, value.as_number()});   // null: it was not finite
+        if (!value.is_object()) continue;
+        for (const auto& [member, of_member] : value.members()) {
+            if (of_member.is_number()) run_.series[text(key, "/", member)].push_back({x, of_member.as_number()});
+        }
+    }
+}
+
+// How far the axis goes with a step.
+void RunReader::advance(const Json& row) {
+    if (axis_ == CurveAxis::steps) return;
+    const Json *speed = row.find("tokens_per_s"), *time = row.find("step_ms");
+    if (speed == nullptr || time == nullptr || !speed->is_number() || !time->is_number()) {
+        throw Error(ErrorKind::bad_data,
+                    text(path_, ":", lines_, ": no tokens_per_s and step_ms, from which tokens and hours follow"),
+                    "Draw it with -x steps.");
+    }
+    const double seconds = time->as_number() / 1000;
+    x_ += axis_ == CurveAxis::hours ? seconds / 3600 : speed->as_number() * seconds;
+}

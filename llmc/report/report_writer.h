@@ -1,0 +1,40 @@
+// Writes report.html into a run's output folder while the run goes on: from a thread of its own, which reads what the
+// run has written there, so that no step waits for it. The page is the old one or the new one, whenever the run is
+// killed (write_whole).
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "llmc/io/file.h"
+#include "llmc/report/page.h"
+
+inline constexpr const char* report_name = "report.html";
+
+class ReportWriter {
+public:
+    // Of the first rank alone; with an empty folder nothing is written. The first page comes at once, another every
+    // `seconds`.
+    ReportWriter(FileSystem& files, std::string folder, std::vector<ReportPicture> pictures = {}, double seconds = 30);
+    ~ReportWriter();   // writes the last page
+    ReportWriter(const ReportWriter&) = delete;
+    ReportWriter& operator=(const ReportWriter&) = delete;
+
+private:
+    void write_pages();
+    void write_page();
+
+    FileSystem& files_;
+    std::string folder_;
+    std::vector<ReportPicture> pictures_;
+    double seconds_;
+    RunReader reader_;
+    std::mutex mutex_;
+    std::condition_variable ends_;
+    bool over_ = false;   // under the mutex
+    bool failed_ = false;
+    std::thread thread_;
+};

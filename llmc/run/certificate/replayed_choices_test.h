@@ -1,0 +1,119 @@
+// For tests: the experts that one process chose, replayed by the ranks of a layout. Near ties rounding decides who is
+// chosen, and one token that goes elsewhere changes gradients by more than roundings do; with choices given, what is
+// left are roundings.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "llmc/base/check.h"
+#include "llmc/base/stream.h"
+#include "llmc/mesh/context_cut.h"
+#include "llmc/model/sublayers/expert_ranks.h"
+
+namespace certificate {
+
+// By step and layer the experts of each token of the step, (sequences, T, K).
+struct Choices : std::map<std::pair<int, int>, std::vector<std::int32_t>> {
+    float smallest_gap = INFINITY;   // of the logits of a token's last chosen expert and of the next one
+};
+
+// A rank's, around what it is without.
+class KnownChoices : public ExpertRanks {
+public:
+    // Of a step's `sequences`; the rank reads those of its replica, micro-batch by micro-batch.
+    KnownChoices(std::unique_ptr<ExpertRanks> real, std::shared_ptr<Choices> choices, bool records, int sequences,
+                 int dp, int replica, std::vector<int> positions)
+        : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()),
+          choices_(std::move(choices)),
+          records_(records),
+          sequences_(sequences),
+          dp_(dp),
+          replica_(replica),
+          positions_(std::move(positions)) {}
+
+    void begin_step(int step) {
+        step_ = step;
+        micro_batches_.clear();
+    }
+
+    bool replays(std::int32_t* index, int layer, const RankSizes& sizes, cudaStream_t stream) override {
+        if (records_) return false;
+        const std::vector<std::int32_t>& all = choices_->at({step_, layer});
+        std::vector<std::int32_t> own;
+        for_rows(layer, sizes, [&](std::size_t, std::size_t of_all) { own.push_back(all[of_all]); });
+        CUDA_CHECK(
+            cudaMemcpyAsync(index, own.data(), sizeof(std::int32_t) * own.size(), cudaMemcpyHostToDevice, stream));
+        return true;
+    }
+    void has_chosen(const std::int32_t* index, const float* logits, int layer, const RankSizes& sizes,
+                    cudaStream_t stream) override {
+        if (!records_) return;
+        const auto K = static_cast<std::size_t>(sizes.model.experts_per_token()),
+                   E = static_cast<std::size_t>(sizes.model.experts),
+                   rows = static_cast<std::size_t>(sizes.residual_rows());
+        std::vector<std::int32_t> own(rows * K);
+        std::vector<float> scores(rows * E);
+        auto download = [&]<class T>(std::vector<T>& to, const T* from) {
+            CUDA_CHECK(cudaMemcpyAsync(to.data(), from, sizeof(T) * to.size(), cudaMemcpyDeviceToHost, stream));
+        };
+        download(own, index), download(scores, logits);
+        wait_for(stream);
+        for (std::size_t row = 0; row < rows && K < E; row++) {
+            const auto begin = scores.begin() + static_cast<std::ptrdiff_t>(row * E);
+            std::sort(begin, begin + static_cast<std::ptrdiff_t>(E), std::greater<>());
+            choices_->smallest_gap = std::min(choices_->smallest_gap, scores[row * E + K - 1] - scores[row * E + K]);
+        }
+        std::vector<std::int32_t>& all = (*choices_)[{step_, layer}];
+        all.resize(static_cast<std::size_t>(sequences_) * static_cast<std::size_t>(sizes.whole_T) * K);
+        for_rows(layer, sizes, [&](std::size_t of_own, std::size_t of_all) { all[of_all] = own[of_own]; });
+    }
+
+    RowSequences sequences(const RankSizes& sizes) const override { return real_->sequences(sizes); }
+    void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
+        real_->add_over_sequences(counts, n, stream);
+    }
+    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
+                        cudaStream_t stream) override {
+        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
+    }
+    void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
+        real_->copy_held_offsets(offsets, choice, stream);
+    }
+    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
+    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
+        real_->exchange(rows, choice, stream);
+    }
+
+private:
+    // use(of this rank's assignments, of the step's) for the next micro-batch of a layer.
+    template <class Use>
+    void for_rows(int layer, const RankSizes& sizes, Use&& use) {
+        const int micro_batch = micro_batches_[layer]++;
+        const RowSequences rows = sequences(sizes);
+        const auto K = static_cast<std::size_t>(sizes.model.experts_per_token());
+        for (int row = 0; row < sizes.residual_rows(); row++) {
+            const int of_batch = row / rows.own * rows.chunk + rows.first + row % rows.own;
+            const int sequence = (micro_batch * dp_ + replica_) * sizes.B + of_batch / sizes.T,
+                      position = positions_[static_cast<std::size_t>(of_batch % sizes.T)];
+            const auto token = static_cast<std::size_t>(sequence) * static_cast<std::size_t>(sizes.whole_T) +
+                               static_cast<std::size_t>(position);
+            for (std::size_t k = 0; k < K; k++) use(static_cast<std::size_t>(row) * K + k, token * K + k);
+        }
+    }
+
+    std::unique_ptr<ExpertRanks> real_;
+    std::shared_ptr<Choices> choices_;
+    bool records_;
+    int sequences_, dp_, replica_;
+    std::vector<int> positions_;   // of this rank's tokens in a sequence
+    int step_ = 0;
+    std::map<int, int> micro_batches_;   // that a layer has chosen for
+};
+
+}   // namespace certificate

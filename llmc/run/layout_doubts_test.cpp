@@ -1,0 +1,75 @@
+// What is said of layouts before a run, for made-up hosts.
+#include <doctest/doctest.h>
+
+#include "llmc/run/layout_options.h"
+
+namespace {
+
+std::vector<std::string> round_robin(int ranks, int nodes) {
+    std::vector<std::string> hosts;
+    for (int rank = 0; rank < ranks; rank++) hosts.push_back("node " + std::to_string(rank % nodes));
+    return hosts;
+}
+
+bool says(const std::vector<std::string>& doubts, const std::string& words) {
+    for (const std::string& doubt : doubts) {
+        if (doubt.find(words) != std::string::npos) return true;
+    }
+    return false;
+}
+
+}   // namespace
+
+TEST_CASE("layout doubts: ranks dealt round-robin over nodes part tensor-parallel groups, blocks do not") {
+    Options o;
+    o.tp = 4, o.dp = 2, o.micro_batch = 4, o.seq_len = 1024;
+    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
+    const auto dealt = layout_doubts(o, round_robin(8, 2));
+    CHECK(says(dealt, "--tp 4 reaches over nodes: ranks 0 and 1"));
+    CHECK(says(dealt, "--map-by slot"));
+    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 6)), "ranks 4 and 6"));
+    CHECK(says(layout_doubts(o, hosts_in_blocks(12, 6)), "divide the ranks of a node"));
+    o.tp = 1, o.dp = 8;
+    CHECK(layout_doubts(o, round_robin(8, 2)).empty());
+}
+
+TEST_CASE("layout doubts: a Ulysses group of neighbours is judged with its tp ranks") {
+    Options o;
+    o.tp = 2, o.cp = 4, o.cp_mode = ContextMode::hybrid, o.cp_ulysses = 2, o.dp = 1;
+    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
+    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 2)), "a Ulysses group of 2 reaches over nodes: ranks 0 and 2"));
+    o.cp_mode = ContextMode::ring, o.cp_ulysses = 0;
+    CHECK(layout_doubts(o, hosts_in_blocks(8, 2)).empty());   // rings cross nodes without harm
+}
+
+TEST_CASE("layout doubts: experts dealt out over nodes are told of") {
+    Options o;
+    o.ep = 4, o.dp = 8, o.micro_batch = 4, o.seq_len = 1024;
+    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
+    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 2)), "--ep 4 reaches over nodes: ranks 0 and 2"));
+}
+
+TEST_CASE("layout: experts that ranks cannot have are refused by name") {
+    ModelConfig config = custom_model_config(2, 4, 64, 32, 97);
+    auto refusal = [&](const Options& o) -> std::string {
+        try {
+            check_model_fits(o, config);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return "";
+    };
+    Options o;
+    o.ep = 4, o.dp = 8, o.micro_batch = 4, o.seq_len = 32;
+    CHECK(refusal(o) == "--ep 4: the model has no experts");
+    config.experts = 6;
+    CHECK(refusal(o) == "--ep 4 --experts 6: expected a number of ranks that divides the experts");
+    config.experts = 8;
+    CHECK(refusal(o) == "");
+    o.optimizer = OptimizerKind::muon;
+    CHECK(refusal(o) == "");
+    o.optimizer = OptimizerKind::adamw, o.tp = 2, o.sequence_parallel = false;
+    CHECK(refusal(o) == "--ep 4 --tp 2 --sequence-parallel 0");
+    o.sequence_parallel = true;
+    CHECK(refusal(o) == "");
+}

@@ -1,0 +1,20 @@
+#include "llmc/run/metrics/expert_load.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+ExpertLoad expert_load(std::span<const std::int32_t> counts, std::size_t experts) {
+    ExpertLoad load;
+    for (; counts.size() >= experts; counts = counts.subspan(experts)) {
+        const std::span<const std::int32_t> layer = counts.first(experts);
+        const double all = std::accumulate(layer.begin(), layer.end(), 0.0), mean = all / static_cast<double>(experts);
+        if (all == 0) continue;
+        double entropy = 0;
+        for (const std::int32_t n : layer) entropy -= n == 0 ? 0 : n / all * std::log(n / all);
+        load.fullest = std::max(load.fullest, *std::ranges::max_element(layer) / mean);
+        load.emptiest = std::min(load.emptiest, *std::ranges::min_element(layer) / mean);
+        if (experts > 1) load.entropy = std::min(load.entropy, entropy / std::log(static_cast<double>(experts)));
+    }
+    return load;
+}
