@@ -37,7 +37,7 @@ BUILD := build/$(DEVICE)-$(PRECISION)$(VARIANT)
 # Compilers, headers and libraries
 
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CPU_ARCH ?= native
+CPU_ARCH ?= native#     of the CPU build; the least is x86-64-v3 (AVX2, FMA)
 # WARNINGS= : none, for a compiler that warns of more than the known ones do
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
@@ -58,14 +58,14 @@ ifeq ($(DEVICE),cpu)
 # g++, and clang++ takes them for orders
 COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
-LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
+LINK = $(CXX) -pthread -Wl,--as-needed,-u,require_processor $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base io cuda_on_cpu kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
-LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
+LINK = $(CXX) -pthread -Wl,--as-needed,-u,require_processor $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
 LIB_DIRS := base io kernels mesh process tokenizer data
 EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
@@ -180,6 +180,7 @@ build/.deps-$(DEVICE): dev/tools/deps.sh
 	@$(if $(filter CUDNN,$(USED))$(filter cpu,$(DEVICE)),,echo "built without cuDNN: no library attention (optional: $(CUDNN_PACKAGE))")
 build/.deps-$(DEVICE)-unit: dev/tools/deps.sh | build/.deps-$(DEVICE)
 	@dev/tools/deps.sh --check $(DEVICE) unit && touch $@
+build/.deps-cpu: export CPU_ARCH := $(CPU_ARCH)
 build/.deps-cuda build/.deps-cuda-unit deps quickstart: export NVCC := $(NVCC)
 build/.deps-cuda build/.deps-cuda-unit deps quickstart: export CUDA_FLAGS = $(if $(filter cuda,$(DEVICE)),$(CUDA_INCLUDES) $(CUDA_LIBRARIES))
 .PHONY: deps
@@ -225,10 +226,14 @@ fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
 	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
+COMPILE_ARCHS ?= 80 90a 100a#           of cuda-compile: architectures; its tests are compiled for sm_90a
+COMPILE_PRECISIONS ?= bf16 fp32
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" build/cuda-fp32-all/train_gpt
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
-	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
+	@$(if $(filter fp32,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all \
+	    CUDA_ARCHS="$(COMPILE_ARCHS)" build/cuda-fp32-all/train_gpt)
+	@$(if $(filter bf16,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all \
+	    CUDA_ARCHS="$(COMPILE_ARCHS)" TEST_CUDA_ARCHS=90a \
+	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt)
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
 .PHONY: library-versions
 library-versions:
