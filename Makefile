@@ -37,7 +37,7 @@ BUILD := build/$(DEVICE)-$(PRECISION)$(VARIANT)
 # Compilers, headers and libraries
 
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CPU_ARCH ?= native
+CPU_ARCH ?= native#     of the CPU build; the least is x86-64-v3 (AVX2, FMA)
 # WARNINGS= : none, for a compiler that warns of more than the known ones do
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)
@@ -60,14 +60,14 @@ ifeq ($(DEVICE),cpu)
 # clang++ takes it for an order. g++ makes vectors of loops over a thread's eight elements only if it does not unroll them.
 COMPILE_CU = $(CXX) $(USE_PRECOMPILED) -x c++ $(CPU_FLAGS) $(VECTOR_LOOPS) -Wno-unknown-pragmas -Wno-pass-failed -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(CPU_FLAGS) $(OPTIONAL_FLAGS) -Illmc/cuda_on_cpu/include $(INCLUDES) -MMD -MP
-LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
+LINK = $(CXX) -pthread -Wl,--as-needed,-u,require_processor $(EXTRA_FLAGS)
 LIBRARIES := -ldnnl -lgomp#   gomp: to tell oneDNN how many threads to use
 LIB_DIRS := base io report cuda_on_cpu kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
-LINK = $(CXX) -pthread -Wl,--as-needed $(EXTRA_FLAGS)
+LINK = $(CXX) -pthread -Wl,--as-needed,-u,require_processor $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
 LIB_DIRS := base io report kernels mesh process tokenizer data
 EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
@@ -129,7 +129,6 @@ $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call pr
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
 $(call common_object,llmc/kernels/attention/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
-$(MODEL_OBJECTS) $(call precision_object,train_gpt.cu): override CUDA_ARCHS := $(or $(MODEL_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),of an unknown commit)
@@ -184,6 +183,7 @@ build/.deps-$(DEVICE): dev/tools/deps.sh
 	@$(if $(filter CUDNN,$(USED))$(filter cpu,$(DEVICE)),,echo "built without cuDNN: no library attention (optional: $(CUDNN_PACKAGE))")
 build/.deps-$(DEVICE)-unit: dev/tools/deps.sh | build/.deps-$(DEVICE)
 	@dev/tools/deps.sh --check $(DEVICE) unit && touch $@
+build/.deps-cpu: export CPU_ARCH := $(CPU_ARCH)
 build/.deps-cuda build/.deps-cuda-unit deps quickstart: export NVCC := $(NVCC)
 build/.deps-cuda build/.deps-cuda-unit deps quickstart: export CUDA_FLAGS = $(if $(filter cuda,$(DEVICE)),$(CUDA_INCLUDES) $(CUDA_LIBRARIES))
 .PHONY: deps
@@ -231,12 +231,14 @@ fuzz: ## fuzz every parser with clang++'s libFuzzer and sanitizers, FUZZ_SECONDS
 	@dev/test/fuzz/run.sh $(FUZZ_SECONDS)
 $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(COMMON_LIBRARY)
 	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
-FP32_ARCHS ?= 80#    of cuda-compile: what fp32 compiles apart from bf16 has nothing of an architecture's own
-cuda-compile: ## compile and link the CUDA build for every architecture, its tests and fp32 for one, on any machine
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all CUDA_ARCHS="80 90a 100a" MODEL_CUDA_ARCHS="$(FP32_ARCHS)" \
-	    build/cuda-fp32-all/train_gpt
-	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all CUDA_ARCHS="80 90a 100a" TEST_CUDA_ARCHS=90a \
-	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt
+COMPILE_ARCHS ?= 80 90a 100a#           of cuda-compile: architectures; its tests are compiled for sm_90a
+COMPILE_PRECISIONS ?= bf16 fp32
+cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
+	@$(if $(filter fp32,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all \
+	    CUDA_ARCHS="$(COMPILE_ARCHS)" build/cuda-fp32-all/train_gpt)
+	@$(if $(filter bf16,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all \
+	    CUDA_ARCHS="$(COMPILE_ARCHS)" TEST_CUDA_ARCHS=90a \
+	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt)
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
 .PHONY: library-versions
 library-versions:

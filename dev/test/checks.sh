@@ -1,16 +1,21 @@
 # The checks of `make test` (length=short) and the parts of `make test-long` (length=long), in order; read by run.sh.
 
+# Processor time of make test by group, as multiples of 10^9 multiply-adds (run.sh): what it took where it was measured, and
+# a quarter more.
+declare -A budgets=([build]=2000 [unit]=400 [model]=2000 [scripts]=2500 [cuda]=2000)
+
 builds_for_cpu() {
+    group=build
     check "build, g++, bf16" gnu PRECISION=bf16 all unit_test test_gpt build/cpu-bf16/bench
     check "build, g++, fp32" gnu PRECISION=fp32 all unit_test test_gpt
 }
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
-builds_for_cuda() {
+builds_for_cuda() {   # NAME [VARIABLE=VALUE]... of cuda-compile
+    group=cuda
     if has_nvcc; then
-        check "CUDA build: sm_80, sm_90a, sm_100a and PTX" make --no-print-directory -j"$jobs" cuda-compile "$@"
+        check "$1" make --no-print-directory -j"$jobs" cuda-compile "${@:2}"
     else
-        echo "SKIPPED CUDA build: no nvcc on this machine"
-        skipped=$((skipped + 1))
+        check "$1" echo "SKIPPED $1: no nvcc on this machine"
     fi
 }
 whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: those that make test leaves out
@@ -24,16 +29,17 @@ fp32_alone+=',optimizer: every layout*'
 
 short_checks() {
     builds_for_cpu
+    group=model
     beside "unit tests of the model, fp32" build/cpu-fp32/unit_test
     beside "unit tests of the model, bf16" build/cpu-bf16/unit_test -tce="$fp32_alone"
-    beside "unit tests" build/cpu/unit_test
-    beside "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
     beside "whole model, bf16" build/cpu-bf16/test_gpt
     beside "whole model, fp32" build/cpu-fp32/test_gpt
+    group=unit
+    beside "unit tests" build/cpu/unit_test
     reports
-    check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test
-    builds_for_cuda
+    builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16
     # after the builds, because some look at what those left
+    group=scripts
     check_scripts dev/test/*_test.sh
 }
 
@@ -130,9 +136,28 @@ if part misuse; then
     builds_for_cpu
     check "damaged files, absurd options, strange environments" dev/test/misuse_test.sh long
 fi
-if part cuda; then builds_for_cuda FP32_ARCHS="80 90a 100a"; fi
 if part clang; then
+    check "build, clang++, stand-in" clang build/cpu-clang/stand_in_test
+    check "tests of the stand-in, clang++" build/cpu-clang/stand_in_test
     check "every source of the CPU build, clang++, syntax" dev/test/clang_syntax.sh
+fi
+# other machines' builds: every architecture of a GPU, and the least processor
+if part cuda; then
+    builds_for_cuda "CUDA build: sm_80, sm_90a, sm_100a and PTX"
+    group=others
+    check "spills, every architecture" dev/test/spill_test.sh 80 90a 100a
+fi
+if part old-cpu; then
+    check "build, x86-64-v3, bf16" old_cpu PRECISION=bf16 unit_test build/cpu-bf16-old/test_gpt
+    check "build, x86-64-v3, fp32" old_cpu PRECISION=fp32 build/cpu-fp32-old/unit_test build/cpu-fp32-old/test_gpt
+    export ONEDNN_MAX_CPU_ISA=AVX2
+    beside "unit tests, x86-64-v3" build/cpu-old/unit_test
+    for precision in bf16 fp32; do
+        beside "unit tests of the model, x86-64-v3, $precision" build/cpu-$precision-old/unit_test
+        beside "whole model, x86-64-v3, $precision" build/cpu-$precision-old/test_gpt
+    done
+    reports
+    unset ONEDNN_MAX_CPU_ISA
 fi
 if part scripts; then
     builds_for_cpu

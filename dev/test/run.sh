@@ -3,7 +3,8 @@
 #
 # A check is a line `check NAME COMMAND...` in checks.sh. It passes when the command exits 0. What doctest programs count as
 # test cases is added up; a script counts as one check, or as many as it reports in a line "N passed, N failed".
-# The last line printed is "N passed, N failed, N skipped"; skips print their reason.
+# The last line printed is "N passed, N failed, N skipped"; skips print their reason. Before it stand the slowest checks, what
+# each group of checks took beside its budget, and what failed. A clean tree that passes leaves build/tested-COMMIT.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 length=${1:-short}
@@ -13,6 +14,11 @@ rm -rf "$logs" && mkdir -p "$logs"
 passed=0 failed=0 skipped=0
 failures=()
 jobs=$(nproc)
+commit=$(git rev-parse --short HEAD 2>/dev/null)
+is_clean() { [ -n "$commit" ] && [ -z "$(git status --porcelain 2>&1)" ] && [ "$(git rev-parse --short HEAD)" = "$commit" ]; }
+
+# Skips of a log: lines of scripts, and messages of doctest.
+skips_of() { grep -aoE '(^|: )SKIPPED .*' "$1" | sed 's/^: //' | sort -u; }
 
 count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log tells of
     local log=$1 status=$2 line
@@ -26,27 +32,32 @@ count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log
         f=$((f + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
     done < <(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$log")
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
-    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ] && ! grep -qaE '^SKIPPED' "$log"; then p=1; fi
+    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ] && [ -z "$(skips_of "$log")" ]; then p=1; fi
 }
 
 log_of() { echo "$logs/${1//[^a-zA-Z0-9]/-}.log"; }
 
-perform() {   # NAME COMMAND...: into its log; status and seconds stand beside it
-    local log start=$SECONDS
+# What the checks that follow count as, in the table of processor time; checks.sh sets it.
+group=others
+
+perform() {   # NAME COMMAND...: into its log; status, seconds, processor seconds and group stand beside it
+    local log status TIMEFORMAT='%R %U %S'
     log=$(log_of "$1")
-    "${@:2}" >"$log" 2>&1 </dev/null
-    echo "$? $((SECONDS - start))" >"$log.status"
+    { time "${@:2}" >"$log" 2>&1 </dev/null; } 2>"$log.time"
+    status=$?
+    awk -v status=$status -v group="$group" '{ printf "%d %.0f %.1f %s\n", status, $1, $2 + $3, group }' "$log.time" >"$log.status"
 }
 
 report() {   # NAME: what has been performed counts
-    local name=$1 log status seconds p f
+    local name=$1 log status seconds of p f
     log=$(log_of "$name")
-    read -r status seconds <"$log.status"
+    read -r status seconds of <"$log.status"
     count "$log" "$status"
     passed=$((passed + p)) failed=$((failed + f))
-    skipped=$((skipped + $(grep -acE '^SKIPPED' "$log")))
+    skipped=$((skipped + $(skips_of "$log" | wc -l)))
     printf '%6d passed, %d failed %6d s\n' "$p" "$f" "$seconds"
-    grep -aE '^SKIPPED' "$log" | sed 's/^/    /'
+    printf '%s %s %s\n' "$seconds" "$of" "$name" >>"$logs/times"
+    skips_of "$log" | sed 's/^/    /'
     if [ "$status" -ne 0 ]; then
         failures+=("$name")
         tail -n 40 "$log" | sed 's/^/    | /'
@@ -100,6 +111,7 @@ sanitized() {   # g++ 12 takes its own instrumentation of std::regex for uses of
     make --no-print-directory -j"$jobs" DEVICE=cpu PRECISION=bf16 VARIANT=-sanitized OPTIMIZE=-O1 \
         EXTRA_FLAGS="-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-maybe-uninitialized" "$@"
 }
+old_cpu() { make --no-print-directory -j"$jobs" DEVICE=cpu VARIANT=-old CPU_ARCH=x86-64-v3 "$@"; }
 gnu() { make --no-print-directory -j"$jobs" DEVICE=cpu "$@"; }
 
 . dev/test/checks.sh
@@ -109,19 +121,68 @@ for name in "${parts[@]}"; do
     exit 64
 done
 
-# Of a log, what failed: the scripts' lines, and doctest's errors under the names of their cases.
-what_failed() {
+# What failed in a log: the scripts' lines, and doctest's errors under the names of their cases. What is equal but for its
+# numbers is told once.
+what_failed() {   # LOG LINES
     sed 's/\x1b\[[0-9;]*m//g' "$1" | tr -d '\0' | awk '
+        function tell(line, kind) {
+            kind = line; gsub(/[0-9]+/, "#", kind)
+            if (told[kind]++) { repeated++; return 0 }
+            print line
+            return 1
+        }
         /^TEST CASE:/ { name = $0; next }
-        /^FAILED|ERROR:|: \*\*\* / { if (name != "") print name; name = ""; print; values = 2; next }
-        values > 0 && /^ +(values|logged):/ { print; values-- }' | cut -c1-240 | head -n 8
+        /^FAILED|ERROR:|: \*\*\* |: error: / {
+            if (name != "") tell(name)
+            name = ""; values = tell($0) ? 2 : 0; next }
+        values > 0 && /^ +(values|logged):/ { print; values-- }
+        END { if (repeated) print "(" repeated " more lines like these)" }' |
+        cut -c1-240 | awk -v most="$2" '{ line[NR] = $0 } END {
+            for (i = 1; i <= NR && i <= most; i++) print line[i]
+            if (NR > most) print "(" NR - most " more lines in the log)" }'
+}
+
+# Processor seconds of one fixed computation, 10^9 multiply-adds that wait for one another: by it machines compare.
+yardstick() {
+    local program=$logs/yardstick TIMEFORMAT='%U'
+    echo 'int main(int n, char**) { double x = n; for (int i = 0; i < 1000000000; i++) x = x * 0.999999999 + 1e-9; return x > 1e9; }' \
+        >"$program.cpp"
+    g++ -O1 -ffp-contract=off "$program.cpp" -o "$program" && { time "$program"; } 2>&1
+}
+
+# Processor time of the groups, as multiples of the yardstick; a group above its budget (checks.sh) is named, nothing fails.
+processor_time() {
+    local unit=$1 name budget
+    for name in "${!budgets[@]}"; do
+        budget=${budgets[$name]}
+        awk -v unit="$unit" -v name="$name" -v budget="$budget" -v yellow=$'\e[33m' -v plain=$'\e[0m' '
+            $3 == name { sum += $2 }
+            END {
+                units = sum / unit
+                above = units > budget
+                printf "  %s%-8s %7.0f s %6.0f of %5d%s\n", above ? yellow : "", name, sum, units, budget,
+                    above ? " ABOVE ITS BUDGET" plain : ""
+            }' "$logs/times"
+    done | sort -k2,2nr
 }
 
 # the last lines say all that is needed, for that may be all that is kept
 echo
+if [ -s "$logs/times" ]; then
+    echo "slowest:"
+    sort -nr "$logs/times" | head -n 10 | awk '{ printf "  %6d s %s\n", $1, substr($0, index($0, $4)) }'
+fi
+if [ "$length" = short ] && unit=$(yardstick); then
+    echo "processor time, in seconds and in multiples of 10^9 multiply-adds ($unit s; $(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)):"
+    processor_time "$unit"
+fi
 for name in "${failures[@]}"; do
     echo "failed: $name"
-    what_failed "$logs/${name//[^a-zA-Z0-9]/-}.log" | sed 's/^/    | /'
+    what_failed "$(log_of "$name")" $((${#failures[@]} > 15 ? 1 : 15 / ${#failures[@]})) | sed 's/^/    | /'
 done
+if [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ] && [ "$length" = short ] && is_clean; then
+    touch "build/tested-$commit"
+    echo "this commit has passed: build/tested-$commit"
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -17,6 +17,12 @@ needs() {   # PACKAGE HEADER STATEMENT FLAGS...: that package, unless a program 
     builds "${@:2}" || packages+=("$1")
 }
 command -v g++ >/dev/null || packages+=(g++)
+# of processors, the least is x86-64-v3
+if [ "$device" = cpu ] && [ "$(uname -m)" = x86_64 ] && command -v g++ >/dev/null &&
+    ! g++ -march="${CPU_ARCH:-native}" -dM -E -x c++ /dev/null | grep -q __AVX2__; then
+    echo "CPU_ARCH=${CPU_ARCH:-native}, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1): it has no AVX2. The least processor is x86-64-v3 (Intel since 2013, AMD since 2015)." >&2
+    exit 69
+fi
 # headers alone: that they are found is enough (-E)
 needs libcli11-dev CLI/CLI.hpp "" -E
 needs nlohmann-json3-dev nlohmann/json.hpp "" -E
@@ -35,6 +41,12 @@ if [ "$with_tests" = test ]; then
     compgen -G "/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.asan-x86_64.a" >/dev/null || packages+=(libclang-rt-dev)
     command -v python3 >/dev/null || packages+=(python3)
     command -v pgrep >/dev/null || packages+=(procps)
+    command -v ip >/dev/null || packages+=(iproute2)
+    command -v script >/dev/null || packages+=(bsdutils)
+    command -v shellcheck >/dev/null || packages+=(shellcheck)
+    # start-up by mpirun; any MPI that is there will do
+    command -v mpicc >/dev/null || packages+=(libopenmpi-dev)
+    command -v mpirun >/dev/null || packages+=(openmpi-bin)
 fi
 
 # What NVIDIA gives comes from no package of Debian's main archive: it is named, never installed. So is what is too old:
