@@ -166,6 +166,7 @@ fi
 if part dev-scripts; then
     builds_for_cpu
     check "every script of dev/ that the pages name" dev/test/dev_scripts.sh
+    check "a run's page in a browser" dev/test/report_test.sh long
 fi
 if part signals; then
     builds_for_cpu

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# report.html as a person sees it: a run's page at three moments and two widths in a headless browser, its numbers beside
-# those of metrics.jsonl, several runs on one page, a page after a kill. llmc/report/page_test.cpp has the page's parts.
+# report.html as a person sees it: a run's page at three moments, its numbers beside those of metrics.jsonl, several runs on
+# one page, a page after a kill. llmc/report/page_test.cpp has the page's parts. `report_test.sh long`: in two widths of a
+# headless browser too.
 #
 # With PICTURES=FOLDER the pictures stay there, to be looked at.
 source "$(dirname "$0")/common.sh"
@@ -10,8 +11,11 @@ launch=$(realpath scripts/launch.sh)
 pictures=$(realpath -m "${PICTURES:-$work/pictures}")
 mkdir -p "$pictures"
 cd "$work" || exit 70
-browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
-[ -n "$browser" ] || echo "SKIPPED: pictures of the report: no chromium here (apt-get install chromium)"
+browser=
+if [ "${1:-}" = long ]; then
+    browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
+    [ -n "$browser" ] || echo "SKIPPED pictures of the report: no chromium here (apt-get install chromium)"
+fi
 
 seq 1 4000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70

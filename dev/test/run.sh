@@ -48,6 +48,27 @@ perform() {   # NAME COMMAND...: into its log; status, seconds, processor second
     awk -v status=$status -v group="$group" '{ printf "%d %.0f %.1f %s\n", status, $1, $2 + $3, group }' "$log.time" >"$log.status"
 }
 
+# What failed in a log: the scripts' lines, and doctest's errors under the names of their cases. What is equal but for its
+# numbers is told once.
+what_failed() {   # LOG LINES
+    sed 's/\x1b\[[0-9;]*m//g' "$1" | tr -d '\0' | awk '
+        function tell(line, kind) {
+            kind = line; gsub(/[0-9]+/, "#", kind)
+            if (told[kind]++) { repeated++; return 0 }
+            print line
+            return 1
+        }
+        /^TEST CASE:/ { name = $0; next }
+        /^FAILED|ERROR:|: \*\*\* |: error: / {
+            if (name != "") tell(name)
+            name = ""; values = tell($0) ? 2 : 0; next }
+        values > 0 && /^ +(values|logged):/ { print; values-- }
+        END { if (repeated) print "(" repeated " more lines like these)" }' |
+        cut -c1-240 | awk -v most="$2" '{ line[NR] = $0 } END {
+            for (i = 1; i <= NR && i <= most; i++) print line[i]
+            if (NR > most) print "(" NR - most " more lines in the log)" }'
+}
+
 report() {   # NAME: what has been performed counts
     local name=$1 log status seconds of p f
     log=$(log_of "$name")
@@ -60,7 +81,7 @@ report() {   # NAME: what has been performed counts
     skips_of "$log" | sed 's/^/    /'
     if [ "$status" -ne 0 ]; then
         failures+=("$name")
-        tail -n 40 "$log" | sed 's/^/    | /'
+        { what_failed "$log" 20 | grep . || tail -n 20 "$log"; } | sed 's/^/    | /'
         echo "    (exit $status; whole log: $log)"
     fi
 }
@@ -121,25 +142,16 @@ for name in "${parts[@]}"; do
     exit 64
 done
 
-# What failed in a log: the scripts' lines, and doctest's errors under the names of their cases. What is equal but for its
-# numbers is told once.
-what_failed() {   # LOG LINES
-    sed 's/\x1b\[[0-9;]*m//g' "$1" | tr -d '\0' | awk '
-        function tell(line, kind) {
-            kind = line; gsub(/[0-9]+/, "#", kind)
-            if (told[kind]++) { repeated++; return 0 }
-            print line
-            return 1
-        }
-        /^TEST CASE:/ { name = $0; next }
-        /^FAILED|ERROR:|: \*\*\* |: error: / {
-            if (name != "") tell(name)
-            name = ""; values = tell($0) ? 2 : 0; next }
-        values > 0 && /^ +(values|logged):/ { print; values-- }
-        END { if (repeated) print "(" repeated " more lines like these)" }' |
-        cut -c1-240 | awk -v most="$2" '{ line[NR] = $0 } END {
-            for (i = 1; i <= NR && i <= most; i++) print line[i]
-            if (NR > most) print "(" NR - most " more lines in the log)" }'
+# Skips whose reason docs/testing.md does not list.
+unlisted_skips() {
+    awk -F'|' '/^\| begins with/ { table = 1; next } table && !/^\|/ { exit } table { print $2 }' docs/testing.md |
+        grep -oE '`[^`]+`' | tr -d '`' >"$logs/reasons"
+    local log
+    for log in "$logs"/*.log; do skips_of "$log"; done | sort -u | awk '
+        NR == FNR { reason[$0]; next }
+        { for (r in reason) if (index($0, "SKIPPED " r) == 1) next
+          sub(/^SKIPPED /, ""); print "FAILED: docs/testing.md lists no such reason: " $0; unlisted = 1 }
+        END { exit unlisted }' "$logs/reasons" -
 }
 
 # Processor seconds of one fixed computation, 10^9 multiply-adds that wait for one another: by it machines compare.
@@ -165,6 +177,8 @@ processor_time() {
             }' "$logs/times"
     done | sort -k2,2nr
 }
+
+check "reasons of what was skipped" unlisted_skips
 
 # the last lines say all that is needed, for that may be all that is kept
 echo

@@ -42,6 +42,7 @@ if [ "$with_tests" = test ]; then
     command -v python3 >/dev/null || packages+=(python3)
     command -v pgrep >/dev/null || packages+=(procps)
     command -v ip >/dev/null || packages+=(iproute2)
+    command -v unzip >/dev/null || packages+=(unzip)
     command -v script >/dev/null || packages+=(bsdutils)
     command -v shellcheck >/dev/null || packages+=(shellcheck)
     # start-up by mpirun; any MPI that is there will do
