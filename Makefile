@@ -233,12 +233,14 @@ $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(C
 	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
 COMPILE_ARCHS ?= 80 90a 100a#           of cuda-compile: architectures; its tests are compiled for sm_90a
 COMPILE_PRECISIONS ?= bf16 fp32
+COMPILE_BENCH ?= yes
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(if $(filter fp32,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all \
 	    CUDA_ARCHS="$(COMPILE_ARCHS)" build/cuda-fp32-all/train_gpt)
 	@$(if $(filter bf16,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all \
 	    CUDA_ARCHS="$(COMPILE_ARCHS)" TEST_CUDA_ARCHS=90a \
-	    build/cuda-bf16-all/train_gpt build/cuda-bf16-all/bench build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt)
+	    build/cuda-bf16-all/train_gpt build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt \
+	    $(if $(COMPILE_BENCH),build/cuda-bf16-all/bench))
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
 .PHONY: library-versions
 library-versions:

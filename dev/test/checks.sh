@@ -6,7 +6,7 @@ declare -A budgets=([build]=2000 [unit]=400 [model]=2000 [scripts]=2500 [cuda]=2
 
 builds_for_cpu() {
     group=build
-    check "build, g++, bf16" gnu PRECISION=bf16 all unit_test test_gpt build/cpu-bf16/bench
+    check "build, g++, bf16" gnu PRECISION=bf16 all unit_test test_gpt
     check "build, g++, fp32" gnu PRECISION=fp32 all unit_test test_gpt
 }
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
@@ -37,7 +37,7 @@ short_checks() {
     group=unit
     beside "unit tests" build/cpu/unit_test
     reports
-    builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16
+    builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16 COMPILE_BENCH=
     # after the builds, because some look at what those left
     group=scripts
     check_scripts dev/test/*_test.sh
@@ -50,7 +50,8 @@ if part model; then
     for precision in bf16 fp32; do
         check "124M against double precision, $precision" build/cpu-$precision/test_gpt --no-skip -tc='gpt: a 124M*'
     done
-    check "every benchmark once" dev/test/bench_test.sh all
+    check "build, benchmarks" gnu PRECISION=bf16 build/cpu-bf16/bench
+    check "every benchmark once" dev/test/benchmarks.sh all
     check "every parser, fuzzed under sanitizers" make --no-print-directory -j"$jobs" fuzz FUZZ_SECONDS=20
 fi
 if part bf16; then
