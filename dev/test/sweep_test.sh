@@ -36,10 +36,10 @@ verdict $? "another command adds a row"
 
 # cut in its first run by a signal, then continued
 slow=("${options[@]}" --max-steps 600 --checkpoint-every 0)
-for try in 1 2 3 4 5; do   # again where the signal came after its last step
+for try in {1..20}; do   # again where the signal came after its last step
     rm -rf "$work/cut"
     scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}" >"$work/cut.log" 2>&1 & pid=$!
-    until grep -q '"step":3,' "$work/cut/seed-1/metrics.jsonl" 2>/dev/null; do sleep 0.05; done
+    eventually $pid grep -qs '"step":3,' "$work/cut/seed-1/metrics.jsonl"
     kill -TERM $pid
     wait $pid
     code=$?
