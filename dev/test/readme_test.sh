@@ -76,7 +76,7 @@ complaint='^([^ ]+: )?(fatal )?error: |: [*]{3} |^FAILED'
 while IFS= read -r command; do
     command=${command/NODES=2 HEAD=node0/NODES=1 HEAD=localhost}
     # </dev/null: not the rest of the commands
-    PATH=$work/bin:$PATH timeout 300 script -qec "${command// .../}" out >/dev/null 2>&1 </dev/null
+    PATH=$work/bin:$PATH timeout 1200 script -qec "${command// .../}" out >/dev/null 2>&1 </dev/null
     verdict $? "$command: $(tail -n 5 out)"
     grep -aqE "$complaint" out   # a text that a model writes may have the word error in it
     verdict $((! $?)) "$command complains: $(grep -aE "$complaint" out | head -n 3)"

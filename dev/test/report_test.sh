@@ -11,7 +11,7 @@ pictures=$(realpath -m "${PICTURES:-$work/pictures}")
 mkdir -p "$pictures"
 cd "$work" || exit 70
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
-[ -n "$browser" ] || echo "SKIPPED: pictures of the report: no chromium here (apt-get install chromium)"
+[ -n "$browser" ] || echo "SKIPPED pictures of the report: no chromium here (apt-get install chromium)"
 
 seq 1 4000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
@@ -19,7 +19,7 @@ run=("$launch" -n 2 "$train_gpt" --train-data 'data/train*.bin' --val-data 'data
     --seq-len 32 --micro-batch 2 --total-batch 128 --val-every 10 --sample-every 25 --max-steps 60 -o run)
 
 browse() {   # ARGUMENTS...
-    timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/browser" "$@" 2>/dev/null
+    timeout 600 "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/browser" "$@" 2>/dev/null
 }
 
 # A page in a frame of so many pixels, which says in its title how wide what it holds is and what its loss panel tells.

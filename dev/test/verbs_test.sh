@@ -4,7 +4,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-run() { timeout 240 "$train_gpt" "$@" </dev/null; }
+run() { timeout 600 "$train_gpt" "$@" </dev/null; }
 program=("$train_gpt")   # of expect: its arguments follow there
 same() {   # NAME A B
     [ "$2" = "$3" ] && [ -n "$2" ]
