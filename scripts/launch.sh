@@ -29,8 +29,9 @@ while getopts n:p:g: option; do
 done
 shift $((OPTIND - 1))
 [[ $ranks =~ ^[1-9][0-9]*$ && $patience =~ ^[0-9]+$ && $# -gt 0 ]] || usage
-# an unprivileged port below the range that outgoing connections use, different between runs on one machine
-[ -n "$port" ] || port=$((10000 + ($$ * 7 + RANDOM) % 20000))
+# any port that nothing uses, below those that outgoing connections are given
+taken() { grep -qsi ":$(printf %04x "$1") " /proc/net/tcp /proc/net/tcp6; }
+[ -n "$port" ] || while port=$((10000 + SRANDOM % 20000)) && taken "$port"; do :; done
 
 with_parent=()
 if setpriv --pdeathsig TERM true 2>/dev/null; then with_parent=(setpriv --pdeathsig TERM); fi

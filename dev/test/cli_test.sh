@@ -108,7 +108,7 @@ expect 64 "expected one of auto|mpi|tcp|fs" -pi pmix
 expect 64 "needs a folder that all ranks see" -pi fs -pn 2
 expect 64 "Expected HOST:PORT" -pi tcp -ps :29500 -pn 2
 expect 64 "--dp 3 does not fit" "${data[@]}" "${tiny[@]}" --dp 3
-expect 69 "of 2 ranks these have not come within 1 s: 1" -pi tcp -ps 127.0.0.1:$((20000 + $$ % 10000)) -pn 2 --init-timeout 1
+expect 69 "of 2 ranks these have not come within 1 s: 1" -pi tcp -ps "127.0.0.1:$(free_port)" -pn 2 --init-timeout 1
 mkdir "$work/rendezvous"
 expect 69 "of 2 ranks these have not come within 1 s: 1" -pi fs -pf "$work/rendezvous" -pn 2 --init-timeout 1
 expect 69 "of 2 ranks these have not come within 1 s: 0" -pi fs -pf "$work/rendezvous" -pn 2 -pr 1 --init-timeout 1
@@ -158,7 +158,7 @@ expect 65 "this folder holds no config.json and no checkpoint" "${data[@]}" --mo
 # ---- stopping: a signal lets the step at hand finish, then 75
 "$train_gpt" "${data[@]}" "${tiny[@]}" --max-steps 1000000 --val-every 0 -o "$work/live" >"$work/live.log" 2>&1 &
 pid=$!
-for _ in $(seq 100); do grep -q "^step    2/" "$work/live.log" && break || sleep 0.1; done
+eventually "$pid" grep -q "^step    2/" "$work/live.log"
 expect 64 "another run is writing there (process $pid on" "${data[@]}" "${tiny[@]}" -o "$work/live" --resume
 kill -USR1 "$pid"
 wait "$pid"

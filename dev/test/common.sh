@@ -3,6 +3,9 @@
 # Which build: DEVICE, VARIANT and PRECISIONS; TRAIN_GPT and TOKENIZE name programs of any other.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 70
+export LC_ALL=C   # of sort, awk's decimal points, messages of the system
+# what a batch system says of the job that the tests are in is not of the runs here
+unset "${!SLURM_@}" "${!OMPI_COMM_@}" "${!PMI_@}" RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 device=${DEVICE:-cpu} variant=${VARIANT:-} precisions=${PRECISIONS:-bf16 fp32}
 train_gpt=$(realpath -m "${TRAIN_GPT:-build/$device-bf16$variant/train_gpt}")
 tokenize=$(realpath -m "${TOKENIZE:-build/$device$variant/tokenize}")
@@ -21,13 +24,32 @@ verdict() {   # STATUS NAME
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
 }
 
+# eventually PID COMMAND...: waits until the command succeeds. It fails where the process has ended and the command still
+# fails, and after ten minutes, which no machine takes that is merely slow.
+eventually() {
+    local pid=$1 deadline=$((SECONDS + 600))
+    shift
+    until "$@"; do
+        if ! kill -0 "$pid" 2>/dev/null; then "$@" && return || return 1; fi
+        [ $SECONDS -lt $deadline ] || return 1
+        sleep 0.02
+    done
+}
+
+# A TCP port that nothing here uses, below those that outgoing connections are given.
+free_port() {
+    local port
+    while port=$((10000 + SRANDOM % 20000)) && grep -qsi ":$(printf %04x $port) " /proc/net/tcp /proc/net/tcp6; do :; done
+    echo $port
+}
+
 # expect CODE MESSAGE COMMAND...: the message may appear on either stream; both are then in $work/out. What stands in front
 # of every command is in `program`.
 program=()
 expect() {
     local code=$1 message=$2 status
     shift 2
-    timeout 240 "${program[@]}" "$@" >"$work/out" 2>&1 </dev/null
+    timeout 600 "${program[@]}" "$@" >"$work/out" 2>&1 </dev/null
     status=$?
     [ "$status" -eq "$code" ] && grep -aqF -- "$message" "$work/out"
     verdict $? "${program[*]##*/} $*: exit code $status, expected $code; the message must contain: $message
@@ -39,6 +61,14 @@ check() {   # NAME COMMAND...
     "${@:2}" >"$work/checked" 2>&1
     status=$?
     verdict $status "$1: $(tail -n 3 "$work/checked" | tr -d '\0')"
+}
+
+# has OPTIONS... PATTERN: whether standard input has it, of which all is read (grep -q leaves at the first place, and with
+# pipefail what goes on writing fails).
+has() {
+    local text
+    text=$(cat)
+    grep -q "$@" <<<"$text"
 }
 
 source dev/test/without_times.sh

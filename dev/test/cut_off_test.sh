@@ -1,28 +1,31 @@
 #!/usr/bin/env bash
 # What a run meets while it trains: its file system turns read-only, and a rank's sockets are cut. Each is named, with the
 # file or the rank, and the run goes on by --resume to the records of one that nothing happened to. `cut_off_test.sh long`,
-# for a machine that does nothing else, also asks that they are named within 5 s.
+# for a machine that does nothing else, also asks that they are named within 5 s, and the lost rank in the watchdog's words.
 #
 # What makes it happen is preloaded (LD_PRELOAD) and acts when a file with its name appears; a mount that turns read-only
 # is one besides, where this machine allows mounts: what was open before stays writable there, as it is for Linux.
-# Alone: peers that are silent for seconds count as lost.
+# Alone: `long` measures.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 launch=$PWD/scripts/launch.sh
 cd "$work" || exit 70
-limit_ms=$([ "${1:-}" != long ] || echo 5000)
+length=${1:-short}
+# Limits that only a hang reaches, and none for being named; with `long`, those of a machine that does nothing else.
+limit_ms= limits=(--peer-timeout 300 --init-timeout 600) patience=300
+if [ "$length" = long ]; then limit_ms=5000 limits=(--peer-timeout 5 --init-timeout 30) patience=20; fi
 
 seq 1 20000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 2 --heads 2 --channels 32 --seq-len 32
     --micro-batch 2 --total-batch 384 --max-steps 60 --val-every 20 --val-max-batches 6 --sample-every 0 --log-every 1
-    --zero 2 --checkpoint-every 5 --keep-checkpoints 3 --peer-timeout 5 --init-timeout 30)
+    --zero 2 --checkpoint-every 5 --keep-checkpoints 3 "${limits[@]}")
 ranks=3
 
 # readonly.RANK: what is written below out/ where the path holds the file's content fails as it does where the file system
 # turned read-only (EROFS), also through files that are open. cut.RANK: its sockets are shut down, those of the family
-# that the file names (unix, inet) or all; the rank itself knows nothing of it. hold: each process reads so many times, then
-# waits until the file is gone, so that no run ends before something happened to it.
+# that the file names (unix, inet) or all; the rank itself knows nothing of it, and was.RANK says that it is done. hold:
+# each process reads so many times, then waits until the file is gone, so that no run ends before something happened to it.
 cat >fault.cpp <<'FAULT'
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -76,6 +79,7 @@ struct Cutter {
                 if (family == (is_unix ? "inet" : "unix")) continue;
                 shutdown(file, SHUT_RDWR);
             }
+            std::ofstream(sign("was.")) << "cut" << std::endl;
         }).detach();
     }
 } cutter;
@@ -124,27 +128,22 @@ hold() { mkdir -p "$1" && echo "$2" >"$1/hold"; }
 start() {   # NAME ARGUMENTS...: all ranks in the background; each one's exit code in NAME/code.RANK
     name=$1
     mkdir -p "$name"
-    RUN_FOLDER=$work/$name "$launch" -g 20 -n $ranks bash -c 'env LD_PRELOAD="$0" "$@"; code=$?; echo $code >"$RUN_FOLDER/code.$RANK"; exit $code' \
+    RUN_FOLDER=$work/$name "$launch" -g $patience -n $ranks bash -c 'env LD_PRELOAD="$0" "$@"; code=$?; echo $code >"$RUN_FOLDER/code.$RANK"; exit $code' \
         "$work/fault.so" "${run[@]}" --output-dir "$name/out" "${@:2}" >>"$name/log" 2>&1 &
     launcher=$!
 }
-await() {   # PATTERN in the log
-    for _ in $(seq 3000); do grep -qsE "$1" "$name/log" && return; kill -0 "$launcher" 2>/dev/null || return; sleep 0.01; done
-}
-# named PATTERN [SECOND]: the log has them; sets took_ms
+says() { grep -qsE "$1" "$name/log"; }
+await() { eventually "$launcher" says "$1"; }   # PATTERN in the log
+# named SINCE PATTERN: the log has it; sets took_ms
 named() {
-    local began=$1
-    for _ in $(seq 3000); do
-        if grep -qsE "$2" "$name/log" && grep -qsE "${3:-$2}" "$name/log"; then break; fi
-        kill -0 "$launcher" 2>/dev/null || { grep -qsE "$2" "$name/log" && grep -qsE "${3:-$2}" "$name/log" && break; took_ms=none; return 1; }
-        sleep 0.01
-    done
-    took_ms=$((($(date +%s%N) - began) / 1000000))
+    took_ms=none
+    await "$2" || return 1
+    took_ms=$((($(date +%s%N) - $1) / 1000000))
     [ -z "$limit_ms" ] || [ "$took_ms" -le "$limit_ms" ]
 }
 records() { without_times "$1/out/metrics.jsonl"; }
 goes_on() {   # what is left goes on to the records of the undisturbed run, whole checkpoints only
-    rm -f "$name"/readonly.* "$name"/cut.* "$name"/hold
+    rm -f "$name"/readonly.* "$name"/cut.* "$name"/was.* "$name"/hold
     start "$name" --resume 1
     wait "$launcher"
     local code=$?
@@ -188,12 +187,19 @@ goes_on
 # ---- the same by the system itself
 if mkdir mounted && unshare -rm true 2>/dev/null; then
     hold mounted 190
-    RUN_FOLDER=$work/mounted timeout 240 unshare -rm bash -c 'mkdir -p mounted/out
+    RUN_FOLDER=$work/mounted timeout 900 unshare -rm bash -c 'mkdir -p mounted/out
         env LD_PRELOAD="$0" "$@" --output-dir mounted/out >mounted/log 2>&1 & run=$!
-        until [ -e mounted/out/step_00000005 ] || ! kill -0 $run; do sleep 0.01; done
-        # over what is there: mounted/out of the run is that from now on
-        mount --bind mounted/out mounted/out && mount -o remount,bind,ro mounted/out && rm mounted/hold
-        echo "mounted $?" >mounted/mount; wait $run; echo $? >mounted/code' "$work/fault.so" "${run[@]}" 2>/dev/null
+        until { [ -e mounted/out/step_00000005 ] && grep -qE "^step +11/" mounted/log; } || ! kill -0 $run; do sleep 0.01; done
+        # over what is there: mounted/out of the run is that from now on; again where it has a file open there
+        mount --bind mounted/out mounted/out
+        status=$?
+        for try in {1..100}; do
+            [ $status -eq 0 ] || break
+            mount -o remount,bind,ro mounted/out && break || { [ $try -eq 100 ] && status=1; sleep 0.1; }
+        done
+        rm mounted/hold
+        [ $status -eq 0 ] || kill -KILL $run
+        echo "mounted $status" >mounted/mount; wait $run; echo $? >mounted/code' "$work/fault.so" "${run[@]}" 2>/dev/null
     if grep -qs 'mounted 0' mounted/mount; then
         [ "$(cat mounted/code)" -eq 74 ] && grep -qE '^warning: mounted/out/step_000000(10|15) was not written: .*Read-only file system' mounted/log
         verdict $? "a mount turns read-only: exit code $(cat mounted/code), $(tail -n 3 mounted/log)"
@@ -206,18 +212,27 @@ else
 fi
 
 # ---- a rank's sockets are cut: it and who lost it are named, on its side too
+# Those of the watchdogs alone (inet) leave the run what it needs: it is held until somebody is named, else it could be over
+# before. Of the others the training itself may be the first to tell: then the lost connection is named, with the rank.
 for case in '1 all' '0 all' '2 inet' '1 unix'; do
     read -r victim family <<<"$case"
     hold "cut-$victim-$family" 85
     start "cut-$victim-$family"
     await '^step +8/'
+    began=$(date +%s%N)
     echo "$family" >"$name/cut.$victim.new" && mv "$name/cut.$victim.new" "$name/cut.$victim"
-    rm "$name/hold"
-    by_others='rank '$victim' on [^ ]+ died or was cut off, last heard at step [0-9]+.*; rank [0-9] is at '
-    [ "$family" != unix ] || by_others="failed: .*the connection of rank ([0-9] to rank $victim|$victim to rank [0-9]) is lost"
-    [ "$victim" -ne 0 ] || by_others='rank 0 on [^ ]+ died or was cut off, last heard at step [0-9]+.*; rank [12] is at '
-    named "$(date +%s%N)" "$by_others"
+    eventually "$launcher" [ -e "$name/was.$victim" ]
+    if [ "$length" = long ] || [ "$family" != inet ]; then rm "$name/hold"; fi
+    others=$([ "$victim" -eq 0 ] && echo '[12]' || echo '[0-9]')
+    place='step [0-9]+'
+    [ "$length" = long ] || place+='|start-up'   # where no heartbeat has come since
+    by_others="rank $victim on [^ ]+ died or was cut off, last heard at ($place).*; rank $others is at "
+    connection="the connection of rank ([0-9] to rank $victim|$victim to rank [0-9]) is lost"
+    if [ "$family" = unix ]; then by_others="failed: .*$connection"; fi
+    [ "$length" = long ] || by_others+="|$connection"
+    named "$began" "$by_others"
     verdict $? "$name: named after $took_ms ms: $(grep -v '^step' "$name/log" | tail -n 8)"
+    rm -f "$name/hold"
     wait "$launcher"
     code=$?
     [ $code -eq 75 ] && [ "$(cat "$name"/code.* | sort -u)" = 75 ]

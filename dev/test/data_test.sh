@@ -76,7 +76,7 @@ text = ['caf\u00e9 \"%d\"\n' % i for i in range(2500)] + [None]
 pyarrow.parquet.write_table(pyarrow.table({'id': range(2501), 'text': text}), '$raw/000.parquet')"
     echo "$(sha256sum <$raw/000.parquet | cut -d' ' -f1) sample/10BT/000.parquet" >$raw/files.txt
     expect 0 "2501 documents" data/fineweb.sh --edu -q --val-tokens 5000
-    "$tokenize" --decode data/edu_fineweb10B/edu_fineweb_val_000000.bin | head -n 2 | tail -n 1 | grep -qF 'café "1"'
+    "$tokenize" --decode data/edu_fineweb10B/edu_fineweb_val_000000.bin | head -n 2 | tail -n 1 | has -F 'café "1"'
     verdict $? "text of a Parquet file"
     head -c 3000 $raw/000.parquet >cut && mv cut $raw/000.parquet
     expect 65 "has the SHA-256" data/fineweb.sh --edu -q

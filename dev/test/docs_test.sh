@@ -104,7 +104,7 @@ while IFS=: read -r file line target; do
     [[ $target == *'#'* ]] && anchor=${target#*#}
     to=$file
     [ -z "$where" ] || to=$(dirname "$file")/$where
-    [ -e "$to" ] && { [ -z "$anchor" ] || anchors "$to" | grep -qxF -- "$anchor"; }
+    [ -e "$to" ] && { [ -z "$anchor" ] || anchors "$to" | has -xF -- "$anchor"; }
     verdict $? "$file:$line: the link $target leads nowhere"
     count=$((count + 1))
 done < <(grep -noE '\]\([^) ]+\)' "${pages[@]}" | sed -E 's/\]\(//; s/\)$//')

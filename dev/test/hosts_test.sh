@@ -15,15 +15,8 @@ if [ "${1:-}" != inside ]; then
     echo "0 passed, 0 failed"
     exit 0
 fi
-device=${DEVICE:-cpu}
-train_gpt=$(realpath "${TRAIN_GPT:-build/$device-bf16/train_gpt}") || exit 70
-tokenize=$(realpath "${TOKENIZE:-build/$device/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: $2"; fi
-}
+source dev/test/common.sh
+needs "$train_gpt" "$tokenize"
 
 # host0 and host1 at the two ends of a cable; 192.0.2.0/24 is for documentation, nobody's
 mount -t tmpfs none /run
@@ -45,9 +38,8 @@ done
 seq 1 20000 >"$work/numbers.txt"
 "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --val-every 0 --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2
-    --total-batch 384 --max-steps 5 --sample-every 0 --zero 2 --init-timeout 20)
+    --total-batch 384 --max-steps 5 --sample-every 0 --zero 2 --init-timeout 6000)
 ranks=3   # 0 and 1 on host0, 2 on host1
-source dev/test/without_times.sh
 losses() { without_times "$1/metrics.jsonl"; }
 
 # on_hosts NAME NAME_OF_HOST_1 ARGUMENTS...: all ranks, in the background; their ids in pids, their logs in $work/NAME.R
@@ -79,8 +71,8 @@ same fs
 on_hosts same-name gpt-test-0 --init fs --init-folder "$work/rendezvous"   # containers often all have one name
 same same-name
 
-on_hosts lost gpt-test-1 --init tcp --init-address 192.0.2.10:29501 --max-steps 100000 --peer-timeout 3
-for _ in $(seq 1000); do grep -qs '^step    3/' "$work/lost.0" && break || sleep 0.02; done
+on_hosts lost gpt-test-1 --init tcp --init-address 192.0.2.10:29501 --max-steps 100000 --peer-timeout 120
+eventually "${pids[0]}" grep -qs '^step    3/' "$work/lost.0"
 kill -KILL "${pids[2]}"
 for r in 0 1; do
     wait "${pids[r]}"
@@ -110,11 +102,11 @@ by_hand() {   # NAME VARIABLES... -- OPTIONS...: on both hosts, until both have 
 }
 GPUS=8 RUNS=$work/hand-one $recipe >"$work/hand-one.log" 2>&1
 verdict $? "the same on one host: $(tail -n 3 "$work/hand-one.log")"
-by_hand hand-tcp -- --init-timeout 60
+by_hand hand-tcp -- --init-timeout 600
 secret=$work/hand-tcp/.secret
 [ "$(stat -c %a "$secret")" = 600 ] && [ "$(wc -c <"$secret")" -eq 32 ]
 verdict $? "the secret is kept for its owner alone: $(ls -l "$secret")"
-by_hand hand-fs INIT=fs -- --init-timeout 60
+by_hand hand-fs INIT=fs -- --init-timeout 600
 
 # ---- the same over a link that takes 10 ms each way
 if message=$(python3 dev/test/slow_link.py --check 2>&1); then
@@ -122,7 +114,7 @@ if message=$(python3 dev/test/slow_link.py --check 2>&1); then
     ip -n host0 link delete cable
     python3 dev/test/slow_link.py cable0 cable1 0.01 >"$work/link.log" 2>&1 &
     link=$!
-    for _ in $(seq 100); do [ ! -e /sys/class/net/cable1 ] || break; sleep 0.05; done
+    eventually $link [ -e /sys/class/net/cable1 ]
     for h in 0 1; do
         ip link set cable$h netns host$h
         ip -n host$h address add 192.0.2.1$h/24 dev cable$h
@@ -131,8 +123,8 @@ if message=$(python3 dev/test/slow_link.py --check 2>&1); then
     ms=$(ip netns exec host0 bash -c 'from=$(date +%s%N); : </dev/tcp/192.0.2.11/9; echo $((($(date +%s%N) - from) / 1000000))' 2>/dev/null)
     [ "${ms:-0}" -ge 20 ]   # a connection that is refused takes one round trip
     verdict $? "the slow link's round trip takes ${ms:-no} ms: $(cat "$work/link.log")"
-    by_hand slow-tcp -- --init-timeout 60
-    by_hand slow-fs INIT=fs -- --init-timeout 60
+    by_hand slow-tcp -- --init-timeout 600
+    by_hand slow-fs INIT=fs -- --init-timeout 600
     kill "$link"
 else
     echo "SKIPPED hosts with 10 ms between them: $(tail -n 1 <<<"$message")"

@@ -137,14 +137,14 @@ if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
         verdict $? "USE_CUDNN=1 without $header names the packages: $(tail -n 1 "$work/log")"
     done
     rm -f build/.deps-cuda
-    make --no-print-directory DEVICE=cuda CXX="g++ $hidden" build/.deps-cuda 2>&1 | grep -q 'built without cuDNN: no library attention'
+    [[ $(make --no-print-directory DEVICE=cuda CXX="g++ $hidden" build/.deps-cuda 2>&1) == *'built without cuDNN: no library attention'* ]]
     verdict $? "a build without cuDNN says so"
     for source in library_attention_cudnn attention_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
             build/cuda-no-cudnn/obj/llmc/kernels/attention/$source.cpp.o >"$work/log" 2>&1
         verdict $? "$source.cpp without cuDNN's headers: $(tail -n 3 "$work/log")"
     done
-    ! nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/attention_cudnn.cpp.o | grep -q cudnn
+    [[ $(nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/attention_cudnn.cpp.o) != *cudnn* ]]
     verdict $? "nothing of cuDNN is left in the build without its headers"
     rm -rf build/cuda-no-cudnn
     cuda=build/cuda-bf16-all/train_gpt

@@ -14,7 +14,7 @@ verdict() {   # STATUS NAME
 # NAME PROCESSES PROGRAM CASES LEAST_TESTS PASSED_OVER: every process must run so many cases, all well
 check() {
     local log=$work/log status
-    timeout 120 scripts/launch.sh -n "$2" "$3" -tc="$4" >"$log" 2>&1
+    timeout 1200 scripts/launch.sh -n "$2" "$3" -tc="$4" >"$log" 2>&1
     status=$?
     local ends over
     ends=$(sed -nE 's/.*test cases: *[0-9]+ \| *([0-9]+) passed \| *0 failed.*/\1/p' <(sed 's/\x1b\[[0-9;]*m//g' "$log") |

@@ -95,10 +95,10 @@ train "$precision" "$work/kept" --resume
 verdict $? "no checkpoint that verifies: refused"
 
 # stopped by a signal: saved, exit code 75
-for try in 1 2 3 4 5; do   # again where the signal came after the last step
+for try in {1..20}; do   # again where the signal came after the last step
     rm -rf "$work/signal" "$work/signal.log"
     (run_as=exec train "$precision" "$work/signal") & pid=$!
-    until grep -q "^step    3/" "$work/signal.log" 2>/dev/null; do sleep 0.05; done
+    eventually "$pid" grep -qs "^step    3/" "$work/signal.log"
     kill -TERM "$pid"
     wait "$pid"
     code=$?
@@ -111,7 +111,7 @@ verdict $? "stopped by SIGTERM and resumed"
 for how in removed moved; do
     rm -rf "$work/gone"
     (run_as=exec train "$precision" "$work/gone" --max-steps 4000 --warmup 3 --checkpoint-every 1) & pid=$!
-    until grep -q "^step    3/" "$work/gone.log" 2>/dev/null; do sleep 0.05; done
+    eventually "$pid" grep -qs "^step    3/" "$work/gone.log"
     if [ $how = removed ]; then
         until rm -r "$work/gone" 2>/dev/null; do [ -d "$work/gone" ] || break; done   # again where a file came while it looked
     else

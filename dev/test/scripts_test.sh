@@ -52,7 +52,7 @@ for recipe in "${recipes[@]}"; do
         verdict $? "$recipe, $count GPUs: TINY=1 has other options"
     done
     told=$(IFS=, && echo "${memory[*]}")
-    grep -F "| \`${recipe#scripts/}\` |" docs/recipes.md | grep -qF "| ${told//,/, } |"
+    grep -F "| \`${recipe#scripts/}\` |" docs/recipes.md | has -F "| ${told//,/, } |"
     verdict $? "docs/recipes.md has other memory of $recipe than $told"
 done
 [ ! -e "$RUNS" ]
@@ -165,11 +165,9 @@ begin() {   # ARGUMENTS...: in the background, until it has made two steps more
     from=$(last_step)
     TINY=1 GPUS=8 scripts/run_gpt2_350M.sh --max-steps 100000 --val-every 0 --sample-every 0 "$@" >>"$work/cut.log" 2>&1 &
     pid=$!
-    for _ in $(seq 600); do
-        [ "$(last_step)" -lt $((from + 2)) ] || return
-        sleep 0.1
-    done
+    eventually "$pid" is_at $((from + 2))
 }
+is_at() { [ "$(last_step)" -ge "$1" ]; }   # STEP
 ends() {   # STATUS NAME
     local status=0
     wait "$pid" || status=$?
@@ -180,21 +178,19 @@ for signal in TERM USR1; do
     begin
     kill -s $signal $pid
     ends 75 "stopped by SIG$signal"
-    tail -n 1 "$work/cut.log" | grep -q "start this script again to continue the run in $out"
+    tail -n 1 "$work/cut.log" | has "start this script again to continue the run in $out"
     verdict $? "it says how to go on after SIG$signal: $(tail -n 3 "$work/cut.log")"
 done
 grep -q "resuming from $out/step_" "$work/cut.log"
 verdict $? "it resumes by itself"
-TINY=1 GPUS=8 expect 75 "--time-limit reached" scripts/run_gpt2_350M.sh --max-steps 100000 --val-every 0 --sample-every 0 --time-limit 4
+TINY=1 GPUS=8 expect 75 "--time-limit reached" scripts/run_gpt2_350M.sh --max-steps 100000 --val-every 0 --sample-every 0 --time-limit 4   # or in start-up
 ! grep -q "started again" "$work/log"
 verdict $? "a time limit ends it: $(tail -n 3 "$work/log")"
 begin --checkpoint-every 1
 pkill -KILL -o -f "^$train_gpt .*--output-dir $out "   # the oldest rank of this run
 before=$(last_step)
-for _ in $(seq 900); do
-    ! grep -q "started again, to continue" "$work/cut.log" || [ "$(last_step)" -lt $((before + 2)) ] || break
-    sleep 0.1
-done
+goes_on() { grep -q "started again, to continue" "$work/cut.log" && is_at $((before + 2)); }
+eventually "$pid" goes_on
 kill -s TERM $pid
 ends 75 "a run that lost a rank is started again"
 grep -q "started again, to continue" "$work/cut.log" && [ "$(last_step)" -ge $((before + 2)) ]
@@ -213,22 +209,22 @@ mkdir "$fakes"
 # mpirun ends as $CODE says; when it is asked to stop, as a run does that has saved
 cat >"$fakes/mpirun" <<END
 #!/usr/bin/env bash
-echo "$(basename mpirun) \$*" >>"$work/asked"
 trap 'echo USR1 >>"$work/asked"; exit 75' USR1
 trap 'echo TERM >>"$work/asked"; exit 1' TERM
-[ "\${CODE:-0}" != wait ] || for _ in \$(seq 600); do sleep 0.1; done
+echo "$(basename mpirun) \$*" >>"$work/asked"
+[ "\${CODE:-0}" != wait ] || for _ in \$(seq 6000); do sleep 0.1; done
 exit \${CODE:-0}
 END
 # srun starts the tasks here, or ends as mpirun does; TRAIN_GPT_SECRET must have come
 cat >"$fakes/srun" <<END
 #!/usr/bin/env bash
-echo "srun \$* secret \${#TRAIN_GPT_SECRET}" >>"$work/asked"
 trap 'echo USR1 >>"$work/asked"; exit 75' USR1
+echo "srun \$* secret \${#TRAIN_GPT_SECRET}" >>"$work/asked"
 tasks=\$(tr ' ' '\n' <<<"\$*" | sed -n 's/^--ntasks=//p')
 while [[ \$1 = --* ]]; do shift; done
 case \${CODE:-} in
     '') exec "$root/scripts/launch.sh" -n "\$tasks" "\$@" ;;
-    wait) for _ in \$(seq 600); do sleep 0.1; done ;;
+    wait) for _ in \$(seq 6000); do sleep 0.1; done ;;
     *) exit "\$CODE" ;;
 esac
 END
@@ -261,8 +257,7 @@ stop() {   # SIGNAL COMMAND...: sends it when the launcher runs; sets code
     rm -f "$work/asked"
     CODE=wait "$@" >"$work/log" 2>&1 &
     pid=$!
-    for _ in $(seq 100); do ! grep -qE '^(mpirun|srun)' "$work/asked" 2>/dev/null || break; sleep 0.1; done
-    sleep 0.2   # its traps
+    eventually $pid grep -qsE '^(mpirun|srun)' "$work/asked"
     kill -s "$signal" $pid
     code=0
     wait $pid || code=$?
@@ -275,7 +270,7 @@ printf 'node0 slots=8\nnode1 slots=4\n' >"$work/hosts"
 expect 64 "expected the same slots=N in every line, found: 8 4" "${of_mpi[@]}"
 expect 64 "HOSTS=FILE scripts/multi_node/mpirun.sh" scripts/multi_node/mpirun.sh scripts/run_gpt3_13B.sh
 
-if ldd "$train_gpt" | grep -q libmpi && command -v mpirun >/dev/null; then   # the real one, on this machine
+if ldd "$train_gpt" | has libmpi && command -v mpirun >/dev/null; then   # the real one, on this machine
     echo 'localhost slots=4' >"$work/hosts"
     HOSTS=$work/hosts MPIRUN_FLAGS="--allow-run-as-root --oversubscribe" expect 0 "step    4/4" scripts/multi_node/mpirun.sh scripts/run_gpt2_124M.sh
 else
@@ -287,7 +282,7 @@ grep -qx '#SBATCH --signal=B:USR1@120' scripts/multi_node/slurm.sh && grep -qx '
 verdict $? "the batch script asks for a signal and to be put back"
 cp scripts/multi_node/slurm.sh "$work/spooled"   # as sbatch does
 in_slurm=(env "PATH=$fakes:$PATH" SLURM_JOB_ID=17 "SLURM_SUBMIT_DIR=$root" SLURM_JOB_NUM_NODES=2 'SLURM_JOB_NODELIST=node[6-7]'
-    SLURM_NTASKS_PER_NODE=4 "PORT=$((30000 + $$ % 2000))" "$work/spooled" scripts/run_gpt3_13B.sh)
+    SLURM_NTASKS_PER_NODE=4 "PORT=$(free_port)" "$work/spooled" scripts/run_gpt3_13B.sh)
 rm -f "$work/asked"
 expect 0 "step    4/4" "${in_slurm[@]}"
 asked "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --export=ALL $train_gpt --tp" "srun's words"

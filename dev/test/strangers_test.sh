@@ -6,7 +6,7 @@
 # Ports are found as anybody finds them: the listening sockets of the ranks' processes, TCP and unix. A rank connects to
 # another one only after all ports that are there have had their strangers (LD_PRELOAD), so that none is open for too
 # short a time to be met.
-# Alone: peers that are silent for seconds count as lost.
+# Alone: strangers come as fast as they can.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 launch=$PWD/scripts/launch.sh
@@ -17,7 +17,7 @@ seq 1 20000 >numbers.txt
 "$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 2 --heads 2 --channels 32 --seq-len 32
     --micro-batch 2 --total-batch 256 --max-steps 40 --val-every 20 --val-max-batches 4 --sample-every 0 --log-every 1
-    --tp 2 --zero 1 --checkpoint-every 20 --peer-timeout 10 --init-timeout 120)
+    --tp 2 --zero 1 --checkpoint-every 20 --peer-timeout 300 --init-timeout 600)
 
 # "strangers FOLDER COUNT": until FOLDER/stop is there; says how many came to each port. all.N: so many rounds in which
 # every port that was there had had its number.
@@ -163,7 +163,7 @@ extern "C" int connect(int file, const sockaddr* address, socklen_t size) {
     int rounds = 0;
     while (access((before + std::to_string(rounds + 1)).c_str(), F_OK) == 0) rounds++;
     // one may have begun before what is there now: the second one has not
-    for (int i = 0; i < 60000 && access((before + std::to_string(rounds + 2)).c_str(), F_OK) != 0; i++) usleep(1000);
+    for (int i = 0; i < 600000 && access((before + std::to_string(rounds + 2)).c_str(), F_OK) != 0; i++) usleep(1000);
     return reinterpret_cast<int (*)(int, const sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "connect"))(file, address, size);
 }
 WAIT
@@ -184,10 +184,10 @@ descriptors() {   # of each rank, in the middle of the run
 }
 train() {   # NAME PRELOADED: sets fds, code, listening
     mkdir -p "$1"
-    RUN_FOLDER=$work/$1 "$launch" -g 20 -n 4 bash -c 'env LD_PRELOAD="$0" "$@" & echo $! >"$RUN_FOLDER/pid.$RANK"; wait $!' \
+    RUN_FOLDER=$work/$1 "$launch" -g 300 -n 4 bash -c 'env LD_PRELOAD="$0" "$@" & echo $! >"$RUN_FOLDER/pid.$RANK"; wait $!' \
         "$2" "${run[@]}" --output-dir "$1/out" >"$1/log" 2>&1 &
     local launcher=$!
-    for _ in $(seq 12000); do grep -qs '^step *5/' "$1/log" && break; kill -0 $launcher 2>/dev/null || break; sleep 0.01; done
+    eventually $launcher grep -qs '^step *5/' "$1/log"
     for rank in 0 1 2 3; do kill -STOP "$(cat "$1/pid.$rank")" 2>/dev/null; done
     fds=$(descriptors "$1")
     listening=$(ss -lnptx 2>/dev/null | grep -cE "pid=($(cat "$1"/pid.* | paste -sd'|')),")

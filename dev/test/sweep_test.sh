@@ -17,11 +17,11 @@ expect 0 "NAME=VALUE,VALUE" scripts/sweep.sh --help
 TARGET=9 expect 0 "table: $work/all/table.md" scripts/sweep.sh "$work/all" optimizer=adamw,sgd lr=1e-3,1e-2 seed=1,2 -- "${options[@]}"
 [ "$(find "$work/all" -name metrics.jsonl | wc -l)" -eq 8 ] && [ "$(grep -c '^| optimizer-.* | 2 | [0-9.]* +- ' "$work/all/table.md")" -eq 4 ]
 verdict $? "eight runs in four rows: $(cat "$work/all/table.md")"
-row all 1 | grep -qE '^\| optimizer-adamw_lr-1e-2 \| 2 \| .* \| (4|8|12) \((4|8|12) to (4|8|12)\) \|$'
+row all 1 | has -E '^\| optimizer-adamw_lr-1e-2 \| 2 \| .* \| (4|8|12) \((4|8|12) to (4|8|12)\) \|$'
 verdict $? "the best first, with the steps to the target: $(row all 1)"
 mean=$(sed -nE 's/.*"step":12,"val_loss":([0-9.]+).*/\1/p' "$work"/all/optimizer-adamw_lr-1e-2_seed-?/metrics.jsonl |
     awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
-row all 1 | grep -qF "| $mean +-"
+row all 1 | has -F "| $mean +-"
 verdict $? "its mean is that of the last validations, $mean: $(row all 1)"
 [ "$(grep -c "class='mean'" "$work/all/losses.svg")" -ge 4 ]
 verdict $? "the picture has a line for each row"
@@ -36,10 +36,10 @@ verdict $? "another command adds a row"
 
 # cut in its first run by a signal, then continued
 slow=("${options[@]}" --max-steps 600 --checkpoint-every 0)
-for try in 1 2 3 4 5; do   # again where the signal came after its last step
+for try in {1..20}; do   # again where the signal came after its last step
     rm -rf "$work/cut"
     scripts/sweep.sh "$work/cut" seed=1,2 -- "${slow[@]}" >"$work/cut.log" 2>&1 & pid=$!
-    until grep -q '"step":3,' "$work/cut/seed-1/metrics.jsonl" 2>/dev/null; do sleep 0.05; done
+    eventually $pid grep -qs '"step":3,' "$work/cut/seed-1/metrics.jsonl"
     kill -TERM $pid
     wait $pid
     code=$?

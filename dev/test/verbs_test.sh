@@ -4,7 +4,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-run() { timeout 240 "$train_gpt" "$@" </dev/null; }
+run() { timeout 600 "$train_gpt" "$@" </dev/null; }
 program=("$train_gpt")   # of expect: its arguments follow there
 same() {   # NAME A B
     [ "$2" = "$3" ] && [ -n "$2" ]
@@ -36,7 +36,7 @@ for verb in generate evaluate export; do
     expect 64 "train_gpt $verb without --model" $verb
     case $verb in evaluate) also=(--val-data x) ;; export) also=(--output "$work/x") ;; *) also=() ;; esac
     expect 74 "missing: open failed" $verb --model "$work/missing" "${also[@]}"
-    "$train_gpt" $verb --help | grep -qE -- '--(lr|train-data|config) '
+    "$train_gpt" $verb --help | has -E -- '--(lr|train-data|config) '
     [ $? -eq 1 ]
     verdict $? "$verb --help lists only its own options"
 done 2>/dev/null

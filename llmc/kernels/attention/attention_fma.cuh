@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
         load_tile<Tile::columns, D>(kv_tile, k, first_key, keys, shape.HS);
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots];
-        dot_products<D, DOCUMENTS ? 1 : 2>(scores, q_tile, kv_tile);
+        // of 128 channels one step at a time, for there registers are scarce
+        dot_products<D, D == 128 ? 1 : 2>(scores, q_tile, kv_tile);
         __syncthreads();
         load_tile<Tile::columns, D>(kv_tile, v, first_key, keys, shape.HS);
 #pragma unroll
