@@ -106,6 +106,10 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
                     state ? state->next : AfterStep::next_step, options.tensorboard);
     metrics.tell("start", told_start(arena, inputs.max_steps));
     const WarningListener listener([&metrics](const std::string& words) { metrics.tell("warning", words); });
+    if (const std::string folder = real_files().unsynced_folder(); !folder.empty()) {
+        log.warning("%s: the file system cannot sync folders, so a loss of power may take the newest checkpoint's name",
+                    folder.c_str());
+    }
     const ReportWriter report(real_files(), world.is_first() ? options.output_dir : "", pictures_of_run(options));
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
                      signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps, peak.per_second,
@@ -128,7 +132,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
         log.warning("%s", doubt.c_str());
     }
 
-    const RunEnd end = tell_end(metrics, [&trainer] { return trainer.run(); }, words_of_end);
+    const RunEnd end = tell_end(
+        metrics, [&trainer] { return trainer.run(); }, words_of_end);
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",
              static_cast<double>(arena.bytes()) / (1 << 20), mebibytes_taken());
     if (end == RunEnd::bad_steps) return static_cast<int>(ErrorKind::bad_data);

@@ -45,6 +45,33 @@ check "the processes are recorded" grep -qF '"processes": 2' ranks-cut/options.j
 expect 64 "= 2 ranks do not divide the 1 that were started" "$train_gpt" --resume 1 --output-dir ranks-cut
 expect 0 "--tp 1: the run had 2 until now" "$train_gpt" --resume 1 --output-dir ranks-cut --tp 1
 
+# ---- a file system that cannot sync folders: said once, and the run goes on; any other failure ends it
+cat >cannot_sync.cpp <<'END'
+#include <cerrno>
+#include <cstdlib>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+extern "C" int fsync(int file) {
+    struct stat info;
+    if (fstat(file, &info) != 0 || !S_ISDIR(info.st_mode)) return static_cast<int>(syscall(SYS_fsync, file));
+    errno = std::atoi(std::getenv("FSYNC_SAYS"));
+    return -1;
+}
+END
+if command -v g++ >/dev/null && g++ -shared -fPIC -o cannot_sync.so cannot_sync.cpp; then
+    for code in 22 95 38; do   # EINVAL, ENOTSUP, ENOSYS
+        rm -rf unsynced
+        expect 0 "checkpoint unsynced/step_00000008" env FSYNC_SAYS=$code LD_PRELOAD="$PWD/cannot_sync.so" "${run[@]}" --lr 2e-3 --seed 7 -o unsynced
+        check "errno $code is told once" [ "$(grep -c 'unsynced: fsync: .*: the file system cannot sync folders' out)" -eq 1 ]
+        check "errno $code changes nothing" same_records whole unsynced
+    done
+    rm -rf unsynced
+    expect 74 "unsynced: fsync failed: Input/output error" env FSYNC_SAYS=5 LD_PRELOAD="$PWD/cannot_sync.so" "${run[@]}" -o unsynced
+else
+    echo "SKIPPED a file system that cannot sync folders: no g++ to build what makes it so"
+fi
+
 # ---- what would make it another run is refused
 expect 64 "--seed 43: the run to resume was started with --seed 7" "$train_gpt" --resume -o cut --seed 43
 expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --channels 64

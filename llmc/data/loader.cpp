@@ -1,6 +1,7 @@
 #include "llmc/data/loader.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -13,12 +14,13 @@ TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::
                    std::int64_t vocab_size, std::uint64_t check_all_bytes)
     : T_(T), vocab_size_(vocab_size) {
     std::uint64_t windows = 0, bytes = 0;
+    const auto open_files = std::make_shared<OpenFiles>(files);
     for (const DataSource& source : data_sources(flag, pattern)) {
         const std::vector<std::string> paths = matching_files(source.flag(flag), source.pattern);
         std::uint64_t longest = 0;
         sources_.push_back({source, windows, 0});
         for (const std::string& path : paths) {
-            const TokenFile& shard = shards_.emplace_back(files, path);
+            const TokenFile& shard = shards_.emplace_back(open_files, path);
             first_window_.push_back(windows);
             windows += (shard.count() - 1) / static_cast<std::uint64_t>(T);
             tokens_ += shard.count();

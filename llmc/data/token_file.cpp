@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/check.h"
@@ -53,13 +54,18 @@ std::array<std::int32_t, 256> token_file_header(TokenFormat format, std::uint64_
     return header;
 }
 
-TokenFile::TokenFile(const FileSystem& files, const std::string& path) : file_(files.open(path)) {
-    const std::uint64_t size = file_->size();
+TokenFile::TokenFile(const FileSystem& files, const std::string& path)
+    : TokenFile(std::make_shared<OpenFiles>(files, 1), path) {}
+
+TokenFile::TokenFile(std::shared_ptr<OpenFiles> files, const std::string& path)
+    : files_(std::move(files)), path_(path) {
+    const std::shared_ptr<const File> file = files_->open(path);
+    const std::uint64_t size = file->size();
     if (size < kTokenHeaderBytes) {
         bad_file(path, size, text("the file ends inside its header, expected ", kTokenHeaderBytes, " bytes of header"));
     }
     std::array<std::int32_t, 256> header;
-    file_->read_at(0, std::as_writable_bytes(std::span(header)));
+    file->read_at(0, std::as_writable_bytes(std::span(header)));
 
     auto row = std::find_if(kFormats.begin(), kFormats.end(), [&](const FormatRow& r) { return r.magic == header[0]; });
     if (row == kFormats.end()) {
@@ -82,10 +88,11 @@ TokenFile::TokenFile(const FileSystem& files, const std::string& path) : file_(f
 void TokenFile::read(std::uint64_t first, std::span<std::int32_t> into, std::int64_t vocab_size) const {
     ENSURE(first + into.size() <= count_, path(), ": tokens ", first, " to ", first + into.size(), " of ", count_);
     const std::uint64_t offset = kTokenHeaderBytes + first * bytes_per_token(format_);
+    const std::shared_ptr<const File> file = files_->open(path_);
     std::size_t bad;
     std::int64_t found = 0;
     auto read_raw = [&]<class Raw>(std::vector<Raw> raw) {
-        file_->read_at(offset, std::as_writable_bytes(std::span(raw)));
+        file->read_at(offset, std::as_writable_bytes(std::span(raw)));
         bad = widen<Raw>(raw, into, vocab_size);
         if (bad < into.size()) found = raw[bad];
     };

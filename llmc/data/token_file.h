@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "llmc/io/file.h"
+#include "llmc/io/open_files.h"
 
 enum class TokenFormat { gpt2, llama3 };
 
@@ -31,8 +31,10 @@ class TokenFile {
 public:
     // Opens the file and checks its header, and its size against the number of tokens.
     TokenFile(const FileSystem& files, const std::string& path);
+    // The same among others of which only some stay open.
+    TokenFile(std::shared_ptr<OpenFiles> files, const std::string& path);
 
-    const std::string& path() const { return file_->path(); }
+    const std::string& path() const { return path_; }
     TokenFormat format() const { return format_; }
     std::uint64_t count() const { return count_; }   // tokens
     std::uint64_t bytes() const { return kTokenHeaderBytes + count_ * bytes_per_token(format_); }
@@ -46,7 +48,8 @@ public:
     void check_ids(std::int64_t vocab_size) const;
 
 private:
-    std::unique_ptr<File> file_;
+    std::shared_ptr<OpenFiles> files_;
+    std::string path_;
     TokenFormat format_ = TokenFormat::gpt2;
     std::uint64_t count_ = 0;
 };

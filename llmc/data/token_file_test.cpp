@@ -3,10 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/io/forwarding_files_test.h"
 #include "llmc/io/temporary_folder_test.h"
 
 namespace {
@@ -50,6 +52,65 @@ TEST_CASE("token_file: what is written is read back, in both formats") {
     CHECK(complaint(folder / "wide.bin", 128256).empty());
     CHECK_THROWS_AS(
         write_token_file(real_files(), folder / "x.bin", TokenFormat::gpt2, std::vector<std::uint32_t>{65536}), Error);
+}
+
+namespace {
+
+// Counts the files that are open.
+struct CountingFiles : ForwardingFiles {
+    using ForwardingFiles::ForwardingFiles;
+    struct Counted : File {
+        Counted(std::unique_ptr<File> file, int* open) : inner(std::move(file)), count(open) { ++*count; }
+        ~Counted() override { --*count; }
+        const std::string& path() const override { return inner->path(); }
+        std::uint64_t size() const override { return inner->size(); }
+        void read_at(std::uint64_t offset, std::span<std::byte> into) const override { inner->read_at(offset, into); }
+        void write(std::span<const std::byte>) override {}
+        void sync() override {}
+        std::unique_ptr<File> inner;
+        int* count;
+    };
+    std::unique_ptr<File> open(const std::string& path) const override {
+        auto file = std::make_unique<Counted>(inner_.open(path), &now);
+        opened++, most = std::max(most, now);
+        return file;
+    }
+    mutable int now = 0, most = 0, opened = 0;
+};
+
+}   // namespace
+
+TEST_CASE("token_file: of many shards some stay open, and each is read as if all did") {
+    TemporaryFolder folder;
+    CountingFiles files(real_files());
+    const int shards = 200;
+    {
+        const auto open = std::make_shared<OpenFiles>(files, 5);
+        std::vector<TokenFile> read;
+        for (std::uint32_t i = 0; i < shards; i++) {
+            const std::string path = folder / ("t" + std::to_string(i) + ".bin");
+            write_token_file(real_files(), path, TokenFormat::gpt2, std::vector<std::uint32_t>{i, i + 1, i + 2});
+            read.emplace_back(open, path);
+        }
+        for (int turn = 0; turn < 3; turn++) {
+            for (std::size_t i = 0; i < shards; i++) {
+                const std::size_t which = i * 7 % shards;
+                std::vector<std::int32_t> ids(2);
+                read[which].read(1, ids, 65536);
+                CHECK(ids == std::vector<std::int32_t>{static_cast<int>(which) + 1, static_cast<int>(which) + 2});
+            }
+        }
+        CHECK(files.most <= 6);   // five, and the one that is being opened
+        const int before = files.opened;
+        std::vector<std::int32_t> ids(1);
+        for (int turn = 0; turn < 10; turn++) {
+            for (std::size_t i = 0; i < 5; i++) read[i].read(0, ids, 65536);
+        }
+        CHECK(files.opened == before + 5);   // what was read last is still open
+        real_files().remove_all(folder / "t9.bin");
+        CHECK_THROWS_WITH_AS(read[9].read(0, ids, 65536), doctest::Contains("t9.bin: open failed"), Error);
+    }
+    CHECK(files.now == 0);
 }
 
 TEST_CASE("token_file: every defect is named with its place") {

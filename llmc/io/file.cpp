@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 
 #include "llmc/base/error.h"
 
@@ -86,9 +87,10 @@ public:
     }
 
     void sync() override {
-        if (::fsync(descriptor_) != 0 && errno != EINVAL)
-            fail_on_file(path_, "fsync", errno);   // EINVAL: a pipe or device
+        const int code = try_sync();
+        if (code != 0 && code != EINVAL) fail_on_file(path_, "fsync", code);   // EINVAL: a pipe or device
     }
+    int try_sync() const { return ::fsync(descriptor_) == 0 ? 0 : errno; }
 
 private:
     // Error(io) where the path no longer leads here: what goes on for days must not be written where nobody finds it.
@@ -151,7 +153,16 @@ public:
     }
 
     void sync_folder(const std::string& path) override {
-        open_with(path.empty() ? "." : path, O_RDONLY | O_DIRECTORY)->sync();
+        const auto folder = open_with(path.empty() ? "." : path, O_RDONLY | O_DIRECTORY);
+        const int code = folder->try_sync();
+        if (code == 0) return;
+        if (code != EINVAL && code != ENOTSUP && code != ENOSYS) fail_on_file(folder->path(), "fsync", code);
+        const std::lock_guard lock(mutex_);
+        if (unsynced_.empty()) unsynced_ = text(folder->path(), ": fsync: ", std::strerror(code));
+    }
+    std::string unsynced_folder() const override {
+        const std::lock_guard lock(mutex_);
+        return unsynced_;
     }
 
     bool exists(const std::string& path) const override { return ::access(path.c_str(), F_OK) == 0; }
@@ -168,6 +179,9 @@ public:
     }
 
 private:
+    mutable std::mutex mutex_;   // checkpoints are written beside the run
+    std::string unsynced_;
+
     static std::unique_ptr<RealFile> open_with(const std::string& path, int flags, bool grows = false) {
         int descriptor;
         do {

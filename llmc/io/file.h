@@ -41,7 +41,11 @@ public:
     virtual void link(const std::string& from, const std::string& to) = 0;     // a second name of the same file
     virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing
     virtual void make_folders(const std::string& path) = 0;   // with its parents; may exist
-    virtual void sync_folder(const std::string& path) = 0;    // makes renames inside it lasting
+    // Makes renames inside it lasting. A file system that cannot do that (EINVAL, ENOTSUP, ENOSYS) is no error:
+    // unsynced_folder tells.
+    virtual void sync_folder(const std::string& path) = 0;
+    // The first folder that could not be synced, and why ("run: fsync: Operation not supported"); empty: all could.
+    virtual std::string unsynced_folder() const { return {}; }
     virtual bool exists(const std::string& path) const = 0;
     virtual std::vector<std::string> list(const std::string& folder) const = 0;   // names inside, sorted
 };
