@@ -1,7 +1,13 @@
 // Encoder: special tokens and bytes that are not UTF-8; the rest is done by pieces.h.
 
 #include <algorithm>
+#include <bitset>
+#include <iterator>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
@@ -36,6 +42,66 @@ std::string replace_invalid(std::string_view text) {
     return out;
 }
 
+// Finds special tokens in text, in a time that grows with the text and the longest of them, not with their number.
+class SpecialTokens {
+public:
+    SpecialTokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
+        for (std::uint32_t id = 0; id < tokens.size(); id++) {
+            if (is_special[id] && !tokens[id].empty()) sorted_.push_back({tokens[id], id});
+        }
+        std::ranges::sort(sorted_);
+        const auto repeated = std::ranges::unique(sorted_, {}, &Token::first);   // the lowest id stays
+        sorted_.erase(repeated.begin(), repeated.end());
+        for (const auto& [bytes, id] : sorted_) {
+            longest_ = std::max(longest_, bytes.size());
+            for (unsigned second = 0; second < 256; second++) {
+                if (bytes.size() == 1 || static_cast<unsigned char>(bytes[1]) == second) {
+                    begins_.set(two_bytes(bytes[0], static_cast<char>(second)));
+                }
+            }
+        }
+    }
+
+    struct Found {
+        std::size_t at, length;
+        std::uint32_t id;
+    };
+    // The first one in the text, the longest where several begin.
+    std::optional<Found> first(std::string_view text) const {
+        for (std::size_t at = 0; at < text.size(); at++) {
+            if (at + 1 < text.size() && !begins_[two_bytes(text[at], text[at + 1])]) continue;
+            if (const Token* token = longest_at(text.substr(at, longest_))) {
+                return Found{at, token->first.size(), token->second};
+            }
+        }
+        return std::nullopt;
+    }
+
+private:
+    using Token = std::pair<std::string_view, std::uint32_t>;
+
+    static std::size_t two_bytes(char first, char second) {
+        return static_cast<std::size_t>(static_cast<unsigned char>(first)) << 8 | static_cast<unsigned char>(second);
+    }
+    // The longest token that the text begins with. In sorted order it stands before the text, and behind it only tokens
+    // that share more with the text than they have in common with all of it.
+    const Token* longest_at(std::string_view text) const {
+        while (!text.empty()) {
+            const auto behind = std::ranges::upper_bound(sorted_, text, {}, &Token::first);
+            if (behind == sorted_.begin()) return nullptr;
+            const Token& token = *std::prev(behind);
+            if (text.starts_with(token.first)) return &token;
+            const auto [end, _] = std::ranges::mismatch(text, token.first);
+            text = text.substr(0, static_cast<std::size_t>(end - text.begin()));
+        }
+        return nullptr;
+    }
+
+    std::vector<Token> sorted_;   // views of the tokenizer's tokens
+    std::size_t longest_ = 0;
+    std::bitset<65536> begins_;   // the first two bytes of a token, or its only one and any other
+};
+
 }   // namespace
 
 struct Encoder::State {
@@ -44,11 +110,8 @@ struct Encoder::State {
           options(o),
           model(t.model()),
           splitter(make_splitter(t.data().pattern)),
-          pieces(make_piece_encoder(model, t.data().pattern, t.vocab_size())) {
-        const TokenizerData& data = t.data();
-        for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
-            if (data.is_special[id] && !data.tokens[id].empty()) special_ids.push_back(id);
-        }
+          pieces(make_piece_encoder(model, t.data().pattern, t.vocab_size())),
+          special(tokenizer.data().tokens, tokenizer.data().is_special) {
         for (int byte = 0; byte < 256; byte++) {
             char c = static_cast<char>(byte);
             byte_ids[byte] = model.find({&c, 1});
@@ -60,16 +123,15 @@ struct Encoder::State {
     void encode_valid(std::string_view text, Ids& ids);
     void encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids);
     std::size_t last_piece_ids(std::string_view text);
-    std::optional<std::uint32_t> next_special(std::string_view text, std::size_t& at) const;
 
     Tokenizer tokenizer;
     EncodeOptions options;
     const BpeModel& model;
     std::unique_ptr<PieceSplitter> splitter;
-    std::vector<std::uint32_t> special_ids;
     std::uint32_t byte_ids[256];
     BpeModel::Scratch scratch;
     std::unique_ptr<PieceEncoder> pieces;
+    SpecialTokens special;
     Ids last_piece;
 };
 
@@ -91,36 +153,18 @@ void Encoder::encode(std::string_view document, Ids& ids) {
         return;
     }
     while (!document.empty()) {
-        std::size_t at = 0;
-        std::optional<std::uint32_t> special = state_->next_special(document, at);
-        if (special && state_->options.special == SpecialText::refuse) {
-            throw Error(
-                ErrorKind::bad_data,
-                text("byte ", at, " of the text is the special token ", state_->tokenizer.data().tokens[*special]),
-                "Let it pass as text with --special ordinary, or as the token with --special encode.");
+        const std::optional<SpecialTokens::Found> found = state_->special.first(document);
+        if (found && state_->options.special == SpecialText::refuse) {
+            throw Error(ErrorKind::bad_data,
+                        text("byte ", found->at, " of the text is the special token ",
+                             state_->tokenizer.data().tokens[found->id]),
+                        "Let it pass as text with --special ordinary, or as the token with --special encode.");
         }
-        state_->encode_ordinary(document.substr(0, at), ids);
-        if (!special) return;
-        ids.push_back(*special);
-        document.remove_prefix(at + state_->tokenizer.data().tokens[*special].size());
+        state_->encode_ordinary(document.substr(0, found ? found->at : document.size()), ids);
+        if (!found) return;
+        ids.push_back(found->id);
+        document.remove_prefix(found->at + found->length);
     }
-}
-
-// The first special token in the text, the longest where several begin; `at`: its place, or the end of the text.
-std::optional<std::uint32_t> Encoder::State::next_special(std::string_view text, std::size_t& at) const {
-    std::optional<std::uint32_t> found;
-    at = text.size();
-    for (std::uint32_t id : special_ids) {
-        const std::string& bytes = tokenizer.data().tokens[id];
-        // nothing later than the best so far is of interest
-        std::size_t place = text.substr(0, std::min(text.size(), at + bytes.size())).find(bytes);
-        if (place == std::string_view::npos) continue;
-        bool better = place < at || (found && place == at && bytes.size() > tokenizer.data().tokens[*found].size());
-        if (!better) continue;
-        at = place;
-        found = id;
-    }
-    return found;
 }
 
 void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {

@@ -138,6 +138,37 @@ TEST_CASE("tokenizer: of several special tokens the first in the text counts, of
     CHECK(encode(tokenizer, "<|z|>x<|a|>b<|a|>", options) == Ids{short_id + 2, 'x', short_id + 1, short_id});
 }
 
+TEST_CASE("tokenizer: special tokens of any bytes, many at once, are found as a search for each finds them") {
+    for (std::uint64_t seed = 0; seed < 60; seed++) {
+        std::mt19937_64 random(seed);
+        auto below = [&](std::uint64_t n) { return random() % n; };
+        auto letters = [&](std::uint64_t most) {
+            std::string made;
+            for (std::uint64_t n = 1 + below(most); n > 0; n--) made += "ab \xff"[below(seed % 2 == 0 ? 2 : 4)];
+            return made;
+        };
+        TokenizerData data = Tokenizer::bytes().data();
+        const auto first = static_cast<std::uint32_t>(data.tokens.size());
+        for (std::uint64_t n = 1 + below(30); n > 0; n--) data.tokens.push_back(letters(n % 3 == 0 ? 12 : 4));
+        data.is_special.resize(data.tokens.size(), 1);
+        const std::string text = letters(300);
+        Ids expected;
+        for (std::size_t at = 0; at < text.size();) {
+            std::uint32_t longest = first;
+            std::size_t length = 0;
+            for (std::uint32_t id = first; id < data.tokens.size(); id++) {
+                const std::string& token = data.tokens[id];
+                if (token.size() > length && text.compare(at, token.size(), token) == 0)
+                    longest = id, length = token.size();
+            }
+            expected.push_back(length > 0 ? longest : static_cast<unsigned char>(text[at]));
+            at += std::max<std::size_t>(length, 1);
+        }
+        CAPTURE(seed);
+        CHECK(encode(Tokenizer(data), text, {SpecialText::encode, InvalidUtf8::tiktoken}) == expected);
+    }
+}
+
 TEST_CASE("tokenizer: ids beyond 16 bits are merged, remembered and written whole") {
     TokenizerData data = Tokenizer::bytes().data();
     data.name = "large";
