@@ -126,6 +126,15 @@ for file in model wide; do   # llm.c to Hugging Face to llm.c, in both types
 done
 [ "$(cd "$work/hf" && echo *)" = "config.json generation_config.json model.safetensors tokenizer.bin tokenizer.json tokenizer_config.json" ]
 verdict $? "the files of an export: $(ls "$work/hf")"
+cp -r "$work/wide" "$work/one" && sed -i 's/"n_layer": 2/"n_layer": 1/' "$work/one/config.json"
+for verb in "evaluate --val-data $work/data/*val*.bin" "export --output $work/one-layer"; do   # tensors that nobody reads
+    # shellcheck disable=SC2086   # words, but no file names
+    set -f
+    expect 65 "the model of config.json has no tensor 'h.1.attn.c_attn.bias', " $verb --model "$work/one"
+    expect 65 "the model of config.json has no tensor 'h.1.ln_1.weight', 'h.1.ln_2.weight'" $verb --model "$work/one" --ignore-tensors 'h.1.*.*.*,*.bias'
+    expect 0 "" $verb --model "$work/one" --ignore-tensors 'h.1.*'
+    set +f
+done
 expect 0 "there is no tokenizer beside" export --model "$work/model.bin" --output "$work/bare"
 expect 64 "$work/hf: there is something by that name already" export --model "$last" --output "$work/hf"
 expect 64 "train_gpt export without --output" export --model "$last"

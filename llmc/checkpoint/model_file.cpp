@@ -52,7 +52,8 @@ std::unique_ptr<WeightSource> only_finite(std::unique_ptr<WeightSource> weights)
 }
 
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
-                                           const CheckpointRanks& ranks, const std::string& state) {
+                                           const CheckpointRanks& ranks, const std::string& state,
+                                           const std::string& ignored) {
     if (is_descriptor(model)) {
         if (state.empty()) return nullptr;
         throw Error(ErrorKind::usage, text("--weights ", state, ": --model ", model, " has random weights"),
@@ -64,7 +65,7 @@ std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string&
     } else if (const std::string damage = find_damage(files, model, CheckpointUse::any_model, ranks); !damage.empty()) {
         throw Error(ErrorKind::bad_data, "--model: " + damage, "Restore it from a copy, or take another one.");
     }
-    return state.empty() ? open_weights(files, model) : open_saved_state(files, model, state);
+    return state.empty() ? open_weights(files, model, ignored) : open_saved_state(files, model, state);
 }
 
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {

@@ -14,9 +14,11 @@
 // verifies; what was passed over is told. Of a checkpoint, or an export with a manifest, all files that a model is read
 // from must be what was written; several ranks share the hashing, which is collective. Error(bad_data) naming the file,
 // or that a run's folder has no checkpoint that can be used. `state`: not the weights, but what a checkpoint has of
-// them in this state of the optimizer ("ema").
+// them in this state of the optimizer ("ema"). `ignored`: tensors that may lie beside those of a Hugging Face model
+// (weight_source.h).
 std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string& model, const Log& log,
-                                           const CheckpointRanks& ranks = {}, const std::string& state = "");
+                                           const CheckpointRanks& ranks = {}, const std::string& state = "",
+                                           const std::string& ignored = "");
 
 // The same weights; reading one that is not finite is Error(bad_data) naming the tensor. Null stays null.
 std::unique_ptr<WeightSource> only_finite(std::unique_ptr<WeightSource> weights);

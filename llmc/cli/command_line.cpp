@@ -98,7 +98,7 @@ std::optional<std::int64_t> positions_of_model(const Options& o) {
         if (is_descriptor(o.model)) return model_config(o.model).max_seq_len;
         const bool is_run = files.exists(o.model + "/.") && !files.exists(o.model + "/config.json");
         const std::vector<std::string> saved = is_run ? glob_files(o.model + "/step_????????") : std::vector{o.model};
-        if (!saved.empty()) return open_weights(files, saved.back())->config().max_seq_len;
+        if (!saved.empty()) return open_weights(files, saved.back(), o.ignore_tensors)->config().max_seq_len;
     } catch (const std::exception&) {
     }
     return std::nullopt;

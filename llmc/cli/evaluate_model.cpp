@@ -56,8 +56,8 @@ bool measure(const Options& options, Step& step, Arena& arena, const TokenSet* t
 int evaluate_model(Options options, World& world, const StopSignals& signals) {
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    const std::unique_ptr<WeightSource> weights =
-        only_finite(find_weights(real_files(), options.model, log, ranks_of(world), state_of(options.weights)));
+    const std::unique_ptr<WeightSource> weights = only_finite(find_weights(
+        real_files(), options.model, log, ranks_of(world), state_of(options.weights), options.ignore_tensors));
     const ModelConfig config = weights ? weights->config() : model_config(options.model);
     if (!weights) log.warning("--model %s: its weights are random", options.model.c_str());
     if (options.seq_len == 0) options.seq_len = static_cast<int>(config.max_seq_len);

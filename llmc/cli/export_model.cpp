@@ -61,7 +61,7 @@ int export_model(FileSystem& files, const Options& options) {
               "Give another name, or remove it.");
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights =
-        only_finite(find_weights(files, model, log, {}, state_of(options.weights)));
+        only_finite(find_weights(files, model, log, {}, state_of(options.weights), options.ignore_tensors));
     const bool to_llmc = wish.to == ExportFormat::llmc, is_known = !is_only_ours(family_of(weights->config()));
     const std::string beyond = to_llmc ? beyond_llmc(weights->config()) : beyond_hugging_face(weights->config());
     refuse_if(!beyond.empty(), text("--to ", to_llmc ? "llmc" : "hf", ": the model in ", model, " has ", beyond),

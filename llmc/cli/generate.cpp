@@ -104,7 +104,7 @@ int generate(const Options& options) {
     const Log log;
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights =
-        only_finite(find_weights(real_files(), model, log, {}, state_of(options.weights)));
+        only_finite(find_weights(real_files(), model, log, {}, state_of(options.weights), options.ignore_tensors));
     const ModelConfig config = weights ? weights->config() : model_config(model);
     const Tokenizer tokenizer = tokenizer_for(options, model, config);
     const std::string prompt = read_prompt(wish);

@@ -67,10 +67,9 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
     taken_by(train, check);
     taken_by(data);
     number("--samples", o.samples_of, 1, kMost, "the step whose samples are shown").not_in_files();
-    number(
-        "--inspect", o.inspect_at, 0, std::int64_t{1} << 62,
-        "a token, counted through the files of --train-data: the text of --seq-len tokens from there on, "
-        "how long documents are, and what --document-mask would leave of attention")
+    number("--inspect", o.inspect_at, 0, std::int64_t{1} << 62,
+           "a token, counted through the files of --train-data: the text of --seq-len tokens from there on, "
+           "how long documents are, and what --document-mask would leave of attention")
         .not_in_files();
     taken_by(train, check);
     choice("--overfit-single-batch,-a", o.overfit_single_batch,
@@ -84,6 +83,9 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
                     "checkpoint or a run's output folder (its newest checkpoint)"
                   : "a checkpoint, the output folder of a run (its newest checkpoint), a Hugging Face folder or an "
                     "llm.c model file");
+    string("--ignore-tensors", o.ignore_tensors,
+           "names of tensors, as in 'model.layers.2.*,*.bias', that a Hugging Face folder may have though its "
+           "config.json describes a model without them");
     taken_by(generate, evaluate, export_model);
     choice("--weights", o.weights, "which of a checkpoint's: the model's, or their average that --ema has kept");
     taken_by(train, check);

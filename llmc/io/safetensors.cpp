@@ -21,14 +21,31 @@ constexpr std::size_t read_piece = std::size_t{1} << 22;
 struct TypeName {
     TensorType type;
     const char* name;
-    std::size_t bytes;
+    std::size_t bits;
 };
 constexpr TypeName type_names[] = {
-    {TensorType::F64, "F64", 8},   {TensorType::F32, "F32", 4}, {TensorType::F16, "F16", 2},
-    {TensorType::BF16, "BF16", 2}, {TensorType::I64, "I64", 8}, {TensorType::I32, "I32", 4},
-    {TensorType::I16, "I16", 2},   {TensorType::I8, "I8", 1},   {TensorType::U64, "U64", 8},
-    {TensorType::U32, "U32", 4},   {TensorType::U16, "U16", 2}, {TensorType::U8, "U8", 1},
-    {TensorType::BOOL, "BOOL", 1},
+    {TensorType::F64, "F64", 64},
+    {TensorType::F32, "F32", 32},
+    {TensorType::F16, "F16", 16},
+    {TensorType::BF16, "BF16", 16},
+    {TensorType::I64, "I64", 64},
+    {TensorType::I32, "I32", 32},
+    {TensorType::I16, "I16", 16},
+    {TensorType::I8, "I8", 8},
+    {TensorType::U64, "U64", 64},
+    {TensorType::U32, "U32", 32},
+    {TensorType::U16, "U16", 16},
+    {TensorType::U8, "U8", 8},
+    {TensorType::BOOL, "BOOL", 8},
+    {TensorType::C64, "C64", 64},
+    {TensorType::F8_E4M3, "F8_E4M3", 8},
+    {TensorType::F8_E5M2, "F8_E5M2", 8},
+    {TensorType::F8_E8M0, "F8_E8M0", 8},
+    {TensorType::F8_E4M3FNUZ, "F8_E4M3FNUZ", 8},
+    {TensorType::F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
+    {TensorType::F6_E2M3, "F6_E2M3", 6},
+    {TensorType::F6_E3M2, "F6_E3M2", 6},
+    {TensorType::F4, "F4", 4},
 };
 
 const TypeName& row_of(TensorType type) {
@@ -51,6 +68,13 @@ std::optional<std::uint64_t> product(const std::vector<std::int64_t>& shape, std
     return result <= std::uint64_t{INT64_MAX} ? std::optional(result) : std::nullopt;
 }
 
+// Of a tensor, or nothing where a file cannot hold it. Elements of less than a byte must fill the last one.
+std::optional<std::uint64_t> bytes_of_tensor(const std::vector<std::int64_t>& shape, const TypeName& type) {
+    const bool whole = type.bits % 8 == 0;
+    const std::optional<std::uint64_t> size = product(shape, whole ? type.bits / 8 : type.bits);
+    return whole || !size ? size : std::optional(*size / 8);
+}
+
 // The header's text, its length checked against the file's.
 std::string read_header(const File& file) {
     const std::uint64_t size = file.size();
@@ -65,6 +89,9 @@ std::string read_header(const File& file) {
     std::string header(length, '\0');
     file.read_at(length_bytes, std::as_writable_bytes(std::span(header)));
     if (header[0] != '{') bad(file.path(), length_bytes, "the header does not begin with '{'");
+    if (const std::size_t at = header.find('\0'); at != std::string::npos) {   // where the JSON would seem to end
+        bad(file.path(), length_bytes + at, "a byte 0 in the header, which only spaces may fill up");
+    }
     return header;
 }
 
@@ -114,7 +141,12 @@ TensorEntry parse_entry(const Header& header, const std::string& name, const Jso
     const Json& type = field("dtype");
     const auto row = std::find_if(std::begin(type_names), std::end(type_names),
                                   [&](const TypeName& known) { return type == known.name; });
-    if (row == std::end(type_names)) header.fail(type, text(tensor, " has the unknown dtype ", quoted(type)));
+    if (row == std::end(type_names)) {
+        throw Error(ErrorKind::bad_data,
+                    text(header.path, ": byte ", length_bytes + type.offset(), ": ", tensor, " has the unknown dtype ",
+                         quoted(type)),
+                    "No type of the format as of safetensors 0.8 is called so: save the file in another type.");
+    }
 
     const Json& shape = field("shape");
     if (!shape.is_array()) header.fail(shape, text(tensor, " has no shape but ", quoted(shape)));
@@ -129,7 +161,10 @@ TensorEntry parse_entry(const Header& header, const std::string& name, const Jso
         header.fail(pair,
                     text(tensor, " lies in bytes ", begin, " to ", end, " of the data, which has ", header.data_bytes));
     }
-    const std::optional<std::uint64_t> bytes = product(sizes, row->bytes);
+    const std::optional<std::uint64_t> bytes = bytes_of_tensor(sizes, *row);
+    if (bytes && row->bits % 8 != 0 && *product(sizes, row->bits) % 8 != 0) {
+        header.fail(shape, text(tensor, " of ", row->name, " does not end with a whole byte"));
+    }
     if (!bytes || *bytes != end - begin) {
         bad(header.path, header.data_begin + begin,
             text(tensor, " has ", end - begin, " bytes, its shape ", quoted(shape), " of ", row->name, " needs ",
@@ -139,8 +174,9 @@ TensorEntry parse_entry(const Header& header, const std::string& name, const Jso
 }
 
 TensorMetadata parse_metadata(const Header& header, const Json& json) {
-    if (!json.is_object()) header.fail(json, "__metadata__ is not an object");
     TensorMetadata metadata;
+    if (json.is_null()) return metadata;
+    if (!json.is_object()) header.fail(json, "__metadata__ is not an object");
     for (const auto& [key, value] : json.members()) {
         if (!value.is_text()) header.fail(value, text("__metadata__ '", key, "' is not a text"));
         metadata[key] = value.as_text();
@@ -200,13 +236,18 @@ bool convert_type(TensorType type, std::span<const std::byte> bytes, T* out) {
 
 }   // namespace
 
-std::size_t bytes_of(TensorType type) { return row_of(type).bytes; }
+std::size_t bytes_of(TensorType type) { return row_of(type).bits / 8; }
 const char* name_of(TensorType type) { return row_of(type).name; }
+bool is_real(TensorType type) { return type <= TensorType::BF16; }
 
-std::int64_t TensorEntry::elements() const { return static_cast<std::int64_t>(bytes() / bytes_of(type)); }
+std::int64_t TensorEntry::elements() const {
+    const std::optional<std::uint64_t> result = product(shape, 1);
+    ENSURE(result.has_value(), "tensor '", name, "' has more elements than a file can hold");
+    return static_cast<std::int64_t>(*result);
+}
 
 std::uint64_t TensorEntry::bytes() const {
-    const std::optional<std::uint64_t> result = product(shape, bytes_of(type));
+    const std::optional<std::uint64_t> result = bytes_of_tensor(shape, row_of(type));
     ENSURE(result.has_value(), "tensor '", name, "' has more bytes than a file can hold");
     return *result;
 }
@@ -262,7 +303,7 @@ std::vector<T> SafetensorsFile::read_as(const TensorEntry& entry) const {
     const std::size_t width = bytes_of(entry.type);
     if (!convert_type<T>(entry.type, {}, values.data())) {
         throw Error(ErrorKind::bad_data, text(path(), ": byte ", entry.offset, ": tensor '", entry.name, "' is ",
-                                              name_of(entry.type), ", which is not expected here"));
+                                              name_of(entry.type), ": type not supported here"));
     }
     for (std::uint64_t first = 0; first < entry.bytes(); first += piece.size()) {
         const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), entry.bytes() - first));

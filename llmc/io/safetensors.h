@@ -3,7 +3,7 @@
 //   bytes        what
 //   0 .. 7       n: length of the header, uint64, little-endian, at most 100 000 000
 //   8 .. 7+n     header: JSON, begins with '{', may end in spaces:
-//                  {"__metadata__": {"key": "text", ...},            optional
+//                  {"__metadata__": {"key": "text", ...},            optional, or null
 //                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 //                offsets count bytes from the end of the header
 //   8+n ..       data: tensors without gaps or overlaps up to the end of the file, row-major, little-endian
@@ -22,10 +22,36 @@
 
 #include "llmc/io/file.h"
 
-enum class TensorType : std::uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL };
+// Every type of the format. Those from C64 on are passed over, or read as bytes alone; those from F6_E2M3 on have less
+// than a byte for an element.
+enum class TensorType : std::uint8_t {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+    BOOL,
+    C64,
+    F8_E4M3,
+    F8_E5M2,
+    F8_E8M0,
+    F8_E4M3FNUZ,
+    F8_E5M2FNUZ,
+    F6_E2M3,
+    F6_E3M2,
+    F4
+};
 
-std::size_t bytes_of(TensorType type);
+std::size_t bytes_of(TensorType type);   // of an element, 0 where it is less
 const char* name_of(TensorType type);
+bool is_real(TensorType type);   // double holds its values: F64, F32, F16 or BF16
 
 using TensorMetadata = std::map<std::string, std::string>;
 

@@ -133,6 +133,63 @@ TEST_CASE("safetensors: every rule of the format is checked") {
     CHECK(error_of(folder, std::string(8, '\xff') + good).find("does not fit") != std::string::npos);
 }
 
+TEST_CASE(
+    "safetensors: types that nothing here computes with are passed over, and refused by name where they are read") {
+    TemporaryFolder folder;
+    struct Case {
+        const char* type;
+        int elements, bytes;
+    };
+    for (const auto& [type, elements, bytes] : {Case{"C64", 2, 16},
+                                                {"F8_E4M3", 5, 5},
+                                                {"F8_E5M2", 5, 5},
+                                                {"F8_E8M0", 1, 1},
+                                                {"F8_E4M3FNUZ", 2, 2},
+                                                {"F8_E5M2FNUZ", 2, 2},
+                                                {"F6_E2M3", 4, 3},
+                                                {"F6_E3M2", 8, 6},
+                                                {"F4", 6, 3},
+                                                {"F4", 0, 0}}) {
+        INFO(type, " ", elements);
+        const std::string header =
+            text("{\"t\":{\"dtype\":\"", type, "\",\"shape\":[", elements, "],\"data_offsets\":[0,", bytes,
+                 "]},\"u\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[", bytes, ",", bytes + 4, "]}}");
+        const std::string content =
+            file_bytes(header, std::string(static_cast<std::size_t>(bytes), 'x') + std::string("\0\0\x80\x3f", 4));
+        REQUIRE(error_of(folder, content) == "");
+        const SafetensorsFile file(real_files(), folder / "broken.safetensors");
+        CHECK(file.read_as<float>("u") == std::vector<float>{1.0f});
+        CHECK(file.entry("t").elements() == elements);
+        CHECK(file.entry("t").bytes() == static_cast<std::uint64_t>(bytes));
+        CHECK_FALSE(is_real(file.entry("t").type));
+        try {
+            file.read_as<float>("t");
+            FAIL("read");
+        } catch (const Error& error) {
+            CHECK(error.message().find(text("tensor 't' is ", type, ": type not supported")) != std::string::npos);
+            CHECK(error.hint().find("not a valid") == std::string::npos);
+        }
+        // a byte too many or too few
+        CHECK(error_of(folder, content + "x") != "");
+        CHECK(error_of(folder, content.substr(0, content.size() - 1)) != "");
+    }
+    const char* const odd = R"({"t":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})";
+    CHECK(error_of(folder, file_bytes(odd, "x")).find("'t' of F4 does not end with a whole byte") != std::string::npos);
+}
+
+TEST_CASE("safetensors: headers as the reference implementation takes them") {
+    TemporaryFolder folder;
+    const std::string good = R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+    CHECK(error_of(folder, file_bytes(R"({"__metadata__":null,)" + good.substr(1), "0123")) == "");
+    CHECK(error_of(folder, file_bytes(R"({"__metadata__":{},)" + good.substr(1), "0123")) == "");
+    CHECK(error_of(folder, file_bytes(R"({"__metadata__":[],)" + good.substr(1), "0123")).find("not an object") !=
+          std::string::npos);
+    CHECK(error_of(folder, file_bytes(good + " \n\t ", "0123")) == "");
+    for (const std::string& padding : {std::string(1, '\0'), std::string(7, '\0'), std::string(" \0 ", 3)}) {
+        CHECK(error_of(folder, file_bytes(good + padding, "0123")).find("a byte 0 in the header") != std::string::npos);
+    }
+}
+
 TEST_CASE("safetensors: truncated or altered files are errors or well-formed, never anything else") {
     TemporaryFolder folder;
     const std::string whole = read_whole(real_files(), write_sample(folder));

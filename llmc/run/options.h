@@ -65,6 +65,7 @@ struct Options : OptimizerOptions {
     // model
     std::string model = "d12";   // descriptor, llm.c model file or folder
     WhichWeights weights = WhichWeights::model;
+    std::string ignore_tensors;                // patterns of names in its files that it has no place for
     int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
     int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
     std::string arch;                          // config.json of the model, whose weights begin randomly

@@ -175,7 +175,9 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
     }
     std::optional<ModelConfig> of_file;
     if (options.layers == 0 && !is_descriptor(options.model)) {
-        if (checkpoint.empty()) model.weights = find_weights(real_files(), options.model, log, ranks_of(world));
+        if (checkpoint.empty()) {
+            model.weights = find_weights(real_files(), options.model, log, ranks_of(world), "", options.ignore_tensors);
+        }
         of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
     }
     model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);

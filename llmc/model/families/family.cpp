@@ -4,6 +4,8 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
@@ -12,6 +14,40 @@ namespace {
 
 [[noreturn]] void bad(const std::string& path, const std::string& what, const std::string& hint = "") {
     throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
+}
+
+// What fields of Llama's kind mean that config.json leaves out: the values in the family's configuration class of
+// transformers 5.24 (and of 4). 0: as many as heads of queries, channels / heads; of an MLP that no layer has. No class
+// ties the classifier. dev/reference/config_defaults.py compares them with the classes.
+struct LeftOut {
+    const char* model_type;
+    double rms_norm_eps;
+    std::int64_t num_key_value_heads, head_dim, intermediate_size;
+    double rope_theta;
+};
+constexpr LeftOut left_out[] = {
+    {"llama", 1e-6, 0, 0, 11008, 10000},      // LlamaConfig
+    {"mistral", 1e-6, 8, 0, 14336, 10000},    // MistralConfig
+    {"qwen3", 1e-6, 32, 128, 22016, 10000},   // Qwen3Config
+    {"olmo2", 1e-5, 0, 0, 11008, 10000},      // Olmo2Config
+    {"mixtral", 1e-5, 8, 0, 0, 1000000},      // MixtralConfig
+    {"qwen3_moe", 1e-6, 4, 0, 0, 10000},      // Qwen3MoeConfig
+    {"olmoe", 1e-5, 0, 0, 0, 10000},          // OlmoeConfig
+};
+
+std::vector<ModelFamily> with_fields_left_out(std::vector<ModelFamily> families) {
+    for (ModelFamily& family : families) {
+        for (const LeftOut& row : left_out) {
+            if (std::string_view(row.model_type) != family.model_type) continue;
+            family.implied.tied = false;
+            family.implied.norm_eps = row.rms_norm_eps;
+            family.implied.own_kv_heads = row.num_key_value_heads;
+            family.implied.own_head_size = row.head_dim;
+            family.implied.own_mlp_width = row.intermediate_size;
+            family.implied.rope_theta = row.rope_theta;
+        }
+    }
+    return families;
 }
 
 const std::vector<ModelFamily>& families() {
@@ -56,7 +92,7 @@ const std::vector<ModelFamily>& families() {
     const std::vector<ModelFamily::Key> mixtral_keys = keys("num_local_experts", "intermediate_size"),
                                         qwen3_moe_keys = with_norm(keys("num_experts", "moe_intermediate_size")),
                                         olmoe_keys = with_norm(keys("num_experts", "intermediate_size"));
-    static const std::vector<ModelFamily> all = {
+    static const std::vector<ModelFamily> all = with_fields_left_out({
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
         {"mistral",
@@ -70,39 +106,85 @@ const std::vector<ModelFamily>& families() {
         {"qwen3_moe", "Qwen3MoeForCausalLM", true, of_experts(qwen3, false), of_qwen3_moe, qwen3_moe_keys},
         {"olmoe", "OlmoeForCausalLM", true, of_experts(olmoe, false), of_olmoe, olmoe_keys},
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
-    };
+    });
     return all;
 }
 
-// Rotary positions say their frequencies in an object of their own: "rope_scaling" of transformers 4, or
-// "rope_parameters" of 5, which has rope_theta too. Its members stand beside the others then.
+// The object of config.json that says the frequencies of rotary positions: "rope_scaling" of transformers 4, which
+// counts where both are there, or "rope_parameters" of 5. Its name is null where there is none.
+std::pair<const char*, const Json*> rotary_object(const Json& json, const std::string& path) {
+    for (const char* name : {"rope_scaling", "rope_parameters"}) {
+        const Json* const found = json.find(name);
+        if (found == nullptr || found->is_null()) continue;
+        if (!found->is_object()) bad(path, text("\"", name, "\" is ", quoted(*found), ", expected an object"));
+        if (!found->members().empty()) return {name, found};
+    }
+    return {nullptr, nullptr};
+}
+
+// Of the type "llama3" its factor, as "rope_factor". The rest must be as in Llama 3.1.
+void add_rotary_scaling(Json& flat, const Json& inner, const char* name, const std::string& path) {
+    const Json* positions = flat.find("original_max_position_embeddings");   // outside it counts before the inner one
+    if (positions == nullptr) positions = inner.find("original_max_position_embeddings");
+    if (positions == nullptr) positions = flat.find("max_position_embeddings");
+    const std::tuple<const char*, const Json*, double> of_llama3[] = {
+        {"low_freq_factor", inner.find("low_freq_factor"), 1},
+        {"high_freq_factor", inner.find("high_freq_factor"), 4},
+        {"original_max_position_embeddings", positions, 8192}};
+    for (const auto& [key, value, expected] : of_llama3) {
+        if (value != nullptr && *value == Json(expected)) continue;
+        bad(path, text("\"", key, "\" of \"", name, "\" is ", value ? quoted(*value) : "not there", ", only ", expected,
+                       " is supported"));
+    }
+    const Json* const factor = inner.find("factor");
+    if (factor == nullptr) bad(path, text("there is no \"factor\" in ", name));
+    flat.add("rope_factor", *factor);
+}
+
+// config.json of Llama's kind with what it says of rotary positions beside the other fields. rope_theta of the inner
+// object counts before the one outside. An object of the type "default", or of none, scales nothing.
 Json flattened(const Json& json, const std::string& path) {
-    Json flat = json;
-    for (const char* object : {"rope_parameters", "rope_scaling"}) {
-        const Json* const inner = json.find(object);
-        if (inner == nullptr || !inner->is_object()) continue;
-        for (const auto& [key, value] : inner->members()) {
-            const bool is_type = key == "rope_type" || key == "type";
-            if (is_type && value != Json("default") && value != Json("llama3")) {
-                bad(path, text("\"", object, "\" is of the type ", quoted(value),
-                               ", only \"default\" and \"llama3\" are supported"));
-            }
-            flat.add(key == "factor" ? "rope_factor" : key, value);
-        }
+    const auto [name, inner] = rotary_object(json, path);
+    const Json* const inner_theta = inner != nullptr ? inner->find("rope_theta") : nullptr;
+    Json flat = Json::object();
+    for (const auto& [key, value] : json.members()) {
+        if (key != "rope_factor" && (key != "rope_theta" || inner_theta == nullptr)) flat.add(key, value);
     }
-    const std::pair<const char*, double> of_llama3[] = {
-        {"low_freq_factor", 1}, {"high_freq_factor", 4}, {"original_max_position_embeddings", 8192}};
-    for (const auto& [key, expected] : of_llama3) {
-        const Json* const value = flat.find(key);
-        if (value != nullptr && *value != Json(expected)) {
-            bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", expected, " is supported"));
-        }
+    if (inner == nullptr) return flat;
+    if (inner_theta != nullptr) flat.add("rope_theta", *inner_theta);
+    for (const auto& [key, value] : inner->members()) {
+        if (!value.is_object()) continue;
+        bad(path, text("\"", name, "\" says \"", key, "\" apart, only one for all layers is supported"));
     }
+    const Json* type = inner->find("rope_type");
+    if (type == nullptr) type = inner->find("type");
+    if (type == nullptr || *type == Json("default")) return flat;
+    if (*type != Json("llama3")) {
+        bad(path,
+            text("\"", name, "\" is of the type ", quoted(*type), ", only \"default\" and \"llama3\" are supported"));
+    }
+    const Json* const share = inner->find("partial_rotary_factor");
+    if (share != nullptr && *share != Json(1)) {
+        bad(path, text("\"partial_rotary_factor\" of \"", name, "\" is ", quoted(*share), ", only 1 is supported"));
+    }
+    add_rotary_scaling(flat, *inner, name, path);
     return flat;
 }
 
+// What null says of a field, or none where it says nothing: of a flag as much as where it is left out; 0 of a size that
+// the model's others give.
+std::optional<double> value_of_null(const ModelFamily& family, const ModelField& field) {
+    if (!field.is_number()) return field.get(family.implied);
+    const std::string_view name = field.name;
+    const bool follows = name == "kv-heads" || (name == "head-size" && family.implied.own_head_size == 0) ||
+                         (name == "mlp-width" && family.implied.own_mlp_width == 0);
+    return follows ? std::optional(0.0) : std::nullopt;
+}
+
 // The value of a field, or none where the file does not say it.
-std::optional<double> value_in(const Json& json, const std::string& path, const ModelField& field, const char* key) {
+std::optional<double> value_in(const Json& json, const std::string& path, const ModelFamily& family,
+                               const ModelField& field) {
+    const char* key = family.key(field);
     constexpr double largest = 1 << 28;
     const Json* value = json.find(key);
     if ((value == nullptr || value->is_null()) && std::string_view(key) == "n_positions") {
@@ -111,8 +193,10 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
     if (value == nullptr && std::string_view(key) == "num_experts") {
         value = json.find(key = "num_local_experts");   // of a Qwen3-MoE by transformers 5
     }
-    if (value == nullptr || value->is_null()) return std::nullopt;
+    if (value == nullptr || (value->is_null() && field.basic)) return std::nullopt;
     try {
+        const std::optional<double> of_null = value_of_null(family, field);
+        if (value->is_null() && of_null) return of_null;
         if (field.is_flag()) return value->as_bool();
         if (field.is_number()) {
             const double number =
@@ -245,7 +329,7 @@ const ModelFamily& family_named(const Json& given, const std::string& path) {
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
-    const Json json = flattened(given, path);
+    const Json json = family->llama ? flattened(given, path) : given;
     for (const auto& [key, expected, written, must_be_there] :
          family->settings) {   // others would make it another model
         const Json* const value = json.find(key);
@@ -259,10 +343,11 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
     for (const ModelField& field : model_fields()) {
         const char* const key = family->key(field);
         if (key == nullptr) continue;
-        const std::optional<double> value = value_in(json, path, field, key);
+        const std::optional<double> value = value_in(json, path, *family, field);
         const ModelFamily::Key* const own = family->own_key(field);
         if (!value && (field.basic || (own != nullptr && field.is_number()))) {
-            bad(path, text("there is no \"", key, "\" in it"),
+            const bool says_type = given.contains("model_type");
+            bad(path, text("there is no \"", key, "\" in it", says_type ? "" : ", nor a \"model_type\""),
                 text("This must be the config.json of a model of the type \"", family->model_type, "\"."));
         }
         if (value) field.set(config, *value);
@@ -272,7 +357,8 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         return config;
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;
-        bad(path, error.message());
+        bad(path, error.message(),
+            text(error.hint(), " A field that is left out is what transformers' configuration has (docs/models.md)."));
     }
 }
 

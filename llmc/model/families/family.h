@@ -13,7 +13,7 @@ struct ModelFamily {
     const char* model_type;   // in config.json
     const char* architecture;
     bool llama;            // keys and names are Llama's; else GPT-2's
-    ModelConfig implied;   // has the fields that config.json does not say
+    ModelConfig implied;   // has the fields that config.json never says, and what others mean where it leaves them out
     struct Setting {
         const char* key;
         Json value;

@@ -10,8 +10,10 @@
 //   wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb, each stacked over layers
 //
 // Hugging Face folder: config.json; model.safetensors, or the files that model.safetensors.index.json lists. Names of a
-// GPT-2 with or without "transformer.", its matrices of layers stored [in, out]; attention masks are ignored, and
-// lm_head where config.json ties it to the embedding.
+// GPT-2 with or without "transformer.", its matrices of layers stored [in, out]; attention masks and rotary inverse
+// frequencies are ignored, and a copy of the embedding as lm_head where config.json ties them. Any other tensor that
+// the model has no place for is Error(bad_data), unless a pattern of `ignored` has its name ("A,B", * for any
+// characters).
 #pragma once
 
 #include <algorithm>
@@ -38,9 +40,11 @@ public:
 };
 
 // A folder is Hugging Face's, a file llm.c's.
-std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path);
+std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path,
+                                           const std::string& ignored = "");
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
-std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder);
+std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder,
+                                                const std::string& ignored = "");
 
 // Biases of routers, in a file of a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the model
 // has none.

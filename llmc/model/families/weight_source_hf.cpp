@@ -1,4 +1,6 @@
 // Hugging Face folders; weight_source.h says what is read.
+#include <fnmatch.h>
+
 #include <map>
 #include <set>
 
@@ -42,9 +44,24 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
     return names;
 }
 
+// Whether files have such tensors beside those of the model and a reader needs none of them.
+bool is_harmless(const std::string& name, const ModelFamily& family) {
+    if (family.llama) return name.ends_with(".rotary_emb.inv_freq");
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");   // masks
+}
+
+bool matches_one(const std::string& patterns, const std::string& name) {
+    for (std::size_t begin = 0; begin < patterns.size();) {
+        const std::size_t end = std::min(patterns.find(',', begin), patterns.size());
+        if (fnmatch(patterns.substr(begin, end - begin).c_str(), name.c_str(), 0) == 0) return true;
+        begin = end + 1;
+    }
+    return false;
+}
+
 class HuggingFaceModel : public WeightSource {
 public:
-    HuggingFaceModel(const FileSystem& files, const std::string& folder)
+    HuggingFaceModel(const FileSystem& files, const std::string& folder, const std::string& ignored)
         : folder_(folder),
           table_(hugging_face_model_config(files, folder)),
           family_(family_named(read_json_file(files, folder + "/config.json"), folder + "/config.json")) {
@@ -59,9 +76,13 @@ public:
             }
         }
         for (const ParamInfo& param : table_.all()) {
-            for (const FileTensor& tensor : tensors_of(param)) check_shape(tensor);
+            for (const FileTensor& tensor : tensors_of(param)) {
+                check_type_and_shape(tensor);
+                places_.at(tensor.name).is_read = true;
+            }
         }
         if (table_.config().tied) check_same_classifier();
+        check_all_are_read(ignored);
         router_bias_ = read_router_bias(files, folder, table_.config());
     }
 
@@ -80,7 +101,7 @@ public:
         std::vector<float> all;
         for (const FileTensor& tensor : tensors_of(param)) {
             const Place& place = places_.at(tensor.name);
-            std::vector<float> values = place.file->read_as<float>(*place.entry);
+            std::vector<float> values = values_of(place);
             if (tensor.transposed) values = transposed<float>(values, param.tensor.cols, tensor.rows, 0, tensor.rows);
             all.insert(all.end(), values.begin(), values.end());
         }
@@ -94,16 +115,29 @@ private:
     struct Place {
         const SafetensorsFile* file;
         const TensorEntry* entry;
+        bool is_read = false;   // or known to hold nothing of its own
     };
 
     std::vector<FileTensor> tensors_of(const ParamInfo& param) const {
         return file_tensors(table_, param, false, &family_);
     }
 
-    void check_shape(const FileTensor& tensor) const {
+    static std::vector<float> values_of(const Place& place) {
+        if (place.entry->type != TensorType::F64) return place.file->read_as<float>(*place.entry);
+        const std::vector<double> wide = place.file->read_as<double>(*place.entry);
+        return {wide.begin(), wide.end()};
+    }
+
+    void check_type_and_shape(const FileTensor& tensor) const {
         const auto found = places_.find(tensor.name);
         if (found == places_.end()) bad(folder_, text("there is no tensor '", tensor.name, "' in its files"));
         const TensorEntry& entry = *found->second.entry;
+        if (!is_real(entry.type)) {
+            bad(found->second.file->path(),
+                text("byte ", entry.offset, ": tensor '", entry.name, "' is ", name_of(entry.type),
+                     ": type not supported, expected F64, F32, F16 or BF16"),
+                "Save the model in one of these types.");
+        }
         if (entry.shape != tensor.shape) {
             bad(found->second.file->path(),
                 text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ", to_text(Json(entry.shape)),
@@ -112,21 +146,41 @@ private:
     }
 
     // Where config.json ties the classifier to the embedding, a lm_head.weight beside it must be a copy.
-    void check_same_classifier() const {
+    void check_same_classifier() {
         const std::string name = tensors_of(table_[table_.index("wte.weight")]).front().name;
         const auto classifier = places_.find("lm_head.weight"), embedding = places_.find(name);
         if (classifier == places_.end()) return;
-        const Place &one = classifier->second, &other = embedding->second;
-        if (one.entry->shape == other.entry->shape &&
-            one.file->read_as<float>(*one.entry) == other.file->read_as<float>(*other.entry)) {
+        Place &one = classifier->second, &other = embedding->second;
+        one.is_read = true;
+        if (one.entry->shape == other.entry->shape && is_real(one.entry->type) && values_of(one) == values_of(other)) {
             return;
         }
         bad(one.file->path(),
             text("byte ", one.entry->offset, ": tensor 'lm_head.weight' differs from '", name, "', but ", config_name,
                  " ties them"),
             "If the model has a classifier of its own, write \"tie_word_embeddings\": false into config.json; else "
-            "remove "
-            "the tensor.");
+            "remove the tensor.");
+    }
+
+    // What nobody reads belongs to another model than config.json says: layers, biases or norms that it does not have.
+    void check_all_are_read(const std::string& ignored) const {
+        constexpr int most_named = 8;
+        const Place* first = nullptr;
+        std::string names;
+        int unread = 0;
+        for (const auto& [plain, place] : places_) {
+            const std::string& name = place.entry->name;
+            if (place.is_read || is_harmless(name, family_) || matches_one(ignored, name)) continue;
+            if (first == nullptr) first = &place;
+            if (unread++ < most_named) names += text(names.empty() ? "'" : ", '", name.substr(0, 200), "'");
+        }
+        if (first == nullptr) return;
+        bad(first->file->path(),
+            text("byte ", first->entry->offset, ": the model of config.json has no tensor ", names,
+                 unread > most_named ? text(" (nor ", unread - most_named, " more)") : ""),
+            text("The file holds another model than ", config_name,
+                 " says: correct that, or pass over what is not "
+                 "needed with --ignore-tensors 'NAME,...' (* stands for any characters)."));
     }
 
     std::string folder_;
@@ -183,12 +237,15 @@ ModelConfig hugging_face_model_config(const FileSystem& files, const std::string
     return read_hugging_face_config(read_json_file(files, path), path);
 }
 
-std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder) {
-    return std::make_unique<HuggingFaceModel>(files, folder);
+std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder,
+                                                const std::string& ignored) {
+    return std::make_unique<HuggingFaceModel>(files, folder, ignored);
 }
 
-std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path) {
+std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path,
+                                           const std::string& ignored) {
     // not there, and not spelled like a path: a name, which is none of the known ones
     if (!files.exists(path) && path.find_first_of("./") == std::string::npos) model_config(path);
-    return files.exists(path + "/" + config_name) ? open_hugging_face(files, path) : open_llmc_model(files, path);
+    return files.exists(path + "/" + config_name) ? open_hugging_face(files, path, ignored)
+                                                  : open_llmc_model(files, path);
 }

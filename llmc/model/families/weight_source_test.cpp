@@ -215,6 +215,104 @@ TEST_CASE("weight_source: a tied classifier that is no copy of the embedding is 
     }
 }
 
+TEST_CASE("weight_source: tensors that the model has no place for are refused by name, unless a pattern has them") {
+    const ParamTable table(small);
+    auto message = [&](const std::vector<std::string>& names, const std::string& ignored = "",
+                       const char* prefix = "") {
+        TemporaryFolder folder;
+        std::vector<TensorEntry> extra;
+        for (const std::string& name : names) extra.push_back({name, TensorType::F32, {16}, 0});
+        write_hugging_face(folder.path(), table, prefix, extra);
+        return message_of([&] { open_weights(real_files(), folder.path(), ignored); });
+    };
+    auto has = [](const std::string& text, const char* what) { return text.find(what) != std::string::npos; };
+    for (const char* name : {"h.2.ln_1.weight", "h.0.attn.q_norm.weight", "h.1.attn.q_proj.bias", "lm_head.bias",
+                             "h.0.attn.rotary_emb.inv_freq", "transformer.h.5.mlp.c_fc.weight", "masked_bias"}) {
+        INFO(name);
+        CHECK(has(message({name}), text("config.json has no tensor '", name, "'").c_str()));
+        CHECK(has(message({name}), "--ignore-tensors"));
+        CHECK(message({name}, name) == "");
+        CHECK(message({name}, "other,*") == "");
+        CHECK(has(message({name}, "h,other"), name));
+    }
+    for (const char* prefix : {"", "transformer."}) {
+        CHECK(message({std::string(prefix) + "h.0.attn.bias", std::string(prefix) + "h.1.attn.masked_bias"}, "",
+                      prefix) == "");
+    }
+    CHECK(message({"h.2.ln_1.weight", "h.2.ln_1.bias", "x"}, "h.2.*,x") == "");
+    CHECK(has(message({"h.2.ln_1.weight", "y", "x"}, "h.2.*"), "no tensor 'x', 'y'"));
+    std::vector<std::string> many;
+    for (int i = 0; i < 11; i++) many.push_back(text("a", 10 + i));
+    CHECK(has(message(many), "'a16', 'a17' (nor 3 more)"));
+}
+
+TEST_CASE("weight_source: a Llama's inverse frequencies are passed over, layers, biases and norms are not") {
+    ModelConfig config = small;
+    config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.mlp = MlpKind::swiglu;
+    config.bias = false, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
+    const ParamTable table(config);
+    auto message = [&](const std::string& name) {
+        TemporaryFolder folder;
+        std::vector<TensorEntry> entries;
+        for (const ParamInfo& param : table.all()) {
+            for (const FileTensor& tensor : file_tensors(table, param)) {
+                entries.push_back({tensor.name, TensorType::F32, tensor.shape, 0});
+            }
+        }
+        entries.push_back({name, TensorType::F32, {8}, 0});
+        SafetensorsWriter writer(real_files().create(folder / "model.safetensors"), entries, {});
+        for (const TensorEntry& entry : entries) writer.write(std::vector<std::byte>(entry.bytes()));
+        writer.finish();
+        write_whole(real_files(), folder / "config.json", to_text(hugging_face_config(config, "float32")));
+        return message_of([&] { open_weights(real_files(), folder.path()); });
+    };
+    CHECK(message("model.layers.0.self_attn.rotary_emb.inv_freq") == "");
+    CHECK(message("model.rotary_emb.inv_freq").empty());
+    for (const char* name : {"model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.q_norm.weight",
+                             "model.layers.2.input_layernorm.weight", "model.layers.0.mlp.experts.0.up_proj.weight",
+                             "model.layers.0.attn.bias"}) {
+        INFO(name);
+        CHECK(message(name).find(text("has no tensor '", name, "'")) != std::string::npos);
+    }
+}
+
+TEST_CASE("weight_source: doubles are converted, types without numbers refused where the model needs them") {
+    const ParamTable table(small);
+    auto write = [&](const TemporaryFolder& folder, TensorType first_type, const std::vector<TensorEntry>& extra) {
+        std::vector<TensorEntry> entries;
+        for (const ParamInfo& param : table.all()) {
+            entries.push_back({param.name, entries.empty() ? first_type : TensorType::F32, param.file_shape(true), 0});
+        }
+        entries.insert(entries.end(), extra.begin(), extra.end());
+        SafetensorsWriter writer(real_files().create(folder / "model.safetensors"), entries, {});
+        for (const TensorEntry& entry : entries) {
+            if (entry.type != TensorType::F64) {
+                writer.write(std::vector<std::byte>(entry.bytes()));
+                continue;
+            }
+            const std::vector<double> values(static_cast<std::size_t>(entry.elements()), 0.1);
+            writer.write_values(std::span(values));
+        }
+        writer.finish();
+        write_whole(real_files(), folder / "config.json", small_config);
+    };
+    TemporaryFolder doubles;
+    write(doubles, TensorType::F64, {{"lm_head.weight", TensorType::F64, {50, 16}, 0}});   // a copy of the embedding
+    const auto source = open_weights(real_files(), doubles.path());
+    CHECK(source->read(table[0])[17] == 0.1f);
+    CHECK(source->type() == DType::fp32);
+    for (const TensorType type : {TensorType::F8_E4M3, TensorType::C64, TensorType::F4, TensorType::I8}) {
+        TemporaryFolder needed, beside;
+        write(needed, type, {});
+        const std::string message = message_of([&] { open_weights(real_files(), needed.path()); });
+        CHECK(message.find(text("tensor 'wte.weight' is ", name_of(type), ": type not supported")) !=
+              std::string::npos);
+        CHECK(message.find("not a valid") == std::string::npos);
+        write(beside, TensorType::F32, {{"h.0.attn.bias", type, {2, 4}, 0}, {"scale", type, {8}, 0}});
+        CHECK(message_of([&] { open_weights(real_files(), beside.path(), "scale"); }) == "");
+    }
+}
+
 TEST_CASE("weight_source: what is not there and spelled like a name is none of the known models") {
     TemporaryFolder folder;
     for (const char* name : {"gpt2", "gpt2-xl", "124M", ""}) {

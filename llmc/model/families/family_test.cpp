@@ -1,0 +1,153 @@
+// What fields of config.json mean that it leaves out: recorded from transformers 5.24, whose classes are asked by
+// dev/reference/config_defaults.py.
+#include "llmc/model/families/family.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/error.h"
+
+namespace {
+
+ModelConfig read(const std::string& type, const std::string& more = "") {
+    const bool experts = type == "mixtral" || type == "qwen3_moe" || type == "olmoe";
+    std::string json = "{\"model_type\": \"" + type +
+                       "\", \"num_hidden_layers\": 2, \"num_attention_heads\": 32, \"hidden_size\": 1024, "
+                       "\"max_position_embeddings\": 8192, \"vocab_size\": 300";
+    if (type == "mistral") json += ", \"sliding_window\": null";
+    if (experts) json += ", \"num_experts_per_tok\": 2, \"intermediate_size\": 96";
+    if (experts) json += type == "mixtral" ? ", \"num_local_experts\": 8" : ", \"num_experts\": 8";
+    if (type == "qwen3_moe") json += ", \"moe_intermediate_size\": 48";
+    return read_hugging_face_config(parse_json(json + more + "}"), "config.json");
+}
+
+std::string refused(const std::string& type, const std::string& more) {
+    try {
+        read(type, more);
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::bad_data);
+        CHECK(error.message().find("config.json: ") == 0);
+        return error.message();
+    }
+    return "";
+}
+
+bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+constexpr const char* of_llamas_kind[] = {"llama", "mistral", "qwen3", "olmo2", "mixtral", "qwen3_moe", "olmoe"};
+
+// As Llama 3.1, but what `more` says.
+std::string llama3(const std::string& more) {
+    return ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0" + more + "}";
+}
+constexpr const char* frequencies = ", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0";
+constexpr const char* positions = ", \"original_max_position_embeddings\": 8192";
+
+}   // namespace
+
+TEST_CASE("families: fields that config.json leaves out mean what transformers' configuration says") {
+    struct Expected {
+        const char* type;
+        double norm_eps;
+        std::int64_t kv_heads, head_size, mlp_width;   // of 32 heads, 1024 channels
+        double rope_theta;
+    };
+    constexpr Expected recorded[] = {{"llama", 1e-6, 32, 32, 11008, 1e4},  {"mistral", 1e-6, 8, 32, 14336, 1e4},
+                                     {"qwen3", 1e-6, 32, 128, 22016, 1e4}, {"olmo2", 1e-5, 32, 32, 11008, 1e4},
+                                     {"mixtral", 1e-5, 8, 32, 0, 1e6},     {"qwen3_moe", 1e-6, 4, 32, 0, 1e4},
+                                     {"olmoe", 1e-5, 32, 32, 0, 1e4}};
+    for (const Expected& row : recorded) {
+        INFO(row.type);
+        const ModelConfig config = read(row.type);
+        CHECK(config.norm_eps == row.norm_eps);
+        CHECK_FALSE(config.tied);
+        CHECK(config.kv_heads() == row.kv_heads);
+        CHECK(config.head_size() == row.head_size);
+        CHECK(config.rope_theta == row.rope_theta);
+        CHECK(config.rope_factor == 1);
+        if (row.mlp_width > 0) CHECK(config.mlp_width() == row.mlp_width);
+        // what is said counts
+        CHECK(read(row.type, ", \"rms_norm_eps\": 0.001").norm_eps == 0.001);
+        CHECK(read(row.type, ", \"tie_word_embeddings\": true").tied);
+        CHECK(read(row.type, ", \"num_key_value_heads\": 16").kv_heads() == 16);
+        CHECK(read(row.type, ", \"head_dim\": 64").head_size() == 64);
+    }
+    const Json gpt2 =
+        parse_json("{\"n_layer\": 2, \"n_head\": 2, \"n_embd\": 32, \"n_positions\": 64, \"vocab_size\": 9}");
+    const ModelConfig config = read_hugging_face_config(gpt2, "config.json");
+    CHECK(config.tied);
+    CHECK(config.norm_eps == 1e-5);
+    CHECK(config.mlp_width() == 128);
+}
+
+TEST_CASE("families: null says what it says to transformers, or is refused as there") {
+    for (const char* type : of_llamas_kind) {
+        INFO(type);
+        CHECK_FALSE(read(type, ", \"tie_word_embeddings\": null").tied);
+        CHECK(read(type, ", \"num_key_value_heads\": null").kv_heads() == 32);
+        CHECK(read(type, ", \"rope_scaling\": null, \"rope_parameters\": null") == read(type));
+        CHECK(has(refused(type, ", \"rms_norm_eps\": null"), "\"rms_norm_eps\" is null, expected a number above 0"));
+        CHECK(has(refused(type, ", \"rope_theta\": null"), "\"rope_theta\" is null, expected a number above 0"));
+        if (std::string(type) == "qwen3") {
+            CHECK(has(refused(type, ", \"head_dim\": null"), "\"head_dim\" is null, expected a size"));
+        } else {
+            CHECK(read(type, ", \"head_dim\": null").head_size() == 32);
+        }
+    }
+    CHECK(has(refused("llama", ", \"intermediate_size\": null"), "\"intermediate_size\" is null, expected a size"));
+    CHECK(has(refused("llama", ", \"rope_parameters\": {\"rope_theta\": null}"), "\"rope_theta\" is null"));
+}
+
+TEST_CASE("families: rope_theta of the inner object counts before the one outside") {
+    const std::string outside = ", \"rope_theta\": 500000.0";
+    for (const char* type : of_llamas_kind) {
+        INFO(type);
+        CHECK(read(type, outside).rope_theta == 500000);
+        for (const char* object : {"rope_parameters", "rope_scaling"}) {
+            const std::string inner = std::string(", \"") + object + "\": ";
+            CHECK(read(type, outside + inner + "{\"rope_theta\": 200000.0}").rope_theta == 200000);
+            CHECK(read(type, inner + "{\"rope_theta\": 200000.0, \"rope_type\": \"default\"}" + outside).rope_theta ==
+                  200000);
+            CHECK(read(type, outside + inner + "{\"rope_type\": \"default\"}").rope_theta == 500000);
+            CHECK(read(type, outside + inner + "{}").rope_theta == 500000);
+        }
+        CHECK(read(type,
+                   ", \"rope_parameters\": {\"rope_theta\": 300000.0}, \"rope_scaling\": {\"rope_theta\": 200000.0}")
+                  .rope_theta == 200000);
+        CHECK(read(type, ", \"rope_scaling\": {}, \"rope_parameters\": {\"rope_theta\": 300000.0}").rope_theta ==
+              300000);
+    }
+}
+
+TEST_CASE("families: rotary scaling of the type default or without a type scales nothing, others say all they need") {
+    for (const char* inner : {"{\"factor\": 8.0}", "{\"factor\": 8.0, \"type\": \"default\"}",
+                              "{\"factor\": 8.0, \"rope_type\": \"default\", \"type\": \"llama3\"}"}) {
+        INFO(inner);
+        CHECK(read("llama", std::string(", \"rope_scaling\": ") + inner).rope_factor == 1);
+    }
+    CHECK(read("llama", ", \"rope_factor\": 8.0").rope_factor == 1);   // a field of our own
+    CHECK(read("llama", llama3(std::string(frequencies) + positions)).rope_factor == 8);
+    CHECK(read("llama", llama3(frequencies)).rope_factor == 8);   // of the model's 8,192 positions
+    CHECK(has(refused("llama", llama3(frequencies) + ", \"original_max_position_embeddings\": 2048"),
+              "\"original_max_position_embeddings\" of \"rope_scaling\" is 2048, only 8192 is supported"));
+    CHECK(has(refused("llama", llama3(positions)), "\"low_freq_factor\" of \"rope_scaling\" is not there"));
+    CHECK(has(refused("llama", llama3(std::string(frequencies) + positions + ", \"partial_rotary_factor\": 0.5")),
+              "\"partial_rotary_factor\" of \"rope_scaling\" is 0.5"));
+    const std::string type = ", \"rope_parameters\": {\"rope_type\": ";
+    CHECK(has(refused("qwen3", type + "\"llama3\"" + frequencies + positions + "}"),
+              "there is no \"factor\" in rope_parameters"));
+    CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 2.0}"), "is of the type \"linear\""));
+    CHECK(has(refused("qwen3", type + "null}"), "is of the type null"));
+    CHECK(has(refused("qwen3", ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1.0}}"),
+              "\"rope_parameters\" says \"full_attention\" apart"));
+    CHECK(has(refused("qwen3", ", \"rope_scaling\": 2.0"), "\"rope_scaling\" is 2.0, expected an object"));
+}
+
+TEST_CASE("families: a config.json without a model_type is a GPT-2's, and the message says so") {
+    const Json json = parse_json("{\"num_hidden_layers\": 2}");
+    try {
+        read_hugging_face_config(json, "config.json");
+        FAIL("accepted");
+    } catch (const Error& error) {
+        CHECK(has(error.message(), "there is no \"n_layer\" in it, nor a \"model_type\""));
+    }
+}
