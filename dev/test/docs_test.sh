@@ -17,7 +17,7 @@ verdict $? "$page has rows of the exit codes $(tr '\n' ' ' <<<"$rows"), the prog
 # ---- messages: what the first column of a table under "| the message |" quotes stands in a literal of the sources, which
 # may go on on the next line
 find llmc dev/tools ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' -exec cat {} + | tr '\n' ' ' |
-    sed -E "s/'\"'//g"'; s/" *"//g' | grep -aoE '"([^"\\]|\\.)*"' >"$work/sources"
+    sed -E "s/'\"'//g"'; s/([^\\])" *"/\1/g' | grep -aoE '"([^"\\]|\\.)*"' >"$work/sources"
 awk '/^\| the message \|/ { inside = 1; next } !/^\|/ { inside = 0 } inside && !/^\|---/ { print }' "$page" |
     awk -F'|' '{ print $2 }' | grep -oE '`[^`]+`' | tr -d '`' >"$work/messages"
 count=0
