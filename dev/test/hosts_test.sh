@@ -114,7 +114,7 @@ if message=$(python3 dev/test/slow_link.py --check 2>&1); then
     ip -n host0 link delete cable
     python3 dev/test/slow_link.py cable0 cable1 0.01 >"$work/link.log" 2>&1 &
     link=$!
-    eventually $link [ -e /sys/class/net/cable1 ]
+    eventually $link ip link show cable1 >/dev/null 2>&1   # /sys shows the networks of outside
     for h in 0 1; do
         ip link set cable$h netns host$h
         ip -n host$h address add 192.0.2.1$h/24 dev cable$h
