@@ -15,7 +15,7 @@ without() {   # HEADER|LIBRARY NAME: sets hidden to compiler flags that hide it
     if [ "$1" = header ]; then echo "#error $2 is hidden" >"$folder/$2"; else echo "hidden" >"$folder/lib$2.so"; fi
     hidden="-I$folder -L$folder"
 }
-links() { [[ $(ldd "$1") == *"lib$2"[-.]* ]]; }   # PROGRAM LIBRARY
+links() { readelf -d "$1" | has "NEEDED.*lib$2[-.]"; }   # PROGRAM LIBRARY: itself, not by another library
 programs=("$train_gpt" "$tokenize" build/cpu/bigram build/cpu/loss_curve)
 
 # a tokenizer whose pattern is none of the known ones
