@@ -18,7 +18,7 @@ commit=$(git rev-parse --short HEAD 2>/dev/null)
 is_clean() { [ -n "$commit" ] && [ -z "$(git status --porcelain 2>&1)" ] && [ "$(git rev-parse --short HEAD)" = "$commit" ]; }
 
 # Skips of a log: lines of scripts, and messages of doctest.
-skips_of() { grep -aoE '(^|: )SKIPPED .*' "$1" | sed 's/^: //' | sort -u; }
+skips_of() { { grep -aoE '(^|: )SKIPPED .*' "$1" || true; } | sed 's/^: //' | sort -u; }
 
 count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log tells of
     local log=$1 status=$2 line
@@ -184,7 +184,7 @@ check "reasons of what was skipped" unlisted_skips
 echo
 if [ -s "$logs/times" ]; then
     echo "slowest:"
-    sort -nr "$logs/times" | head -n 10 | awk '{ printf "  %6d s %s\n", $1, substr($0, index($0, $4)) }'
+    sort -nr "$logs/times" | head -n 10 | awk '{ seconds = $1; sub(/^[^ ]+ [^ ]+ [^ ]+ /, ""); printf "  %6d s %s\n", seconds, $0 }'
 fi
 if [ "$length" = short ] && unit=$(yardstick); then
     echo "processor time, in seconds and in multiples of 10^9 multiply-adds ($unit s; $(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)):"

@@ -302,7 +302,7 @@ if setpriv --pdeathsig TERM true 2>/dev/null; then
     launch 2 "$work/killed" --max-steps 100000
     await "$work/killed" 'step    3/'
     kill -KILL "$pid"; ends 2>/dev/null
-    for ((i = 0; i < 6000; i++)); do [ -n "$(left_over "$work/killed")" ] && pause 50 || break; done
+    for ((i = 0; i < 6000; i++)); do [ -n "$(left_over "$work/killed")" ] || break; pause 50; done
     [ -z "$(left_over "$work/killed")" ] && compgen -G "$work/killed/step_*/manifest.json" >/dev/null
     verdict $? "ranks save and end when launch.sh is killed: $(tail -n 3 "$work/killed.log")"
 else
