@@ -22,7 +22,7 @@
 namespace {
 
 constexpr bool is_fp32 = sizeof(floatX) == 4;
-// Relative error by tensor norm, against double precision (DESIGN section 4).
+// Relative error by tensor norm, against double precision (docs/numerics.md, "How close").
 constexpr double parity = is_fp32 ? 1e-5 : 2e-2;
 // Between two ways of computing the same in this precision, where sums are cut differently.
 constexpr double same_up_to_order = is_fp32 ? 2e-6 : 1e-2;

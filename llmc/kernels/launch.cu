@@ -19,7 +19,6 @@ namespace {
 // What the device allows. Grid and block limits are the same on every GPU since Kepler.
 constexpr unsigned most_threads = 1024, most_block_x = 1024, most_block_y = 1024, most_block_z = 64;
 constexpr unsigned most_grid_x = 2147483647, most_grid_y = 65535, most_grid_z = 65535;
-constexpr unsigned most_cluster_blocks = 8;
 
 std::string shape(dim3 d) { return text("(", d.x, ",", d.y, ",", d.z, ")"); }
 
@@ -31,7 +30,7 @@ std::string shape(dim3 d) { return text("(", d.x, ",", d.y, ",", d.z, ")"); }
 
 // What is wrong with the dimensions; empty if nothing is.
 std::string wrong_dimensions(const Launch& how) {
-    dim3 grid = how.grid(), block = how.block(), cluster = how.cluster();
+    dim3 grid = how.grid(), block = how.block();
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) return "a dimension is zero";
     if (block.x > most_block_x || block.y > most_block_y || block.z > most_block_z) {
         return text("a block is at most ", shape({most_block_x, most_block_y, most_block_z}));
@@ -40,13 +39,6 @@ std::string wrong_dimensions(const Launch& how) {
     if (threads > most_threads) return text(threads, " threads per block, at most ", most_threads);
     if (grid.x > most_grid_x || grid.y > most_grid_y || grid.z > most_grid_z) {
         return text("a grid is at most ", shape({most_grid_x, most_grid_y, most_grid_z}));
-    }
-    if (!cluster.x || !cluster.y || !cluster.z) return "a cluster dimension is zero";
-    if (cluster.x * cluster.y * cluster.z > most_cluster_blocks) {
-        return text("a cluster of ", shape(cluster), " blocks, at most ", most_cluster_blocks, " in all");
-    }
-    if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z) {
-        return text("clusters of ", shape(cluster), " blocks do not divide the grid");
     }
     return "";
 }

@@ -37,23 +37,13 @@ public:
     Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, false); }
     Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, true); }
 
-    // Blocks of one cluster share distributed shared memory (sm_90 and later; ignored on a CPU for kernels that do not
-    // use it). Each dimension divides the grid's.
-    Launch& cluster(dim3 blocks) { return cluster_ = blocks, *this; }
-
-    // Programmatic dependent launch: may start before the stream's previous kernel has ended; the kernel itself waits
-    // (cudaGridDependencySynchronize) before it reads what that one wrote.
-    Launch& overlap_previous() { return overlap_previous_ = true, *this; }
-
     dim3 grid() const { return grid_; }
     dim3 block() const { return block_; }
     std::size_t shared_bytes() const { return shared_bytes_; }
     cudaStream_t stream() const { return stream_; }
     const char* file() const { return file_; }
     int line() const { return line_; }
-    dim3 cluster() const { return cluster_; }
     std::size_t bytes() const { return bytes_; }   // declared, reads and writes together
-    bool overlaps_previous() const { return overlap_previous_; }
 
 #ifdef HOST_EXECUTION_MODEL
     const std::vector<host::Access>& accesses() const { return accesses_; }
@@ -73,8 +63,6 @@ private:
     cudaStream_t stream_;
     const char* file_;
     int line_;
-    dim3 cluster_{1, 1, 1};
-    bool overlap_previous_ = false;
     std::size_t bytes_ = 0;
 #ifdef HOST_EXECUTION_MODEL
     std::vector<host::Access> accesses_;
@@ -93,27 +81,11 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 // Puts a launch that has been checked into its stream.
 template <class... Parameters>
 cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
-    cudaLaunchAttribute attributes[2];
-    unsigned count = 0;
-    if (how.cluster().x * how.cluster().y * how.cluster().z > 1) {
-        attributes[count].id = cudaLaunchAttributeClusterDimension;
-        attributes[count].val.clusterDim.x = how.cluster().x;
-        attributes[count].val.clusterDim.y = how.cluster().y;
-        attributes[count].val.clusterDim.z = how.cluster().z;
-        count++;
-    }
-    if (how.overlaps_previous()) {
-        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[count].val.programmaticStreamSerializationAllowed = 1;
-        count++;
-    }
     cudaLaunchConfig_t config = {};
     config.gridDim = how.grid();
     config.blockDim = how.block();
     config.dynamicSmemBytes = how.shared_bytes();
     config.stream = how.stream();
-    config.attrs = attributes;
-    config.numAttrs = count;
     void* pointers[sizeof...(Parameters) + 1] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
     return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
 }

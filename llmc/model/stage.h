@@ -92,7 +92,7 @@ public:
     UnitHooks* hooks() const { return hooks_; }
     void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
 
-    // ---- which attention (stage_attention.cu)
+    // ---- which attention (stage_attention.cpp)
 
     AttentionKind attention() const { return attention_->chosen(); }   // never auto_
     bool attention_is_open() const { return attention_->open(); }      // both can serve, the faster one is not known

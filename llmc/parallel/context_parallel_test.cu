@@ -246,7 +246,7 @@ TEST_CASE("context parallel: attention over long sequences is that of double pre
     }
 }
 
-TEST_CASE("context parallel: bytes sent are those of DESIGN section 5, and kept positions those of the tokens") {
+TEST_CASE("context parallel: bytes sent are those that ring.h states, and kept positions those of the tokens") {
     for (const auto& [cp, u] :
          std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {8, 1}, {2, 2}, {4, 4}, {4, 2}, {8, 4}}) {
         for (const int sharing : {1, 2, 8}) {   // the last: copies of one head

@@ -1,4 +1,4 @@
-// Lists of all pipelines: complete, without a fault, and as long and as large as DESIGN section 5 says.
+// Lists of all pipelines: complete, without a fault, and as long and as large as docs/parallelism.md says.
 #include <doctest/doctest.h>
 
 #include <algorithm>

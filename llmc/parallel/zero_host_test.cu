@@ -17,7 +17,7 @@ struct Rank {
                   ShardPlace{test.world.mesh(), test.world.at(), zero_stage}, {{{0, 4}}, true, true}),
           states{kept(StateKind::parameters), unsharded(StateKind::parameters, layer_sets), kept(StateKind::gradients),
                  unsharded(StateKind::gradients, layer_sets)},
-          zero(storage, states, ZeroGroups{&test.all}, test.arena, test.stream) {
+          zero(make_zero(storage, states, {&test.all}, test.arena, test.stream)) {
         states.parameters.zero(test.stream);
     }
 
@@ -32,7 +32,7 @@ struct Rank {
     TestRank& test;
     ParamStorage storage;
     ZeroStates<float, float> states;
-    ZeroRank<float, float> zero;
+    std::unique_ptr<Zero> zero;
 };
 
 // What micro-batch `m` adds to the gradients of a unit, everywhere in it.
@@ -43,9 +43,9 @@ void backward_of_unit(Rank& me, int slot, int m) {
     const DeviceBuffer<float>& gradients = (sharded ? me.states.unsharded_gradients : me.states.gradients).unit(slot);
     float value = 0;   // whole gradients are added to by backward itself
     for (int i = sharded ? m : 0; i <= m; i++) value += part_of(me.test.rank(), slot, i);
-    me.zero.gradients_begin(slot);
+    me.zero->gradients_begin(slot);
     fill(gradients.data(), static_cast<std::int64_t>(gradients.size()), value, me.test.stream);
-    me.zero.gradients_ready(slot);
+    me.zero->gradients_ready(slot);
 }
 
 // What `work` is refused with; "": it is not.
@@ -65,12 +65,12 @@ std::string forward_fault(TestRank& test, int layer_sets) {
     const std::vector<std::vector<int>> uses{{1}, {2}, {3}, {4}};
     auto out = test.arena.allocate<float>("out", me.states.unsharded_parameters.unit(1).size());
     try {
-        me.zero.pass_begins(uses);
+        me.zero->pass_begins(uses);
         for (const std::vector<int>& use : uses) {
             const DeviceBuffer<float>& layer = me.states.unsharded_parameters.unit(use[0]);
-            me.zero.use_begins();
+            me.zero->use_begins();
             cast(out.data(), layer.data(), static_cast<std::int64_t>(layer.size()), test.stream);
-            me.zero.use_ends();
+            me.zero->use_ends();
         }
         CUDA_CHECK(cudaDeviceSynchronize());
     } catch (const Error& error) {   // a race is found when the later of the two is asked for
@@ -87,7 +87,7 @@ TEST_CASE("zero: first and last micro-batch are counted for each unit alone") {
         INFO("ZeRO ", stage);
         on_ranks(ranks, [stage](TestRank& test) {
             Rank me(test, stage);
-            me.zero.begin_step(micro_batches);
+            me.zero->begin_step(micro_batches);
             // the upper layers have done all their micro-batches before the lower ones begin
             for (int m = 0; m < micro_batches; m++) {
                 for (int slot : {5, 4, 3}) backward_of_unit(me, slot, m);
@@ -95,7 +95,7 @@ TEST_CASE("zero: first and last micro-batch are counted for each unit alone") {
             for (int m = 0; m < micro_batches; m++) {
                 for (int slot : {2, 1, 0}) backward_of_unit(me, slot, m);
             }
-            me.zero.finish_gradients();
+            me.zero->finish_gradients();
             for (int slot : {0, 1, 2, 3, 4, 5}) {
                 float expected = 0;
                 for (int r = 0; r < ranks; r++) {
@@ -118,7 +118,7 @@ TEST_CASE("zero: first and last micro-batch are counted for each unit alone") {
 TEST_CASE("zero: gradients that are ready once too often are a bug that names the unit") {
     on_ranks(ranks, [](TestRank& test) {
         Rank me(test, 2);
-        me.zero.begin_step(1);
+        me.zero->begin_step(1);
         backward_of_unit(me, 3, 0);
         const std::string message = error_of([&] { backward_of_unit(me, 3, 1); });
         test.require(message.find("gradients of h.2 are ready more than 1 times") != std::string::npos, message);
@@ -130,13 +130,13 @@ TEST_CASE("zero: gradients that are ready once too seldom are a bug that names t
         INFO("ZeRO ", stage);
         on_ranks(ranks, [stage](TestRank& test) {
             Rank me(test, stage);
-            me.zero.begin_step(2);
+            me.zero->begin_step(2);
             for (int m = 0; m < 2; m++) {
                 for (int slot : {5, 4, 3, 2, 1, 0}) {
                     if (m == 0 || slot != 3) backward_of_unit(me, slot, m);
                 }
             }
-            const std::string message = error_of([&] { me.zero.finish_gradients(); });
+            const std::string message = error_of([&] { me.zero->finish_gradients(); });
             test.require(message.find("gradients of h.2 were ready 1 times in a step of 2") != std::string::npos,
                          message);
         });
@@ -153,13 +153,13 @@ TEST_CASE("zero: layers that share memory may be used one after the other, and o
         const std::vector<std::vector<int>> uses{{0}, {1}, {3}, {3}, {2}, {4}, {4}, {3}};   // h.0, h.2; h.1, h.3
         auto found = test.arena.allocate<float>("found", uses.size());
         test.all.reset_traffic();
-        me.zero.pass_begins(uses);
+        me.zero->pass_begins(uses);
         std::size_t fetched = 0;
         for (std::size_t i = 0; i < uses.size(); i++) {
             const DeviceBuffer<float>& unit = me.states.unsharded_parameters.unit(uses[i][0]);
-            me.zero.use_begins();
+            me.zero->use_begins();
             cast(found.data() + i, unit.data() + unit.size() - 1, 1, test.stream);
-            me.zero.use_ends();
+            me.zero->use_ends();
             if (i == 0 || uses[i] != uses[i - 1]) fetched += unit.size() * sizeof(float) / ranks;
         }
         const std::vector<float> values = found.download(test.stream);

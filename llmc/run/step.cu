@@ -21,13 +21,13 @@ struct Step::Numbers {
 
 namespace {
 
-std::unique_ptr<Zero> make_zero(Stage& stage, const TrainingGroups& groups, Arena& arena) {
+std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
     auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
         const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
                                            gradients.unsharded()};
-        return std::make_unique<ZeroRank<floatX, G>>(
-            stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders}, arena, stage.stream());
+        return make_zero(stage.storage(), states, {groups.zero, groups.replicas, groups.holders}, arena,
+                         stage.stream());
     };
     return std::visit(with, stage.gradients());
 }
@@ -40,7 +40,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       groups_(groups),
       optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
-      zero_(make_zero(stage, groups, arena)),
+      zero_(zero_of(stage, groups, arena)),
       partial_(make_partial_gradients(stage, groups, arena)),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));

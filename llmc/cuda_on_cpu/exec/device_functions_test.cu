@@ -15,8 +15,8 @@ namespace {
 
 constexpr unsigned full = 0xffffffffu;
 
-// What `kernel` leaves in `count` elements that were zero. Unit tests run it in ascending and descending order of
-// threads and blocks, which must agree; `order_matters` turns that off.
+// Returns what `kernel` leaves in `count` elements that were zero. Unit tests run it in ascending and descending order of
+// threads and blocks, which must agree.
 template <class T, class... Parameters>
 std::vector<T> run(void (*kernel)(T*, Parameters...), dim3 grid, dim3 block, std::size_t count,
                    std::type_identity_t<Parameters>... arguments) {

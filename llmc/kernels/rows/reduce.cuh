@@ -42,10 +42,6 @@ template <class T>
 __device__ inline T warp_sum(T value CALLER) {
     return warp_butterfly(value, ReduceSum() CALLER_HERE);
 }
-template <class T>
-__device__ inline T warp_max(T value CALLER) {
-    return warp_butterfly(value, ReduceMax() CALLER_HERE);
-}
 
 __device__ inline unsigned block_thread() {
     return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

@@ -1,5 +1,5 @@
 // The certificate sees what goes wrong when tp ranks share a model: each of these mistakes makes it fail. (Exchanges
-// dropped or scaled, the target's logit counted twice, the maxima not reduced: certificate_tensor_test.cu; a stray wait
+// dropped or scaled, the target's logit counted twice, the maxima not reduced: certificate_tensor_test.cpp; a stray wait
 // of the host: overlap_tensor_host_test.cpp.)
 #include <atomic>
 
@@ -156,7 +156,7 @@ TEST_CASE("certificate: q, k and v that are cut one behind the other instead of 
 
 #if defined(PRECISION_BF16)
 // Adam's first update hardly depends on a gradient's size, so that with the same random bits all but a few elements
-// round to the very same values: certificate_tensor_test.cu holds the product to it.
+// round to the very same values: certificate_tensor_test.cpp holds the product to it.
 TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is seen in what it leaves") {
     Layout layout = three_ranks(), one;
     layout.master_weights = one.master_weights = false;

@@ -1,5 +1,5 @@
 // The certificate: a small model trained under some layout must give the losses, norms and first-step gradients of one
-// process (DESIGN section 4). Shared by the tests of layouts.
+// process (docs/numerics.md, "How close"). Shared by the tests of layouts.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,6 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
-#include "llmc/kernels/accumulate.cuh"
 #include "llmc/mesh/copy_ranks_test.h"
 #include "llmc/model/download_test.h"
 #include "llmc/parallel/expert_parallel.h"
@@ -440,7 +439,7 @@ inline std::string difference(const Result& found, const Result& expected, const
 }
 
 // Runs `body` on every rank of a layout, which has the communicators that the product would have; a single rank has
-// that of all for both. False where it was passed over (on_ranks.h).
+// that of all for both. False where it was passed over (on_ranks_test.h).
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {

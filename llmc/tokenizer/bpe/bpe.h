@@ -63,8 +63,8 @@ using TokenIds = std::unordered_map<std::string_view, std::uint32_t>;   // by th
 class BpeModel {
 public:
     // `tokens` must outlive the model. byte_ids[b] is the token of byte b alone. With whole_piece_first a piece that is
-    // itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of tokenizer.json); ids from
-    // `ordinary_tokens` on are special and not looked up.
+    // itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of tokenizer.json). Tokens
+    // with is_special are not looked up.
     BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
              const std::vector<BpeMerge>& merges, bool whole_piece_first);
 

@@ -177,14 +177,14 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                     me.require(same(sent.all_gather, formula.gather), sent.all_gather, " ", formula.gather);
                     me.require(sent.reduce == 0 && sent.broadcast == 0 && sent.point_to_point == 0, "other traffic");
 
-                    // DESIGN section 5, of padded parameters; the head is fetched once a micro-batch, not twice
+                    // zero.h, of padded parameters; the head is fetched once a micro-batch, not twice
                     double P = 0, head = 0;
                     for (const UnitPlace& unit : rank.stage().storage().units())
                         P += head = static_cast<double>(unit.padded);
-                    const double design[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
+                    const double by_zero_h[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
                                              m * f * (P * (2 * p + g) - head * p)};
                     const double numbers = 2 * f * 8 * 5;   // loss, three votes, norm
-                    me.require(same(formula.total(), design[zero] + numbers), formula.total(), " ", design[zero]);
+                    me.require(same(formula.total(), by_zero_h[zero] + numbers), formula.total(), " ", by_zero_h[zero]);
                 });
             }
         }

@@ -1,8 +1,8 @@
 // The certificate over tensor-parallel ranks, with and without sequence parallelism, beside data parallelism and ZeRO;
 // what the formulas of llmc/parallel/tensor_parallel.h say of traffic and memory; and that the certificate sees every
 // kind of exchange go wrong.
-#include "llmc/kernels/accumulate.cuh"
 #include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/damage_test.h"
 
 using namespace certificate;
 
@@ -128,7 +128,7 @@ TEST_CASE("tensor parallelism: initial weights gathered are those of one process
 // ---------------------------------------------------------------------------------------------------------------------
 // Traffic and memory
 
-TEST_CASE("tensor parallelism: calls and bytes of a step are those of DESIGN section 5") {
+TEST_CASE("tensor parallelism: calls and bytes of a step are those that docs/parallelism.md states") {
     constexpr int L = 3, m = 2;
     for (const Layout& layout : {tensor_parallel(2, true, 1, 0, m), tensor_parallel(2, false, 1, 0, m),
                                  tensor_parallel(3, true, 2, 1, m, Recompute::block, 2),
@@ -176,7 +176,7 @@ TEST_CASE("tensor parallelism: calls and bytes of a step are those of DESIGN sec
     }
 }
 
-TEST_CASE("tensor parallelism: kept activations per layer and row are those of DESIGN section 5, from the table") {
+TEST_CASE("tensor parallelism: kept activations per layer and row are those that docs/parallelism.md states, from the table") {
     for (int tp : {1, 2, 3}) {
         for (bool sequence_parallel : {true, false}) {
             for (Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
@@ -209,13 +209,6 @@ namespace {
 
 enum class Damage { dropped, scaled, target_twice };
 
-void twice(void* data, ncclDataType_t type, std::size_t first, std::size_t count, cudaStream_t stream) {
-    const auto n = static_cast<std::int64_t>(count);
-    if (type == ncclFloat32)
-        return accumulate(static_cast<float*>(data) + first, static_cast<float*>(data) + first, n, stream);
-    accumulate(static_cast<bf16*>(data) + first, static_cast<bf16*>(data) + first, n, stream);
-}
-
 // What the certificate finds wrong with a run whose calls of one kind in the tp group are damaged, on all ranks alike.
 std::string damaged(const Layout& layout, Damage damage,
                     const std::function<bool(const CommCall& call, int rows)>& chosen, const Result& expected) {
@@ -228,7 +221,9 @@ std::string damaged(const Layout& layout, Damage damage,
             own_hits++;
             if (damage == Damage::dropped) return;
             const std::size_t first = damage == Damage::target_twice ? call.count / 2 : 0;
-            twice(const_cast<void*>(call.in), call.type, first, call.count - first, call.stream);
+            const std::size_t bytes = call.type == ncclFloat32 ? sizeof(float) : sizeof(bf16);
+            std::byte* const in = static_cast<std::byte*>(const_cast<void*>(call.in));
+            double_values(in + first * bytes, call.type, call.count - first, call.stream);
             make(call);
         });
         const Result found = rank.train(static_cast<int>(expected.losses.size()));

@@ -30,7 +30,7 @@
 namespace {
 
 constexpr int vocab = 61, sequences = 24, T = 16;   // a step: what 1, 2, 3, 4, 6 and 8 ranks can share
-constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // DESIGN section 4
+constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // docs/numerics.md, "How close"
 
 struct Layout {
     int dp = 1, zero = 0;
@@ -214,7 +214,7 @@ private:
 };
 
 // `work` on every rank of a layout; alone, without communicators, for dp 0. All files are written when this returns.
-// False where it was passed over (on_ranks.h).
+// False where it was passed over (on_ranks_test.h).
 bool on_layout(const Layout& layout, const Options& options, const std::function<void(RankOfRun&)>& work) {
     if (layout.dp == 0) {
         in_first_process([&] {

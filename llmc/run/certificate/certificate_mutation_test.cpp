@@ -5,6 +5,7 @@
 
 #include "llmc/parallel/zero.h"
 #include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/damage_test.h"
 
 using namespace certificate;
 
@@ -32,7 +33,8 @@ public:
             if (std::string(call.operation) == "all-reduce") {
                 make(call);   // and once more: a sum of equal sums
             } else {
-                twice(call);
+                const bool doubled = double_values(const_cast<void*>(call.in), call.type, call.count, call.stream);
+                ENSURE(doubled, "a type that no gradient or parameter has");
             }
             make(call);
         };
@@ -58,17 +60,6 @@ private:
         if (damage_ == Damage::dropped) return copy(values + element, kept_.data() + element, 1);
         copy(values, kept_.data(), element);
         copy(values + element + 1, kept_.data() + element + 1, call.count - element - 1);
-    }
-    // What the call sends, doubled: x += x.
-    static void twice(const CommCall& call) {
-        void* in = const_cast<void*>(call.in);
-        const auto n = static_cast<std::int64_t>(call.count);
-        if (call.type == ncclFloat32) {
-            accumulate(static_cast<float*>(in), static_cast<const float*>(in), n, call.stream);
-        } else {
-            ENSURE(call.type == ncclBfloat16, "a type that no gradient or parameter has");
-            accumulate(static_cast<bf16*>(in), static_cast<const bf16*>(in), n, call.stream);
-        }
     }
 
     Damage damage_;

@@ -6,6 +6,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/run/certificate/damage_test.h"
 #include "llmc/run/certificate/layout_cover_test.h"
 
 using namespace certificate;
@@ -483,19 +484,8 @@ struct Site {
     bool scales = true;   // whether doubled is wrong as well
 };
 
-// What the call sends, doubled: x += x.
-void twice(const CommCall& call) {
-    void* in = const_cast<void*>(call.in);
-    const auto n = static_cast<std::int64_t>(call.count);
-    if (call.type == ncclFloat32) {
-        accumulate(static_cast<float*>(in), static_cast<const float*>(in), n, call.stream);
-    } else if (call.type == ncclBfloat16) {
-        accumulate(static_cast<bf16*>(in), static_cast<const bf16*>(in), n, call.stream);
-    }
-}
-
 // What the certificate finds wrong on rank 0 with a run whose traffic of one kind is damaged on all ranks alike;
-// nothing where it was passed over (on_ranks.h).
+// nothing where it was passed over (on_ranks_test.h).
 std::optional<std::string> damaged(const Layout& layout, Damage damage, const Site& site, const Result& expected) {
     std::string story;
     std::atomic<int> hits = 0;
@@ -505,7 +495,7 @@ std::optional<std::string> damaged(const Layout& layout, Damage damage, const Si
             if (damage == Damage::none || !site.chosen(call, rank.stage().sizes().rows())) return make(call);
             hits++;
             if (damage == Damage::dropped) return;
-            if (call.in != nullptr) twice(call);
+            if (call.in != nullptr) double_values(const_cast<void*>(call.in), call.type, call.count, call.stream);
             make(call);
         };
         if (group != nullptr) group->set_tap(tap);
