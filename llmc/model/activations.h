@@ -45,7 +45,7 @@ struct RankSizes {
         shape.masks_documents = documents;
         return shape;
     }
-    int fc_width() const { return (model.mlp == MlpKind::swiglu ? 2 : 1) * F; }
+    int fc_width() const { return (model.gated() ? 2 : 1) * F; }
     int qkv_width() const { return (NH + 2 * KV) * HS; }
     // With the copies that Ulysses makes where there are more ranks than heads of keys and values.
     int attended_width() const { return (NH + 2 * std::max(KV, ulysses)) * HS; }

@@ -210,7 +210,7 @@ std::vector<ModelField> make_fields() {
                                     "an embedding that is learned, as in GPT-2, or rotary (RoPE), as in Llama"),
           {"learned", "rotary"}, false);
     named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
-          {"gelu", "swiglu"}, false);
+          {traits_of(MlpKind::gelu).name, traits_of(MlpKind::swiglu).name}, false);
     named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
     named(field<&Config::qk_norm>("qk-norm", "qk_norm",
                                   "RMSNorm of each head of queries and keys, as in Qwen3, or of whole rows of them, "
@@ -327,9 +327,19 @@ std::string beyond_llmc(const ModelConfig& config) {
     return beyond(config, [](const ModelField& field) { return field.llmc >= 0; });
 }
 
+const MlpTraits& traits_of(MlpKind kind) {
+    static constexpr MlpTraits kinds[] = {
+        {.name = "gelu", .gated = false, .width = 4, .unit = 1, .in_matmul = true},
+        {.name = "swiglu", .gated = true, .width = 8.0 / 3, .unit = 256, .in_matmul = false},
+    };
+    return kinds[static_cast<std::size_t>(kind)];
+}
+
 std::int64_t ModelConfig::mlp_width() const {
     if (own_mlp_width > 0) return own_mlp_width;
-    return mlp == MlpKind::gelu ? 4 * channels : (8 * channels / 3 + 255) / 256 * 256;
+    const MlpTraits& kind = traits_of(mlp);
+    const auto width = static_cast<std::int64_t>(kind.width * static_cast<double>(channels));
+    return (width + kind.unit - 1) / kind.unit * kind.unit;
 }
 
 std::int64_t padded_vocab(std::int64_t vocab_size) {
@@ -425,7 +435,7 @@ double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
         return 6.0 * static_cast<double>(parameter_count(c)) + 6.0 * L * C * T;
     }
     const auto q = static_cast<double>(c.heads * c.head_size()), kv = static_cast<double>(c.kv_heads() * c.head_size());
-    const double of_width = c.mlp == MlpKind::swiglu ? 3 : 2;
+    const double of_width = c.gated() ? 3 : 2;
     const auto width = static_cast<double>(
         c.experts == 0 ? c.mlp_width() : (c.experts_per_token() + c.shared_experts) * c.expert_width());
     const double matrices = of_width * width + static_cast<double>(c.experts);   // that a token meets, C each

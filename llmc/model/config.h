@@ -21,6 +21,14 @@ enum class NormPosition : std::uint8_t { before, after };
 // What tells tokens their order: an embedding of its own, or turned queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
+struct MlpTraits {
+    const char* name;     // value of --mlp
+    bool gated;           // the first layer makes F gates and F ups
+    double width;         // F as a multiple of C where nobody gives it,
+    std::int64_t unit;    // rounded up to a multiple of this
+    bool in_matmul;       // cuBLASLt's epilogues apply the activation and its derivative
+};
+const MlpTraits& traits_of(MlpKind kind);
 // RMSNorm of queries and keys, before they are turned: of each head (Qwen3), or of the heads of a row (OLMo2).
 enum class QkNorm : std::uint8_t { none, head, row };
 // Of a mixture of experts (llmc/kernels/experts/router.cuh).
@@ -62,10 +70,9 @@ struct ModelConfig {
     std::int64_t head_size() const {   // HS
         return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
     }
+    bool gated() const { return traits_of(mlp).gated; }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
-    std::int64_t fc_width() const {   // outputs of the MLP's first layer: F, of SwiGLU gate and up
-        return (mlp == MlpKind::swiglu ? 2 : 1) * mlp_width();
-    }
+    std::int64_t fc_width() const { return (gated() ? 2 : 1) * mlp_width(); }   // outputs of the MLP's first layer
     // K, and the width of an expert; 0 where there are none.
     std::int64_t experts_per_token() const {
         return experts == 0 ? 0 : own_experts_per_token > 0 ? own_experts_per_token : experts == 1 ? 1 : 2;

@@ -205,11 +205,11 @@ private:
         layer.input += 2.5 * attention + machine_.kernel_seconds;
         // norms, sums of the residual stream, and the MLP's nonlinearity where it is a kernel of its own
         const double residual = residual_bytes_ / sizes_.residual_parts, inner = rows_ * sizes_.F * kElement;
-        const bool gated = config_.mlp != MlpKind::gelu, gelu_apart = gated || kElement == 4;
+        const bool gated = config_.gated(), apart = !traits_of(config_.mlp).in_matmul || kElement == 4;
         const int read = gated ? 2 : 1;   // of F channels each
-        layer.forward += 2 * moved(4 * residual) + (gelu_apart ? moved((read + 1) * inner) + pauses : 0);
+        layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner) + pauses : 0);
         layer.input +=
-            2 * (moved(5 * residual) + machine_.kernel_seconds) + (gelu_apart ? moved((2 * read + 1) * inner) : 0);
+            2 * (moved(5 * residual) + machine_.kernel_seconds) + (apart ? moved((2 * read + 1) * inner) : 0);
         if (config_.positions == PositionKind::rotary) {
             const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
             layer.forward += turned + pauses, layer.input += turned;

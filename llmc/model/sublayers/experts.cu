@@ -15,7 +15,7 @@
 namespace {
 
 int fc_width(const ModelConfig& config, std::int64_t width) {
-    return static_cast<int>((config.mlp == MlpKind::swiglu ? 2 : 1) * width);
+    return static_cast<int>((config.gated() ? 2 : 1) * width);
 }
 
 // Work for the queue, which may do it later; or at once, where what it reads is overwritten next.
@@ -45,7 +45,7 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
                         .decays = true});
     };
     auto hidden = [&](std::int64_t width) {
-        return config.mlp == MlpKind::swiglu ? std::vector{width, width} : std::vector{width};
+        return config.gated() ? std::vector{width, width} : std::vector{width};
     };
     add("mlp.router.weight", 1, {E}, C, false);
     if (const std::int64_t S = config.shared_experts * F; S > 0) {

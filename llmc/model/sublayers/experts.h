@@ -71,7 +71,7 @@ private:
     int experts() const { return static_cast<int>(model().experts); }
     int chosen() const { return static_cast<int>(model().experts_per_token()); }
     int rows() const { return tools_.sizes.residual_rows(); }
-    bool gated() const { return model().mlp == MlpKind::swiglu; }
+    bool gated() const { return model().gated(); }
     RouterKind router_kind() const;
     Matrices matrices(const SublayerPlace& place, const char* name, int of_experts) const;
     // The rows that this rank's experts get: of its own tokens, or of all ranks that experts are dealt out to.

@@ -9,7 +9,7 @@
 std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, F = config.mlp_width(), fc = config.fc_width();
     std::vector<std::int64_t> gate_and_up;
-    if (config.mlp == MlpKind::swiglu) gate_and_up = {F, F};
+    if (config.gated()) gate_and_up = {F, F};
     std::vector<ParamRow> rows = Norm::parameters("ln_2", config);
     add_linear(rows, config, "mlp.c_fc", {.rows = fc, .cols = C, .cut = TensorCut::rows, .blocks = gate_and_up},
                {.rows = fc, .cut = TensorCut::rows, .blocks = gate_and_up}, false);
@@ -29,7 +29,7 @@ std::vector<KeptTensor> Mlp::kept(const RankSizes& sizes) {
 std::vector<ScratchTensor> Mlp::scratch(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows();
     std::vector<ScratchTensor> all{{.name = "rows_4c", .elements = R * sizes.fc_width()}};   // dfch
-    if (sizes.model.mlp == MlpKind::swiglu) all.push_back({.name = "dswiglu", .elements = R * sizes.F});
+    if (sizes.model.gated()) all.push_back({.name = "dswiglu", .elements = R * sizes.F});
     return all;
 }
 
@@ -44,15 +44,18 @@ void Mlp::enter(const floatX* entered, Rows rows, const LayerActivations& a) con
     const floatX* const ln2 = at_row(entered, rows, in().in_channels());
     floatX *const fch = at_row(at(a, kPreGelu), rows, in().out_channels()), *const gelu = at_row(at(a, kGelu), rows,
                                                                                                  out().in_channels());
-    if (!gated() && tools().gelu_fusion >= 1) return in().forward_gelu(gelu, fch, ln2, rows.count, tools().stream);
+    if (fused(1)) return in().forward_gelu(gelu, fch, ln2, rows.count, tools().stream);
     in().forward(fch, ln2, rows.count, tools().stream);
     activate(gelu, fch, rows.count);
 }
 
 void Mlp::activate(floatX* out_input, const floatX* in_output, int rows) const {
     const int F = out().in_channels();
-    if (gated()) return swiglu_forward<floatX>(out_input, in_output, rows, F, tools().stream);
-    gelu_forward<floatX>(out_input, in_output, std::int64_t{rows} * F, tools().stream);
+    switch (kind()) {
+        case MlpKind::gelu:
+            return gelu_forward<floatX>(out_input, in_output, std::int64_t{rows} * F, tools().stream);
+        case MlpKind::swiglu: return swiglu_forward<floatX>(out_input, in_output, rows, F, tools().stream);
+    }
 }
 
 void Mlp::recompute_inside(const LayerActivations& a, Recompute level) const {
@@ -60,15 +63,16 @@ void Mlp::recompute_inside(const LayerActivations& a, Recompute level) const {
 }
 
 void Mlp::inside_backward(const floatX* dout, const SublayerBackward& args) const {
-    const int rows = tools().sizes.rows();
+    const int rows = tools().sizes.rows(), F = out().in_channels();
     const floatX* const fch = at(args.a, kPreGelu);
-    if (gated()) {
-        out().backward_input(dswiglu_, dout, rows, tools().stream);
-        return swiglu_backward<floatX>(din(), dswiglu_, fch, rows, out().in_channels(), tools().stream);
+    if (fused(2)) return out().backward_input_gelu(din(), dout, fch, rows, tools().stream);
+    floatX* const dgelu = tools().sizes.model.gated() ? dswiglu_ : din();   // (R, F), of the activation's output
+    out().backward_input(dgelu, dout, rows, tools().stream);
+    switch (kind()) {
+        case MlpKind::gelu:
+            return gelu_backward<floatX>(din(), dgelu, fch, std::int64_t{rows} * F, tools().stream);
+        case MlpKind::swiglu: return swiglu_backward<floatX>(din(), dgelu, fch, rows, F, tools().stream);
     }
-    if (tools().gelu_fusion >= 2) return out().backward_input_gelu(din(), dout, fch, rows, tools().stream);
-    out().backward_input(din(), dout, rows, tools().stream);
-    gelu_backward<floatX>(din(), din(), fch, std::int64_t{rows} * in().out_channels(), tools().stream);
 }
 
 void Mlp::cached_inside(const CachedStep& step) const {

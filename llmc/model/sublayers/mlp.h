@@ -19,7 +19,8 @@ private:
     void recompute_inside(const LayerActivations& a, Recompute level) const override;
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
     void cached_inside(const CachedStep& step) const override;
-    bool gated() const { return tools().sizes.model.mlp == MlpKind::swiglu; }
+    MlpKind kind() const { return tools().sizes.model.mlp; }
+    bool fused(int level) const { return traits_of(kind()).in_matmul && tools().gelu_fusion >= level; }
     void activate(floatX* out_input, const floatX* in_output, int rows) const;
 
     floatX* dswiglu_;   // scratch: (R, F)
