@@ -429,18 +429,22 @@ void check_model_config(const ModelConfig& c) {
             "The padded vocabulary is the vocabulary rounded up to a multiple of 128.");
 }
 
-double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
-    const auto L = static_cast<double>(c.layers), C = static_cast<double>(c.channels), T = static_cast<double>(seq_len);
-    if (beyond(c, [](const ModelField& field) { return field.gpt2; }).empty()) {
-        return 6.0 * static_cast<double>(parameter_count(c)) + 6.0 * L * C * T;
-    }
+double layer_flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
+    const auto C = static_cast<double>(c.channels), T = static_cast<double>(seq_len);
     const auto q = static_cast<double>(c.heads * c.head_size()), kv = static_cast<double>(c.kv_heads() * c.head_size());
     const double of_width = c.gated() ? 3 : 2;
     const auto width = static_cast<double>(
         c.experts == 0 ? c.mlp_width() : (c.experts_per_token() + c.shared_experts) * c.expert_width());
     const double matrices = of_width * width + static_cast<double>(c.experts);   // that a token meets, C each
-    return 3.0 * L * (4.0 * C * (q + kv) + 2.0 * T * q + 2.0 * C * matrices) +
-           6.0 * C * static_cast<double>(c.vocab_size);
+    return 3.0 * (4.0 * C * (q + kv) + 2.0 * T * q + 2.0 * C * matrices);
+}
+
+double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
+    const auto L = static_cast<double>(c.layers), C = static_cast<double>(c.channels), T = static_cast<double>(seq_len);
+    if (beyond(c, [](const ModelField& field) { return field.gpt2; }).empty()) {
+        return 6.0 * static_cast<double>(parameter_count(c)) + 6.0 * L * C * T;
+    }
+    return L * layer_flops_per_token(c, seq_len) + 6.0 * C * static_cast<double>(c.vocab_size);
 }
 
 std::string describe(const ModelConfig& c) {

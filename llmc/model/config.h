@@ -143,10 +143,14 @@ void check_model_config(const ModelConfig& config);
 // N: all parameters, padding and positions included, as llm.c counts them.
 std::int64_t parameter_count(const ModelConfig& config);
 
+// Floating point operations of the matmuls of one layer, forward and backward, for one token of a sequence of
+// `seq_len`: 3 [4C HS (NH + kv heads) + 2T NH HS + 6CF], 4CF without a gate; with experts those that a token meets,
+// (K + shared) F in place of F, and the router's 2CE.
+double layer_flops_per_token(const ModelConfig& config, std::int64_t seq_len);
+
 // Floating point operations of forward and backward for one token of a sequence of `seq_len`. A GPT-2: 6N for the
-// matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it. Of
-// other models the matmuls alone: 3L [4C HS (NH + kv heads) + 2T NH HS + 6CF] + 6CV (4CF without a gate); with experts
-// those that a token meets, (K + shared) F in place of F, and the router's 2CE.
+// matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it.
+// Other models: the matmuls alone, those of L layers and 6CV.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
 // One line: "12 layers, 12 heads of 64, 768 channels, 1024 positions, vocabulary 50257 (padded 50304), ... parameters".

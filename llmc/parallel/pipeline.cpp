@@ -5,11 +5,11 @@
 
 #include "llmc/base/profile_range.h"
 
-// Multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2 tokens on
-// average). The embedding moves data only, as two or three norms do.
+// Balances by the operations of a token's matmuls, in those of a layer. The embedding moves data only, as two or three
+// norms do.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
-    const double C = static_cast<double>(config.channels), layer = 12 * C * C + T * C;
-    const double classifier = static_cast<double>(config.padded_vocab_size) * C / layer, embedding = 0.1;
+    const double embedding = 0.1, classifier = 6 * static_cast<double>(config.padded_vocab_size * config.channels) /
+                                               layer_flops_per_token(config, T);
     const int pieces = shape.stages * shape.chunks;
     const std::vector<LayerRange> layers = balance_layers(config.layers, pieces, embedding, classifier);
     std::vector<Chunk> chunks;
