@@ -19,8 +19,7 @@
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
 //   stage 0: 2fPg    stage 1: fP(g + p)    stage 2: fP(mg + p)    stage 3: mfP(2p + g)
 // but for what stage 3 fetches once a micro-batch: the head, because nothing comes between its forward and its
-// backward, and an embedding that is not the classifier, because only forward reads it. Beside these, loss, norm and
-// requests to stop in one all-reduce of all ranks: 2f x 40 bytes a step at every stage. `zero_traffic` says it to the
+// backward, and an embedding that is not the classifier, because only forward reads it. `zero_traffic` says it to the
 // byte.
 //
 // Where R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
@@ -91,17 +90,13 @@ struct ZeroMemory {
 ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                        double optimizer_bytes);
 
-// Doubles that all ranks add in a step, in one all-reduce: Step::Numbers (llmc/run/step.cu).
-inline constexpr std::size_t numbers_of_step = 5;
-
 // Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
 // included.
 struct ZeroTraffic {
     double reduce = 0, gather = 0;               // gradients, parameters; in the ZeRO group
     double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner
     double replicas = 0;                         // gradients, between groups
-    double numbers = 0;   // loss, requests to stop, checkpoints written, norm; loads and losses of experts
-    double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas + numbers; }
+    double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas; }
 };
 ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
                          double gradient_bytes);

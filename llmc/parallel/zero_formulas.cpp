@@ -65,10 +65,5 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
     for (const UnitPlace& unit : storage.units()) {
         for (const SpanPlace& span : unit.spans) add_span(unit, span);
     }
-    const int all = mesh.size();
-    const ModelConfig& model = storage.table().config();
-    const double of_experts =
-        model.experts == 0 ? 0 : 4.0 * static_cast<double>(model.layers * model.experts) + 2 * sizeof(double);
-    traffic.numbers = 2.0 * (all - 1) / all * (sizeof(double) * numbers_of_step + of_experts);
     return traffic;
 }

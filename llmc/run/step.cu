@@ -16,7 +16,6 @@ struct Step::Numbers {
     double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
     GradNorm norm;
 
-    static constexpr std::size_t sums = numbers_of_step;
 };
 
 namespace {
@@ -34,6 +33,13 @@ std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena&
 
 }   // namespace
 
+double step_sum_bytes(const MeshShape& mesh, const ModelConfig& model) {
+    const double f = static_cast<double>(mesh.size() - 1) / mesh.size();
+    const double counts = sizeof(std::int32_t) * static_cast<double>(model.layers * model.experts);
+    const double experts = model.experts == 0 ? 0 : counts + 2 * sizeof(double);   // and two losses
+    return 2 * f * (sizeof(double) * step_sums + experts);
+}
+
 Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage),
       grad_clip_(options.grad_clip),
@@ -43,7 +49,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       zero_(zero_of(stage, groups, arena)),
       partial_(make_partial_gradients(stage, groups, arena)),
       pipeline_(stage, arena, groups.links) {
-    static_assert(offsetof(Numbers, sum_of_squares) == (Numbers::sums - 1) * sizeof(double));
+    static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
     const ShardPlace& place = stage.storage().place();
     ENSURE(groups.all != nullptr || place.mesh.size() == 1, "a mesh of ", place.mesh.size(),
            " ranks without a communicator of all");
@@ -87,7 +93,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     if (partial_) partial_->reduce();
     exchange_tied_gradients();
     optimizer_->sum_squares(&numbers->sum_of_squares);
-    if (groups_.all) groups_.all->all_reduce(&numbers->loss, Numbers::sums, ReduceOp::sum, stream);
+    if (groups_.all) groups_.all->all_reduce(&numbers->loss, step_sums, ReduceOp::sum, stream);
     add_expert_totals();
     finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
 }

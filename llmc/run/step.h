@@ -27,6 +27,13 @@ struct StepResult {
     std::optional<ExpertLoad> experts = {};   // none where the model has no experts
 };
 
+// Doubles that all ranks add in a step, in one all-reduce: loss, requests to stop and checkpoints written (StopVotes),
+// and at the end the sum of squares of the gradients.
+inline constexpr std::size_t step_sums = 5;
+
+// Bytes that a rank sends in a step for these, and for the loads and losses of experts.
+double step_sum_bytes(const MeshShape& mesh, const ModelConfig& model);
+
 class Step {
 public:
     // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward

@@ -203,7 +203,7 @@ TEST_CASE("certificate: gradients of heads that ranks share, not summed or count
             });
             rank.groups().all->set_tap([&](const CommCall& call, const Communicator::Make& make) {
                 if (counts_twice && me.world.at().tp > 0 && call.type == ncclFloat64) {
-                    add_squares_of_copies(rank, static_cast<double*>(call.out) + numbers_of_step - 1, call.stream);
+                    add_squares_of_copies(rank, static_cast<double*>(call.out) + step_sums - 1, call.stream);
                 }
                 make(call);
             });

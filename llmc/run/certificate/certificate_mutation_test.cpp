@@ -3,7 +3,6 @@
 #include <atomic>
 #include <sstream>
 
-#include "llmc/parallel/zero.h"
 #include "llmc/run/certificate/certificate_test.h"
 #include "llmc/run/certificate/damage_test.h"
 
@@ -130,7 +129,7 @@ bool is(const CommCall& call, const char* operation) { return std::string(call.o
 
 std::vector<Site> sites(int zero, int gathers, int reductions) {
     auto sums = [](int, const CommCall& call) { return is(call, "all-reduce") && call.type == ncclFloat64; };
-    constexpr int loss = 0, norm = numbers_of_step - 1;   // elements of Step::Numbers (step.cu)
+    constexpr int loss = 0, norm = step_sums - 1;   // elements of Step::Numbers (step.cu)
     // the first or the second half of what a step makes of this kind, or all
     auto part = [](const char* operation, int begin, int end) {
         return [=, seen = 0, last = -1](int number, const CommCall& call) mutable {

@@ -6,7 +6,6 @@
 #include "llmc/kernels/optim/update.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/parallel/tensor_parallel.h"
-#include "llmc/parallel/zero.h"
 #include "llmc/run/certificate/certificate_test.h"
 
 using namespace certificate;
@@ -91,7 +90,7 @@ TEST_CASE("certificate: the norm with what tp does not cut counted on every rank
     const auto damage = [&hits](Rank& rank, TestRank& me) {
         if (me.world.at().tp == 0) return;
         rank.groups().all->set_tap([&](const CommCall& call, const Communicator::Make& make) {
-            if (call.type == ncclFloat64 && call.count == numbers_of_step) {
+            if (call.type == ncclFloat64 && call.count == step_sums) {
                 double squares = 0;
                 const ModelState<float>& gradients = std::get<Gradients<float>>(rank.stage().gradients()).kept();
                 for (const TensorPlace& place : rank.stage().storage().tensors()) {
@@ -101,7 +100,7 @@ TEST_CASE("certificate: the norm with what tp does not cut counted on every rank
                         squares += static_cast<double>(g) * static_cast<double>(g);
                     }
                 }
-                double* const sum = static_cast<double*>(call.out) + numbers_of_step - 1;
+                double* const sum = static_cast<double*>(call.out) + step_sums - 1;
                 double own = 0;
                 CUDA_CHECK(cudaMemcpyAsync(&own, sum, sizeof own, cudaMemcpyDeviceToHost, call.stream));
                 CUDA_CHECK(cudaStreamSynchronize(call.stream));
