@@ -24,8 +24,8 @@ struct Allocation {
     const void* address;
 };
 
-// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written. That of a
-// counting arena has a size but no memory: nothing is copied.
+// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written. A buffer
+// of a counting arena has a size but no memory, and its copies do nothing.
 template <class T>
 class DeviceBuffer {
 public:
@@ -66,7 +66,8 @@ private:
 class Arena {
 public:
     Arena() = default;
-    // One that only counts: to know what a run takes before it does. What is made with it must not compute.
+    // Makes an arena that only counts: it tells how much memory a run takes before the run takes any. Do not compute
+    // with its buffers.
     static Arena counting() {
         Arena arena;
         arena.counts_ = true;

@@ -26,7 +26,7 @@ const char* name_of(const Value& value) {
     return "?";
 }
 
-// "a|b|c", each value once.
+// Returns "a|b|c", each value once.
 template <class Value>
 std::string names_of() {
     std::string list;
