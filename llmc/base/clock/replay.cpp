@@ -151,8 +151,7 @@ void Replay::settle_exchanges() {
         for (const int side : exchange.sides) {
             if (node_of(sides_[static_cast<std::size_t>(side)]) != node_of(first)) exchange.between_nodes = true;
         }
-        if (static_cast<int>(exchange.sides.size()) < exchange.expected) at(exchange.moment).missing++;   // never
-                                                                                                          // happens
+        if (static_cast<int>(exchange.sides.size()) < exchange.expected) at(exchange.moment).missing++;   // for ever
     }
     for (std::size_t i = 0; i < operations_.size(); i++) {
         const std::vector<Exchange>& own = operations_[i].step->work.exchanges;

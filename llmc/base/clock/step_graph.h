@@ -92,8 +92,7 @@ struct Span {
     int stream;
     std::string name;
     double begin;    // its stream has come to it
-    double active;   // its peers have come too, and the links are free; equals `begin` for an operation without
-                     // exchanges
+    double active;   // its peers have come too, and the links are free; `begin` without exchanges
     double end;
 };
 
