@@ -1,4 +1,4 @@
-// What watches over a run: values that are not finite, and values far out of line.
+// Detects outliers: values far from the recent mean.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ public:
     struct State {
         std::array<double, kWindow> values{};
         int count = 0;   // values seen, up to kWindow
-        int next = 0;    // where the next one goes once the window is full
+        int next = 0;    // index of the next value once the window is full
         double sum = 0, sum_of_squares = 0;
     };
 
