@@ -3,7 +3,7 @@
 // An index of the program: options -> processes and devices -> data and model -> training loop -> exit code. The parts
 // are in
 //   llmc/cli/command_line.h  the command line         llmc/process/world.h  this process among the others
-//   llmc/run/run_inputs.h    what a run starts from   llmc/data/loader.h    token files and the sample order
+//   llmc/run/run_inputs.h    the inputs of a run      llmc/data/loader.h    token files and the sample order
 //   llmc/run/trainer.h       the training loop        llmc/run/step.h       one step of it
 //   llmc/model/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.

@@ -1,4 +1,4 @@
-// Device memory: every allocation has a name and an owner, and the table of all of them can be printed.
+// Allocates device memory: every allocation has a name and an owner, and the table of all can be printed.
 //
 // The host reaches device memory only through the copies of DeviceBuffer. Kernels get `data()`.
 // An Arena owns the sum: it hands out buffers, keeps the high-water mark, and prints who holds how much.
@@ -39,7 +39,8 @@ public:
     void upload(std::span<const T> source, cudaStream_t stream, std::size_t offset = 0) const {
         ENSURE(offset + source.size() <= count_, "upload past the end of a buffer of ", count_, " elements");
         if (!memory_) return;
-        CUDA_CHECK(cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
     }
 
     // Copies device to host after the stream's earlier work, and waits for it.
@@ -75,17 +76,17 @@ public:
     }
 
     // Allocates `count` elements, 256-byte aligned or better. Names read "group/tensor" ("gradients/h.3").
-    // Throws Error(no_device) with the table of what is held when the device has no room.
+    // Throws Error(no_device) with the table of allocations if the device has no room.
     template <class T>
     DeviceBuffer<T> allocate(std::string name, std::size_t count) {
         return DeviceBuffer<T>(allocate_bytes(std::move(name), count * sizeof(T)), count);
     }
 
-    std::size_t bytes() const;        // held now
+    std::size_t bytes() const;        // allocated now
     std::size_t high_water() const;   // the most ever held at once
     std::vector<Allocation> allocations() const;
 
-    // One line per group: bytes, share, number of buffers; then the sum and the high-water mark.
+    // Returns a line per group: bytes, share, number of buffers; then the sum and the high-water mark.
     std::string table() const;
 
 private:

@@ -1,7 +1,7 @@
 // Errors of the program: what went wrong, of which kind, and what to do about it.
 //
 // Every error a person can cause or meet (a wrong flag, a broken file, a missing device, a full disk) is thrown as an
-// Error and reaches main, which prints it and exits with the code of its kind. Never an assert on data.
+// Error and reaches main, which prints it and exits with the code of its kind. Data is never checked by an assert.
 // A message says what was found, where (file, offset, flag), and what was expected; the hint says what to do.
 #pragma once
 

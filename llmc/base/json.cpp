@@ -82,7 +82,7 @@ private:
     TextBuffer buffer_;
     std::size_t read_ = 0;   // bytes up to the end of the last token (after a number, one byte more)
     Json root_;
-    std::vector<Json*> open_;   // arrays and objects being read, innermost last: only that one grows
+    std::vector<Json*> open_;   // arrays and objects being read, innermost last; only the last one grows
     Json* member_ = nullptr;    // member of the innermost object whose value comes next
 };
 

@@ -83,7 +83,7 @@ public:
     Json* add(const std::string& key, Json value);
     Json& append(Json value);   // to an array
 
-    // Numbers are equal by value, objects when they have equal members in any order.
+    // Compares numbers by value, and objects by their members in any order.
     friend bool operator==(const Json& a, const Json& b);
 
 private:

@@ -14,7 +14,7 @@ struct Random4 {
     std::uint32_t x, y, z, w;
 };
 
-// Mixes 64 bits well (the finaliser of splitmix64).
+// Mixes 64 bits (the finaliser of splitmix64).
 __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -30,7 +30,7 @@ constexpr std::uint64_t name_hash(std::string_view name) {
     return hash;
 }
 
-// The key of a tensor's random numbers; `tensor` is the hash of its name.
+// Returns the key of a tensor's random numbers; `tensor` is the hash of its name.
 __host__ __device__ inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t tensor) {
     return mix64(mix64(seed) ^ tensor);
 }

@@ -17,8 +17,8 @@
 //
 // manifest.json: {"format": "train_gpt checkpoint", "version": 3, "step": 7,
 //                 "files": {"config.json": {"bytes": 123, "xxh3_128": "32 hexadecimal digits"}, ...}}
-// Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as their headers.
-// Version 2, which is read too, has "xxh3" of 16 digits.
+// Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as in their headers.
+// Version 2 can be read too; it has "xxh3" of 16 digits.
 // This file does not know what the files hold (llmc/run/training_state.h).
 #pragma once
 

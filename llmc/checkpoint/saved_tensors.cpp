@@ -26,7 +26,7 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit) {
 // stage that writes it; `state`: null for the parameters.
 template <class Use>
 void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
-    int writer = 0;   // units are dealt in turns
+    int writer = 0;   // units are dealt out in turns
     for (const UnitPlace& unit : tensors.storage().units()) {
         const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
         for (int param : params) use(writer, unit.unit, param, nullptr);

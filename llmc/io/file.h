@@ -37,7 +37,7 @@ public:
     virtual std::unique_ptr<File> open(
         const std::string& path) const = 0;                              // to read; a regular file, or a link to one
     virtual std::unique_ptr<File> create(const std::string& path) = 0;   // to write, empty
-    virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end, made if missing
+    virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end; creates a missing file
     virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
     virtual void link(const std::string& from, const std::string& to) = 0;     // a second name of the same file
     virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing

@@ -1,4 +1,4 @@
-// Safetensors files: named tensors that Hugging Face and everyone else can read.
+// Reads and writes safetensors files: named tensors in the format of Hugging Face.
 //
 //   bytes        what
 //   0 .. 7       n: length of the header, uint64, little-endian, at most 100 000 000

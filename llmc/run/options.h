@@ -38,10 +38,10 @@ struct ExportOptions {
 
 // Options of `plan` only.
 struct PlanOptions {
-    std::string gpu = "H100", machine;   // a name from the table; a file, which wins
-    std::string link_intra, link_inter;  // "GB/s,us"; empty: the machine's
-    std::string tokens;                  // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
-    double price = 0;                    // per GPU-hour
+    std::string gpu = "H100", machine;    // a name from the table; a file, which wins
+    std::string link_intra, link_inter;   // "GB/s,us"; empty: the machine's
+    std::string tokens;                   // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
+    double price = 0;                     // per GPU-hour
     bool search = false, json = false;
     std::string svg;       // file for the picture
     std::string compare;   // folder of a run
@@ -57,8 +57,8 @@ struct Options : OptimizerOptions {
     std::string val_data = "data/tinyshakespeare/*val*.bin";       // as train_data
     std::string data_schedule;                                     // file with the mixture's phases; empty: none
     bool overfit_single_batch = false;
-    bool document_mask = false;   // documents of a sequence do not see each other
-    bool boundary_loss = true;    // the last token of a document has a loss
+    bool document_mask = false;     // documents of a sequence do not see each other
+    bool boundary_loss = true;      // the last token of a document has a loss
     int samples_of = 0;             // step whose samples `data` shows
     std::int64_t inspect_at = -1;   // token from which on `data` shows text; -1: none
 
@@ -89,7 +89,7 @@ struct Options : OptimizerOptions {
     float final_lr_frac = 1.0f;                     // final learning rate over lr
     int decay_steps = 0;                            // for wsd; 0: a fifth of all steps
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
-    int spike_rewind = 0;   // times that outliers may rewind to the same checkpoint; 0: never
+    int spike_rewind = 0;                           // times that outliers may rewind to the same checkpoint; 0: never
 
     // validation and sampling
     int val_every = 20;         // steps; 0: never
@@ -102,7 +102,7 @@ struct Options : OptimizerOptions {
     float temperature = 1.0f;    // 0: always the likeliest token
     bool hellaswag = false;      // evaluates it with every validation but the first
     std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
-    std::string evaluations;     // more of question_sources: NAME or NAME=FILE
+    std::string evaluations;   // more of question_sources: NAME or NAME=FILE
 
     // output
     std::string output_dir;           // empty: write nothing

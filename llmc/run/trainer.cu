@@ -183,7 +183,7 @@ void Trainer::choose_algorithms() {
     // a step's first micro-batch overwrites gradients, the second adds to them; a pipeline is filled twice
     take_batch_of_tokens(std::min(tokens_.at(next), 2 * options_.pp * options_.tokens_per_micro_step()));
     step.gradients(schedule_, reader(), 1.0f);
-    step.result();   // waits
+    step.result();   // waits for the step
     agree_on_algorithms();
     matmul.stop_trying();
     cut_sequences(options_.seq_len);

@@ -3,7 +3,7 @@
 //
 // Files of a checkpoint:
 //   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (saved_tensors.h)
-//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    where the data has a tokenizer
+//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    if the data has a tokenizer
 //   run.json                            everything else: RunState
 //   router_bias.safetensors             if routers choose with biases (llmc/model/sublayers/router_bias.h)
 //   matmul.json                         the matmul algorithms (matmul_choices.h)

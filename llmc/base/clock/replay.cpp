@@ -35,7 +35,7 @@ void Replay::add(Before& before, int moment, int rank) {
     for (int i = 0; i < before.count; i++) {
         if (before.moments[i] == moment) return;
     }
-    if (before.count == static_cast<int>(std::size(before.moments))) {   // one that waits for them all
+    if (before.count == static_cast<int>(std::size(before.moments))) {   // a moment that waits for them all
         const int all = add_moment(0, rank, before);
         before = {1, {all}};
     }
@@ -367,7 +367,7 @@ private:
     std::vector<char> free_;     // per operation: its exchanges cost nothing
     std::vector<int> missing_;   // per moment: moments before it that have not happened
     std::vector<double> begin_, end_;
-    std::vector<Way> ways_;   // by rank, whether between nodes, whether out
+    std::vector<Way> ways_;   // index: rank * 4 + 2 * between nodes + out
     std::vector<Way*> taken_ways_;
     Queue ready_, ends_;
     std::vector<int> forecast_;                   // per moment: number of the latest forecast of its end
@@ -408,7 +408,7 @@ Timeline replay(const std::vector<Recording>& ranks, const CostModel& costs) {
 
 namespace {
 
-// The stream's active times, which do not overlap and are in order.
+// Returns the stream's active times, in order and without overlaps.
 std::vector<std::pair<double, double>> active_times(const std::vector<Span>& spans, int rank, int stream) {
     std::vector<std::pair<double, double>> times;
     for (const Span& span : spans)

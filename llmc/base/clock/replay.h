@@ -15,7 +15,7 @@ struct FreeExchanges {
     bool slow_nothing = false;                          // work beside communication has the whole device
 };
 
-// When everything happened, in seconds from the beginning.
+// Times of all operations and host waits, in seconds from the beginning.
 struct Times {
     double seconds = 0;                            // until the last operation ends and the last host goes on
     std::vector<double> begin, active, end;        // by operation, as in a Span

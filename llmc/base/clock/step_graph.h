@@ -31,7 +31,7 @@ namespace virtual_clock {
 // A rendezvous with other ranks within an operation: it begins when all of them have come.
 struct Exchange {
     std::uint64_t key;   // unique to this exchange and equal on every rank that takes part
-    int ranks;           // how many take part
+    int ranks;           // number that take part
     double sends = 0;    // bytes, from this rank
     double receives = 0;
     bool between_nodes = false;   // some rank that takes part is on another node, also where that rank is not replayed
@@ -48,7 +48,7 @@ struct Work {
 struct RecordedStep {
     enum class Kind { operation, event_recorded, event_awaited, host_waited_for_stream, host_waited_for_event };
     Kind kind;
-    int stream = 0;             // as Recorder counts them; unused where the host waits for an event
+    int stream = 0;             // number that Recorder gave it; unused if the host waits for an event
     std::uint64_t record = 0;   // the event's number; unused by other kinds
     std::string name;           // set only for an operation, as are the members below
     const char* file = "";

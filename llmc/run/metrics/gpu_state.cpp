@@ -25,7 +25,7 @@ std::string bus_of(const Properties& device) {
 }   // namespace
 
 GpuMonitor::GpuMonitor(const char* library) {
-    void* const nvml = dlopen(library, RTLD_NOW | RTLD_LOCAL);   // stays loaded
+    void* const nvml = dlopen(library, RTLD_NOW | RTLD_LOCAL);   // never closed
     if (nvml == nullptr) return;
     bool found = true;
     const auto find = [&](const char* name, auto& function) {

@@ -25,7 +25,7 @@ SlowestRank::SlowestRank(Stage& stage, Communicator* all, Arena& arena)
       of_all_(own_.values().size()) {
     if (all_ == nullptr) return;
     sums_ = arena.allocate<double>("step/times of ranks", own_.values().size());
-    if (stage.storage().place().zero_stage == 0) return;   // no pass waits for other ranks
+    if (stage.storage().place().zero_stage == 0) return;   // without ZeRO no pass waits for other replicas
     inner_ = stage.hooks();
     stage.set_hooks(this);
 }

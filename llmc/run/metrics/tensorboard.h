@@ -1,4 +1,4 @@
-// Event files that TensorBoard reads: `tensorboard --logdir FOLDER` on the output folders of runs.
+// Writes event files for TensorBoard: `tensorboard --logdir FOLDER` reads the output folders of runs.
 //
 // The file is a TFRecord file: records of
 //   uint64 length | uint32 masked CRC of these 8 bytes | length bytes | uint32 masked CRC of those
