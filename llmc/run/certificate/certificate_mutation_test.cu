@@ -59,7 +59,7 @@ private:
         copy(values, kept_.data(), element);
         copy(values + element + 1, kept_.data() + element + 1, call.count - element - 1);
     }
-    // What the call sends, doubled: x += x.
+    // Doubles the sent values: x += x.
     static void twice(const CommCall& call) {
         void* in = const_cast<void*>(call.in);
         const auto n = static_cast<std::int64_t>(call.count);
@@ -78,8 +78,7 @@ private:
     int next_ = 0, hits_ = 0;
 };
 
-// What the certificate finds wrong with a run that is damaged so, as rank 0 sees it; nothing where too few processes
-// were started for it.
+// Findings of the certificate on rank 0 for a damaged run; none if too few processes were started.
 struct Verdict {
     std::string story;
     int hits = 0, calls_per_step = 0;
