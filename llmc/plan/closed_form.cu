@@ -14,10 +14,10 @@ namespace {
 // Seconds of one layer and micro-batch on one rank.
 struct LayerTime {
     double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
-    double tensor_bytes = 0, tensor_seconds = 0;      // exchanges of tensor parallelism
+    double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
     double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
     double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
-    double context_bytes = 0, context_exposed = 0;   // exchanges of context parallelism
+    double context_bytes = 0, context_exposed = 0;   // bytes sent and exposed seconds by context parallelism
     double compute() const { return forward + input + weight + recompute; }
     double tensor_exposed() const { return tensor_forward + tensor_backward; }
     double forward_seconds() const { return forward + tensor_forward + context_exposed / 3; }
@@ -349,8 +349,8 @@ private:
         const double forward = layers * layer.forward_seconds(),
                      backward = layers * (layer.input_seconds() + layer.weight);
         const double one = reduce / times, last = one * first / kept;
-        // The next micro-batch's forward can run while gradients in buffers of their own travel: the embedding's, which
-        // most pipeline stages do not have, and those of zero_layer_sets layers.
+        // The next micro-batch's forward can run while gradients travel that have buffers of their own: the embedding's,
+        // which most pipeline stages do not have, and those of zero_layer_sets layers.
         const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
         const double tail = std::min(one, one * free / kept) - backward / layers;
         const double fetch = o_.zero == 3 ? gather / fetches : 0;

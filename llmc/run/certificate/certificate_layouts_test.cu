@@ -495,7 +495,7 @@ void twice(const CommCall& call) {
 }
 
 // Returns the certificate's findings on rank 0 for a run whose traffic of one kind is damaged on all ranks alike;
-// nothing if it was skipped (on_ranks.h).
+// nothing if it was skipped (on_ranks_test.h).
 std::optional<std::string> damaged(const Layout& layout, Damage damage, const Site& site, const Result& expected) {
     std::string story;
     std::atomic<int> hits = 0;
