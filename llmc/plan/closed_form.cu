@@ -349,8 +349,8 @@ private:
         const double forward = layers * layer.forward_seconds(),
                      backward = layers * (layer.input_seconds() + layer.weight);
         const double one = reduce / times, last = one * first / kept;
-        // The next micro-batch's forward can run while gradients travel that have buffers of their own: the embedding's,
-        // which most pipeline stages do not have, and those of zero_layer_sets layers.
+        // The next micro-batch's forward can run while gradients travel that have buffers of their own: the
+        // embedding's, which most pipeline stages do not have, and those of zero_layer_sets layers.
         const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
         const double tail = std::min(one, one * free / kept) - backward / layers;
         const double fetch = o_.zero == 3 ? gather / fetches : 0;
