@@ -3,7 +3,7 @@
 // An index of the program: options -> processes and devices -> data and model -> training loop -> exit code. The parts
 // are in
 //   llmc/cli/command_line.h  the command line         llmc/process/world.h  this process among the others
-//   llmc/run/run_inputs.h    what a run starts from   llmc/data/loader.h    token files and the sample order
+//   llmc/run/run_inputs.h    the inputs of a run      llmc/data/loader.h    token files and the sample order
 //   llmc/run/trainer.h       the training loop        llmc/run/step.h       one step of it
 //   llmc/model/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
@@ -44,15 +44,15 @@ namespace {
 
 std::string name_of_device() { return device_properties().name; }
 
-// Bytes of the device that are taken, by whomever.
+// Bytes of the device in use, by any process.
 std::size_t device_bytes_taken() {
     std::size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return total_bytes - free_bytes;
 }
 
-// Puts into the output folder what the run is asked to do; what differs from what it was asked before is told.
-// Collective.
+// Records the run's options and this start in the output folder, and prints the options that differ from the last
+// start. Collective.
 void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, Agreement& agreement,
                 Communicator* all, const Log& log) {
     const std::vector<std::string> hosts = agreement.gather(own_host_name());
@@ -66,7 +66,7 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     record.options = asked.texts;
     record.data = inputs.data;
     record.starts.push_back(describe_start({after_step, precision_name, name_of_device(), hosts, changed}));
-    const Communicator::LocalWork work(all, "writes a file");   // the others go on to where they wait for this rank
+    const Communicator::LocalWork work(all, "writes a file");   // the others go on and wait for this rank later
     write_run_record(real_files(), folder, record);
 }
 
@@ -78,12 +78,12 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     open_device(world.place().local_rank);
     RunInputs inputs = find_inputs(options, world, signals, log);
 
-    // what lives on the device
+    // device: weights and everything that computes
     OwnedStream stream;
     check_hardware(stream.get());
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
     const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
-    const std::size_t taken_before = device_bytes_taken();   // by others, and by NCCL for its communicators
+    const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());
     Stage& stage = parts.stage;
@@ -94,13 +94,13 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const auto evaluations = make_evaluations(options, step, arena, inputs.tokenizer_folder());
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
-    // where it left off
+    // resume: state of the last checkpoint, and the run's records
     const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, log);
     const std::string about_attention =
         settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
-    Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may come here at any time
+    Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may arrive at different times
     record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step, options.tensorboard);
@@ -116,7 +116,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
                      groups, &world});
     if (state) trainer.restore(*state);
 
-    // what the run is, before its first step
+    // tables printed before the first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
     log.block(settings_table(options, {name_of_device(), precision_name, peak, stage.attention(), inputs.origin(),
                                        inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
@@ -143,17 +143,18 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     return end == RunEnd::signal ? static_cast<int>(ErrorKind::resumable) : 0;
 }
 
-// Among several processes errors say whose they are; what all of them find alike, before they have met, only one says.
+// Returns "rank R: " for messages if there are several processes. Errors that all ranks find before they have met are
+// printed by one rank only (is_repeated).
 std::string whose(const StartupOptions& startup) {
     const int ranks = startup.ranks > 0 ? startup.ranks : read_launch_environment().ranks;
     return ranks > 1 ? text("rank ", own_rank(startup), ": ") : "";
 }
 
-// What every rank finds on its command line the first one of each machine says.
+// Returns true for a usage error on a rank that is not the first of its machine: the first one prints it.
 bool is_repeated(const std::exception& error) {
     try {
         return exit_code_of(error) == static_cast<int>(ErrorKind::usage) && read_launch_environment().local_rank > 0;
-    } catch (const Error&) {   // the environment is what is wrong
+    } catch (const Error&) {   // the environment itself is wrong
         return false;
     }
 }
@@ -161,7 +162,7 @@ bool is_repeated(const std::exception& error) {
 }   // namespace
 
 int main(int argc, char** argv) {
-    // before any library starts a thread
+    // must come before any library starts a thread
     StopSignals* const signals = asks_for_steps(argc, argv) ? &take_stop_signals() : nullptr;
     std::string who;
     try {

@@ -1,4 +1,4 @@
-// Device memory: every allocation has a name and an owner, and the table of all of them can be printed.
+// Allocates device memory: every allocation has a name and an owner, and the table of all can be printed.
 //
 // The host reaches device memory only through the copies of DeviceBuffer. Kernels get `data()`.
 // An Arena owns the sum: it hands out buffers, keeps the high-water mark, and prints who holds how much.
@@ -24,8 +24,8 @@ struct Allocation {
     const void* address;
 };
 
-// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written. That of a
-// counting arena has a size but no memory: nothing is copied.
+// A named, typed piece of device memory, freed with its last reference. Contents are undefined until written. A buffer
+// of a counting arena has a size but no memory, and its copies do nothing.
 template <class T>
 class DeviceBuffer {
 public:
@@ -66,7 +66,8 @@ private:
 class Arena {
 public:
     Arena() = default;
-    // One that only counts: to know what a run takes before it does. What is made with it must not compute.
+    // Makes an arena that only counts: it tells how much memory a run takes before the run takes any. Do not compute
+    // with its buffers.
     static Arena counting() {
         Arena arena;
         arena.counts_ = true;
@@ -74,17 +75,17 @@ public:
     }
 
     // Allocates `count` elements, 256-byte aligned or better. Names read "group/tensor" ("gradients/h.3").
-    // Throws Error(no_device) with the table of what is held when the device has no room.
+    // Throws Error(no_device) with the table of allocations if the device has no room.
     template <class T>
     DeviceBuffer<T> allocate(std::string name, std::size_t count) {
         return DeviceBuffer<T>(allocate_bytes(std::move(name), count * sizeof(T)), count);
     }
 
-    std::size_t bytes() const;        // held now
+    std::size_t bytes() const;        // allocated now
     std::size_t high_water() const;   // the most ever held at once
     std::vector<Allocation> allocations() const;
 
-    // One line per group: bytes, share, number of buffers; then the sum and the high-water mark.
+    // Returns a line per group: bytes, share, number of buffers; then the sum and the high-water mark.
     std::string table() const;
 
 private:

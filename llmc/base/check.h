@@ -8,8 +8,8 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
-// What to do where a device has too little memory. (--recompute auto goes by a device's whole memory, not by what
-// others have left of it.)
+// Advice for a device with too little memory. (--recompute auto goes by the device's whole memory, not by what others
+// have left of it.)
 inline constexpr const char* kHowToSaveMemory =
     "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
 
@@ -19,6 +19,6 @@ inline void cuda_check(cudaError_t status, const char* call, const char* file, i
     if (status != cudaSuccess) cuda_failed(status, call, file, line);
 }
 
-cudaDeviceProp device_properties();   // of the device that this thread uses
+cudaDeviceProp device_properties();   // properties of the device that this thread uses
 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)

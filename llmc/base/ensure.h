@@ -1,8 +1,8 @@
-// Checks on what the program itself believes, for code that knows no device; check.h has them and those of CUDA calls.
+// Checks on what the program itself believes, for code that knows no device; check.h adds the checks of CUDA calls.
 //
 //   ENSURE(condition, "what is wrong: ", value)   an invariant of the program; failing is a bug (exit code 70)
 //
-// Data is never checked with it: a file or flag that is wrong throws an Error of its own kind with a hint.
+// Never check data with it: a file or flag that is wrong throws an Error of its own kind with a hint.
 #pragma once
 
 #include "llmc/base/error.h"

@@ -3,7 +3,7 @@
 //   template <>
 //   struct EnumNames<Fruit> { static constexpr EnumName<Fruit> list[]{{"apple", Fruit::apple}, ...}; };
 //
-// The first name of a value is the one that is printed; others are read too.
+// Prints the first name of a value; reads the others too.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ const char* name_of(const Value& value) {
     return "?";
 }
 
-// "a|b|c", each value once.
+// Returns "a|b|c", each value once.
 template <class Value>
 std::string names_of() {
     std::string list;

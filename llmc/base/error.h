@@ -1,7 +1,7 @@
 // Errors of the program: what went wrong, of which kind, and what to do about it.
 //
 // Every error a person can cause or meet (a wrong flag, a broken file, a missing device, a full disk) is thrown as an
-// Error and reaches main, which prints it and exits with the code of its kind. Never an assert on data.
+// Error and reaches main, which prints it and exits with the code of its kind. Data is never checked by an assert.
 // A message says what was found, where (file, offset, flag), and what was expected; the hint says what to do.
 #pragma once
 
@@ -40,11 +40,10 @@ private:
     std::string hint_;
 };
 
-// What ENSURE (check.h) does when its condition does not hold. Here, because parsers are also built without CUDA's
-// stand-in.
+// Throws Error(bug) for a condition of ENSURE (ensure.h) that does not hold.
 [[noreturn]] void invariant_failed(const char* condition, const char* file, int line, const std::string& message);
 
-// Appends one argument of text(). The work is in error.cpp: streams would cost every file a second to
+// Appends one argument of text(). Defined in error.cpp: streams in this header would cost every file a second to
 // compile.
 void append_text(std::string& out, std::string_view value);
 void append_text(std::string& out, char value);

@@ -1,4 +1,4 @@
-// The exit code of a program that ends with an exception, its words, and who hears of warnings.
+// The exit code and message of a program that ends with an exception, and a listener to warnings.
 #pragma once
 
 #include <exception>
@@ -17,15 +17,16 @@ inline bool lacks_thread(const std::exception& error) {
     return of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again;
 }
 
-// Errors say it themselves; memory that does not suffice counts as a missing device, what the file system refuses as
-// input/output, anything else is a bug.
+// Returns the code of an Error's kind; missing memory counts as no_device, a refusal by the file system as io, anything
+// else as a bug.
 inline int exit_code_of(const std::exception& error) {
     if (const auto* known = dynamic_cast<const Error*>(&error)) return known->exit_code();
     if (dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return static_cast<int>(ErrorKind::io);
     return static_cast<int>(lacks_memory(error) || lacks_thread(error) ? ErrorKind::no_device : ErrorKind::bug);
 }
 
-// What it says to a person, on a terminal too: what was found in files and on command lines is shown, not obeyed.
+// Returns the message for a person. It may quote files and command lines, so control characters are made visible
+// (printable.h).
 inline std::string words_of(const std::exception& error) {
     if (lacks_memory(error)) return "this machine has too little memory for what was asked";
     if (lacks_thread(error))
@@ -33,14 +34,14 @@ inline std::string words_of(const std::exception& error) {
     if (const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
         return printable(text(of_files->path1().string(), ": ", of_files->code().message()));
     }
-    if (const auto* known = dynamic_cast<const Error*>(&error)) {   // what() ends at a NUL
+    if (const auto* known = dynamic_cast<const Error*>(&error)) {   // error.what() would end at a NUL
         return printable(known->hint().empty() ? known->message() : known->message() + "\n  " + known->hint());
     }
     return printable(error.what());
 }
 
-// Who is told of this process's warnings besides the person at stderr: its run's report.
-// Hears all that Log::warning says, of whichever Log speaks, while it lives; one at a time.
+// Calls `listener` with every Log::warning of this process, of whichever Log, while this object lives; at most one
+// exists at a time. A run's report uses it.
 class WarningListener {
 public:
     explicit WarningListener(std::function<void(const std::string&)> listener);

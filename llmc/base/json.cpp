@@ -11,9 +11,9 @@ namespace {
 
 using Library = nlohmann::ordered_json;
 
-constexpr std::size_t longest_quote = 200;   // of a file in a message
+constexpr std::size_t longest_quote = 200;   // bytes of a file quoted in a message
 
-// A text as a stream that knows how much of it was read.
+// A text as a stream that knows how many of its bytes were read.
 class TextBuffer : public std::streambuf {
 public:
     explicit TextBuffer(std::string_view text) {
@@ -25,7 +25,7 @@ public:
 
 }   // namespace
 
-// Makes values of what the library reads.
+// Builds Json values from the library's parser events.
 class JsonReader : public Library::json_sax_t {
 public:
     explicit JsonReader(std::string_view text) : text_(text), buffer_(text) {
@@ -37,7 +37,7 @@ public:
     bool null() override { return put(nullptr); }
     bool boolean(bool value) override { return put(value); }
     bool number_integer(Library::number_integer_t value) override {
-        return put(value < 0 ? Json(value) : Json(-0.0));   // the library calls only -0 so
+        return put(value < 0 ? Json(value) : Json(-0.0));   // the library calls this for negative numbers and -0 only
     }
     bool number_unsigned(Library::number_unsigned_t value) override { return put(value); }
     bool number_float(Library::number_float_t value, const std::string&) override { return put(value); }
@@ -80,10 +80,10 @@ private:
 
     std::string_view text_;
     TextBuffer buffer_;
-    std::size_t read_ = 0;   // bytes, up to the end of the last token (of a number: and the byte behind it)
+    std::size_t read_ = 0;   // bytes up to the end of the last token (after a number, one byte more)
     Json root_;
-    std::vector<Json*> open_;   // arrays and objects being read, innermost last: only that one grows
-    Json* member_ = nullptr;    // of the innermost, whose value comes next
+    std::vector<Json*> open_;   // arrays and objects being read, innermost last; only the last one grows
+    Json* member_ = nullptr;    // member of the innermost object whose value comes next
 };
 
 Json Json::array(std::vector<Json> elements) {
@@ -150,7 +150,7 @@ bool operator==(const Json& a, const Json& b) {
     return a.is_number() && b.is_number() && a.as_number() == b.as_number();
 }
 
-// The same value as the library's.
+// Converts a value to the library's type.
 struct JsonWriter {
     static Library of(const Json& json) {
         return std::visit([](const auto& value) { return of(value); }, json.value_);

@@ -1,6 +1,6 @@
-// A JSON value. nlohmann-json reads and prints the text, in json.cpp alone, because it takes seconds to compile. The
-// value is a small type of our own: it is strict (a number is never made of something else), knows where it stood in
-// the text, and finds keys by an index. (ordered_json compares key by key: seconds for a vocabulary of 50,257.)
+// A JSON value. nlohmann-json reads and prints the text, in json.cpp alone, because it takes seconds to compile. Our
+// own type is strict (it never converts another type to a number), knows its place in the text, and finds keys by an
+// index. (ordered_json compares key by key: seconds for a vocabulary of 50,257.)
 #pragma once
 
 #include <concepts>
@@ -15,10 +15,11 @@
 #include <variant>
 #include <vector>
 
-// Arrays and objects within each other: no file of ours has ten. Reading, printing and copying need stack for each.
+// Limit on nested arrays and objects: no file of ours has ten. Reading, printing and copying need stack for each level.
 inline constexpr std::size_t deepest_json = 256;
 
-// A value lacks something or is of another kind than asked for; `offset`: where it begins in its text.
+// Thrown where a value lacks something or is of another kind than asked for; `offset`: of the value's first byte in its
+// text.
 class JsonError : public std::runtime_error {
 public:
     explicit JsonError(const std::string& what, std::size_t its_offset = 0)
@@ -26,7 +27,7 @@ public:
     std::size_t offset;
 };
 
-// The text is not JSON; `byte`: where, counted from 1.
+// Thrown where the text is not JSON; `byte`: the place, counted from 1.
 class JsonSyntaxError : public JsonError {
 public:
     JsonSyntaxError(std::size_t its_byte, const std::string& what) : JsonError(what, its_byte - 1), byte(its_byte) {}
@@ -62,27 +63,27 @@ public:
     bool is_array() const { return std::holds_alternative<Elements>(value_); }
     bool is_object() const { return std::holds_alternative<Object>(value_); }
 
-    // Of its first byte in the text that was parsed; 0 for values made otherwise.
+    // Offset of the value's first byte in the parsed text; 0 for values made otherwise.
     std::size_t offset() const { return offset_; }
 
-    // Each throws JsonError where the value is something else.
+    // Each throws JsonError if the value is of another kind.
     bool as_bool() const { return get<bool>("true or false"); }
     double as_number() const;
-    std::uint64_t as_whole(std::uint64_t largest) const;   // from 0 to `largest`, and not spelled like 1.0
+    std::uint64_t as_whole(std::uint64_t largest) const;   // from 0 to `largest`; 1.0 is not accepted
     const std::string& as_text() const { return get<std::string>("a text"); }
     const std::vector<Json>& elements() const { return get<Elements>("a list"); }
-    // in the order of the text, or in that of add()
+    // in the order of the text, or of the calls of add()
     const std::vector<Member>& members() const { return get<Object>("an object").members; }
-    const Json& at(std::string_view key) const;   // or there is no such key
+    const Json& at(std::string_view key) const;   // throws JsonError if there is no such key
 
-    const Json* find(std::string_view key) const;   // null: not there, or no object
+    const Json* find(std::string_view key) const;   // null if there is no such key, or this is no object
     bool contains(std::string_view key) const { return find(key) != nullptr; }
 
-    // Adds a member to an object. Returns its value, valid until the next add(); null where the key is taken.
+    // Adds a member to an object. Returns its value, valid until the next add(), or null if the key exists.
     Json* add(const std::string& key, Json value);
     Json& append(Json value);   // to an array
 
-    // Numbers are equal by value, objects when they have equal members in any order.
+    // Compares numbers by value, and objects by their members in any order.
     friend bool operator==(const Json& a, const Json& b);
 
 private:
@@ -94,7 +95,7 @@ private:
         std::map<std::string, std::size_t, std::less<>> index;   // by key
 
         const Json* find(std::string_view key) const;
-        bool operator==(const Object& other) const;   // whatever the order
+        bool operator==(const Object& other) const;   // ignores the order
     };
     template <class T>
     const T& get(const char* expected) const {
@@ -108,13 +109,13 @@ private:
     std::size_t offset_ = 0;
 };
 
-// A whole text as JSON. Beyond what JSON demands, no object has a key twice (a parser keeps one of the two, and
-// programs differ in which), nothing nests deeper than deepest_json, and every number is finite. Else throws
-// JsonSyntaxError with a message of bounded length.
+// Parses a whole text. Beyond what JSON demands, no object has a key twice (a parser keeps one of the two, and programs
+// differ in which), nothing nests deeper than deepest_json, and every number is finite. Else throws JsonSyntaxError
+// with a message of bounded length.
 Json parse_json(std::string_view text);
 
-// The text of a value, on one line where `indent` is negative.
+// Prints a value, on one line if `indent` is negative. Throws JsonError if a text is not UTF-8.
 std::string to_text(const Json& json, int indent = -1);
 
-// The beginning of that text, for messages.
+// Returns the first 200 bytes of that text, for messages.
 std::string quoted(const Json& json);

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Where parsing fails, and why; nothing where it does not.
+// Returns the place and reason of a parse error; empty if there is none.
 std::string complaint(const std::string& json) {
     try {
         const Json parsed = parse_json(json);

@@ -27,7 +27,7 @@ std::string format_list(const char* format, std::va_list list) {
     return result;
 }
 
-// Columns of a terminal; many where it does not say.
+// Columns of a terminal; 1000 if unknown.
 std::size_t columns_of(std::FILE* file) {
     winsize size{};
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 1000;
@@ -44,13 +44,13 @@ WarningListener::WarningListener(std::function<void(const std::string&)> hears) 
 WarningListener::~WarningListener() { listener() = nullptr; }
 
 void put_text(std::FILE* file, std::string_view content) {
-    std::fflush(file);   // what others have written
+    std::fflush(file);   // writes what others have buffered first
     while (!content.empty()) {
         pollfd out{fileno(file), POLLOUT, 0};
         while (poll(&out, 1, 100) == 0) {
             if (drop_what_waits) return;
         }
-        const std::string_view part = content.substr(0, PIPE_BUF);   // a pipe that can be written to takes so much
+        const std::string_view part = content.substr(0, PIPE_BUF);   // a pipe that is ready takes this many at once
         if (std::fwrite(part.data(), 1, part.size(), file) < part.size() || std::fflush(file) != 0) return;   // closed
         content.remove_prefix(part.size());
     }
@@ -81,7 +81,7 @@ void Log::progress(const std::string& line, bool due) const {
     }
     line_is_open_ = false;
     put(out_,
-        "\r" + printable(line).substr(0, columns_of(out_) - 1) + "\x1b[K");   // and clear what is left of a longer one
+        "\r" + printable(line).substr(0, columns_of(out_) - 1) + "\x1b[K");   // \x1b[K clears the rest of a longer line
     line_is_open_ = true;
 }
 

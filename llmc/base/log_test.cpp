@@ -11,7 +11,7 @@
 
 namespace {
 
-// What a log writes to a terminal of so many columns.
+// Returns the output of a log on a terminal with `columns` columns.
 template <class Body>
 std::string on_terminal(unsigned short columns, Body body) {
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
@@ -26,7 +26,7 @@ std::string on_terminal(unsigned short columns, Body body) {
         const Log log(true, out, out);
         body(log);
     }
-    std::fclose(out);   // what was written can be read until an error says that it is all
+    std::fclose(out);   // the output can be read until an error marks its end
     std::string all;
     char content[1000];
     for (ssize_t length; (length = read(terminal, content, sizeof content)) > 0;) all.append(content, content + length);
@@ -34,7 +34,7 @@ std::string on_terminal(unsigned short columns, Body body) {
     return all;
 }
 
-// What it writes to a file.
+// Returns the output of a log to a file.
 template <class Body>
 std::string in_file(Body body) {
     std::FILE* out = std::tmpfile();

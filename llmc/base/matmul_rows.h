@@ -1,20 +1,22 @@
-// What the program asks of cuBLASLt: every use, as one table.
+// Every way in which the program uses cuBLASLt, as one table.
 //
-// Two read it. The matmuls (llmc/kernels/matmul/matmul.h) call cuBLASLt in these ways only. The stand-in for machines
-// without a GPU performs exactly these rows and refuses all others, as cuBLASLt refuses what it does not support.
+// It has two readers. The matmuls (llmc/kernels/matmul/matmul.h) call cuBLASLt in these ways only. The stand-in for
+// machines without a GPU performs exactly these rows and refuses all others, as cuBLASLt refuses what it does not
+// support.
 #pragma once
 
 #include <cublasLt.h>
 
 #include <cstdint>
 
-// What may be added to a product, with beta = 1 (else it is 0): nothing, what D holds, or another matrix of D's layout.
+// The matrix that may be added to a product with beta = 1 (`none`: beta is 0): the contents of D, or another matrix of
+// D's layout.
 enum class MatmulAddend : std::uint8_t { none, output, another };
 
 // One use of cuBLASLt: D = op(A) op(B) + beta C, and the epilogue, before D is rounded. cuBLASLt reads matrices column
-// by column, so our row-major matrices are its transposed ones, and each product is asked for as (result)^T = (right)^T
-// (left)^T: A is the weight (or the input, for the weight gradient) and B holds the tokens. Bias and aux have D's type.
-// A bias gradient (BGRADB) is overwritten with the sums of op(B)'s columns, whatever beta is.
+// by column, so it sees our row-major matrices transposed, and each call computes (result)^T = (right)^T (left)^T: A is
+// the weight (or the input, for the weight gradient) and B holds the tokens. Bias and aux have D's type. A bias
+// gradient (BGRADB) is overwritten with the sums of op(B)'s columns, whatever beta is.
 struct MatmulRow {
     const char* use;
     cudaDataType_t input, output;
@@ -55,7 +57,7 @@ constexpr const MatmulRow* find_matmul_row(cudaDataType_t input, cudaDataType_t 
     return nullptr;
 }
 
-// In every row besides: compute type CUBLAS_COMPUTE_32F (fp32 rows also CUBLAS_COMPUTE_32F_FAST_TF32), scale type
-// CUDA_R_32F, alpha and beta on the host, column order, no batches, every pointer a multiple of its element size, and
+// Every row also has: compute type CUBLAS_COMPUTE_32F (fp32 rows also CUBLAS_COMPUTE_32F_FAST_TF32), scale type
+// CUDA_R_32F, alpha and beta on the host, column order, no batches, every pointer a multiple of its element size.
 // GELU's aux rows start at multiples of this many elements (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 inline constexpr std::int64_t matmul_aux_alignment = 8;

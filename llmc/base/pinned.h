@@ -1,5 +1,5 @@
-// Host memory that the device copies from and to while the host goes on: pageable memory makes the host wait for the
-// stream. Whoever refills it must know that the copies from it are over (an event).
+// Pinned host memory: the device copies from and to it while the host goes on (pageable memory would make the host wait
+// for the stream). Refill it only after the copies from it are done; record an event to know.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ public:
         const std::size_t bytes = count * sizeof(T);
         const cudaError_t status = count > 0 ? cudaMallocHost(&memory, bytes) : cudaSuccess;
         if (status == cudaErrorMemoryAllocation) {
-            cudaGetLastError();   // reported here
+            cudaGetLastError();   // clears the error, which is reported here
             throw Error(ErrorKind::no_device, text("no ", bytes, " bytes of pinned host memory"),
                         "This is the machine's own memory, which may not be swapped out: give the container more, "
                         "raise `ulimit -l`, or run fewer ranks a machine.");

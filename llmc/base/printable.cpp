@@ -6,13 +6,13 @@
 
 namespace {
 
-// Bytes of the character that begins here; 0: none that is well-formed and shown.
+// Bytes of the character that begins here; 0 if it is ill-formed or a control character.
 std::size_t shown_length(std::string_view bytes) {
     const auto first = static_cast<unsigned char>(bytes[0]);
     if (first < 0x80) return first == '\n' || first == '\t' || (first >= 0x20 && first < 0x7f) ? 1 : 0;
     if (valid_utf8_prefix(bytes.substr(0, 4)) == 0) return 0;
     const Utf8Char character = decode_utf8(bytes.data());
-    return character.code < 0xa0 ? 0 : character.length;   // below are controls
+    return character.code < 0xa0 ? 0 : character.length;   // controls are below 0xa0
 }
 
 }   // namespace

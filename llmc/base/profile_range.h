@@ -1,5 +1,5 @@
-// A named range of the host's time for NVIDIA's profilers (`nsys profile ./train_gpt ...` shows them above the kernels
-// that they launch). Nothing in a build without a GPU, nor where CUDA's header is missing.
+// Names a range of the host's time for NVIDIA's profilers (`nsys profile ./train_gpt ...` shows them above the kernels
+// that they launch). Does nothing in a build without a GPU, or where CUDA's header is missing.
 #pragma once
 
 #if __has_include(<nvtx3/nvToolsExt.h>)

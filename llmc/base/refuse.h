@@ -1,9 +1,9 @@
-// Refusing what a person asks for and cannot be. The words are made in any case, so they hold nothing that costs.
+// Refuses impossible requests of a person. The message is built in any case, so keep it cheap.
 #pragma once
 
 #include "llmc/base/error.h"
 
-// Error(usage).
+// Throws Error(usage) if `wrong`.
 inline void refuse_if(bool wrong, const std::string& message, const std::string& hint = "") {
     if (wrong) throw Error(ErrorKind::usage, message, hint);
 }

@@ -1,6 +1,6 @@
 // Counter-based random numbers: a pure function of (key, counter), so any element of any tensor can be drawn alone, on
-// any rank, in any order, with the same result. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011).
+// any rank, in any order, with the same result. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1,
+// 2, 3" (SC 2011).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ struct Random4 {
     std::uint32_t x, y, z, w;
 };
 
-// Mixes 64 bits well (the finaliser of splitmix64).
+// Mixes 64 bits (the finaliser of splitmix64).
 __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -22,15 +22,15 @@ __host__ __device__ inline std::uint64_t mix64(std::uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// 64 bits that stand for a name: FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv). What is random about a tensor
-// follows from its name, not from its place in a table: so a model that gains a tensor draws no other one anew.
+// Hashes a name to 64 bits: FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv). A tensor's random numbers follow from its
+// name, not from its place in a table: adding a tensor to a model does not change the numbers of the others.
 constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325ull;
     for (char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
     return hash;
 }
 
-// The key of a tensor's random numbers; `tensor` is the hash of its name.
+// Returns the key of a tensor's random numbers; `tensor` is the hash of its name.
 __host__ __device__ inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t tensor) {
     return mix64(mix64(seed) ^ tensor);
 }
@@ -50,18 +50,18 @@ __host__ __device__ inline Random4 philox(std::uint64_t key, std::uint64_t count
     return c;
 }
 
-// In (0, 1]: never zero, so its logarithm is finite.
+// Maps bits to (0, 1]: never zero, so the logarithm is finite.
 __host__ __device__ inline float uniform(std::uint32_t bits) {
     return (static_cast<float>(bits >> 8) + 1.0f) * (1.0f / 16777216.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Normal numbers, the same bits on every machine: initial weights are made of them. The logarithms and cosines of C
-// libraries and GPUs differ in the last bits, so these are our own: only operations that IEEE 754 rounds in one way,
-// with fmaf wherever a product meets a sum, so that no compiler has the choice of fusing them (and never compiled with
-// fast-math options). Polynomials are those of Cephes (Moshier, logf.c and sinf.c).
+// libraries and GPUs differ in the last bits, so these are our own. They use only operations that IEEE 754 rounds in
+// one way, with fmaf wherever a product meets a sum, so that no compiler chooses whether to fuse them (never compile
+// them with fast-math options). Polynomials are those of Cephes (Moshier, logf.c and sinf.c).
 
-// ln x of a normal number above zero, within 2 units in the last place.
+// Returns ln x of a normal number above zero, within 2 units in the last place.
 __host__ __device__ inline float exact_log(float x) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     // x = m 2^e with m in [sqrt(1/2), sqrt(2)): 0x3f3504f3 is sqrt(1/2), subtracted so that the exponent counts from
@@ -83,9 +83,9 @@ __host__ __device__ inline float exact_log(float x) {
     return fmaf(e, 0.693359375f, f + rest);
 }
 
-// cos(2 pi turns / 2^24) for turns in [0, 2^24].
+// Returns cos(2 pi turns / 2^24) for turns in [0, 2^24].
 __host__ __device__ inline float exact_cos_of_turns(std::uint32_t turns) {
-    const std::uint32_t quadrant = (turns + (1u << 21)) >> 22;   // the nearest quarter turn; what is left is exact
+    const std::uint32_t quadrant = (turns + (1u << 21)) >> 22;   // the nearest quarter turn; the remainder is exact
     const float left = static_cast<float>(static_cast<std::int32_t>(turns - (quadrant << 22)));
     const float x = left * 3.7450704e-7f;   // 2 pi / 2^24; within pi / 4
     const float square = x * x;
@@ -99,8 +99,8 @@ __host__ __device__ inline float exact_cos_of_turns(std::uint32_t turns) {
     return quadrant % 4 == 1 || quadrant % 4 == 2 ? -value : value;
 }
 
-// Standard normal number of one element: Box-Muller on the first two words of its own counter. (Box and Muller, "A note
-// on the generation of random normal deviates", 1958.)
+// Returns the standard normal number of one element: Box-Muller on the first two words of its own counter. (Box and
+// Muller, "A note on the generation of random normal deviates", 1958.)
 __host__ __device__ inline float normal(std::uint64_t key, std::uint64_t element) {
     const Random4 r = philox(key, element);
     const float radius = sqrtf(-2.0f * exact_log(uniform(r.x)));

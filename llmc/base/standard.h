@@ -1,4 +1,5 @@
-// What most files read of the standard library: precompiled by g++ (Makefile), included by hand nowhere.
+// Headers of the standard library that most files use. g++ precompiles them (Makefile); no file includes this one by
+// hand.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,4 +1,4 @@
-// A CUDA stream and a CUDA event as values that free themselves, the order between two streams, and the host's waits.
+// Owners of a CUDA stream and a CUDA event, the order between two streams, and the host's waits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,23 +28,23 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-// Is told what this host thread asks of streams: who measures how long one waits for others
-// (llmc/run/metrics/exposed_waits.h). Null: nobody.
+// Observer of this host thread's calls on streams: exposed waits are measured with it
+// (llmc/run/metrics/exposed_waits.h).
 class StreamObserver {
 public:
     virtual void recorded(cudaEvent_t event, cudaStream_t stream) = 0;
-    // What is asked for between the two is queued by the end of it. They may be nested.
+    // Called before and after the calls that queue what waits() or communicates() announces; pairs may be nested.
     virtual void begin() = 0;
     virtual void end() = 0;
     virtual void waits(cudaStream_t stream, cudaEvent_t event) = 0;
-    virtual void communicates(cudaStream_t stream, const std::string& group) = 0;   // with the ranks of a group
+    virtual void communicates(cudaStream_t stream, const std::string& group) = 0;   // with the ranks of `group`
 
 protected:
     ~StreamObserver() = default;
 };
 inline thread_local StreamObserver* stream_observer = nullptr;
 
-// A point in the work of a stream that another stream can wait for, again and again.
+// A point in a stream's work that another stream can wait for. It can be recorded again and again.
 class OwnedEvent {
 public:
     OwnedEvent() : OwnedEvent(cudaEventDisableTiming) {}
@@ -55,12 +55,12 @@ public:
     OwnedEvent& operator=(OwnedEvent&&) = delete;
     cudaEvent_t get() const { return event_; }
 
-    // All work given to `stream` so far.
+    // Marks the end of all work given to `stream` so far.
     void record(cudaStream_t stream) const {
         CUDA_CHECK(cudaEventRecord(event_, stream));
         if (stream_observer != nullptr) stream_observer->recorded(event_, stream);
     }
-    // Later work of `stream` begins after what was recorded last; at once where nothing was.
+    // Makes later work of `stream` wait for the last record(); does nothing if there was none.
     void wait(cudaStream_t stream) const {
         StreamObserver* const observer = stream_observer;
         if (observer != nullptr) observer->begin(), observer->waits(stream, event_);
@@ -75,12 +75,12 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-// One that tells its time.
+// An event that keeps the time at which it happened.
 class TimedEvent : public OwnedEvent {
 public:
     TimedEvent() : OwnedEvent(cudaEventDefault) {}
 
-    // Both have happened.
+    // Seconds from `earlier` to this one. Both must have happened.
     double seconds_since(const TimedEvent& earlier) const {
         float milliseconds = 0;
         CUDA_CHECK(cudaEventElapsedTime(&milliseconds, earlier.get(), get()));
@@ -88,8 +88,8 @@ public:
     }
 };
 
-// Whether this host thread waits for its device just now. The watchdog reads it from its own thread: of ranks that do
-// not advance, one whose host does not wait is elsewhere.
+// True while this host thread waits for its device. The watchdog reads it from its own thread: among ranks that do not
+// advance, one whose host does not wait is busy elsewhere.
 inline thread_local std::atomic<bool> host_waits = false;
 
 class HostWait {
@@ -100,7 +100,7 @@ public:
     HostWait& operator=(const HostWait&) = delete;
 };
 
-// The host waits until what was given to the stream, or recorded by the event, is done.
+// Blocks the host until the work given to the stream, or recorded by the event, is done.
 inline void wait_for(cudaStream_t stream) {
     HostWait waits;
     CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -5,7 +5,7 @@
 
 namespace {
 
-// One character at `at`, `left` bytes before the end. When valid is false, `length` is its maximal subpart.
+// Result for one character. If `valid` is false, `length` is its maximal subpart.
 struct Checked {
     bool valid;
     std::size_t length;
@@ -32,7 +32,7 @@ std::size_t valid_utf8_prefix(std::string_view text) {
     const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
     std::size_t at = 0;
     while (at < text.size()) {
-        // Runs of ASCII, the common case, 32 bytes at a time.
+        // Skips runs of ASCII, the common case, 32 bytes at a time.
         while (at + 32 <= text.size()) {
             std::uint64_t word[4];
             std::memcpy(word, bytes + at, sizeof word);

@@ -1,4 +1,4 @@
-// UTF-8: to code points and back, and which bytes are none.
+// Converts UTF-8 to code points and back, and finds bytes that are not UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ struct Utf8Char {
     std::uint32_t length;   // bytes
 };
 
-// The character that starts at `at`; the text must be valid UTF-8 and `at` the first byte of a character.
+// Decodes the character that starts at `at`; the text must be valid UTF-8 and `at` the first byte of a character.
 inline Utf8Char decode_utf8(const char* at) {
     const unsigned char* b = reinterpret_cast<const unsigned char*>(at);
     if (b[0] < 0x80) return {b[0], 1};
@@ -41,10 +41,10 @@ void append_utf8(std::uint32_t code, String& out) {
     put(0x80 | (code & 0x3f));
 }
 
-// Bytes of `text`, from its beginning, that are whole valid characters: text.size() when all are. Valid means what
+// Bytes of `text`, from its beginning, that are whole valid characters: text.size() if all are. Valid means what
 // Unicode says: no overlong forms, no surrogates, nothing above U+10FFFF.
 std::size_t valid_utf8_prefix(std::string_view text);
 
-// Bytes that belong to the ill-formed sequence at the beginning of `text`, as Unicode recommends to replace it by one
-// U+FFFD (the "maximal subpart", which is also what Python and Rust do): at least 1.
+// Length of the ill-formed sequence at the beginning of `text`, at least 1. Unicode recommends to replace it by one
+// U+FFFD (the "maximal subpart", which is also what Python and Rust do).
 std::size_t invalid_utf8_length(std::string_view text);

@@ -18,10 +18,10 @@ constexpr int format_version = 3, format_version_of_64_bits = 2;
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr const char* removed_suffix = ".old";
-constexpr char failed_share = '!';   // how the share of a rank that has failed begins; others are JSON
+constexpr char failed_share = '!';   // first byte of a failed rank's share(); other shares are JSON
 constexpr std::size_t read_piece = std::size_t{1} << 22;
 
-// The step of a checkpoint's name, or nothing.
+// Returns the step in a checkpoint's name, or nothing if it is no such name.
 std::optional<int> step_of(const std::string& name) {
     const std::string prefix = "step_";
     int step = 0;
@@ -43,7 +43,7 @@ std::string hash_of(const File& file, bool of_64_bits) {
     return of_64_bits ? hash_to_text(hash.digest()) : hash.digest_128();
 }
 
-// An error in words; `error` is one.
+// Returns the message of a caught exception; `error` must not be null.
 std::string words_of(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
@@ -73,7 +73,7 @@ std::vector<int> list_checkpoints(const FileSystem& files, const std::string& fo
 
 namespace {
 
-// Hashes what is written; at each sync `record` is what the manifest says of it.
+// Hashes all that is written. Each sync() sets `record` to the manifest's entry for the file.
 class HashedFile : public File {
 public:
     HashedFile(std::unique_ptr<File> inner, const Json& tensors, Json& record)
@@ -114,12 +114,12 @@ CheckpointWriter::CheckpointWriter(FileSystem& files, const std::string& folder,
             files_.make_folders(temporary_);
         });
     }
-    ranks.gather("");   // the folder is there
+    ranks.gather("");   // the folder exists from here on
 }
 
 CheckpointWriter::~CheckpointWriter() {
     join();
-    while (afterwards_ && ranks_.ranks == 1 && !is_over()) advance();   // needs nobody, so what is written is kept
+    while (afterwards_ && ranks_.ranks == 1 && !is_over()) advance();   // completes what is written
     if (!committed_) remove_unfinished();
 }
 
@@ -128,7 +128,7 @@ void CheckpointWriter::remove_unfinished() {
     try {
         files_.remove_all(temporary_);
     } catch (const std::exception&) {
-        // the error that brought us here is the one to report; the next run removes the rest
+        // the first error is the one to report; the next run removes the folder
     }
 }
 
@@ -209,7 +209,7 @@ std::string CheckpointWriter::share() const {
 
 void CheckpointWriter::commit(const std::vector<std::string>& shares) {
     attempt([&] {
-        std::map<std::string, Json> by_name;   // equal checkpoints have equal manifests
+        std::map<std::string, Json> by_name;   // sorted by name, so equal checkpoints have equal manifests
         for (std::size_t r = 0; r < shares.size(); r++) {
             if (shares[r][0] == failed_share) {
                 throw Error(ErrorKind::resumable,
@@ -227,7 +227,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& shares) {
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
         const std::string replaced = final_path + removed_suffix;
         const bool replaces = files_.exists(final_path);
-        if (replaces) {   // one that did not verify, or the best one of a run that goes on before it
+        if (replaces) {   // a damaged one, or the best one of a run that resumed before its step
             files_.remove_all(replaced);
             files_.rename(final_path, replaced);
         }
@@ -252,7 +252,7 @@ std::string CheckpointWriter::outcome() const { return failure_ ? words_of(failu
 
 namespace {
 
-// What is wrong with this rank's share of the files.
+// Checks this rank's part of the files; returns the first damage found, or an empty string.
 std::string own_damage(const FileSystem& files, const std::string& path, CheckpointUse use, int rank, int ranks) {
     const std::string manifest_path = path + "/" + manifest_name;
     std::string content;

@@ -1,23 +1,25 @@
-// Checkpoint folders: complete or absent, whatever happens while they are written, and known to be intact when read.
+// Checkpoint folders: each is complete or absent, whatever happens while it is written, and is verified when it is
+// read.
 //
 //   DIR/step_00000007/            the state after step 7
 //       ...                       files, each synced before the manifest is written
 //       manifest.json             name, bytes and xxh3 hash of each of them
-//   DIR/step_00000014.tmp/        one that is being written, or was when the power went off
+//   DIR/step_00000014.tmp/        one being written, or left by a run that died while writing it
 //
-//   DIR/step_00000002.old/        one that is being removed, or was then
+//   DIR/step_00000002.old/        one being removed, or left by a run that died while removing it
 //
-// A folder gets its final name by one rename, after all in it is on the disk, and loses it by one before anything in it
-// is removed; so a folder with that name is complete. That its content is still what was written is checked with the
-// hashes before it is used.
+// A folder gets its final name by one rename, after all its files are on the disk, and loses it by one rename before
+// any of them is removed; so a folder with that name is complete. The hashes tell whether its content is still what was
+// written; they are checked before it is used.
 //
-// Several ranks can write one together, each some of its files, and read one together, each of them hashing some.
+// Several ranks can write one checkpoint together, each some of its files, and verify one together, each some of its
+// hashes.
 //
 // manifest.json: {"format": "train_gpt checkpoint", "version": 3, "step": 7,
 //                 "files": {"config.json": {"bytes": 123, "xxh3_128": "32 hexadecimal digits"}, ...}}
-// Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as their headers.
-// Version 2, which is read too, has "xxh3" of 16 digits.
-// What the files hold is not known here (llmc/run/training_state.h).
+// Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as in their headers.
+// Version 2 can be read too; it has "xxh3" of 16 digits.
+// This file does not know what the files hold (llmc/run/training_state.h).
 #pragma once
 
 #include <atomic>
@@ -34,46 +36,46 @@
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
 
-// "step_00000007".
+// Returns "step_00000007" for step 7.
 std::string checkpoint_name(int step);
 
-// The steps of all complete checkpoints in `folder`, ascending; none where the folder does not exist.
+// Returns the steps of all complete checkpoints in `folder`, ascending; none if the folder does not exist.
 std::vector<int> list_checkpoints(const FileSystem& files, const std::string& folder);
 
-// The ranks that write or read one together; by default one process.
+// The ranks that write or read a checkpoint together; by default one process.
 struct CheckpointRanks {
     int rank = 0, ranks = 1;
-    // Everyone's text, by rank; collective.
+    // Returns the texts of all ranks, by rank; collective.
     std::function<std::vector<std::string>(const std::string& own)> gather = [](const std::string& own) {
         return std::vector{own};
     };
-    // Called before this rank waits for its disk; what it returns lives as long as the wait.
+    // Called before this rank waits for its disk; the result lives as long as the wait.
     std::function<std::shared_ptr<void>()> disk_wait = [] { return nullptr; };
 };
 
-// Writes one checkpoint. Every rank writes its files, in a thread (start) while the run goes on. Then all ranks meet
-// twice (advance): when all have written, and when rank 0 has written the manifest, synced and renamed. A run that
-// calls advance() where all ranks are ready() waits for no disk.
+// Writes one checkpoint. Every rank writes its files in a thread (start) while the run goes on. Then all ranks meet
+// twice (advance): when all have written, and when rank 0 has written the manifest, synced and renamed the folder. If a
+// run calls advance() only when all ranks are ready(), it never waits for a disk.
 //
-// Rank 0 makes the folder. It removes the folder where a rank has failed, or where the writer is destroyed before its
-// end. An older folder of the same step is replaced.
+// Rank 0 makes the folder. It removes the folder if a rank has failed, or if the writer is destroyed before its end. An
+// older folder of the same step is replaced.
 class CheckpointWriter {
 public:
     CheckpointWriter(FileSystem& files, const std::string& folder, int step, const CheckpointRanks& ranks = {});
-    ~CheckpointWriter();   // waits for the thread; one process completes what was started
+    ~CheckpointWriter();   // waits for the thread; a single process also completes a started save
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-    // Creates a file of the checkpoint: hashed as it is written, and in the manifest once it is synced.
+    // Creates a file of the checkpoint. It is hashed as it is written, and enters the manifest when it is synced.
     std::unique_ptr<File> create(const std::string& name) { return create(name, nullptr); }
     SafetensorsWriter create(const std::string& name, const std::vector<TensorEntry>& tensors,
                              const TensorMetadata& metadata);
-    void write(const std::string& name, const std::string& content);   // a small file at once
-    // Gives the files of a complete checkpoint of the same step, but those named `but`, a second name here.
+    void write(const std::string& name, const std::string& content);   // writes and syncs a small file
+    // Links the files of a complete checkpoint of the same step into this one, except those named in `but`.
     void link_files(const std::string& of_checkpoint, const std::vector<std::string>& but);
 
-    // Runs some of this rank's writing. The other ranks count on this one even where it fails: the error is kept for
-    // the end, and later work is left out.
+    // Runs a part of this rank's writing. The other ranks wait for this one even if it fails, so an error is kept for
+    // finish(), and later calls do nothing.
     template <class Work>
     void attempt(Work&& work) {
         if (failure_) return;
@@ -84,23 +86,24 @@ public:
         }
     }
 
-    // Attempts work() in a thread. Rank 0 calls `afterwards` there once the checkpoint is complete.
+    // Runs attempt(work) in a thread. Rank 0 calls `afterwards` in a thread once the checkpoint is complete.
     void start(
         std::function<void()> work, std::function<void()> afterwards = [] {});
     int step() const { return step_; }
     int rank() const { return ranks_.rank; }
     const FileSystem& files() const { return files_; }
-    bool ready() const { return !works_; }   // advance() would wait for no disk of this rank's
-    void advance();                          // the next meeting: collective
+    bool ready() const { return !works_; }   // advance() would not wait for this rank's disk
+    void advance();                          // goes through the next meeting; collective
     bool is_over() const { return phase_ == Phase::over; }
-    // All that is left: collective, waits. Throws this rank's error, or Error(resumable) where another one has failed.
+    // Goes through all meetings that are left; collective, waits. Throws this rank's error, or Error(resumable) if
+    // another rank has failed.
     void finish();
-    const std::string& afterwards_failure() const { return afterwards_failure_; }   // on rank 0; empty: none
+    const std::string& afterwards_failure() const { return afterwards_failure_; }   // set on rank 0; empty: no failure
 
-    // What advance() is made of: everyone's share() goes to commit() on rank 0, then everyone has its outcome().
-    std::string share() const;   // what this rank has written, or why it could not
+    // The parts of advance(): rank 0 passes all ranks' share() to commit(), then all ranks get its outcome().
+    std::string share() const;   // this rank's manifest entries, or the reason why it could not write
     void commit(const std::vector<std::string>& shares);
-    std::string outcome() const;   // empty, or why there is no checkpoint
+    std::string outcome() const;   // empty, or the reason why there is no checkpoint
 
 private:
     enum class Phase { writing, committing, over };
@@ -113,23 +116,23 @@ private:
     std::string folder_, temporary_;
     int step_;
     CheckpointRanks ranks_;
-    std::map<std::string, Json> manifest_;   // what it says of this rank's files
+    std::map<std::string, Json> manifest_;   // manifest entries of this rank's files, by name
     std::exception_ptr failure_;
     bool committed_ = false;
 
     Phase phase_ = Phase::writing;
-    std::atomic<bool> works_ = false;   // the thread does
+    std::atomic<bool> works_ = false;   // true while the thread runs
     std::thread thread_;
-    std::function<void()> afterwards_;   // of a save that was started
+    std::function<void()> afterwards_;   // set by start()
     std::string afterwards_failure_;
 };
 
-// What a checkpoint is read for: to resume a run, or for its model, which needs less of it and may have any name; a
-// folder of any program may also have no manifest, and then nothing to compare with.
+// The purpose for which a checkpoint is read: `resume` a run, or its `model`, which needs fewer files and may be in a
+// folder of any name. For `any_model`, a folder without a manifest (of another program) also passes.
 enum class CheckpointUse { resume, model, any_model };
 
-// What is wrong with it, if not every file is there with the size and hash that the manifest says; empty: nothing. The
-// same on all ranks, which share the files, dealt in turns from the largest on. Collective.
+// Verifies that every file has the size and hash of the manifest; returns the first damage, the same on all ranks, or
+// an empty string. The ranks share the hashing: files are dealt out in turns, the largest first. Collective.
 std::string find_damage(const FileSystem& files, const std::string& path, CheckpointUse use = CheckpointUse::resume,
                         const CheckpointRanks& ranks = {});
 
@@ -138,23 +141,23 @@ struct FoundCheckpoint {
     std::string path;
 };
 
-// The newest checkpoint that verifies, the same on all ranks: of those that rank 0 sees. What was passed over, and why,
-// is added to `skipped`.
+// Finds the newest checkpoint that verifies, among those that rank 0 sees; the same on all ranks. Adds a reason to
+// `skipped` for each one passed over. Collective.
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
                                                  std::vector<std::string>& skipped, const CheckpointRanks& ranks = {},
                                                  CheckpointUse use = CheckpointUse::resume);
 
-// Takes the name away before the content: what has a checkpoint's name is whole at any time.
+// Renames the folder before it removes the content, so a folder with a checkpoint's name is always complete.
 void remove_checkpoint(FileSystem& files, const std::string& folder, int step);
 
-// Removes the folders that unfinished writes and removals left behind, and nothing else; returns their names.
+// Removes the folders left by unfinished writes and removals, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
 
-// Keeps the newest `keep` checkpoints and all whose step is a multiple of `major_every`, and removes the others.
-// 0: keeps all; 0: none are major.
+// Removes all checkpoints except the newest `keep` and those whose step is a multiple of `major_every`. `keep` 0: keeps
+// all; `major_every` 0: none are kept for their step.
 void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, int major_every);
 
-// How many more checkpoints a folder holds at most than the `saved` that it has, while a run saves every so many steps
-// (0: not) after step `after`, and at step `last`, and prunes so.
+// Returns how many checkpoints a folder will hold at most beyond its `saved` ones. The run goes on after step `after`,
+// saves every `every` steps (0: not) and at step `last`, and prunes after each save.
 std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int last, int every, int keep,
                                   int major_every);

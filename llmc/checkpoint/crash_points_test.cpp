@@ -24,7 +24,7 @@ enum class Fault {
     no_space,   // this and all later calls that take space fail
     tear,       // a write puts down its half and fails
     kill,       // all writers end
-    power,      // the same, and what is not synced may be lost
+    power,      // as `kill`, and unsynced content may be lost
 };
 constexpr Fault kFaults[] = {Fault::error, Fault::no_space, Fault::tear, Fault::kill, Fault::power};
 
@@ -58,7 +58,7 @@ std::string unit_name(int unit) { return text("unit-", unit, ".safetensors"); }
 std::string content_of(int step, int unit) { return text("unit ", unit, " after step ", step, std::string(100, '.')); }
 const std::string small_content = "of step ";
 
-// What a writer sees of the disk: calls in its turn, with a rule broken.
+// The disk as a writer sees it: calls in its turn, with a rule broken.
 class WriterFiles : public ForwardingFiles {
 public:
     WriterFiles(FileSystem& disk, Mutation mutation) : ForwardingFiles(disk), mutation_(mutation) {}
@@ -133,7 +133,7 @@ struct Saved {
     bool told = false;              // rank 0 knows that it is saved
 };
 
-// What a writer has yet to do, piece by piece.
+// A writer's remaining work, piece by piece.
 using Script = std::vector<std::function<void()>>;
 
 void add_unit(Script& script, CheckpointWriter& checkpoint, int step, int unit) {
@@ -210,7 +210,7 @@ Saved save(SimulatedDisk& disk, int step, std::uint64_t seed, std::uint64_t at =
         try {
             prune_checkpoints(files, kFolder, 1, 0);
         } catch (const std::exception&) {
-            // what is left on the disk is looked at
+            // the disk is checked below
         }
     }
     writers.clear();
@@ -234,7 +234,7 @@ std::string judge(const FileSystem& disk, const FoundCheckpoint& found) {
     return "";
 }
 
-// What is wrong with the disk after a save of step kNew; empty: nothing.
+// Returns the damage on the disk after a save of step kNew; empty: none.
 std::string loss(SimulatedDisk& disk, const Saved& saved) {
     std::vector<std::string> skipped;
     const auto found = newest_checkpoint(disk, kFolder, skipped);
@@ -339,7 +339,7 @@ TEST_CASE("crash points: no operation can lose a run, nor the best state, where 
                 save_alone(*disk, kFolder, kNew, best.path);
                 saved.told = true;
             } catch (const std::exception&) {
-                // what is left on the disk is looked at
+                // the disk is checked below
             }
             disk->before = nullptr;
             if (saved.told) operations = std::min(operations, saved.operations);

@@ -9,7 +9,7 @@
 
 namespace {
 
-// The newest checkpoint of a run.
+// Returns the path of the newest checkpoint of a run whose model verifies.
 std::string newest_model(const FileSystem& files, const std::string& run, const Log& log, const CheckpointRanks& ranks,
                          CheckpointUse use) {
     std::vector<std::string> skipped;

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr std::int64_t piece_elements = 1 << 20;   // that are read at once
+constexpr std::int64_t piece_elements = 1 << 20;   // elements read at once
 
 template <class States>
 bool has_weights(const States& states) {
@@ -22,11 +22,11 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit) {
     return formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units());
 }
 
-// All that a stage saves, in the order in which it is gathered. use(writer, unit, param, state): the rank of the stage
-// that writes it; state null: the parameters.
+// Calls use(writer, unit, param, state) for all that a stage saves, in the order of gathering. `writer`: rank of the
+// stage that writes it; `state`: null for the parameters.
 template <class Use>
 void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
-    int writer = 0;   // units are dealt in turns
+    int writer = 0;   // units are dealt out in turns
     for (const UnitPlace& unit : tensors.storage().units()) {
         const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
         for (int param : params) use(writer, unit.unit, param, nullptr);
@@ -39,7 +39,7 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     }
 }
 
-// Reads what this rank stores of a tensor, piece by piece: use(first, values) with local elements from `first` on.
+// Reads this rank's part of a tensor, piece by piece, and calls use(first, values) with local elements from `first` on.
 template <class T, class Use>
 void read_pieces(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
                  const TensorPlace& place, StateKind kind, Use&& use) {
@@ -66,16 +66,16 @@ void read_pieces(const SafetensorsFile& file, const std::string& name, const Par
     }
 }
 
-// Values of local elements from `first` on of what a state keeps of a tensor.
+// Uploads values into a state's part of a tensor, from local element `first` on.
 template <class T>
 void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int64_t first, std::span<const T> values,
                   cudaStream_t stream) {
     const std::int64_t at = state.storage().tensor_offset(place, state.state()) + first;
     state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(at));
-    wait_for(stream);   // a copy of them may be kept until then
+    wait_for(stream);   // the upload may read `values` until then
 }
 
-// Weights into what begins as them.
+// Fills a state that starts as a copy of the weights (an average).
 void read_as_floats(const SafetensorsFile& file, bool has_masters, const OptimizerState& state,
                     const TensorPlace& place, cudaStream_t stream) {
     auto read = [&]<class T>(const char* name, T) {
@@ -92,7 +92,7 @@ void read_as_floats(const SafetensorsFile& file, bool has_masters, const Optimiz
     }
 }
 
-// Exact weights, and the parameters that are rounded from them, of which this rank keeps as much or more.
+// Reads master weights, and rounds the parameters from them; this rank keeps as many parameters as masters, or more.
 void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& weights,
                   const TensorPlace& place, cudaStream_t stream) {
     const ParamStorage& storage = tensors.storage();
@@ -115,7 +115,7 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
 }   // namespace
 
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states) {
-    const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters parameters are in both files
+    const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
         const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
@@ -144,7 +144,7 @@ HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer
       memory_(lay_out(tensors, gatherer)) {}
 
 std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
-    constexpr std::size_t line = 64;   // bytes; tensors begin at multiples
+    constexpr std::size_t line = 64;   // bytes; tensors begin at multiples of it
     std::size_t bytes = 0;
     for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state) {
         if (writer != gatherer.rank()) return;
@@ -163,7 +163,7 @@ std::span<T> HostTensors::values_of(const Held& held) const {
 }
 
 void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
-    std::size_t next = 0;   // of what is held here
+    std::size_t next = 0;   // index into held_
     for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state) {
         const Held* const held = writer == gatherer.rank() ? &held_[next++] : nullptr;
         auto gather = [&]<class T>(const ModelState<T>& values) {
@@ -187,7 +187,7 @@ void HostTensors::write(CheckpointWriter& checkpoint) const {
     }
 }
 
-// The unit's two files.
+// Writes the model file and the optimizer file of one unit.
 void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const {
     auto is_parameter = [](const Held& held) { return held.state.empty(); };
     auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };
@@ -275,7 +275,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
     std::optional<SafetensorsFile> file;
-    int unit = -1;   // whose file is open
+    int unit = -1;   // unit whose file is open
     for (const TensorPlace& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) file.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
@@ -298,7 +298,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
             const bool is_saved = !only_weights && file->find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {
                 read_weights(*file, tensors, state, place, stream);
-            } else if (state.averages && !is_saved) {   // it begins here
+            } else if (state.averages && !is_saved) {   // the average starts from the weights
                 read_as_floats(*file, has_weights(tensors.states), state, *kept, stream);
             } else if (!only_weights) {
                 read(state.name, state.values, *kept);

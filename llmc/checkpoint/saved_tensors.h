@@ -1,4 +1,5 @@
-// The tensors of a run in its checkpoint: which files hold them, who writes which, and who reads what.
+// The tensors of a run in its checkpoint: the files that hold them, the ranks that write them, and the parts each rank
+// reads.
 //
 // Two files for each of the N units (embedding, layers, head), numbered from 1:
 //   model-00002-of-0000N.safetensors       the parameters in Hugging Face's form and the build's precision
@@ -6,12 +7,12 @@
 //   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: the optimizer's states
 //                                          in fp32, "master.<name>", "m.<name>" and "v.<name>"; without masters first
 //                                          "parameter.<name>" in the build's precision
-// The files do not depend on the mesh or the ZeRO stage. A unit is written by one rank of the stage that holds it (a
-// tied embedding: of the first), dealt in turns, so that the ranks of a stage write at the same time. A rank reads the
-// ranges that it keeps, and nothing else but headers; parameters that have masters are rounded from them.
+// The files do not depend on the mesh or the ZeRO stage. Each unit is written by one rank of the stage that holds it (a
+// tied embedding: of the first stage). Units are dealt out in turns, so that the ranks of a stage write at the same
+// time. A rank reads the ranges that it keeps, and the headers; parameters that have masters are rounded from them.
 //
-// Host memory of a rank: what it writes, page-locked, from its first checkpoint on, 16 MiB when it reads. So a run
-// waits for the copy to host memory alone, and a thread writes while it goes on.
+// Host memory per rank: pinned memory for the tensors that it writes, from its first checkpoint on, and 16 MiB while it
+// reads. So a run waits only for the copy to host memory; a thread writes the files while the run goes on.
 #pragma once
 
 #include <cstddef>
@@ -26,58 +27,59 @@
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/gather.h"
 
-// What a rank keeps of a run's tensors.
+// A rank's part of a run's tensors.
 struct TrainedTensors {
-    const ModelState<floatX>& parameters;   // as the last update left them everywhere
+    const ModelState<floatX>& parameters;   // as the last update left them, on all ranks
     const std::vector<OptimizerState>& states;
 
     const ParamStorage& storage() const { return parameters.storage(); }
 };
 
-// model.safetensors.index.json's content.
+// Returns the content of model.safetensors.index.json.
 std::string tensor_index(const ParamTable& table);
 
-// Bytes of a checkpoint's tensors; what else it holds is small.
+// Bytes of a checkpoint's tensors; its other files are small.
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states);
 
-// The tensors of the units that this rank writes, in host memory. Made once, filled for each checkpoint.
+// Tensors that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
 public:
-    // Takes the memory; nothing is copied yet.
+    // Allocates the memory; copies nothing.
     HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer);
 
     std::size_t bytes() const { return memory_.values().size(); }
 
-    // Copies them here. Collective over the ranks of the stage; waits for the stream. `tensors`: those it was made for.
+    // Gathers and copies the tensors to this memory. Collective over the ranks of the stage; waits for the stream.
+    // `tensors` must be those of the constructor.
     void fill(const TrainedTensors& tensors, const Gatherer& gatherer);
 
-    // Writes this rank's files from what fill() has copied; without the device, so in any thread.
+    // Writes this rank's files from the last fill(). Does not use the device, so any thread may call it.
     void write(CheckpointWriter& checkpoint) const;
 
 private:
     struct Held {
         int unit, param;
         std::string state;   // empty: the parameter
-        std::size_t at;      // byte
+        std::size_t at;      // offset in bytes
     };
-    std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // the bytes of all
+    std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
     template <class T>
     std::span<T> values_of(const Held& held) const;
     void write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const;
 
     const ParamTable& table_;
-    bool has_weights_;         // else parameters are a part of the exact state
-    std::vector<Held> held_;   // in the order in which they are gathered
+    bool has_weights_;         // the optimizer has master weights; otherwise the parameters are part of the exact state
+    std::vector<Held> held_;   // in the order of gathering
     PinnedBuffer<std::byte> memory_;
 };
 
-// What a checkpoint has of the weights in a state of the optimizer, such as their average. Error(bad_data) where it has
-// none.
+// Opens a state of the optimizer that holds weights (such as their average) as a model's weights. Throws
+// Error(bad_data) if the checkpoint has no such state.
 std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
                                                const std::string& state);
 
-// Reads what this rank keeps; padding becomes zero. Error(bad_data) where the files are of another model or choice of
-// master weights. `only_weights`: of the optimizer's states none but exact weights. Averages that are not read begin as
-// the weights.
+// Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
+// model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
+// master weights. Averages that are not read start from the weights.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

@@ -11,7 +11,7 @@
 #include "llmc/io/file.h"
 #include "llmc/io/forwarding_files_test.h"
 
-// What FaultyFiles does at the operation it was told to fail.
+// The fault of FaultyFiles at the chosen operation.
 enum class FileFault {
     fail,   // the call fails as on a full disk: Error(io), nothing was done
     tear,   // a write puts down only its first half, then fails; any other call fails

@@ -32,7 +32,7 @@ const char* kind_of(const struct stat& info) {
                                     : "device";
 }
 
-// Files are read by offset and their size is known: pipes, sockets and devices have neither, and would hang.
+// Throws Error(io) for pipes, sockets, devices and folders: files are read by offset and need a size.
 void check_regular(const std::string& path, const struct stat& info) {
     if (S_ISREG(info.st_mode)) return;
     if (S_ISDIR(info.st_mode) && ::access((path + "/.").c_str(), F_OK) != 0 && errno == EACCES) {
@@ -93,7 +93,8 @@ public:
     int try_sync() const { return ::fsync(descriptor_) == 0 ? 0 : errno; }
 
 private:
-    // Error(io) where the path no longer leads here: what goes on for days must not be written where nobody finds it.
+    // Throws Error(io) if the path no longer leads to this file, so that a run of days does not write where nobody
+    // finds it.
     void check_still_there() const {
         const struct stat own = status();
         struct stat found {};
@@ -110,18 +111,18 @@ private:
 
     std::string path_;
     int descriptor_;
-    bool grows_;   // appended to, as long as it is open
+    bool grows_;   // open for appending
 };
 
 class RealFiles : public FileSystem {
 public:
-    RealFiles() { ::signal(SIGXFSZ, SIG_IGN); }   // a limit on sizes of files is an error of write
+    RealFiles() { ::signal(SIGXFSZ, SIG_IGN); }   // exceeding a limit on file size is then an error of write
 
     std::unique_ptr<File> open(const std::string& path) const override {
         struct stat info {};
-        if (::stat(path.c_str(), &info) == 0) check_regular(path, info);   // before, for opening a device can act
+        if (::stat(path.c_str(), &info) == 0) check_regular(path, info);   // first: opening a device can have effects
         std::unique_ptr<RealFile> file =
-            open_with(path, O_RDONLY | O_NONBLOCK);   // what is a pipe by now does not hang
+            open_with(path, O_RDONLY | O_NONBLOCK);   // O_NONBLOCK: does not hang if the path is a pipe by now
         check_regular(path, file->status());
         return file;
     }
@@ -179,7 +180,7 @@ public:
     }
 
 private:
-    mutable std::mutex mutex_;   // checkpoints are written beside the run
+    mutable std::mutex mutex_;   // a thread writes checkpoints
     std::string unsynced_;
 
     static std::unique_ptr<RealFile> open_with(const std::string& path, int flags, bool grows = false) {

@@ -1,11 +1,11 @@
-// Files and folders, behind an interface that can be made to fail on purpose.
+// Files and folders, behind an interface that tests can make fail.
 //
 // Everything that touches a disk goes through FileSystem, for two reasons: every failure becomes an Error(io) that
 // names the file, the call and the cause; and a test can put FaultyFiles (faulty_files_test.h) in front, which fails,
-// tears or stops at any chosen operation, so that what the program does then is tested and not hoped for.
+// tears a write or stops at any chosen operation.
 //
-// Reading is by offset (pread), never through a mapping: a file that shrinks under us is then an Error with its name,
-// not a SIGBUS. Writing is sequential. Nothing here is buffered: callers hand over large pieces.
+// Reading is by offset (pread), never through a mapping: a file that shrinks while it is read gives an Error with its
+// name, not a SIGBUS. Writing is sequential. Nothing is buffered here: callers pass large pieces.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,15 @@
 #include <string_view>
 #include <vector>
 
-// An open file, closed when destroyed. Not for use by two threads at once, except for read_at, and sync beside write.
+// An open file, closed when destroyed. Two threads must not use it at once, except for read_at(), and for sync() beside
+// write().
 class File {
 public:
     virtual ~File() = default;
     virtual const std::string& path() const = 0;
     virtual std::uint64_t size() const = 0;   // bytes now
 
-    // Fills `into` from byte `offset` on. A file that ends before that is Error(bad_data) with both lengths.
+    // Fills `into` from byte `offset` on. Throws Error(bad_data) with both lengths if the file ends before that.
     virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
 
     virtual void write(std::span<const std::byte> bytes) = 0;   // appends all of them
@@ -36,47 +37,47 @@ public:
     virtual std::unique_ptr<File> open(
         const std::string& path) const = 0;                              // to read; a regular file, or a link to one
     virtual std::unique_ptr<File> create(const std::string& path) = 0;   // to write, empty
-    virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end, made if missing
+    virtual std::unique_ptr<File> append(const std::string& path) = 0;   // to write at the end; creates a missing file
     virtual void rename(const std::string& from, const std::string& to) = 0;   // atomic; replaces a file at `to`
     virtual void link(const std::string& from, const std::string& to) = 0;     // a second name of the same file
     virtual void remove_all(const std::string& path) = 0;     // a file or a whole folder; may be missing
     virtual void make_folders(const std::string& path) = 0;   // with its parents; may exist
-    // Makes renames inside it lasting. A file system that cannot do that (EINVAL, ENOTSUP, ENOSYS) is no error:
-    // unsynced_folder tells.
+    // Makes renames inside the folder durable. A file system that cannot do that (EINVAL, ENOTSUP, ENOSYS) is no error;
+    // unsynced_folder() tells.
     virtual void sync_folder(const std::string& path) = 0;
-    // The first folder that could not be synced, and why ("run: fsync: Operation not supported"); empty: all could.
+    // Returns the first folder that could not be synced, and why ("run: fsync: Operation not supported"); empty: none.
     virtual std::string unsynced_folder() const { return {}; }
     virtual bool exists(const std::string& path) const = 0;
     virtual std::vector<std::string> list(const std::string& folder) const = 0;   // names inside, sorted
 };
 
-// Error(io) of a call of the system on a file; `code` is its errno.
+// Throws Error(io) for a system call that failed on a file; `code` is its errno.
 [[noreturn]] void fail_on_file(const std::string& path, const char* call, int code);
 
-// The machine's own files.
+// Returns the machine's own file system.
 FileSystem& real_files();
 
-// The bytes of a text, for File::write.
+// Views a text as bytes, for File::write.
 inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 
 inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
-// Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
-// happens in between: temporary name beside it, sync, rename, sync of the folder.
-std::string read_whole(const FileSystem& files, const std::string& path);   // of up to largest_whole_file bytes
+// Read or write a whole small file. write_whole leaves either the old content or all of the new one at `path`, whatever
+// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder.
+std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
-// The files matching a shell pattern ("data/train_*.bin"), sorted by name; a file that has the pattern itself as its
-// name is that file. An empty result is the caller's to judge.
+// Returns the files that match a shell pattern ("data/train_*.bin"), sorted by name. A file with exactly this name is
+// the only result. The result may be empty.
 std::vector<std::string> glob_files(const std::string& pattern);
 
-// The same, for what an option names: Error(io) where nothing matches, saying why.
+// Like glob_files(), for the value of an option: throws Error(io) if nothing matches.
 std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern);
 
-// Error(io) of what never ends, or waits for who writes to it: devices and folders, and where asked pipes that lie in a
-// folder. What a shell or a launcher hands over (/dev/stdin, /dev/fd/N) is no such pipe.
+// Throws Error(io) for a folder, device or socket, and, if `pipes_too`, for a named pipe: reading it may never end.
+// Pipes that a shell or a launcher passes (/dev/stdin, /dev/fd/N) are allowed.
 void refuse_device(const std::string& path, const std::string& flag = "", bool pipes_too = false);
 
-// Tries whether a file can be written later, so that hours of work are not lost for a wrong path. Error(usage) where
-// something else than a file is there, Error(io) where nothing can be written.
+// Checks that a file can be written later, so that hours of work are not lost for a wrong path. Throws Error(usage) if
+// something other than a file is there, Error(io) if nothing can be written.
 void try_output_file(FileSystem& files, const std::string& flag, const std::string& path);

@@ -18,7 +18,7 @@ std::string host_name() {
     return name;
 }
 
-// Whether no other process stands against it; true where there are no such locks.
+// Tries to take the lock. Returns false only if another process holds it; true if the file system has no such locks.
 bool lock(int descriptor, int kind) {
     int status;
     do {
@@ -34,7 +34,7 @@ FolderLock::FolderLock(const std::string& folder, As rank) {
     const std::string path = folder + "/lock";
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (descriptor_ < 0) throw Error(ErrorKind::io, text(path, ": create failed: ", std::strerror(errno)));
-    // alone for a moment, then with the other ranks
+    // takes the lock alone for a moment, then shares it with the other ranks
     if ((rank == As::first && !lock(descriptor_, LOCK_EX)) || !lock(descriptor_, LOCK_SH)) {
         char holder[320] = "";
         const ssize_t length = ::pread(descriptor_, holder, sizeof holder - 1, 0);
@@ -47,7 +47,7 @@ FolderLock::FolderLock(const std::string& folder, As rank) {
     if (rank == As::other) return;
     const std::string own = text("process ", ::getpid(), " on ", host_name());
     if (::ftruncate(descriptor_, 0) == 0)
-        (void)!::pwrite(descriptor_, own.data(), own.size(), 0);   // only told to people
+        (void)!::pwrite(descriptor_, own.data(), own.size(), 0);   // for people to read
 }
 
 FolderLock::~FolderLock() {

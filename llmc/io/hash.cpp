@@ -2,7 +2,7 @@
 
 #define XXH_INLINE_ALL
 #ifdef __AVX512F__
-#define XXH_VECTOR XXH_AVX2   // fast enough, and g++ 12 warns about its own AVX-512 intrinsics
+#define XXH_VECTOR XXH_AVX2   // AVX2 is fast enough, and g++ 12 warns about its own AVX-512 intrinsics
 #endif
 #include <xxhash.h>
 
@@ -23,7 +23,7 @@ Hash64& Hash64::operator=(Hash64&&) noexcept = default;
 void Hash64::update(const void* bytes, std::size_t count) { XXH3_64bits_update(&state_->xxh3, bytes, count); }
 std::uint64_t Hash64::digest() const { return XXH3_64bits_digest(&state_->xxh3); }
 
-// Both lengths have one state in xxh3, which differ at its end only.
+// xxh3 keeps one state for both lengths; only the final step differs.
 std::string Hash64::digest_128() const {
     const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
     return hash_to_text(hash.high64) + hash_to_text(hash.low64);

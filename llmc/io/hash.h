@@ -1,7 +1,7 @@
-// xxh3: the hash of files, shards, tokenizers and manifests, 64 bits; of checkpoints' files 128. Not cryptographic: it
-// finds accidents.
+// Hashes with xxh3: 64 bits for files, shards, tokenizers and manifests, 128 bits for a checkpoint's files. Not
+// cryptographic: it finds accidents.
 //
-// Behind an interface because xxhash is a header with thousands of lines that only one source file should compile.
+// The interface hides xxhash, a header of thousands of lines that only one source file should compile.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ public:
     Hash64& operator=(Hash64&&) noexcept;
 
     void update(const void* bytes, std::size_t count);
-    std::uint64_t digest() const;     // of everything so far; more may follow
-    std::string digest_128() const;   // the same in 128 bits: 32 lower-case hexadecimal digits
+    std::uint64_t digest() const;     // hash of everything so far; update() may follow
+    std::string digest_128() const;   // the 128-bit hash as 32 lower-case hexadecimal digits
 
 private:
     struct State;
@@ -28,6 +28,7 @@ private:
 
 std::uint64_t hash64(std::string_view bytes);
 
-// 16 lower-case hexadecimal digits, and back; anything else throws std::invalid_argument.
+// Converts a hash to 16 lower-case hexadecimal digits, and back; hash_from_text throws std::invalid_argument for
+// anything else.
 std::string hash_to_text(std::uint64_t hash);
 std::uint64_t hash_from_text(std::string_view digits);

@@ -1,5 +1,5 @@
-// Files that are read again and again, of which the last used stay open: more shards than a process may have open files
-// can be read so.
+// Keeps the most recently used files open, for files that are read again and again. So a process can read more shards
+// than it may have open files.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 class OpenFiles {
 public:
-    // `files` must outlive it; at most `most` stay open (beside those that a caller holds).
+    // `files` must outlive this object. At most `most` files stay open here (besides those that a caller holds).
     explicit OpenFiles(const FileSystem& files, std::size_t most = 48) : files_(files), most_(most) {}
 
-    // The file, opened anew where it is not open. Error(io). Several threads may call it.
+    // Returns the file, and opens it if it is not open. Throws Error(io). Several threads may call it.
     std::shared_ptr<const File> open(const std::string& path) {
         const std::lock_guard lock(mutex_);
         for (std::size_t i = open_.size(); i-- > 0;) {
@@ -34,5 +34,5 @@ private:
     const FileSystem& files_;
     const std::size_t most_;
     std::mutex mutex_;
-    std::vector<std::shared_ptr<const File>> open_;   // the last used one last
+    std::vector<std::shared_ptr<const File>> open_;   // most recently used last
 };

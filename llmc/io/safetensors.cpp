@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 namespace {
 
 constexpr std::uint64_t length_bytes = 8;
-constexpr std::uint64_t longest_header = 100'000'000;   // the format's own limit
+constexpr std::uint64_t longest_header = 100'000'000;   // set by the format
 constexpr std::uint64_t data_alignment = 8;             // headers are padded so that data begins at a multiple
 constexpr std::size_t read_piece = std::size_t{1} << 22;
 
@@ -59,7 +59,7 @@ const TypeName& row_of(TensorType type) {
                 "The file is not a valid safetensors file: copy or write it again.");
 }
 
-// Product of the sizes, or nothing when it does not fit.
+// Product of the sizes and `factor`, or nothing if it does not fit into a file.
 std::optional<std::uint64_t> product(const std::vector<std::int64_t>& shape, std::uint64_t factor) {
     std::uint64_t result = factor;
     for (std::int64_t size : shape) {
@@ -68,14 +68,14 @@ std::optional<std::uint64_t> product(const std::vector<std::int64_t>& shape, std
     return result <= std::uint64_t{INT64_MAX} ? std::optional(result) : std::nullopt;
 }
 
-// Of a tensor, or nothing where a file cannot hold it. Elements of less than a byte must fill the last one.
+// Bytes of a tensor, or nothing if a file cannot hold it. Elements smaller than a byte must fill the last byte.
 std::optional<std::uint64_t> bytes_of_tensor(const std::vector<std::int64_t>& shape, const TypeName& type) {
     const bool whole = type.bits % 8 == 0;
     const std::optional<std::uint64_t> size = product(shape, whole ? type.bits / 8 : type.bits);
     return whole || !size ? size : std::optional(*size / 8);
 }
 
-// The header's text, its length checked against the file's.
+// Returns the header's text, after checking its length against the file's.
 std::string read_header(const File& file) {
     const std::uint64_t size = file.size();
     if (size < length_bytes) bad(file.path(), 0, text("the file has ", size, " bytes, a header begins with 8"));
@@ -89,13 +89,13 @@ std::string read_header(const File& file) {
     std::string header(length, '\0');
     file.read_at(length_bytes, std::as_writable_bytes(std::span(header)));
     if (header[0] != '{') bad(file.path(), length_bytes, "the header does not begin with '{'");
-    if (const std::size_t at = header.find('\0'); at != std::string::npos) {   // where the JSON would seem to end
+    if (const std::size_t at = header.find('\0'); at != std::string::npos) {   // a C string would end here
         bad(file.path(), length_bytes + at, "a byte 0 in the header, which only spaces may fill up");
     }
     return header;
 }
 
-// The header, and the data's place in the file, for all that is checked in it.
+// The parsed header and the position of the data in the file; errors name the byte.
 struct Header {
     std::string path, content;
     Json json;
@@ -116,7 +116,7 @@ struct Header {
     }
 };
 
-// The whole numbers of a list.
+// Returns the whole numbers of a list.
 std::vector<std::int64_t> sizes_from(const Header& header, const std::string& tensor, const char* key,
                                      const Json& list) {
     std::vector<std::int64_t> sizes;
@@ -192,7 +192,7 @@ float half_to_float(std::uint16_t bits) {
     return sign ? -magnitude : magnitude;
 }
 
-// Converts `count` raw elements of type Raw.
+// Converts raw elements of type Raw to T.
 template <class Raw, class T, class Convert>
 void convert(std::span<const std::byte> bytes, T* out, Convert to_value) {
     for (std::size_t i = 0; i < bytes.size() / sizeof(Raw); i++) {
@@ -202,7 +202,7 @@ void convert(std::span<const std::byte> bytes, T* out, Convert to_value) {
     }
 }
 
-// False where T does not hold every value of the type.
+// Returns false if T does not hold every value of the type.
 template <class T>
 bool convert_type(TensorType type, std::span<const std::byte> bytes, T* out) {
     auto same = [](auto value) { return value; };
@@ -262,7 +262,7 @@ SafetensorsFile::SafetensorsFile(const FileSystem& files, const std::string& pat
             entries_.push_back(parse_entry(header, name, value));
         }
     }
-    // by end as well, so that tensors without elements come before the one that begins at the same byte
+    // the end is compared too, so that a tensor without elements comes before the one that begins at the same byte
     std::stable_sort(entries_.begin(), entries_.end(), [](const TensorEntry& a, const TensorEntry& b) {
         return std::pair(a.offset, a.offset + a.bytes()) < std::pair(b.offset, b.offset + b.bytes());
     });

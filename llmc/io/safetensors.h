@@ -1,4 +1,4 @@
-// Safetensors files: named tensors that Hugging Face and everyone else can read.
+// Reads and writes safetensors files: named tensors in the format of Hugging Face.
 //
 //   bytes        what
 //   0 .. 7       n: length of the header, uint64, little-endian, at most 100 000 000
@@ -8,8 +8,8 @@
 //                offsets count bytes from the end of the header
 //   8+n ..       data: tensors without gaps or overlaps up to the end of the file, row-major, little-endian
 //
-// (https://github.com/huggingface/safetensors, format section.) Every one of these statements is checked when a file is
-// opened; a file that breaks one is Error(bad_data) naming the file, the byte and what was expected.
+// (https://github.com/huggingface/safetensors, format section.) Opening a file checks every one of these statements; a
+// file that breaks one throws Error(bad_data) naming the file, the byte and what was expected.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@
 
 #include "llmc/io/file.h"
 
-// Every type of the format. Those from C64 on are passed over, or read as bytes alone; those from F6_E2M3 on have less
-// than a byte for an element.
+// Every type of the format. Types from C64 on can only be skipped or read as bytes; elements from F6_E2M3 on are
+// smaller than a byte.
 enum class TensorType : std::uint8_t {
     F64,
     F32,
@@ -49,9 +49,9 @@ enum class TensorType : std::uint8_t {
     F4
 };
 
-std::size_t bytes_of(TensorType type);   // of an element, 0 where it is less
+std::size_t bytes_of(TensorType type);   // bytes of one element, 0 if smaller than a byte
 const char* name_of(TensorType type);
-bool is_real(TensorType type);   // double holds its values: F64, F32, F16 or BF16
+bool is_real(TensorType type);   // true if double holds its values: F64, F32, F16 or BF16
 
 using TensorMetadata = std::map<std::string, std::string>;
 
@@ -59,7 +59,7 @@ struct TensorEntry {
     std::string name;
     TensorType type = TensorType::F32;
     std::vector<std::int64_t> shape;   // empty: a scalar
-    std::uint64_t offset = 0;          // of its first byte in the file
+    std::uint64_t offset = 0;          // position of its first byte in the file
 
     std::int64_t elements() const;
     std::uint64_t bytes() const;
@@ -73,14 +73,15 @@ public:
     const std::vector<TensorEntry>& entries() const { return entries_; }   // in the order of the data
     const TensorMetadata& metadata() const { return metadata_; }
 
-    const TensorEntry* find(const std::string& name) const;    // null when there is none
-    const TensorEntry& entry(const std::string& name) const;   // Error(bad_data) when there is none
+    const TensorEntry* find(const std::string& name) const;    // null if there is none
+    const TensorEntry& entry(const std::string& name) const;   // throws Error(bad_data) if there is none
 
-    // The raw bytes of a tensor from byte `first` of it on.
+    // Reads raw bytes of a tensor, from its byte `first` on.
     void read(const TensorEntry& entry, std::uint64_t first, std::span<std::byte> into) const;
 
-    // A whole tensor as T (double, float or int64), from any type that T holds: double from F64, F32, F16 and BF16,
-    // float from the last three, int64 from every integer type but U64. Others are Error(bad_data).
+    // Reads a whole tensor as T (double, float or int64), from any type whose values T holds: double from F64, F32, F16
+    // and BF16; float from the last three; int64 from every integer type but U64. Throws Error(bad_data) for other
+    // types.
     template <class T>
     std::vector<T> read_as(const TensorEntry& entry) const;
     template <class T>
@@ -91,15 +92,15 @@ public:
 private:
     std::unique_ptr<File> file_;
     std::vector<TensorEntry> entries_;
-    std::map<std::string, std::size_t> index_;   // of entries_, by name
+    std::map<std::string, std::size_t> index_;   // by name, the index into entries_
     TensorMetadata metadata_;
 };
 
-// Writes a file from front to back: the header at once, then the data of each entry in turn, in pieces of any size.
-// The bytes of a file depend on nothing but its content, so equal states make equal files.
+// Writes a file from front to back: the header at once, then the data of each entry in turn, in pieces of any size. The
+// file's bytes depend only on its content, so equal states make equal files.
 class SafetensorsWriter {
 public:
-    // Only name, type and shape of the entries are read.
+    // Reads only name, type and shape of the entries.
     SafetensorsWriter(std::unique_ptr<File> file, const std::vector<TensorEntry>& entries,
                       const TensorMetadata& metadata);
 

@@ -39,7 +39,7 @@ public:
         return result;
     }
 
-    // What is left of it after the power went off.
+    // Returns the disk's content after a power loss.
     std::unique_ptr<SimulatedDisk> after_power_loss(std::uint64_t seed) const {
         std::uint64_t counter = 0;
         auto draw = [&](std::uint64_t n) { return mix64(seed + counter++) % n; };

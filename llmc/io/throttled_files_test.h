@@ -13,7 +13,7 @@
 
 class ThrottledFiles : public ForwardingFiles {
 public:
-    // Of files that are created, not of those that are appended to. `open`: counts files that are being written.
+    // Slows files that are created, not files that are appended to. `open`: counts files that are being written.
     ThrottledFiles(FileSystem& inner, double bytes_per_s, std::atomic<int>* open = nullptr)
         : ForwardingFiles(inner), bytes_per_s_(bytes_per_s), open_(open) {}
     std::unique_ptr<File> create(const std::string& path) override {

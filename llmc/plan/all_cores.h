@@ -1,4 +1,4 @@
-// Independent pieces of work on all cores of the machine at once.
+// Runs independent pieces of work on all cores of the machine at once.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-// work(0) to work(count - 1), in any order. The first of what they throw is thrown on.
+// Calls work(0) to work(count - 1) in any order; rethrows the first exception.
 template <class Work>
 void on_all_cores(int count, Work&& work) {
     std::atomic<int> next = 0;

@@ -18,7 +18,7 @@ bool fits(const Options& options, Recompute level, double device_bytes) {
     return true;
 }
 
-// As many sequences for each rank and step, where options refuse it: none.
+// Returns false if the options refuse this number of sequences.
 bool is_possible(const Options& options) {
     try {
         planned_run(options);
@@ -36,7 +36,7 @@ int largest_micro_batch(const Options& asked, double device_bytes) {
               "Say how many tokens a step has; micro-batches are the largest shares of it that fit.");
     Options options = asked;
     options.micro_batch = 1;
-    planned_run(options);   // refuses what no micro-batch cures
+    planned_run(options);   // throws for what no micro-batch can cure
     const std::int64_t most = options.total_batch / options.seq_len;
     std::vector<Recompute> levels{Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
     if (asked.recompute) levels = {*asked.recompute};
@@ -67,7 +67,7 @@ Options best_layout(const Options& options, const Machine& machine, int ranks,
 }
 
 Machine machine_of_device(const std::string& device) {
-    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // those that contain others first
+    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
         std::string upper = name, found = device;
         for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
         if (found.find(upper) != std::string::npos) return known_machine(name);

@@ -1,4 +1,4 @@
-// What a run may leave to the program: how large its micro-batches are, and how its ranks share the work.
+// Chooses what a run leaves to the program: the size of micro-batches, and the layout of ranks.
 #pragma once
 
 #include <functional>
@@ -6,15 +6,15 @@
 #include "llmc/plan/machine.h"
 #include "llmc/run/options.h"
 
-// --micro-batch auto: the most sequences with which nine tenths of `device_bytes` suffice for every rank, of those that
-// divide the step, which stays as large as it is. With --recompute auto at the least level with which any fit.
-// Error(usage) where none does.
+// --micro-batch auto: returns the largest number of sequences that divides the step and fits into nine tenths of
+// `device_bytes` on every rank; the step's size does not change. With --recompute auto, it takes the lowest level with
+// which any number fits. Throws Error(usage) if none fits.
 int largest_micro_batch(const Options& options, double device_bytes);
 
-// --layout auto: `options` with the --tp, --pp, --dp, --zero and --recompute of the fastest layout that fits, among
-// those that are allowed. Error(usage) where there is none.
+// --layout auto: returns `options` with the --tp, --pp, --dp, --zero and --recompute of the fastest allowed layout that
+// fits. Throws Error(usage) if none fits.
 Options best_layout(const Options& options, const Machine& machine, int ranks,
                     const std::function<bool(const Options&)>& is_allowed);
 
-// The table's machine whose devices have this name (as CUDA says it). Error(usage) where there is none.
+// Returns the table's machine for a device name as CUDA reports it. Throws Error(usage) if there is none.
 Machine machine_of_device(const std::string& device);

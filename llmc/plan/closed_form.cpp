@@ -11,20 +11,20 @@
 
 namespace {
 
-// Of one layer and micro-batch on one rank.
+// Seconds of one layer and micro-batch on one rank.
 struct LayerTime {
     double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
-    double tensor_bytes = 0, tensor_seconds = 0;      // of tp ranks
-    double tensor_forward = 0, tensor_backward = 0;   // of these what shows, slowed work with it
-    double tensor_slack = 0;   // from when a layer's gradients leave: work before the next exchange is waited for
-    double context_bytes = 0, context_exposed = 0;   // of cp ranks
+    double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
+    double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
+    double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
+    double context_bytes = 0, context_exposed = 0;   // bytes sent and exposed seconds by context parallelism
     double compute() const { return forward + input + weight + recompute; }
     double tensor_exposed() const { return tensor_forward + tensor_backward; }
     double forward_seconds() const { return forward + tensor_forward + context_exposed / 3; }
     double input_seconds() const { return input + recompute + tensor_backward + 2 * context_exposed / 3; }
 };
 
-// One of the two branches of a layer: a matmul with each of its matrices, whole.
+// Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
 struct BranchTime {
     double in = 0, out = 0;
 };
@@ -51,12 +51,12 @@ public:
         PipelineCosts costs;
         const int pieces = mesh_.pp * o_.pp_chunks;
         costs.pieces.resize(static_cast<std::size_t>(pieces));
-        double compute = 0;   // of all pieces, a micro-batch
+        double compute = 0;   // all pieces, per micro-batch
         for (int stage = 0; stage < mesh_.pp; stage++) {
             const auto chunks = chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len);
             for (std::size_t c = 0; c < chunks.size(); c++) {
                 const double n = chunks[c].layers.size(), with_head = chunks[c].head ? 1 : 0;
-                // without recompute the head's loss belongs to backward
+                // without recompute, the head's loss is a part of backward
                 costs.pieces[c * static_cast<std::size_t>(mesh_.pp) + static_cast<std::size_t>(stage)] = {
                     n * layer.forward_seconds() + (chunks[c].embedding ? outside.embedding_forward : 0),
                     n * layer.input_seconds() + (chunks[c].embedding ? outside.embedding_backward : 0) +
@@ -83,7 +83,7 @@ public:
 
     double least() const {
         const double matmul = 1 / machine_.best_matmul(), attention = 4 * pairs() / machine_.attention_per_second;
-        double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, of the stages before
+        double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, and of the earlier stages
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
             of_layer += 2 * rows_ * static_cast<double>(tp_shard_of(param.tensor, mesh_.tp).elements()) * matmul;
@@ -108,7 +108,7 @@ private:
     struct Pipelined {
         double makespan, idle_share;
     };
-    // Of many micro-batches by the line through two smaller numbers of them.
+    // Simulates the pipeline; for many micro-batches, extrapolates linearly from two smaller numbers of them.
     Pipelined pipelined(const PipelineCosts& costs, int m) const {
         auto with = [&](int micro_batches) {
             PipelineShape shape = pipeline_shape(o_);
@@ -127,11 +127,11 @@ private:
         return {makespan, 1 - busy / (makespan * mesh_.pp)};
     }
 
-    // Of queries and keys that a causal mask leaves, of one layer and micro-batch.
+    // Pairs of queries and keys left by a causal mask, times the head size; one layer and micro-batch.
     double pairs() const { return 0.5 * sizes_.B * sizes_.NH * sizes_.T * static_cast<double>(o_.seq_len) * sizes_.HS; }
 
     double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
-    // One of the three matmuls with a matrix: they have as many FLOPs each.
+    // Seconds of one of the three matmuls with a matrix (forward, input, weight); each has the same FLOPs.
     double of_matrix(double rows, double columns) const {
         return machine_.seconds_of(2 * rows_ * rows * columns,
                                    kElement * (rows_ * rows + rows_ * columns + rows * columns));
@@ -142,7 +142,7 @@ private:
     double collective(double bytes, int ranks, int stride, int passes) const {
         return collectives(1, bytes, ranks, stride, passes);
     }
-    // So many, which have so many bytes together.
+    // Seconds of `count` collectives that move `bytes` together.
     double collectives(int count, double bytes, int ranks, int stride, int passes) const {
         if (ranks == 1) return 0;
         const int nodes = nodes_of(ranks, stride);
@@ -150,24 +150,25 @@ private:
                bytes / machine_.link(nodes).bytes_per_second;
     }
     double border_seconds() const {
-        const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest
+        const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest link
         return link.seconds + residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1) / link.bytes_per_second;
     }
 
-    // An exchange beside work that it slows, for it has some of the multiprocessors: how much longer both take than the
-    // work alone. One that outlasts the slowed work takes its own time.
+    // Returns how much longer an exchange and the work beside it take together than the work alone. The exchange takes
+    // some of the multiprocessors, which slows the work; an exchange that outlasts the work adds the rest of its own
+    // time.
     double shown(double exchange, double work) const {
         return std::max(exchange - work, multiprocessor_share(o_.comm_sms) * exchange);
     }
     double multiprocessor_share(int taken) const {
         return machine_.multiprocessors > 0 ? std::min(1.0, static_cast<double>(taken) / machine_.multiprocessors) : 0;
     }
-    // A receive has its multiprocessors from when it is asked for, which is long before: one of inputs, and one of
-    // gradients.
+    // Returns the slowdown by pipeline receives. A receive holds its multiprocessors from its launch, long before the
+    // data comes: one receive of inputs, and one of gradients.
     double slowed_by_links() const {
         return mesh_.pp == 1 ? 0 : multiprocessor_share((mesh_.pp == 2 ? 1 : 2) * link_sms(o_.comm_sms));
     }
-    // What work beside other communication takes longer.
+    // Returns how much longer work takes because other communication runs beside it.
     double slowed(const StepTime& step) const {
         double beside = 0;
         for (const auto& [name, group] : step.groups) {
@@ -176,8 +177,8 @@ private:
         return std::min(beside, step.computing) * multiprocessor_share(o_.comm_sms);
     }
 
-    // Blocks that are computed again do without the last projection, whose sum is the layer's output, unless a norm
-    // comes after it.
+    // Returns true if recompute repeats this matrix's matmul. A recomputed block skips its last projection, whose sum
+    // is the layer's output, unless a norm comes after it.
     bool is_made_again(const ParamInfo& param) const {
         return config_.norm_position == NormPosition::after || param.name.find("mlp.") == std::string::npos ||
                !param.name.ends_with("c_proj.weight");
@@ -197,16 +198,16 @@ private:
             (param.name.ends_with("c_proj.weight") ? branch.out : branch.in) += one;
             layer.flops += 6 * rows_ * static_cast<double>(shard.elements());
         }
-        const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // of what is done in chunks
+        const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // between the chunks of an operation
         layer.forward += 4 * pauses, last += pauses;
         const double attention = 4 * pairs() / machine_.attention_per_second;
         layer.flops += 14 * pairs();
         layer.forward += attention + machine_.kernel_seconds;
         layer.input += 2.5 * attention + machine_.kernel_seconds;
-        // norms, sums of the residual stream, and the MLP's nonlinearity where it is a kernel of its own
+        // norms, residual sums, and the MLP's nonlinearity if it has its own kernel
         const double residual = residual_bytes_ / sizes_.residual_parts, inner = rows_ * sizes_.F * kElement;
         const bool gated = config_.gated(), apart = !traits_of(config_.mlp).in_matmul || kElement == 4;
-        const int read = gated ? 2 : 1;   // of F channels each
+        const int read = gated ? 2 : 1;   // arrays read, of F channels each
         layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner) + pauses : 0);
         layer.input +=
             2 * (moved(5 * residual) + machine_.kernel_seconds) + (apart ? moved((2 * read + 1) * inner) : 0);
@@ -225,12 +226,12 @@ private:
         if (mesh_.tp == 1) return 1;
         return tensor_chunks(static_cast<int>(rows_), sequence_parallel_ ? mesh_.tp : 1, o_.tp_chunks);
     }
-    // Bytes of a gather or a scatter of all rows, or of a sum of them.
+    // Bytes of one gather, scatter or sum of all rows.
     double tensor_unit() const { return passes() * static_cast<double>(mesh_.tp - 1) / mesh_.tp * residual_bytes_; }
     int passes() const { return sequence_parallel_ ? 1 : 2; }
     double whole_exchange() const { return collective(tensor_unit(), mesh_.tp, 1, passes()); }
 
-    // Exchanges of the embedding and of the head, which nothing hides.
+    // Exposed exchanges of the embedding and the head.
     struct TensorOutside {
         double embedding_forward = 0, embedding_backward = 0, head = 0;
     };
@@ -243,12 +244,12 @@ private:
         return {whole, whole, 2 * whole + loss};
     }
 
-    // docs/parallelism.md: in units of fs. Forward, each of the chunks of rows is gathered before its matmul or
-    // scattered behind it: the first one shows, and of others what the matmul of a chunk does not hide. Backward, a
-    // branch gathers its output's gradient behind the weights' gradient of the branch above, and its input behind the
-    // gradient of that, and scatters behind the weights' gradient of its projection (Branch::backward); where a
-    // recompute level leaves nothing for the next layer, its first gather shows. Without sequence parallelism it has
-    // one sum, behind both of its weights' gradients.
+    // docs/parallelism.md, in units of fs. Forward: each chunk of rows is gathered before its matmul or scattered after
+    // it. The first exchange is exposed, and of the others the part that a chunk's matmul does not hide. Backward
+    // (Branch::backward): a branch gathers its output's gradient during the weights' gradient of the branch above, and
+    // its input during the gradient of that, and scatters during the weights' gradient of its projection. If a
+    // recompute level leaves nothing for the next layer, its first gather is exposed. Without sequence parallelism a
+    // branch has one sum, during both of its weights' gradients.
     void add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
         if (mesh_.tp == 1) return;
         const bool block = o_.recompute == Recompute::block;
@@ -270,7 +271,7 @@ private:
         layer.tensor_backward = backward_of(mlp, drained ? 0 : attention.in) + backward_of(attention, mlp.in);
         if (block) layer.tensor_backward += entering(attention) + in_chunks(attention.out) + entering(mlp);
         if (all_again) layer.tensor_backward += in_chunks(mlp.out);
-        // the gradients leave behind the next layer's first gather; without one, before it
+        // the gradients leave after the next layer's first gather, or before it if there is none
         if (!drained) {
             const double work = sequence_parallel_ ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
             layer.tensor_slack = std::max(0.0, work - (sequence_parallel_ ? 2 : 1) * whole);
@@ -317,8 +318,8 @@ private:
         return ParamStorage(table_, stage.place, {ranges, embedding, head});
     }
 
-    // What is not hidden behind the layers of all micro-batches. The head's work hides nothing of theirs: it comes
-    // before.
+    // Adds ZeRO's traffic; returns the seconds that the layers of all micro-batches do not hide. The head's work hides
+    // none of it, because it comes before.
     double add_zero(StepTime& result, const LayerTime& layer, int m) const {
         const int ranks = mesh_.dp * mesh_.cp;
         if (ranks == 1) return 0;
@@ -328,18 +329,18 @@ private:
         const double reduced = traffic.reduce + traffic.reduce_to_owner, gathered = traffic.gather + traffic.broadcast;
         const int stride = mesh_.tp, shards = mesh_.shards(), nodes = nodes_of(shards, stride);
         const double layers = static_cast<double>(config_.layers) / mesh_.pp;
-        // where a pipeline's stage goes from forward to backward and back it has the layer already
+        // at the turn between forward and backward, a pipeline stage still has the layer
         const double fetched = o_.zero == 3 && mesh_.pp > 1 ? std::max(0.0, 1 - 1 / layers) : 1;
         const int times = o_.zero >= 2 ? m : 1, fetches = o_.zero == 3 ? 2 * m : 1,
                   units = static_cast<int>(own.units().size());
-        double kept = 0, largest = 0, first = 0;   // elements of all units, of the largest layer, of the lowest unit
+        double kept = 0, largest = 0, first = 0;   // elements of all units, the largest layer, the lowest unit
         for (const UnitPlace& unit : own.units()) {
             const auto elements = static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
             kept += elements;
             if (first == 0) first = elements;
             if (&unit != &own.units().front()) largest = std::max(largest, elements);
         }
-        // each micro-batch's but the first are added to those before, on the stream of the traffic
+        // each micro-batch but the first adds its gradients to the earlier ones, on the stream of the traffic
         const double added = o_.zero >= 2 ? moved(3 * gradient * kept) : 0;
         const double travel = collectives(times * units, reduced, shards, stride, o_.zero == 0 ? 2 : 1),
                      reduce = travel + (times - 1) * added,
@@ -348,8 +349,8 @@ private:
         const double forward = layers * layer.forward_seconds(),
                      backward = layers * (layer.input_seconds() + layer.weight);
         const double one = reduce / times, last = one * first / kept;
-        // The next micro-batch's forward goes on while the lowest units' gradients travel, which have memory of their
-        // own: the embedding's, which most stages of a pipeline have not, and those of layers that do not share it.
+        // The next micro-batch's forward can run while gradients travel that have buffers of their own: the
+        // embedding's, which most pipeline stages do not have, and those of zero_layer_sets layers.
         const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
         const double tail = std::min(one, one * free / kept) - backward / layers;
         const double fetch = o_.zero == 3 ? gather / fetches : 0;
@@ -357,8 +358,8 @@ private:
         const double hidden = std::max(0.0, std::min(forward - fetch, tail));
         double exposed = between + std::max(last, late) + (times - 1) * std::max(0.0, late - hidden);
         exposed += o_.zero == 3 ? m * forward_late : std::max(0.0, gather - forward);
-        // What takes the same links keeps tensor parallelism's exchanges waiting: a layer's gradients until there is no
-        // work before the next one, parameters at once.
+        // Traffic on the same links delays tensor parallelism's exchanges: a layer's gradients once the work before the
+        // next exchange is over, parameters at once.
         if (mesh_.tp > 1 && o_.zero >= 2 && nodes == 1) {
             const double beside = std::max(0.0, travel - times * layers * layer.tensor_slack);
             exposed = std::max(exposed, beside + (o_.zero == 3 ? gather : 0) + between);
@@ -368,7 +369,7 @@ private:
         return exposed;
     }
 
-    // Gradients are read twice, states and parameters read and written.
+    // Seconds of the update: it reads gradients twice, and reads and writes states and parameters.
     double optimizer_seconds() const {
         const ParamStorage own = storage();
         double owned = 0;

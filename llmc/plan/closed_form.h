@@ -1,14 +1,14 @@
-// How long a step takes, by formulas of the sizes alone: for builds that record no step, and to choose which layouts
-// are worth a replay. Matmuls are those of the parameter table, traffic is that of docs/parallelism.md, the pipeline is
-// the simulator's (schedule.h); of kernels only the bytes of the residual stream are reckoned with.
+// Estimates the time of a step by formulas of the sizes alone: for builds that record no step, and to choose the
+// layouts worth a replay. Matmuls come from the parameter table, traffic from docs/parallelism.md, the pipeline from
+// the simulator (schedule.h); other kernels count only by the bytes of the residual stream.
 #pragma once
 
 #include "llmc/plan/step_time.h"
 
-// `options` with the number of data-parallel ranks and a level of recompute.
+// `options` must have the number of data-parallel ranks and a recompute level.
 StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                           const Machine& machine);
 
-// What it takes at least, and every replay: matmuls and attention of the slowest stage, and of the first micro-batch on
-// its way there, at the machine's best rates.
+// Returns a lower bound of a step's seconds, also for any replay: matmuls and attention of the slowest stage, and those
+// of the first micro-batch on its way there, at the machine's best rates.
 double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine);

@@ -28,7 +28,7 @@ MeasuredRun measured_run(FileSystem& files, const std::string& folder) {
         try {
             const Json record = parse_json(line);
             const Json* const step_ms = record.find("step_ms");
-            if (step_ms == nullptr) continue;   // a validation
+            if (step_ms == nullptr) continue;   // the record of a validation
             if (run.steps++ == 0) continue;
             milliseconds.push_back(step_ms->as_number());
             tokens.push_back(record.at("tokens_per_s").as_number());

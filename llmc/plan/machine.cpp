@@ -15,10 +15,10 @@ namespace {
 
 // Measured by others in bf16. Matmuls: Bekman's table of the fastest shape found with torch.matmul ("Maximum Achievable
 // Matmul FLOPS", stas00/ml-engineering, compute/accelerator/README.md). Copies: p2pBandwidthLatencyTest within one
-// device, read and written (NVIDIA/nccl issue 1264); where nobody's figure was at hand, H100's share of its data sheet
-// (0.77). Links inside a node: bus bandwidth of an all-reduce, without in-switch reductions, which this program turns
-// off (stas00/ml-engineering, network/benchmarks/results/all-reduce-8xH200.md; A100: NVIDIA/nccl-tests issue 149).
-// Links between nodes: one 400 Gbit/s card per GPU carries 43 GB/s (deepseek-ai/DeepEP, README), 200 Gbit/s half.
+// device, read and written (NVIDIA/nccl issue 1264); without a published figure, H100's share of its data sheet (0.77).
+// Links inside a node: bus bandwidth of an all-reduce, without in-switch reductions, which this program turns off
+// (stas00/ml-engineering, network/benchmarks/results/all-reduce-8xH200.md; A100: NVIDIA/nccl-tests issue 149). Links
+// between nodes: one 400 Gbit/s card per GPU carries 43 GB/s (deepseek-ai/DeepEP, README), 200 Gbit/s half.
 struct Gpu {
     const char *name, *source;
     double matmul_tflops, copy_gbs, memory_gib;
@@ -36,9 +36,9 @@ constexpr Gpu kGpus[] = {
     {"A100-PCIe", "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed",
      252.9, 1486, 79.3, 108, 20, 10},
 };
-// cuDNN's causal forward of heads of 64 at 1,024 tokens, measured on an H200: 291 TFLOP/s.
+// cuDNN's causal forward with heads of 64 at 1,024 tokens, measured on an H200: 291 TFLOP/s.
 constexpr double kAttentionShare = 291 / 794.5;
-// Not measured by anybody named: the gap between two kernels of a stream, and a message's latency.
+// Estimates without a source: the gap between two kernels of a stream, and a message's latency.
 constexpr double kKernelSeconds = 2e-6, kIntraSeconds = 4e-6, kInterSeconds = 14e-6;
 
 std::string device_name(const std::string& gpu) {
@@ -83,7 +83,7 @@ Machine known_machine(const std::string& name) {
     for (const Gpu& gpu : kGpus) {
         all += text(all.empty() ? "" : ", ", gpu.name);
         if (name != gpu.name) continue;
-        // in fp32 the same share of the data sheet
+        // fp32 reaches the same share of its data sheet
         const double bf16_peak = data_sheet_flops(device_name(name), DType::bf16, false).value(),
                      peak = data_sheet_flops(device_name(name), dtype_of<floatX>, false).value();
         return {.name = gpu.name,

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr double kSecondsEach = 0.2;   // of repeats; the median counts
+constexpr double kSecondsEach = 0.2;   // seconds of repeats per measurement; the median counts
 
 double median_seconds(const std::function<void()>& work, cudaStream_t stream) {
     auto timed = [&] {
@@ -37,7 +37,7 @@ class Measuring {
 public:
     explicit Measuring(cudaStream_t stream) : stream_(stream) {}
 
-    double gap() {   // of the smallest work: what every operation takes besides
+    double gap() {   // time of the smallest operation, so the overhead of any
         const auto tiny = buffer("tiny", 64);
         constexpr int many = 200;
         const double all = median_seconds(
@@ -82,7 +82,7 @@ public:
         const AttentionForward<floatX> arguments{
             {out.data(), std::int64_t{T} * C, C, HS}, lse.data(), view(q), view(q + C), view(q + 2 * C), shape};
         const double seconds = median_seconds([&] { attention.forward(arguments, stream_); }, stream_);
-        return 2.0 * NH * HS * T * T / seconds;   // two products of half the pairs
+        return 2.0 * NH * HS * T * T / seconds;   // two products over half of the pairs
     }
 
 private:
@@ -141,7 +141,7 @@ Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stre
     machine.multiprocessors = is_gpu ? device.multiProcessorCount : 0;
     machine.devices_per_node = static_cast<int>(std::ranges::count(hosts, hosts.front()));
     if (links != nullptr) add_links(machine, *links, hosts);
-    for (Link* link : {&machine.intra, &machine.inter}) {   // no such pair: as fast as memory is copied
+    for (Link* link : {&machine.intra, &machine.inter}) {   // a missing kind of link counts as fast as copies of memory
         if (link->bytes_per_second == 0) *link = {machine.copy_bytes_per_second / 2, machine.kernel_seconds};
     }
     machine.peak_flops = is_gpu ? data_sheet_flops(machine.name, dtype_of<floatX>, false).value_or(0) : 0;

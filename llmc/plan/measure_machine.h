@@ -1,11 +1,11 @@
-// What `check --write-machine` measures of the machine it runs on (machine.h). Collective: ranks that share a machine's
-// cores or links measure together, as they would compute.
+// Measures the machine for `check --write-machine` (machine.h). Collective: all ranks measure at the same time, so they
+// share cores and links as in a run.
 #pragma once
 
 #include "llmc/plan/machine.h"
 #include "llmc/process/link_speed.h"
 #include "llmc/process/world.h"
 
-// Matmuls by size, attention, copies and the gap between kernels, of the slowest rank; links from `links` (null: one
-// rank), whose pairs are told apart by whether they are on one host. The same on all ranks.
+// Returns the slowest rank's matmuls by size, attention, copies and gap between kernels, and the slowest links within
+// and between hosts from `links` (null: one rank). The same on all ranks.
 Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stream);

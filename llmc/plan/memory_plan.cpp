@@ -27,7 +27,7 @@ ModelConfig model_of(const Options& o) {
     return described_model(o, o.vocab_size);
 }
 
-// What attention takes is counted where it runs: a library's, and that for sm_90a, are left out where they cannot.
+// Returns the attention whose memory can be counted here: `own`, `own_sm90` if this machine runs it, else auto_.
 AttentionKind counted_attention(const Options& options) {
     const AttentionKind asked = options.attention;
     const bool runs =
@@ -38,7 +38,7 @@ void count_library_workspace(Stage& stage) {
     if (stage.attention() == AttentionKind::library) stage.use_attention(AttentionKind::library);
 }
 
-// Of any rank, among others that are only planned.
+// Counts the memory of any rank, alone, in a World whose other ranks are only planned.
 Arena counted_alone(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
                     Recompute recompute, cudaStream_t stream) {
     options.recompute = recompute;
@@ -108,7 +108,7 @@ std::string memory_plan(const Options& asked) {
 std::string own_device(const World& world) {
     int devices = 0;
     CUDA_CHECK(cudaGetDeviceCount(&devices));
-    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");   // may be another one for each rank
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");   // may differ between ranks
     return text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world.place().local_rank % devices);
 }
 

@@ -1,4 +1,4 @@
-// What --recompute auto takes on devices of several sizes.
+// Tests the level that --recompute auto takes on devices of several sizes.
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
@@ -28,7 +28,7 @@ TEST_CASE("recompute auto: the least with which nine tenths of the device suffic
             options.micro_batch = 8, options.seq_len = 32, options.dp = ranks, options.zero = ranks == 1 ? 0 : 3;
             host::Memory& memory = host::device().memory;
             const std::size_t total = memory.bytes_total();
-            Recompute below = Recompute::block;   // what is taken where a level just does not fit
+            Recompute below = Recompute::block;   // the level taken if the next one just does not fit
             for (const Recompute level : {Recompute::block, Recompute::gelu_norm, Recompute::gelu, Recompute::none}) {
                 const double needed = ranks * taken(options, config, level, rank) / 0.9;
                 memory.set_bytes_total(static_cast<std::size_t>(0.999 * needed));

@@ -33,14 +33,14 @@ StageMemory memory_of(const PlannedRun& run, int stage) {
     return memory;
 }
 
-// The first, one in the middle, the last.
+// Returns the first stage, one in the middle, and the last.
 std::vector<int> kinds_of_stages(int pp) {
     if (pp == 1) return {0};
     if (pp == 2) return {0, 1};
     return {0, pp / 2, pp - 1};
 }
 
-// --recompute auto: the least with which nine tenths of the device suffice, as a run takes it.
+// --recompute auto: sets the lowest level with which nine tenths of the device suffice, as a run does.
 void settle_recompute(PlannedRun& run, double memory_bytes) {
     if (run.options.recompute) return;
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
@@ -140,7 +140,7 @@ double planned_tokens(const Options& options, double parameters) {
     return times ? number * parameters : number;
 }
 
-constexpr int kMostDevices = 1 << 14;   // that are looked at for the fewest
+constexpr int kMostDevices = 1 << 14;   // largest number of devices tried in the search for the fewest
 
 Plan make_plan(const Options& options) {
     Plan plan;
@@ -163,7 +163,7 @@ Plan make_plan(const Options& options) {
 
 namespace {
 
-// As many devices as the options' layout has, or as --processes says.
+// Returns --processes, else the number of ranks of the options' layout.
 int ranks_of(const Options& o) {
     return o.startup.ranks > 0 ? o.startup.ranks : o.pp * o.cp * o.tp * std::max(1, o.dp);
 }

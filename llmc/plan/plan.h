@@ -1,4 +1,4 @@
-// A plan of a training run: what it is, what it takes of devices, how long and how much, before there is a device.
+// Plans a training run without a device: the run, its memory per device, its time and its cost.
 #pragma once
 
 #include <map>
@@ -14,19 +14,19 @@
 
 struct StageMemory {
     int stage;
-    double bytes = 0;                                    // the most at once
-    std::vector<std::pair<std::string, double>> lines;   // by what it is for, the largest first
+    double bytes = 0;                                    // high-water mark
+    std::vector<std::pair<std::string, double>> lines;   // by purpose, the largest first
 };
 
 struct Plan {
     PlannedRun run;
     Machine machine;
-    double parameters = 0, exported = 0;   // padding counted, and not
-    double tokens = 0, flops = 0;          // of the whole run
-    std::vector<StageMemory> memory;       // of the first stage, one in the middle, the last
-    std::optional<int> fewest_devices;     // that hold the model with some layout
+    double parameters = 0, exported = 0;   // with padding, and without
+    double tokens = 0, flops = 0;          // totals of the run
+    std::vector<StageMemory> memory;       // first stage, one in the middle, last stage
+    std::optional<int> fewest_devices;     // that hold the model in some layout
     StepTime step;
-    ScalingLaw::Optimum best;   // for as many FLOPs
+    ScalingLaw::Optimum best;   // for the same FLOPs
     std::vector<std::string> warnings;
 
     double devices() const { return run.mesh.size(); }
@@ -38,9 +38,9 @@ struct Plan {
     double device_hours() const { return devices() * seconds() / 3600; }
 };
 
-// The machine that the options name, with what they change of it.
+// Returns the machine that the options name, with their overrides.
 Machine planned_machine(const Options& options);
-// "20x" or a number of tokens; empty: those of --max-steps, else 20x. Error(usage).
+// Parses "20x" or a number of tokens; empty: those of --max-steps, else 20 per parameter. Throws Error(usage).
 double planned_tokens(const Options& options, double parameters);
 
 Plan make_plan(const Options& options);
@@ -48,18 +48,18 @@ std::string plan_text(const Plan& plan);
 std::string plan_json(const Plan& plan);
 std::string plan_svg(const Plan& plan);   // memory as bars, a step of every stage as a time line
 
-// ---- --compare: what a run has measured beside what its plan says
+// ---- --compare: a run's measurements beside its plan
 
-// The medians of all steps but the first, which warms up; of memory the most.
+// Medians of all steps but the first, which warms up; of memory the largest.
 struct MeasuredRun {
     int steps = 0;
     double step_seconds = 0, tokens_per_second = 0, memory_bytes = 0;
     std::map<std::string, double> exposed;   // seconds, by group of ranks (llmc/run/metrics/exposed_waits.h)
 };
-// From the folder's metrics.jsonl. Error(io), Error(bad_data) where there are no two steps in it.
+// Reads the folder's metrics.jsonl. Throws Error(io), or Error(bad_data) if it has fewer than two steps.
 MeasuredRun measured_run(FileSystem& files, const std::string& folder);
 
 std::string comparison_text(const Plan& plan, const MeasuredRun& measured);
 
-// `train_gpt plan`: prints. The exit code.
+// Runs `train_gpt plan`, which prints to stdout; returns the exit code.
 int plan_run(const Options& options);

@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kColors[] = {"#4c78a8", "#f58518", "#54a24b", "#e45756",
                                    "#72b7b2", "#b279a2", "#9d755d", "#bab0ac"};
 
-// A bar for each kind of stage, its parts in the order of their size, up to a line where the device ends.
+// Draws a bar per stage, with its parts by size, and a line at the device's memory.
 std::string memory_bars(const Plan& plan, int width) {
     const double most = std::max(plan.most_bytes(), plan.machine.memory_bytes), scale = (width - 160) / most;
     std::string svg;
@@ -41,7 +41,7 @@ std::string plan_svg(const Plan& plan) {
     constexpr int width = 1000;
     const int bars = 26 * static_cast<int>(plan.memory.size()) + 20;
     const int height = bars + 60 + 40 * plan.run.mesh.pp;
-    // the parts of backward are as long as forward, but where blocks are computed again
+    // each part of backward is as long as forward, plus another forward if blocks are recomputed
     const double again = plan.run.options.recompute == Recompute::block ? 1 : 0;
     const DrawnCosts drawn{{.forward = 1, .input = 1 + again, .weight = 1}, 0};
     return formatted(

@@ -32,8 +32,8 @@ std::string group_lines(const Plan& plan) {
 }
 
 Failures failures_of(const Plan& plan) {
-    // a checkpoint's state from the device at the host link's speed is not measured: what the program writes besides
-    // the steps is left out, and only the copy from the device stalls them
+    // write_seconds is a guess: a thread writes checkpoints beside the steps, so only the copy from the device stalls
+    // them, and its speed is not measured
     return {
         .write_seconds = 10, .restart_seconds = 300, .between_seconds = kGpuHoursPerFailure * 3600 / plan.devices()};
 }

@@ -1,5 +1,5 @@
 // The loss of a model of N parameters after D tokens, L = E + A / N^a + B / D^b (Hoffmann et al., "Training
-// compute-optimal large language models", 2022), what is best for a budget of C = 6 N D FLOPs, and the fit to runs.
+// compute-optimal large language models", 2022), its optimum for a budget of C = 6 N D FLOPs, and its fit to runs.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 #include "llmc/base/error.h"
 
 struct ScalingLaw {
-    // As corrected: Besiroglu et al., "Chinchilla scaling: a replication attempt", 2024. The published ones were
-    // rounded, and their own optimum is another one (D / N about 50 at 1e21 FLOPs).
+    // Corrected constants: Besiroglu et al., "Chinchilla scaling: a replication attempt", 2024. The published ones were
+    // rounded, and give another optimum (D / N about 50 at 1e21 FLOPs).
     double A = 482.01, B = 2085.43, E = 1.8172, a = 0.3478, b = 0.3658;
 
     double loss(double parameters, double tokens) const;
@@ -22,12 +22,12 @@ struct ScalingLaw {
     Optimum optimum(double flops) const;
 };
 
-// The end of a run.
+// A finished run.
 struct ScalingRun {
     double parameters, tokens, loss;
 };
-// The law nearest to the runs: the least sum of Huber losses (delta 1e-3) of log L, as both papers fit it, from several
-// starts. Error(usage) for fewer than five runs, or runs that all have one size or one number of tokens.
+// Fits the law to runs: minimises the sum of Huber losses (delta 1e-3) of log L, as both papers do, from several
+// starts. Throws Error(usage) for fewer than five runs, or runs that all have one size or one number of tokens.
 inline ScalingLaw fit_scaling_law(const std::vector<ScalingRun>& runs);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ inline ScalingLaw::Optimum ScalingLaw::optimum(double flops) const {
 
 namespace scaling_law_fit {
 
-// log A, log B, log E, a, b: no constant of the law can then be negative.
+// log A, log B, log E, a, b: the logarithms keep A, B and E above 0.
 using Point = std::array<double, 5>;
 
 inline ScalingLaw law_of(const Point& p) {
@@ -62,7 +62,7 @@ inline double misfit(const Point& p, const std::vector<ScalingRun>& runs) {
     return std::isfinite(sum) ? sum : 1e30;
 }
 
-// Nelder and Mead's simplex, started again from where it ended until that changes nothing.
+// Minimises with Nelder and Mead's simplex, restarted from its end until that changes nothing.
 inline Point nearest(Point start, const std::vector<ScalingRun>& runs) {
     struct Corner {
         Point at;

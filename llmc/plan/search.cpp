@@ -11,7 +11,7 @@
 
 namespace {
 
-// A layout as a run of its own; none where options refuse it.
+// Returns a layout as a run of its own, or nothing if the options refuse it.
 std::optional<PlannedRun> possible(Options options, int tp, int pp, int dp, int zero, Recompute recompute) {
     options.tp = tp, options.pp = pp, options.dp = dp, options.zero = zero, options.recompute = recompute;
     if (pp == 1) options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
@@ -53,15 +53,15 @@ std::vector<Candidate> all_layouts(const Options& options, const Machine& machin
 double most_bytes(const Candidate& candidate) {
     double most = 0;
     const int pp = candidate.run.mesh.pp;
-    for (const int stage : {0, pp - 1}) {   // which keep most: of activations, and of the classifier
+    for (const int stage : {0, pp - 1}) {   // the first stage keeps most activations, the last the classifier
         const Arena arena = fullest_rank(candidate.run, stage, candidate.run.options.recompute.value());
         most = std::max(most, static_cast<double>(arena.high_water()));
     }
     return most;
 }
 
-// As many as there are cores at once, in the order of closed forms; those that cannot be faster than the best so far
-// are passed over.
+// Replays candidates two at a time, in the order of the closed form; skips those whose lower bound is not below the
+// best so far.
 void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine, int replays) {
     double best = std::numeric_limits<double>::infinity();
     for (std::size_t next = 0; next < fitting.size() && replays > 0;) {
@@ -80,7 +80,7 @@ void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine,
     }
 }
 
-// What it loses most time with, against the best.
+// Returns the main reason why a candidate loses against the best.
 std::string reason(const Candidate& candidate, const Candidate& best, const Machine& machine) {
     if (candidate.bytes == 0) return "slower by the closed form than those that fit";
     if (!candidate.fits(machine)) {

@@ -1,8 +1,8 @@
-// Which layout of the same devices is the fastest that fits: every one that divides, its time by closed forms, memory
-// counted in the order of time, and, where steps can be recorded, the best replayed, but for those that matmuls alone
-// make slower than the best so far.
+// Searches the layouts of the same devices for the fastest one that fits. It lists every layout that divides, orders
+// them by closed-form time, counts memory in that order, and, if steps can be recorded, replays the best ones, except
+// those whose matmuls alone make them slower than the best so far.
 //
-// What varies: --tp within a node, --pp, --dp, --zero and --recompute none or block; all else is the caller's.
+// It varies --tp within a node, --pp, --dp, --zero, and --recompute (none or block); the caller sets all else.
 #pragma once
 
 #include <functional>
@@ -17,24 +17,24 @@
 struct Candidate {
     PlannedRun run;
     StepTime time;
-    double formula = 0;      // seconds, by closed forms
-    double least = 0;        // seconds that it takes at least
-    double bytes = 0;        // of the fullest rank; 0: not counted, for faster ones fit
-    bool replayed = false;   // time: else a closed form's
+    double formula = 0;      // seconds by the closed form
+    double least = 0;        // lower bound of the seconds (least_seconds)
+    double bytes = 0;        // on the fullest rank; 0: not counted, because enough faster ones fit
+    bool replayed = false;   // `time` is of a replay, else of the closed form
     bool fits(const Machine& machine) const { return bytes > 0 && bytes <= 0.9 * machine.memory_bytes; }
-    std::string layout() const;   // as options
+    std::string layout() const;   // the layout as options
 };
 
-// Fitting ones first, the fastest first; then those that do not fit, then those that were not counted. `wanted`:
-// fitting ones that are counted, of which `replays` are replayed. Error(usage) where no layout of so many ranks is
-// possible.
-// `is_allowed`: empty: all are.
+// Returns the layouts: those that fit, fastest first; then those that do not fit; then those that were not counted.
+// Stops counting after `wanted` that fit, and replays `replays` of these. `is_allowed` empty: all are allowed. Throws
+// Error(usage) if no layout of so many ranks is possible.
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks, int wanted = 6,
                                       int replays = 4, const std::function<bool(const Options&)>& is_allowed = {});
 
-// The fewest devices, a power of two of them, of which some layout (of --pp, --tp, --zero, --recompute block) holds the
-// run with the options' micro-batches, tokens of a step as far as they must grow for so many ranks; none up to `most`.
+// Returns the fewest devices (a power of two, at most `most`) that hold the run in some layout of --tp, --pp, --zero 3
+// and --recompute block; nothing if none do. Micro-batches keep their size; a step has --pp of them per data-parallel
+// rank.
 std::optional<int> fewest_devices(const Options& options, const Machine& machine, int most);
 
-// A line each, with the reason why it loses against the first.
+// Returns a line per candidate, with the reason why it loses against the first.
 std::string search_text(const std::vector<Candidate>& candidates, const Machine& machine, std::size_t most = 16);

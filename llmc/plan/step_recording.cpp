@@ -70,9 +70,9 @@ RecordedRank record_rank(const Options& options, const ModelConfig& config, Worl
     return rank;
 }
 
-// Ranks that are not recorded are not waited for, and say by this alone that they are elsewhere.
+// Makes each exchange wait for the recorded stages only; other ranks count only in whether it leaves the node.
 void stand_for_all(StepRecording& found) {
-    std::map<std::uint64_t, int> who;   // stages that take part in an exchange
+    std::map<std::uint64_t, int> who;   // by exchange: recorded stages that take part
     for (const Recording& stage : found.stages) {
         std::set<std::uint64_t> own;
         for (const RecordedStep& step : stage) {

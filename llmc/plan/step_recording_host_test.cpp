@@ -45,7 +45,7 @@ struct Recorded {
     std::size_t bytes = 0;
 };
 
-// What every rank asks for in two steps.
+// Records every rank's operations in two steps that really run.
 std::vector<Recorded> really_recorded(const PlannedRun& run) {
     std::vector<Recorded> ranks(static_cast<std::size_t>(run.mesh.size()));
     on_ranks(run.mesh, [&](TestRank& me) {
@@ -93,7 +93,7 @@ void require_same(const virtual_clock::Recording& planned, const virtual_clock::
     }
 }
 
-// Of every rank, by the byte.
+// Requires that the counted memory of every rank is right to the byte.
 void require_counted(const PlannedRun& run, const std::vector<Recorded>& found) {
     OwnedStream stream;
     for (int rank = 0; rank < run.mesh.size(); rank++) {
@@ -194,7 +194,7 @@ void count_random_layouts(int layouts, unsigned seed) {
         std::optional<PlannedRun> run;
         try {
             run = run_of(layout, change);
-        } catch (const Error& error) {   // what options refuse together
+        } catch (const Error& error) {   // the options refuse this combination
             REQUIRE(error.kind() == ErrorKind::usage);
             continue;
         }

@@ -14,7 +14,7 @@ namespace {
 
 bool is_attention(const std::string& name) { return name.find("attention") != std::string::npos; }
 
-// What is added up and drawn on in a line: all of a step but shares.
+// The quantities of a step that grow linearly with micro-batches: all but shares.
 struct Sums {
     double seconds = 0, free = 0, computing = 0, flops = 0;
     std::map<std::string, GroupTime> groups;
@@ -31,7 +31,7 @@ struct Sums {
     }
 };
 
-// From the end of the step before to its own: when the host of some rank last goes on.
+// Seconds from the previous step's end to this one's; a step ends when the last host goes on.
 double seconds_of_step(const virtual_clock::Times& times, const StepRecording& recording, std::size_t step) {
     auto end = [&](std::size_t number) {
         double latest = 0;
@@ -43,7 +43,7 @@ double seconds_of_step(const virtual_clock::Times& times, const StepRecording& r
     return end(step) - end(step - 1);
 }
 
-// Of the steps' operations, which are numbered as in a replay.
+// Adds up the steps' operations, which are numbered as in the replay.
 void add_operations(std::vector<Sums>& sums, const StepRecording& recording, const virtual_clock::Times& times,
                     const CostModel& costs) {
     const auto stages = static_cast<double>(recording.stages.size());
@@ -51,7 +51,7 @@ void add_operations(std::vector<Sums>& sums, const StepRecording& recording, con
     for (std::size_t stage = 0; stage < recording.stages.size(); stage++) {
         std::size_t at = 0;
         for (std::size_t step = 0; step < sums.size(); step++) {
-            std::map<std::string, std::pair<double, double>> own;   // bytes, seconds
+            std::map<std::string, std::pair<double, double>> own;   // by group: bytes, seconds
             for (; at < recording.ends[stage][step].recorded; at++) {
                 const RecordedStep& recorded = recording.stages[stage][at];
                 if (recorded.kind != RecordedStep::Kind::operation) continue;
@@ -75,7 +75,7 @@ void add_operations(std::vector<Sums>& sums, const StepRecording& recording, con
     }
 }
 
-// Of each recorded step but the first, which only leaves the second what it finds.
+// Sums up each recorded step but the first, which only sets the state in which the second begins.
 std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs, bool groups) {
     const virtual_clock::Replay graph(recording.stages, costs);
     const virtual_clock::Times times = graph.run();
@@ -84,7 +84,7 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
         for (const auto& [name, size] : recording.groups) step.groups[name].size = size;
     }
     add_operations(sums, recording, times, costs);
-    // the replays without links, of which none needs another
+    // replays with free links, independent of each other
     std::vector<std::string> without{""};
     if (groups) {
         for (const auto& [name, group] : sums.back().groups) {
@@ -141,7 +141,7 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
 
 StepTime step_time(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine,
                    bool groups) {
-    // interleaved chunks take micro-batches in groups of as many as there are stages
+    // interleaved chunks take micro-batches in groups of pp
     const bool in_groups = options.pp_schedule == PipelineKind::interleaved && mesh.pp > 1;
     const int m = options.micro_steps(), p = mesh.pp, least = in_groups ? p : 1;
     const int few = in_groups ? 2 * p : p + (p + 1) / 2, more = in_groups ? 3 * p : 2 * p + 1;

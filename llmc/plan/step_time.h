@@ -1,4 +1,4 @@
-// How long a step takes on a machine, from its recorded graph replayed on the virtual clock.
+// Replays a step's recorded graph on the virtual clock to find how long the step takes on a machine.
 #pragma once
 
 #include <map>
@@ -7,33 +7,34 @@
 #include "llmc/plan/machine.h"
 #include "llmc/plan/step_recording.h"
 
-// Of the ranks that share a communicator, in one step.
+// Time of the ranks that share a communicator, in one step.
 struct GroupTime {
     PlannedGroup size;
-    double bytes = 0;     // that a rank sends, of the stage that sends most
-    double seconds = 0;   // in which its operations go on
-    double exposed = 0;   // by which the step would be shorter if its links were free
+    double bytes = 0;     // sent per rank, in the stage that sends most
+    double seconds = 0;   // in which its operations are active
+    double exposed = 0;   // by which free links of this group would shorten the step
 };
 
 struct StepTime {
     double seconds = 0;
-    double computing = 0;      // the mean of all stages
-    double flops = 0;          // of matmuls and attention, of all stages' ranks that were recorded together
-    double exposed = 0;        // by which all links together make the step longer
-    double bubble_share = 0;   // of the time with free links, in which stages do nothing
+    double computing = 0;      // mean of all stages
+    double flops = 0;          // matmuls and attention, summed over one rank of each stage
+    double exposed = 0;        // by which free links would shorten the step
+    double bubble_share = 0;   // share of the time with free links in which stages are idle
     std::map<std::string, GroupTime> groups;
 };
 
-// Every operation by the machine's rates. `groups`: of the recording, for the latency of its collectives.
+// Returns the cost of every operation at the machine's rates. `groups`: of the recording, for the latency of
+// collectives.
 virtual_clock::CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGroup>& groups);
 
-// Of a collective without a byte. The constants are those of NVLink and a network; a machine's own latencies are to
-// them as its smallest message. `passes`: 2 of an all-reduce, 1 of others.
+// Seconds of a collective without data. NCCL's constants, for NVLink and a network, are scaled by the machine's own
+// latency of the smallest message. `passes`: 2 for an all-reduce, 1 for others.
 double collective_latency(const Machine& machine, const PlannedGroup& group, int passes);
 
-// `options` with the number of data-parallel ranks and a level of recompute. A step in the midst of a run: what is left
-// of the one before goes on beside it. What many micro-batches take is drawn on from two smaller numbers of them:
-// beyond the number of stages each one more takes as long. Without `groups` what each of them takes is left out, for it
-// costs a replay each.
+// Returns the time of a step in the midst of a run, which starts beside the rest of the step before. `options` must
+// have the number of data-parallel ranks and a recompute level. For many micro-batches it extrapolates from two smaller
+// numbers: beyond the number of stages, each further one takes the same time. `groups` false: leaves out the exposed
+// time of each group, which costs a replay each.
 StepTime step_time(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine,
                    bool groups = true);

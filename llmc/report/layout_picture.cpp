@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int kMostRows = 32;   // replicas that are drawn; the others are like them
+constexpr int kMostRows = 32;   // rows drawn; the others look the same
 
 int number_of(const Json& options, const char* name) {
     const Json* value = options.find(name);
@@ -24,7 +24,7 @@ std::string text_of(const Json& json, const char* name) {
 struct Layout {
     int processes = 1, pp = 1, dp = 1, cp = 1, tp = 1;
 
-    // Ranks as in llmc/mesh/mesh.h: tp fastest, then cp, dp, pp.
+    // Ranks are numbered as in llmc/mesh/mesh.h: tp fastest, then cp, dp, pp.
     int rank(int stage, int row, int of_tp) const { return (stage * dp * cp + row) * tp + of_tp; }
 };
 

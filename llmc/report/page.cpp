@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kWidth = 480, kHeight = 250;
 constexpr Frame kFrame{58, 458, 12, 196};
-constexpr std::size_t kDrawnPoints = 1000;   // of a curve: more cannot be told apart
+constexpr std::size_t kDrawnPoints = 1000;   // points drawn per curve; more cannot be told apart
 
 struct Curve {
     std::string name;
@@ -31,7 +31,7 @@ struct Figure {
     PlotQuantity quantity{true, true};
 };
 
-// What every run has, in the order of the page; a panel that no run has numbers for is left out.
+// A panel with one curve per run. Panels come in this order; a panel without numbers is left out.
 struct Quantity {
     const char *key, *title;
     bool smooth;
@@ -42,12 +42,12 @@ constexpr Quantity kQuantities[] = {{"lr", "learning rate", false},
                                     {"mfu", "share of the device's peak (MFU)", true},
                                     {"waiting", "share of a step that replicas wait for the slowest", true},
                                     {"expert_fullest", "tokens of the fullest expert, relative to the mean", true}};
-// A panel of several curves of each run: keys that begin so, or these.
+// Keys of the panel of evaluations.
 constexpr const char* kScores[] = {"hellaswag", "mmlu", "arc", "piqa", "lambada"};
 
 std::string color_class(std::size_t index) { return text("c", index % 6); }
 
-// One of several runs' curves says whose it is.
+// Returns `what`, with the run's name in front if there are several runs.
 std::string label(const std::vector<ReportedRun>& runs, std::size_t run, const std::string& what) {
     if (runs.size() == 1) return what;
     return what.empty() ? runs[run].run->name : text(runs[run].run->name, ": ", what);
@@ -123,7 +123,7 @@ Scale scale_of(const Figure& figure) {
     return scale;
 }
 
-// What happened beside the steps.
+// An event of a run's time line.
 struct Event {
     double step;
     std::string time, kind, tells;
@@ -145,7 +145,7 @@ std::vector<Event> events_of(const std::vector<Json>& told) {
     return events;
 }
 
-// A figure's curves as JSON, those points that are drawn.
+// Returns the drawn points of a figure's curves as JSON.
 Json numbers_of(const Figure& figure) {
     Json curves = Json::array();
     for (const auto* list : {&figure.curves, &figure.dots}) {
@@ -217,7 +217,7 @@ std::string memory_table(const Json& memory) {
     return text("<h3>Device memory</h3>\n<table style='width:100%;max-width:700px'>\n", rows, "</table>\n");
 }
 
-// The newest first; without those of steps that a restart or a rewind has undone.
+// Shows the last 20 samples, newest first, without those of steps that a restart or a rewind has undone.
 std::string samples_of(const std::vector<Json>& told) {
     std::vector<const Json*> samples;
     for (const Json& line : told) {
@@ -246,12 +246,12 @@ std::string table_of_options(const Json& options) {
     return text("<details><summary>Options</summary><div class='wide'><table>\n", rows, "</table></div></details>\n");
 }
 
-// What a folder says besides its metrics.
+// The contents of a run's folder besides its metrics.
 struct Told {
     std::vector<Json> log;
     Json record;   // options.json; null: there is none
     const Json* start = nullptr;
-    std::optional<std::string> end;   // of the last start
+    std::optional<std::string> end;   // how the last start ended; none: it runs, or was killed
     std::vector<Event> events;
 
     explicit Told(const std::string& folder) {

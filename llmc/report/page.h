@@ -1,6 +1,6 @@
-// A page on runs: curves, time line, layout, memory, samples, warnings and options, from the files of their output
-// folders (metrics.jsonl, report.jsonl, options.json). One HTML file that needs no network and no other file, reads on
-// a phone and in the dark; numbers that are drawn stand in it as JSON too, and in full.
+// Makes a page on runs: curves, time line, layout, memory, samples, warnings and options, from the files of their
+// output folders (metrics.jsonl, report.jsonl, options.json). It is one HTML file that needs no network and no other
+// file, and reads well on a phone and in the dark. The drawn numbers are also in it as JSON, with all digits.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 #include "llmc/report/records.h"
 
-// Of a run, for the page's section on it.
+// A picture for the page's section on a run.
 struct ReportPicture {
     std::string title, svg;
 };
 
 struct ReportedRun {
     const Run* run;
-    std::string folder;                      // empty: there are only metrics
-    std::vector<ReportPicture> pictures{};   // besides that of the layout
+    std::string folder;                      // empty: there is only metrics.jsonl
+    std::vector<ReportPicture> pictures{};   // besides the layout's
 };
 
-// `may_go_on`: the page loads itself again while its runs have not told their end.
+// `may_go_on`: the page reloads itself while any of its runs has not ended.
 std::string report_page(const std::vector<ReportedRun>& runs, bool may_go_on);

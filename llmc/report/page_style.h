@@ -1,4 +1,5 @@
-// The page's style and its script, which tells the values below the pointer. All that is drawn is there without it.
+// The page's style, and its script, which shows the values below the pointer. All curves are visible without the
+// script.
 #pragma once
 
 inline constexpr const char* page_style = R"css(

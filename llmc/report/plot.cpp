@@ -11,7 +11,7 @@ namespace {
 
 double pixel(double at) { return std::round(at * 10) / 10; }
 
-// A step of 1, 2 or 5 times a power of ten that gives about `wanted` ticks.
+// Returns a step of 1, 2 or 5 times a power of ten that gives about `wanted` ticks.
 double tick_step(double range, int wanted) {
     double rough = range / wanted, power = std::pow(10.0, std::floor(std::log10(rough)));
     for (double factor : {1.0, 2.0, 5.0}) {
@@ -49,7 +49,7 @@ std::string number(double value) {
 }
 
 Points running_mean(const Points& points) {
-    std::vector<double> sums{0};   // of all points before
+    std::vector<double> sums{0};   // prefix sums: entry i sums the first i points
     for (const Point& p : points) sums.push_back(sums.back() + p.y);
     const std::size_t reach = points.size() / 60;
     Points result;
@@ -99,7 +99,7 @@ double Panel::y(double value) const {
     return frame_.bottom - (frame_.bottom - frame_.top) * share;
 }
 
-// Even ones; on a logarithmic axis of a decade or more 1, 2 and 5 times the powers of ten.
+// Returns even ticks; on a logarithmic axis of a decade or more, 1, 2 and 5 times the powers of ten.
 std::vector<double> Panel::ticks() const {
     std::vector<double> at;
     if (scale_.logarithmic && scale_.high >= 10 * scale_.low) {
@@ -155,7 +155,7 @@ void Panel::dots(const Points& points, const std::string& color, const std::stri
 void Panel::level(const std::string& name, double at) {
     svg_ += text("<line class='level' x1='", frame_.left, "' x2='", frame_.right, "' y1='", y(at), "' y2='", y(at),
                  "'/>\n");
-    for (const char* style : {"halo", "level"}) {   // twice, for not every viewer knows paint-order
+    for (const char* style : {"halo", "level"}) {   // drawn twice, because not every viewer knows paint-order
         svg_ += text("<text class='", style, "' text-anchor='end' x='", frame_.right - 4, "' y='", y(at) - 6, "'>",
                      xml(name), " ", number(at), "</text>\n");
     }

@@ -29,7 +29,7 @@ std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& fro
     std::vector<std::string> lines;
     std::ifstream file(path, std::ios::binary);
     file.seekg(static_cast<std::streamoff>(from));
-    for (std::string line; std::getline(file, line) && !file.eof();) {   // the last one may not have its end yet
+    for (std::string line; std::getline(file, line) && !file.eof();) {   // the last line may not have its end yet
         from += line.size() + 1;
         lines.push_back(std::move(line));
     }
@@ -74,12 +74,12 @@ void RunReader::take(const std::string& line) {
         throw Error(ErrorKind::bad_data,
                     text(path_, ":", lines_, ": not a JSON object with a \"step\": ", line.substr(0, 200)));
     }
-    if (row.find("rewind_from") != nullptr) return;   // what it tells of is no step of the run any more
+    if (row.find("rewind_from") != nullptr) return;   // a rewind is no step
     if (row.find("loss") != nullptr) advance(row);
     run_.last_step = step->as_number();
     const double x = axis_ == CurveAxis::steps ? step->as_number() : x_;
     for (const auto& [key, value] : row.members()) {
-        if (value.is_number()) run_.series[key].push_back({x, value.as_number()});   // null: it was not finite
+        if (value.is_number()) run_.series[key].push_back({x, value.as_number()});   // null: the value was not finite
         if (!value.is_object()) continue;
         for (const auto& [member, of_member] : value.members()) {
             if (of_member.is_number()) run_.series[text(key, "/", member)].push_back({x, of_member.as_number()});
@@ -87,7 +87,7 @@ void RunReader::take(const std::string& line) {
     }
 }
 
-// How far the axis goes with a step.
+// Moves x_ by the tokens or hours of one step.
 void RunReader::advance(const Json& row) {
     if (axis_ == CurveAxis::steps) return;
     const Json *speed = row.find("tokens_per_s"), *time = row.find("step_ms");

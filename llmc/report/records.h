@@ -1,4 +1,4 @@
-// What a run has recorded in its output folder (metrics.jsonl, llmc/run/metrics/metrics.h), as curves to draw.
+// Reads a run's metrics.jsonl (llmc/run/metrics/metrics.h) as curves to draw.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "llmc/base/json.h"
 
-// Over what curves are drawn. Tokens and hours are those of the steps: validation and checkpoints are left out.
+// The x axis of curves. Tokens and hours are those of the steps: validation and checkpoints are left out.
 enum class CurveAxis { steps, tokens, hours };
 
 struct Point {
@@ -17,11 +17,11 @@ struct Point {
 using Points = std::vector<Point>;
 
 struct Run {
-    std::string name;                       // of its folder
-    std::map<std::string, Points> series;   // by key of metrics.jsonl; of an object's members KEY/MEMBER
+    std::string name;                       // the name of its folder
+    std::map<std::string, Points> series;   // by key of metrics.jsonl; members of an object are KEY/MEMBER
     double last_step = 0;
 
-    const Points& of(const std::string& key) const;   // empty: there is none
+    const Points& of(const std::string& key) const;   // empty if there is none
 };
 
 // Reads a metrics.jsonl that may still grow.
@@ -29,8 +29,8 @@ class RunReader {
 public:
     explicit RunReader(std::string path, CurveAxis axis = CurveAxis::steps);
 
-    // Takes in the whole lines that were added since; all of them anew where the file has been written anew, as a run
-    // that resumes or goes back does. Error(io), or Error(bad_data) with file and line.
+    // Reads the whole lines added since the last call; reads all of them again if the file was replaced or has become
+    // shorter, as when a run resumes or rewinds. Throws Error(io), or Error(bad_data) with file and line.
     const Run& read();
 
 private:
@@ -40,10 +40,10 @@ private:
     std::string path_;
     CurveAxis axis_;
     Run run_;
-    std::uint64_t file_ = 0, bytes_ = 0;   // which file (inode), and how much of it has been read
+    std::uint64_t file_ = 0, bytes_ = 0;   // the inode, and how many bytes have been read
     int lines_ = 0;
     double x_ = 0;
 };
 
-// The whole lines of a file that may not be there, from byte `from` on, which moves behind them.
+// Returns the whole lines of a file from byte `from` on, and moves `from` behind them. The file may be missing.
 std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from);

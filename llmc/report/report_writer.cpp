@@ -38,7 +38,7 @@ void ReportWriter::write_pages() {
     }
 }
 
-// A report that cannot be written is told once; the run does not end for it.
+// Writes the page. A failure is reported once and does not end the run.
 void ReportWriter::write_page() {
     const std::string path = folder_ + "/" + report_name;
     try {

@@ -1,6 +1,6 @@
-// Writes report.html into a run's output folder while the run goes on: from a thread of its own, which reads what the
-// run has written there, so that no step waits for it. The page is the old one or the new one, whenever the run is
-// killed (write_whole).
+// Writes report.html into a run's output folder while the run goes on. A thread of its own reads the files that the run
+// has written there, so no step waits for it. If the run is killed, the page is the old or the new one, never a part
+// (write_whole).
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ inline constexpr const char* report_name = "report.html";
 
 class ReportWriter {
 public:
-    // Of the first rank alone; with an empty folder nothing is written. The first page comes at once, another every
+    // Use it on the first rank only; an empty folder writes nothing. The first page comes at once, another every
     // `seconds`.
     ReportWriter(FileSystem& files, std::string folder, std::vector<ReportPicture> pictures = {}, double seconds = 30);
     ~ReportWriter();   // writes the last page
@@ -34,7 +34,7 @@ private:
     RunReader reader_;
     std::mutex mutex_;
     std::condition_variable ends_;
-    bool over_ = false;   // under the mutex
+    bool over_ = false;   // guarded by mutex_
     bool failed_ = false;
     std::thread thread_;
 };

@@ -18,7 +18,7 @@ RunLog::RunLog(FileSystem& files, const std::string& folder, bool afresh) {
     const std::string path = folder + "/" + run_log_name;
     if (afresh) files.create(path);
     file_ = files.append(path);
-    if (file_->size() > 0) file_->write(bytes_of("\n"));   // ends a line that was torn
+    if (file_->size() > 0) file_->write(bytes_of("\n"));   // ends a torn line
 }
 
 void RunLog::add(int step, const std::string& key, Json value) {
@@ -34,7 +34,7 @@ std::vector<Json> read_run_log(const std::string& folder) {
         try {
             Json json = parse_json(line);
             if (json.contains("step") && json.at("step").is_number()) told.push_back(std::move(json));
-        } catch (const JsonError&) {   // torn, or empty
+        } catch (const JsonError&) {   // torn or empty line: skipped
         }
     }
     return told;

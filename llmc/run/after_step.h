@@ -1,5 +1,5 @@
-// What follows a step, in this order. A signal to stop can come before any of it: the checkpoint then says what is
-// next, and the run that resumes it begins there, so that it leaves the same records as one that was never stopped.
+// Work after a step, in this order. A request to stop can come before any of it. Then the checkpoint says which work is
+// next, and the resumed run begins there, so it leaves the same records as a run that was never stopped.
 #pragma once
 
 enum class AfterStep { validation, evaluation, sample, checkpoint, next_step };

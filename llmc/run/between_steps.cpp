@@ -1,4 +1,4 @@
-// The trainer between steps: validation, evaluations, samples, checkpoints.
+// The trainer's work between steps: validation, evaluations, samples, checkpoints.
 #include <cmath>
 #include <utility>
 
@@ -42,7 +42,7 @@ bool Trainer::write_sample() {
     return true;
 }
 
-// The folder's only one. What it held is removed last, so that it always holds one.
+// Saves the state as the best folder's only checkpoint. The old one is removed last, so that the folder always has one.
 void Trainer::save_best() {
     const std::string folder = options_.output_dir + "/" + kBestFolder;
     end_save();
@@ -67,7 +67,7 @@ void Trainer::remove_older_checkpoints() {
     prune_checkpoints(parts_.files, options_.output_dir, options_.keep_checkpoints, options_.major_checkpoint_every);
 }
 
-// The first rank does it, which takes no time.
+// Links the best state's files as this step's checkpoint; the first rank does it. Returns false if that fails.
 bool Trainer::link_checkpoint(AfterStep next) {
     agree_on_algorithms();
     const std::string name = checkpoint_name(step_);
@@ -118,7 +118,7 @@ RunState Trainer::state_now(AfterStep next) const {
 
 void Trainer::begin_save(const std::string& folder, AfterStep next, std::function<void()> remove_older) {
     if (options_.check_replicas > 0 && step_ % options_.check_replicas != 0) check_replicas();
-    agree_on_algorithms();   // on those of problems that were met since
+    agree_on_algorithms();   // on the algorithms of problems that are new since the last time
     if (!host_tensors_) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
     parts_.metrics.require_folder();
     save_folder_ = folder;

@@ -10,11 +10,11 @@ using namespace certificate;
 
 namespace {
 
-constexpr double tokens = 8192, channels = 4096;   // of a rank; a model like GPT-3 6.7B, one sequence of 8192 x cp
+constexpr double tokens = 8192, channels = 4096;   // per rank; a model like GPT-3 6.7B, one sequence of 8192 x cp
 constexpr double matmul_flops = 700e12, attention_flops = 500e12, memory_bytes = 3e12, exchange_s = 5e-6;
 
 struct Modelled {
-    double seconds, charged, ideal;   // where communication takes multiprocessors too; where exchanges cost nothing
+    double seconds, charged, ideal;   // charged: communication takes multiprocessors; ideal: exchanges cost nothing
     double share() const { return ideal / seconds; }
 };
 

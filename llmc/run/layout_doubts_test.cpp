@@ -1,4 +1,4 @@
-// What is said of layouts before a run, for made-up hosts.
+// Tests the warnings about layouts before a run, for made-up hosts.
 #include <doctest/doctest.h>
 
 #include "llmc/run/layout_options.h"

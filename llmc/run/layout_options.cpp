@@ -12,7 +12,7 @@
 
 namespace {
 
-// Divisors of n from `least` to `most`, as a list for people.
+// Returns the divisors of n from `least` to `most`, as a list for people.
 std::string divisors(std::int64_t n, int least, int most) {
     std::string list;
     for (int d = least; d <= most; d++) {
@@ -30,7 +30,7 @@ void check_context(const Options& o) {
               below > 0 ? text("The nearest lengths that work are ", below, " and ", above, ".")
                         : text("The shortest length that works is ", above, "."));
     const std::string given = text("--cp ", o.cp, " --cp-mode ", name_of(o.cp_mode), " --cp-ulysses ", o.cp_ulysses);
-    const std::string hybrid = divisors(o.cp, 2, o.cp - 1);   // what works there
+    const std::string hybrid = divisors(o.cp, 2, o.cp - 1);   // group sizes that work for a hybrid
     const bool fits = o.cp_mode == ContextMode::ring      ? u == 1
                       : o.cp_mode == ContextMode::ulysses ? u == o.cp
                                                           : u > 1 && u < o.cp && o.cp % u == 0;
@@ -58,7 +58,7 @@ void check_pipeline(const Options& o) {
               "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
 }
 
-// Groups exchange heads of one tp rank.
+// Refuses group sizes that do not divide the heads of a tp rank.
 void check_heads(const Options& options, const ModelConfig& config) {
     auto works = [&](std::int64_t ulysses) { return config.shares_heads(options.tp * ulysses); };
     if (works(options.ulysses())) return;
@@ -81,7 +81,7 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
-// How they are dealt out.
+// Checks how experts are dealt out.
 void check_experts(const Options& o, const ModelConfig& config) {
     if (o.ep == 1) return;
     const std::string given = text("--ep ", o.ep);
@@ -93,7 +93,7 @@ void check_experts(const Options& o, const ModelConfig& config) {
               "Leave --sequence-parallel out: tp ranks must have different tokens to send.");
 }
 
-// Into which sequences are cut.
+// Returns the lengths of --seq-len-schedule, into which sequences are cut.
 std::vector<std::int64_t> shorter_lengths(const Options& o) {
     std::vector<std::int64_t> lengths = o.seq_len_by_step().values();
     std::erase(lengths, std::int64_t{o.seq_len});
@@ -160,7 +160,7 @@ int warmup_sets(const Options& options, int stage) {
 
 void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig& config) {
     if (of_run.pp == 1) return;
-    const Options options = of_run.with_batch(of_run.tokens_by_step().largest());   // which keeps the most
+    const Options options = of_run.with_batch(of_run.tokens_by_step().largest());   // keeps the most
     check_layers(options, config.layers);
     const PipelineShape shape = pipeline_shape(options);
     const int at = stage.place.at.pp;
@@ -201,7 +201,7 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
 
 namespace {
 
-// Of groups of `size` neighbours, the first one that is on several hosts, in words; empty: none is.
+// Finds the first group of `size` neighbours that spans several hosts, and returns a warning; empty: there is none.
 std::string spread_group(int size, const std::vector<std::string>& hosts, const std::string& whose) {
     for (std::size_t first = 0; size > 1 && first + static_cast<std::size_t>(size) <= hosts.size();
          first += static_cast<std::size_t>(size)) {
@@ -238,7 +238,7 @@ std::vector<std::string> layout_doubts(const Options& o, const std::vector<std::
     }
     const std::string tp = spread_group(o.tp, hosts, text("--tp ", o.tp));
     if (!tp.empty()) doubts.push_back(tp);
-    const std::string ulysses =   // a group of tp times as many neighbours
+    const std::string ulysses =   // a group is tp times as many neighbours
         tp.empty() && o.ulysses() > 1
             ? spread_group(o.ulysses() * o.tp, hosts, text("a Ulysses group of ", o.ulysses()))
             : "";

@@ -72,7 +72,7 @@ Layout all_axes(int tp, int pp, int cp, int dp, int zero, bool accumulates = tru
     return layout;
 }
 
-// What all runs share: data, and a folder each.
+// Data shared by all runs, and a folder for each.
 struct Workplace {
     SharedFolder folder;
     StopSignals signals;
@@ -165,7 +165,7 @@ struct RankOfRun {
         return load_training_state(real_files(), checkpoint, tensors_of(*step), model.stream(), options.optimizer);
     }
 
-    using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // of what is resumed
+    using Change = std::function<void(RunState& state, const TokenSet& tokens)>;   // changes the resumed state
     void train(const Workplace& place, const std::string& resume_from, const Change& change = {},
                FileSystem& files = real_files()) {
         const char* const file = options.document_mask ? "documents.bin" : "tokens.bin";
@@ -231,7 +231,7 @@ bool on_layout(const Layout& layout, const Options& options, const std::function
         RankOfRun rank(options, &me.world, here, me.arena, me.stream);
         work(rank);
     });
-    if (ran) from_first_process("");   // those who sat it out read the files too
+    if (ran) from_first_process("");   // processes that sat it out read the files too
     return ran;
 }
 
@@ -571,7 +571,7 @@ TEST_CASE("layouts: the checkpoint of a state is the same bytes, whatever layout
     on_layout({0, 0}, options, [&](RankOfRun& rank) { rank.train(place, ""); });
     const std::string origin = place.folder / "origin" + "/" + checkpoint_name(4);
     const std::map<std::string, std::string> expected = files_of(origin);
-    // what the model with these weights writes, on one process
+    // writes with these weights on one process
     auto written_by = [](RankOfRun& rank) {
         return Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{8, 1.0f, 5}).sample(4) +
                Sampler(*rank.step, rank.arena, std::nullopt, SamplerOptions{24, 0.0f, 5}).sample(4);

@@ -1,4 +1,4 @@
-// The names of options' values, as the command line, files and tables have them.
+// The names of options' values on the command line, in files and in tables.
 #pragma once
 
 #include <optional>

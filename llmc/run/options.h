@@ -1,5 +1,5 @@
-// What a run is asked to do: the values of all options. Their names, ranges and words are in llmc/cli/option_table.cpp,
-// those of their values in option_names.h.
+// The values of all options of a run. Their names, ranges and help texts are in llmc/cli/option_table.cpp, the names of
+// their values in option_names.h.
 #pragma once
 
 #include <cstdint>
@@ -15,107 +15,107 @@
 #include "llmc/parallel/schedule.h"
 #include "llmc/process/startup.h"
 
-// What context-parallel ranks exchange: keys and values around a ring, heads for tokens (Ulysses), or both.
+// The exchange between context-parallel ranks: keys and values around a ring, heads for tokens (Ulysses), or both.
 enum class ContextMode : std::uint8_t { ring, ulysses, hybrid };
 
-// What only `generate` asks.
+// Options of `generate` only.
 struct GenerateOptions {
-    std::string prompt, prompt_file;   // at most one of them; neither: what follows an end-of-text token
-    std::string tokenizer;             // empty: the one beside the model
+    std::string prompt, prompt_file;   // at most one of them; neither: starts with an end-of-text token
+    std::string tokenizer;             // empty: the model's own
     int tokens = 100;
     int top_k = 0;   // 0: all
     float top_p = 1.0f;
-    bool stop_at_end = true;   // at the tokenizer's end-of-text token
+    bool stop_at_end = true;   // stops at the tokenizer's end-of-text token
 };
 
-// What only `export` asks.
+// Options of `export` only.
 enum class ExportFormat { hugging_face, llmc };
 struct ExportOptions {
     ExportFormat to = ExportFormat::hugging_face;
     std::string output;           // a folder, or llm.c's model file
-    std::optional<DType> dtype;   // none: as the model's file has it
+    std::optional<DType> dtype;   // none: the type in the model's file
 };
 
-// What only `plan` asks.
+// Options of `plan` only.
 struct PlanOptions {
-    std::string gpu = "H100", machine;   // a name of the table; a file, which wins
-    std::string link_intra, link_inter;  // "GB/s,us"; empty: the machine's
-    std::string tokens;                  // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
-    double price = 0;                    // of a GPU-hour
+    std::string gpu = "H100", machine;    // a name from the table; a file, which wins
+    std::string link_intra, link_inter;   // "GB/s,us"; empty: the machine's
+    std::string tokens;                   // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
+    double price = 0;                     // per GPU-hour
     bool search = false, json = false;
-    std::string svg;       // file of the picture
-    std::string compare;   // a run's folder
+    std::string svg;       // file for the picture
+    std::string compare;   // folder of a run
 };
 
-// Which of a checkpoint's weights.
+// Selects a checkpoint's weights, or their average.
 enum class WhichWeights : std::uint8_t { model, ema };
 inline const char* state_of(WhichWeights weights) { return weights == WhichWeights::ema ? "ema" : ""; }
 
 struct Options : OptimizerOptions {
     // data
     std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern, or PATTERN:WEIGHT,... (mixture.h)
-    std::string val_data = "data/tinyshakespeare/*val*.bin";       // the same
-    std::string data_schedule;                                     // file of the mixture's phases; empty: none
+    std::string val_data = "data/tinyshakespeare/*val*.bin";       // as train_data
+    std::string data_schedule;                                     // file with the mixture's phases; empty: none
     bool overfit_single_batch = false;
-    bool document_mask = false;   // documents of a sequence do not see each other
-    bool boundary_loss = true;    // there is a loss at their last tokens
-    int samples_of = 0;             // a step, whose samples `data` shows
-    std::int64_t inspect_at = -1;   // a token, from which on `data` shows text; -1: none
+    bool document_mask = false;     // documents of a sequence do not see each other
+    bool boundary_loss = true;      // the last token of a document has a loss
+    int samples_of = 0;             // step whose samples `data` shows
+    std::int64_t inspect_at = -1;   // token from which on `data` shows text; -1: none
 
     // model
     std::string model = "d12";   // descriptor, llm.c model file or folder
     WhichWeights weights = WhichWeights::model;
-    std::string ignore_tensors;                // patterns of names in its files that it has no place for
-    int layers = 0, heads = 0, channels = 0;   // all three: a model of one's own sizes; 0: as the descriptor says
-    int vocab_size = 0;                        // 0: as the data's tokenizer or the model file says, else GPT-2's
-    std::string arch;                          // config.json of the model, whose weights begin randomly
-    ModelChoices architecture = {};            // fields of the model that are given by name (model_fields)
+    std::string ignore_tensors;                // patterns of tensor names in the model's files that may be ignored
+    int layers = 0, heads = 0, channels = 0;   // sizes of a custom model, all three; 0: those of the descriptor
+    int vocab_size = 0;                        // 0: from the data's tokenizer or the model file, else GPT-2's
+    std::string arch;                          // config.json of a model with random weights
+    ModelChoices architecture = {};            // model fields given by name (model_fields)
 
     // shape of a step
     int micro_batch = 4;            // B, sequences
-    int seq_len = 1024;             // T, tokens; 0: the model's positions, where `evaluate` is not told
-    std::string seq_len_schedule;   // shorter ones in some steps, into which sequences are cut
+    int seq_len = 1024;             // T, tokens; 0: as many as the model's positions (only `evaluate` has this default)
+    std::string seq_len_schedule;   // steps with shorter sequences; each sample is cut into several
     std::int64_t total_batch = 0;   // tokens per step; 0: micro_batch * seq_len, no accumulation
-    std::string batch_schedule;     // of later steps (batch_schedule.h)
+    std::string batch_schedule;     // tokens of later steps (batch_schedule.h)
     int max_steps = -1;             // -1: one epoch
-    int stop_after = 0;             // end after this many completed steps of the run; 0: do not
-    int time_limit = 0;             // seconds from the program's begin until it saves and stops; 0: none
+    int stop_after = 0;             // stops after this many steps of the run; 0: does not
+    int time_limit = 0;             // seconds after the program's start at which it saves and stops; 0: none
 
     // optimiser and schedule
     ScheduleKind schedule = ScheduleKind::cosine;
     int warmup = 0;   // steps
     LrScaling lr_scaling = LrScaling::sqrt;
-    std::int64_t lr_batch = 0;                      // tokens of a step for which lr is; 0: tokens_per_step()
+    std::int64_t lr_batch = 0;                      // tokens per step for which lr is given; 0: tokens_per_step()
     float final_lr_frac = 1.0f;                     // final learning rate over lr
-    int decay_steps = 0;                            // of wsd; 0: a fifth of all
+    int decay_steps = 0;                            // for wsd; 0: a fifth of all steps
     float skip_loss_z = 0.0f, skip_norm_z = 0.0f;   // skip the update above this z-score; 0: never
-    int spike_rewind = 0;   // above it, back to the last checkpoint instead, so often without a newer one; 0: never
+    int spike_rewind = 0;                           // times that outliers may rewind to the same checkpoint; 0: never
 
     // validation and sampling
     int val_every = 20;         // steps; 0: never
     int val_max_batches = 80;   // sequences; -1: all
     int sample_every = 20;      // steps; 0: never
-    int log_every = 0;          // steps between lines of progress, where they go to no terminal; 0: few enough to read
+    int log_every = 0;          // steps between lines of progress that go to no terminal; 0: a readable number
     int sample_tokens = 64;
     int sample_count = 1;
-    std::string sample_prompt;   // empty: what follows an end-of-text token
+    std::string sample_prompt;   // empty: starts with an end-of-text token
     float temperature = 1.0f;    // 0: always the likeliest token
-    bool hellaswag = false;      // multiple-choice evaluation with every validation but the first
+    bool hellaswag = false;      // evaluates it with every validation but the first
     std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
-    std::string evaluations;     // others too: names of question_sources, NAME or NAME=FILE
+    std::string evaluations;   // more of question_sources: NAME or NAME=FILE
 
     // output
     std::string output_dir;           // empty: write nothing
-    int checkpoint_every = 0;         // steps; 0: never, but the end of a run is saved, also where it is cut short
+    int checkpoint_every = 0;         // steps; 0: only the end of a run, also an early one
     int keep_checkpoints = 0;         // 0: all
-    int major_checkpoint_every = 0;   // checkpoints of these steps are always kept; 0: none
+    int major_checkpoint_every = 0;   // checkpoints of its multiples are always kept; 0: none
     bool resume = false;
-    std::string branch_from;        // a checkpoint to continue from where output_dir has none; empty: none
-    bool reset_optimizer = false;   // where it resumes
-    bool overwrite = false;         // a folder of another run's results is emptied
-    bool keep_best = false;         // also save what has the lowest validation loss
-    int max_bad_steps = 10;         // stop after so many steps in a row whose loss or norm is not finite; 0: never
-    bool tensorboard = false;       // event files for TensorBoard in the output folder too
+    std::string branch_from;        // checkpoint to continue from if output_dir has none; empty: none
+    bool reset_optimizer = false;   // starts the optimizer anew when resuming
+    bool overwrite = false;         // removes another run's results from the folder
+    bool keep_best = false;         // also saves the state with the lowest validation loss
+    int max_bad_steps = 10;         // stops after this many steps in a row whose loss or norm is not finite; 0: never
+    bool tensorboard = false;       // also writes an event file for TensorBoard
     std::string trace;              // Chrome trace of a step; empty: none
     std::string export_llmc;        // llm.c model file to write at the end; empty: none
 
@@ -126,50 +126,50 @@ struct Options : OptimizerOptions {
     bool tf32 = false;
     bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
-    int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: in backward too
+    int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: also in backward
     int matmul_tries = 0;                 // MatmulOptions::tries
     int zero = 0;                         // ZeRO stage
-    int zero_group = 0;                   // ranks that it cuts over; 0: all of dp x cp
+    int zero_group = 0;                   // ranks per ZeRO group; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
-    int ep = 1;                           // ranks that experts are dealt out to
+    int ep = 1;                           // ranks that share the experts
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
-    int pp_chunks = 1;               // of a pipeline stage
+    int pp_chunks = 1;               // per pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup
-    int tp_chunks = 4;               // of rows, whose collectives hide behind each other's matmuls
-    int comm_sms = 16;               // multiprocessors of communication, and that matmuls beside it leave free
+    int tp_chunks = 4;               // row chunks, whose collectives hide behind each other's matmuls
+    int comm_sms = 16;               // multiprocessors for communication, which matmuls beside it leave free
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
-    int dp = 0;                      // ranks of data parallelism; 0: not said, until fit_to_ranks has set it
+    int dp = 0;                      // ranks of data parallelism; 0: unknown until fit_to_ranks sets it
 
     ContextMode cp_mode = ContextMode::ring;
-    int cp_ulysses = 0;   // cp ranks of a Ulysses group; 0: as the mode says
+    int cp_ulysses = 0;   // cp ranks per Ulysses group; 0: by the mode
 
     // many processes
     StartupOptions startup;
     bool check_collectives = false;
-    int check_replicas = 0;         // compare what ranks must hold alike every so many steps; 0: never
-    double peer_timeout_s = 30;     // a rank that is silent for so long counts as lost
-    double stall_timeout_s = 600;   // and so does the one that others wait for when nothing advances; 0: never
+    int check_replicas = 0;         // compares replicated tensors every so many steps; 0: never
+    double peer_timeout_s = 30;     // a rank silent for this long counts as lost
+    double stall_timeout_s = 600;   // so does a rank that others wait for this long without any progress; 0: never
 
     GenerateOptions generate;
     ExportOptions exported;
     PlanOptions plan;
-    std::string write_machine;   // of `check`: the file
+    std::string write_machine;   // `check`: the file
 
     int data_ranks() const { return dp > 0 ? dp : 1; }
     int ulysses() const { return cp_ulysses > 0 ? cp_ulysses : cp_mode == ContextMode::ulysses ? cp : 1; }
-    // of all ranks together
+    // summed over all ranks
     std::int64_t tokens_per_micro_step() const { return std::int64_t{micro_batch} * seq_len * data_ranks(); }
-    std::int64_t tokens_per_step() const {   // of the first
+    std::int64_t tokens_per_step() const {   // in the first step
         return total_batch > 0 ? total_batch : tokens_per_micro_step();
     }
     ByStep tokens_by_step() const { return {tokens_per_step(), "--batch-schedule", batch_schedule}; }
     ByStep seq_len_by_step() const { return {seq_len, "--seq-len-schedule", seq_len_schedule, 1}; }
-    // with sequences cut into shorter ones
+    // Returns options with sequences cut to `length`, and as many tokens per micro-batch.
     Options with_seq_len(std::int64_t length) const;
     std::int64_t tokens_of_lr() const { return lr_batch > 0 ? lr_batch : tokens_per_step(); }
-    // with steps of so many tokens all through
+    // Returns options whose steps all have `tokens` tokens.
     Options with_batch(std::int64_t tokens) const;
-    // of the first step, or of one with so many tokens
+    // Micro-batches per rank in the first step.
     int micro_steps() const { return static_cast<int>(tokens_per_step() / tokens_per_micro_step()); }
 };
 

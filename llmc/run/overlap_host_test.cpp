@@ -25,7 +25,7 @@ host::CostModel machine() {
     return costs;
 }
 
-// What someone adds without a thought: the host waits, for a value to print, say, whenever gradients are complete.
+// Simulates a stray wait of the host, for a value to print, say, whenever gradients are complete.
 class StrayWait : public UnitHooks {
 public:
     explicit StrayWait(UnitHooks& inner) : inner_(inner) {}
@@ -111,7 +111,7 @@ struct Hidden {
     double share() const { return hidden / busy; }
 };
 
-// Of the layers' first `counted` transfers: behind what the last update of a run sends, there is nothing to hide.
+// Measures the layers' first `counted` transfers: after the last update of a run there is no work to hide them.
 Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int counted) {
     Hidden result;
     for (const host::Span& transfer : timeline.spans) {
@@ -149,7 +149,7 @@ Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
 }   // namespace
 
 TEST_CASE("overlap: at least 80% of the layers' traffic is hidden, unless the host waits where it must not") {
-    const int transfers[] = {layers, 2 * layers, 3 * layers, 6 * layers};   // of a step
+    const int transfers[] = {layers, 2 * layers, 3 * layers, 6 * layers};   // per step
     for (int zero : {0, 1, 2, 3}) {
         INFO("zero ", zero);
         const bool gathers_after_update = zero == 1 || zero == 2;

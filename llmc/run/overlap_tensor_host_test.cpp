@@ -95,7 +95,7 @@ struct Found {
 
 Found on_the_clock(const std::vector<host::Recording>& recordings, const host::CostModel& costs, int chunks = 1) {
     const host::Timeline timeline = host::replay(recordings, costs);
-    std::vector<host::Span> spans;   // of rank 0, forward and backward
+    std::vector<host::Span> spans;   // on rank 0, forward and backward
     for (const host::Span& span : timeline.spans) {
         if (span.rank == 0) spans.push_back(span);
     }

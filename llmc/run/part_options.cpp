@@ -43,7 +43,7 @@ WorldOptions world_options(const Options& options) {
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at) {
     StageOptions result;
-    // one rank alone keeps everything
+    // a single rank keeps everything
     const bool shares = group_size(mesh, zero_axes) > 1 || (mesh.ep > 1 && group_size(mesh, holder_axes) > 1);
     result.place = {mesh, at, shares ? options.zero : 0, options.optimizer == OptimizerKind::muon};
     result.tp_chunks = options.tp_chunks;
@@ -58,7 +58,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.matmul.allow_tf32 = options.tf32;
     result.matmul.tries = options.matmul_tries;
     result.comm_sms = options.comm_sms;
-    result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one receives, one sends
+    result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
     result.grad_dtype = options.grad_dtype;
     result.z_loss = options.z_loss;
     add_pipeline(result, options, config);
@@ -104,7 +104,7 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
         const std::string content = read_whole(real_files(), path);
         std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
         const NamedSource& found = source_of_questions(content, path);
-        const bool any = path == options.hellaswag_data;   // llm.c's option, whose file may be any of multiple choice
+        const bool any = path == options.hellaswag_data;   // llm.c's option: any multiple-choice file
         if (&found != asked && !(any && found.source != QuestionSource::lambada)) {
             throw Error(
                 ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),

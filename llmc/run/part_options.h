@@ -1,4 +1,4 @@
-// What each part of the program is told of the command line's options.
+// Converts the command line's options to those of each part of the program.
 #pragma once
 
 #include <memory>
@@ -10,22 +10,22 @@
 #include "llmc/run/options.h"
 
 WorldOptions world_options(const Options& options);
-// The model that the options describe without weights. `vocab_size` 0: as the model has it by itself.
+// Returns the model that the options describe without weights. `vocab_size` 0: keeps the model's own.
 ModelConfig described_model(const Options& options, std::int64_t vocab_size);
-// Of any rank. Error(usage) where there are too few layers for a pipeline.
+// Returns the options of any rank's stage. Throws Error(usage) if a pipeline has too few layers.
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at);
 
-// Null where the run has none.
+// Returns null if the run writes no samples.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer);
-// --hellaswag and --eval, in the order of question_sources. Error(usage) where --eval is no such list.
+// An evaluation of --hellaswag or --eval.
 struct AskedEvaluation {
     const NamedSource* source;
     std::string file;
 };
 std::vector<AskedEvaluation> asked_evaluations(const Options& options);
-// `tokenizer`: the folder of the model's; empty: it is not known. Error(bad_data) where the questions are of another,
-// or other questions than were asked for.
+// Reads the questions of all asked evaluations. `tokenizer`: folder of the model's tokenizer; empty: unknown. Throws
+// Error(bad_data) for questions of another tokenizer, or other questions than asked for.
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
                                                           const std::string& tokenizer);

@@ -53,7 +53,7 @@ std::vector<host::Recording> record_step(const Layout& layout, Flaw flaw = Flaw:
     return recordings;
 }
 
-// What actions of each piece ask for, in flops; and the operations that they are made of.
+// FLOPs of each piece's actions, and the operations that they consist of.
 struct Measured {
     PipelineCosts costs;
     std::set<std::string> operations;
@@ -244,7 +244,7 @@ TEST_CASE("pipeline: ZeRO-3 gathers a layer at most twice a micro-batch, and onl
             layout.dp = 2, layout.zero = 3;
             std::vector<host::Recording> recordings = record_step(layout);
             for (host::Recording& own : recordings) {
-                int gathers = 0;   // of a layer: its 12 tensors together
+                int gathers = 0;   // gathers of a layer: its 12 tensors together
                 for (host::RecordedStep& step : own) {
                     const bool gather = step.name.starts_with("all-gather");
                     gathers += gather && std::count(step.name.begin(), step.name.end(), '+') == 11;
@@ -253,7 +253,7 @@ TEST_CASE("pipeline: ZeRO-3 gathers a layer at most twice a micro-batch, and onl
                     }
                 }
                 CHECK(gathers <= 2 * m * 2);
-                CHECK(gathers > 2 * m);   // what stays is not fetched again
+                CHECK(gathers > 2 * m);   // a layer that stays is not fetched again
             }
             const Measured measured = measure(layout);
             const double layer = measured.costs.pieces[0].forward / 2;

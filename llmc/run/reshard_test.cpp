@@ -72,9 +72,9 @@ struct Case {
     bool tied = true;
     bool masters = rounded_parameters;
     bool interleaved = false;            // two chunks a stage, where there are enough layers
-    int kv_heads = 0;                    // of six heads; 0: no grouped queries
+    int kv_heads = 0;                    // with six heads; 0: no grouped queries
     bool deals = false;                  // matrices whole to ZeRO ranks, as for Muon
-    const ModelField* field = nullptr;   // of the model, which has this value
+    const ModelField* field = nullptr;   // model field that is set to `value`
     double value = 0;
     int experts = 0;
     std::string name() const {
@@ -88,7 +88,7 @@ struct Case {
 };
 
 // 24 channels stand for 24 heads: they are what tensor parallelism cuts. 201 ids in 256 rows: whole shards of padding.
-ModelConfig of_four_heads() { return custom_model_config(2, 4, 64, 5, 201); }   // of 16 channels: rotary ones too
+ModelConfig of_four_heads() { return custom_model_config(2, 4, 64, 5, 201); }   // heads of 16: rotary ones too
 ModelConfig config_of(const Case& c, std::int64_t channels = 24) {
     ModelConfig config = custom_model_config(8, channels / 8, channels, 5, 201);
     config.tied = c.tied;
@@ -118,7 +118,7 @@ float value_of(Kind kind, const ParamInfo& info, std::int64_t element) {
     return static_cast<float>(bits >> 40) * 0x1p-23f - 1;
 }
 
-// What one rank keeps, and what should be in it.
+// One rank's part of the state, and its expected content.
 class RankState {
 public:
     RankState(const Case& c, int rank, Arena& arena, cudaStream_t stream, std::int64_t channels = 24)
@@ -227,7 +227,7 @@ private:
         const TensorSpec& tensor = storage_.table()[place.param].tensor;
         for (std::int64_t element = 0; element < tensor.elements(); element++) {
             const ElementHome home = home_of(tensor, here, state, element);
-            const int copy = here.at.tp - home.tp_rank;   // of those that several tp ranks hold
+            const int copy = here.at.tp - home.tp_rank;   // index among the copies on several tp ranks
             if (home.tp_rank != -1 && (copy < 0 || copy >= home.tp_copies)) continue;
             if (home.ep_rank != -1 && home.ep_rank != coordinate(here.mesh, here.at, Axis::ep)) continue;
             const int zero_rank = group_rank(here.mesh, here.at, zero_axes_of(tensor, here.mesh));
@@ -557,7 +557,7 @@ TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the
     struct Flip {
         Case c;
         int rank;
-        std::string expected;   // of this tensor; empty: nobody has a copy
+        std::string expected;   // message about this tensor; empty: there is no copy
     };
     const std::string name = "h.1.ln_1.weight", vocabulary = "wte.weight";
     const Flip flips[] = {{{{1, 3, 1, 1}, 0}, 1, "rank 1 has another parameter " + name + " than ranks 0, 2"},
@@ -672,7 +672,7 @@ TEST_CASE("reshard: a folder is verified once, by all ranks together, and one da
     for (const auto& [name, content] : files_in(good)) bytes += name == "manifest.json" ? 0 : content.size();
     for (int ranks : {1, 3, 8}) {
         for (const char* damaged : {"", "optimizer-00002-of-00010.safetensors", "run.json"}) {
-            if (!ranks_are_threads()) continue;   // what they read is added up here
+            if (!ranks_are_threads()) continue;   // the bytes they read are added up here
             const std::string file = good + "/" + damaged;
             const std::string content = damaged[0] ? read_whole(real_files(), file) : "";
             if (damaged[0]) write_whole(real_files(), file, content + " ");

@@ -14,7 +14,7 @@
 
 namespace {
 
-// The model that the options describe; `of_file` where they name one.
+// Returns the model that the options describe, or `of_file`, the model of the file they name, after checking it.
 ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                          const std::optional<Tokenizer>& tokenizer) {
     if (of_file != nullptr) {
@@ -43,7 +43,7 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
     return described_model(options, vocab);
 }
 
-// Error(usage) where a folder holds what a run has left there: checkpoints, or records of steps.
+// Throws Error(usage) if the folder holds a run's checkpoints or records of steps.
 void check_no_results(const std::string& folder, const std::vector<int>& saved) {
     const std::filesystem::path records = folder + "/metrics.jsonl";
     const bool has_records = std::filesystem::is_regular_file(records) && std::filesystem::file_size(records) > 0;
@@ -54,7 +54,7 @@ void check_no_results(const std::string& folder, const std::vector<int>& saved) 
                 "Continue it with --resume, give another folder, or remove the results with --overwrite.");
 }
 
-// --overwrite removes the folder's results; the model that the run starts from must not be one of them.
+// Refuses a --model inside the folder whose results --overwrite removes.
 void check_overwrite(const Options& options) {
     if (!options.overwrite || options.layers > 0 || is_descriptor(options.model)) return;
     const auto model = std::filesystem::weakly_canonical(options.model).string() + "/",
@@ -65,13 +65,13 @@ void check_overwrite(const Options& options) {
               "Give another output folder, or continue the run there with --resume.");
 }
 
-// The checkpoint that --branch-from names; empty: there is no such option. Collective.
+// Returns the checkpoint that --branch-from names; empty without the option. Collective.
 std::string find_branch(const Options& options, World& world, const Log& log) {
     std::string from = options.branch_from;
     while (from.size() > 1 && from.ends_with('/')) from.pop_back();
     if (from.empty()) return "";
     const CheckpointRanks ranks = ranks_of(world);
-    std::vector<std::string> skipped;   // and why
+    std::vector<std::string> skipped;   // reasons; later the error of this option
     if (ranks.gather(real_files().exists(from + "/run.json") ? "one" : "")[0] == "one") {
         skipped.push_back(find_damage(real_files(), from, CheckpointUse::resume, ranks));
     } else {
@@ -88,7 +88,7 @@ std::string find_branch(const Options& options, World& world, const Log& log) {
     return from;
 }
 
-// For --overwrite, when all else has been found right. Records are written anew by whoever opens them.
+// Removes the folder's results for --overwrite, after all checks. Records are truncated when they are opened.
 void remove_results(const std::string& folder, const Log& log) {
     for (int step : list_checkpoints(real_files(), folder)) {
         remove_checkpoint(real_files(), folder, step);
@@ -111,9 +111,8 @@ CheckpointRanks ranks_of(World& world) {
     return {world.rank(), world.ranks(), [&](const std::string& own) { return world.gather_text(own); }};
 }
 
-// The folder of the checkpoint to continue from, where --resume asks for one and there is one; else empty. Error where
-// going on, or starting afresh, would mix two runs up. Collective: all ranks verify it together; the first one, which
-// holds the folder's lock, says what is found.
+// All ranks verify the checkpoint together; the first one, which holds the folder's lock, lists the folder. Throws an
+// Error if resuming, or starting afresh, would mix two runs.
 std::string find_checkpoint(const Options& options, World& world, const Log& log, bool clears_away) {
     const std::string& folder = options.output_dir;
     std::vector<int> saved;
@@ -169,7 +168,7 @@ void check_names(const Options& options) {
 RunModel find_model(Options& options, const std::string& checkpoint, World& world, const Log& log) {
     RunModel model;
     model.tokenizer_file = find_tokenizer_file("--train-data", options.train_data);
-    if (!model.tokenizer_file.empty()) {   // the folder has one that can encode, too
+    if (!model.tokenizer_file.empty()) {   // the folder may also have a tokenizer file that can encode
         model.tokenizer =
             Tokenizer::load(options.sample_prompt.empty() ? model.tokenizer_file : model.tokenizer_folder());
     }
@@ -195,7 +194,7 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
     expected.model_folders = {options.layers > 0 || !checkpoint.empty() ? "" : options.model, checkpoint};
-    const bool hashes = own_rank(options.startup) == 0;   // the others would read the same bytes again
+    const bool hashes = own_rank(options.startup) == 0;   // the other ranks would read the same bytes again
     expected.max_hashed_bytes = hashes ? max_hashed_bytes : 0;
     const std::uint64_t not_hashed = check_corpora(real_files(), expected);
     return hashes ? not_hashed : 0;
@@ -235,10 +234,10 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
         if (options.output_dir.empty()) return;
         if (world.is_first()) lock = std::make_unique<FolderLock>(options.output_dir);
         checkpoint = find_checkpoint(options, world, log, true);
-        checkpoint = world.from_first(checkpoint);   // the others go on when the first one has found nothing wrong
+        checkpoint = world.from_first(checkpoint);   // the others wait until the first one has checked the folder
     };
     const bool continues = options.resume || !options.branch_from.empty();
-    if (continues) look_into_folder();   // first, for then --model is needed no more
+    if (continues) look_into_folder();   // before find_model, because a checkpoint makes --model unnecessary
     RunModel model = find_model(options, checkpoint, world, log);
     if (!continues) look_into_folder();
     if (const std::string file = options.output_dir + "/lock"; !options.output_dir.empty()) {
@@ -252,7 +251,7 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
                  static_cast<double>(not_hashed) / (1ull << 30));
     }
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
-        signals.leave_if_received();   // every id is looked at, which can take a while
+        signals.leave_if_received();   // reads every id, which can take a while
         TokenSet tokens(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
         apply_document_mask(tokens, options, model.tokenizer);
         return tokens;
@@ -314,7 +313,7 @@ void check_same_run(const RunState& state, const std::optional<RunRecord>& recor
     refuse_if(state.seed != options.seed,
               text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
               "The order of samples follows from the seed: give the same one.");
-    const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader's to check
+    const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader checks
     const bool same_length = state.loader.T == 0 || state.loader.T == now.train_tokens.T();
     refuse_if(!is_mixture && same_length && state.windows != now.train_tokens.windows(),
               text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",

@@ -1,4 +1,5 @@
-// What a run puts on its device: made alike by training, `check`, `evaluate` and what counts memory.
+// The parts of a run that need device memory, made in the same way by training, `check`, `evaluate`, and the counting
+// of memory.
 #pragma once
 
 #include <memory>
@@ -14,9 +15,9 @@ struct RunParts {
     std::unique_ptr<CutPoints> cut_points;
     std::unique_ptr<ExpertRanks> expert_ranks;
     Stage stage;
-    std::optional<Step> step;   // made once the stage has its weights
+    std::optional<Step> step;   // made after the stage has its weights
 
-    // In an arena that allocates or counts. Collective.
+    // `arena` may allocate or only count. Collective.
     RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
              bool backward = true);
     Step& make_step(const OptimizerOptions& options, Arena& arena) {
@@ -28,6 +29,6 @@ private:
              cudaStream_t stream);
 };
 
-// The first weights, those of a file (null: random ones). Those of a checkpoint come with resume().
+// Sets the first weights: those of a file, or random ones (null). resume() restores a checkpoint's weights later.
 void start_weights(const ModelState<floatX>& parameters, RouterBias& router_bias, const WeightSource* weights,
                    std::uint64_t seed, cudaStream_t stream);

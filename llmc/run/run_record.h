@@ -1,5 +1,5 @@
-// What a run was asked to do, kept in its output folder beside metrics.jsonl, so that the folder explains itself and
-// --resume with --output-dir alone continues it.
+// Records a run's options in its output folder, beside metrics.jsonl, so that the folder explains itself and --resume
+// with --output-dir alone continues it.
 //
 // options.json, written at every start:
 //   {"format": "train_gpt run", "version": 1,
@@ -8,10 +8,10 @@
 //              "manifests": {"data/local/manifest.json": "0123456789abcdef"}}, ...],
 //    "starts": [{"after_step": 0, "time": "2026-01-31T12:00:00Z", "program": "0123456789abcdef", "precision": "bf16",
 //                "device": "...", "processes": 8, "hosts": {"node1": 8}, "changed": {"lr": ["0.0003", "0.001"]}}, ...]}
-// "options" has every one, as --print-config spells it. "program" is the hash (xxh3) of the executable. The hash of
-// data is one of all shards' hashes in their order, so the same shards have the same hash wherever they lie; where no
-// manifest tells a shard's hash, its name and its number of tokens take that place. "options" are those of the last
-// start, "changed" is what each start gave differently.
+// "options" has every option of the last start, as --print-config prints it. "program" is the hash (xxh3) of the
+// executable. "hash" of data hashes all shards' hashes in their order, so the same shards have the same hash in any
+// folder; a shard without a hash in a manifest counts by its name and number of tokens. "changed" has the options that
+// each start gave differently.
 #pragma once
 
 #include <optional>
@@ -22,12 +22,12 @@
 #include "llmc/io/file.h"
 
 struct OptionText {
-    std::string name, value;     // the long name, without dashes
-    bool of_one_start = false;   // of one start of the program and not of the run
+    std::string name, value;     // long name, without dashes
+    bool of_one_start = false;   // belongs to one start of the program, not to the run
     bool operator==(const OptionText&) const = default;
 };
 
-// The token files behind an option.
+// The token files of an option.
 struct RecordedData {
     std::string option;
     std::uint64_t shards = 0, tokens = 0;
@@ -45,17 +45,17 @@ struct ChangedOption {
     std::string name, recorded, now;
 };
 
-// The options of the run that differ; those that the record does not know are left out.
+// Returns the run's options that differ; options that the record does not have are left out.
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded, const std::vector<OptionText>& now);
 
-// None where the folder has none. Error(bad_data) where it is not what it should be.
+// Returns nothing if the folder has no record. Throws Error(bad_data) if it is malformed.
 std::optional<RunRecord> read_run_record(const FileSystem& files, const std::string& folder);
 void write_run_record(FileSystem& files, const std::string& folder, const RunRecord& record);
 
-// Of what matches a pattern; manifests beside the files are read, the files only opened.
+// Describes the files that match a pattern. Reads manifests beside the files; of the files themselves only the headers.
 RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern);
 
-// What "starts" says of this one. `hosts`: of every process.
+// Entry of "starts" for this start. `hosts`: one per process.
 struct ThisStart {
     int after_step;
     std::string precision, device;

@@ -1,4 +1,4 @@
-// The tables that a run prints before it starts: what was asked for, on what it runs, and what follows from that.
+// The tables that a run prints before it starts: its options, its device, its model and its data.
 #pragma once
 
 #include <string>
@@ -13,15 +13,15 @@ struct RunFacts {
     std::string device_name;
     std::string precision;
     PeakFlops peak;
-    AttentionKind attention;   // that runs
-    std::string weights;       // where they come from
+    AttentionKind attention;   // the one in use
+    std::string weights;       // source of the weights, in words
     const ModelConfig& model;
     const TokenSet& train_tokens;
-    const TokenSet* val_tokens;   // or null
+    const TokenSet* val_tokens;   // may be null
     int max_steps;
 };
 
 std::string settings_table(const Options& options, const RunFacts& facts);
 
-// What is allowed but probably not meant: one sentence each.
+// Returns warnings about allowed but probably unintended options, one sentence each.
 std::vector<std::string> doubts(const Options& options, const ModelConfig& model);

@@ -9,11 +9,12 @@
 #include "llmc/parallel/partial_gradients.h"
 #include "llmc/parallel/zero.h"
 
-// What a step leaves on the device and the host reads at once. The sums come first: over ranks in one all-reduce.
+// Results of a step on the device, read by the host in one copy. The first `sums` doubles are summed over ranks in one
+// all-reduce.
 struct Step::Numbers {
     double loss;
     StopVotes stop;
-    double sum_of_squares;   // of the gradients of which this rank is the one owner, then of all
+    double sum_of_squares;   // sum over the gradients that this rank owns; after the all-reduce, over all
     GradNorm norm;
 
 };
@@ -77,14 +78,14 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     const int sequences = stage_.options().B * micro_batches * stage_.options().place.mesh.dp;
     stage_.set_sequence_share(sequences > 0 ? 1.0f / static_cast<float>(sequences) : 0.0f);
     stage_.begin_expert_totals();
-    // a rank that makes no losses adds none to the sum over ranks
+    // a rank without losses adds 0 to the sum over ranks
     CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
     pipeline_.train(schedule, read, token_share, [&] {
         if (!stage_.adds_losses()) return;
         sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
     });
     StopVotes& own_vote = vote_.values()[0];
-    wait_for(vote_sent_.get());   // that of the step before
+    wait_for(vote_sent_.get());   // the previous step's vote has left this memory
     own_vote = vote();
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
     vote_sent_.record(stream);
@@ -107,8 +108,8 @@ void Step::add_expert_totals() {
     groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
 }
 
-// Both the first and the last stage of a pipeline have added to the gradient of a tied tensor: each takes the sum over
-// both of the part that its optimizer owns.
+// Sums the gradient of tied tensors over the first and the last pipeline stage; each gets the sum for the part that its
+// optimizer owns.
 void Step::exchange_tied_gradients() {
     Communicator* const ends = groups_.links.tied;
     const ParamStorage& storage = stage_.storage();

@@ -1,8 +1,8 @@
-// One optimizer step from a schedule, and the forward passes between steps: everything that a run computes.
+// Computes one optimizer step from a schedule, and the forward passes between steps: everything that a run computes.
 //
-// What ranks must know alike of a step (loss, norm, requests to stop) travels in one all-reduce and comes to the host
-// in one copy, for which it waits. Everything else is asynchronous on the stage's stream: the norm, the clip factor
-// derived from it and the decision to skip an update whose norm or loss is not finite stay on the device.
+// Loss, norm and requests to stop, which all ranks must know alike, are summed in one all-reduce and come to the host
+// in one copy, for which it waits. Everything else is asynchronous on the stage's stream: the norm, the clip factor,
+// and the decision to skip an update whose norm or loss is not finite stay on the device.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@
 class Zero;               // llmc/parallel/zero.h
 class PartialGradients;   // llmc/parallel/partial_gradients.h
 
-// What a step has found, the same on every rank.
+// Result of a step, the same on every rank.
 struct StepResult {
     float loss;        // mean over the step's tokens
-    float grad_norm;   // of all gradients together, before clipping
+    float grad_norm;   // norm of all gradients together, before clipping
     StopVotes stop;
-    std::optional<ExpertLoad> experts = {};   // none where the model has no experts
+    std::optional<ExpertLoad> experts = {};   // none if the model has no experts
 };
 
 // Doubles that all ranks add in a step, in one all-reduce: loss, requests to stop and checkpoints written (StopVotes),
@@ -36,8 +36,8 @@ double step_sum_bytes(const MeshShape& mesh, const ModelConfig& model);
 
 class Step {
 public:
-    // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward
-    // is called. From now on the stage's hooks are ZeRO's, where ranks share.
+    // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward()
+    // may be called. If ranks share state, ZeRO's hooks are set on the stage.
     Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
     ~Step();
     Step(const Step&) = delete;
@@ -46,53 +46,53 @@ public:
     Stage& stage() { return stage_; }
     Optimizer& optimizer() { return *optimizer_; }
 
-    // All of a step but the update: gradients, overwritten by the first micro-batch and added to by later ones, loss,
-    // norm of all gradients, the clip factor, and whether a rank asks to stop. `token_share` is 1 / the number of
-    // tokens of the whole step, of all ranks; every rank has as many micro-batches. `vote`: this rank's, asked for at
-    // the end.
+    // Runs all of a step but the update: gradients (overwritten by the first micro-batch, added to by later ones),
+    // loss, norm of all gradients, clip factor, and the votes to stop. `token_share` is 1 / the tokens of the whole
+    // step on all ranks; every rank has as many micro-batches. `vote` is called at the end for this rank's vote.
     void gradients(
         const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
         const std::function<StopVotes()>& vote = [] { return StopVotes{}; });
 
-    // Of the next step: its first micro-batch, which `read` knows by `number`, is read while the device is still at
-    // work on this one. Forgotten, `gradients` reads it itself.
+    // Reads the next step's first micro-batch, which `read` knows as `number`, while the device still works on this
+    // step. After forget_read_ahead(), gradients() reads it itself.
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
-    // By the rule of --optimizer. Steps count from 1. Does nothing where the norm or the loss is not finite.
+    // Updates the parameters by the rule of --optimizer. Steps count from 1. Does nothing if the norm or the loss is
+    // not finite.
     void update(int step, float learning_rate);
 
-    // Waits for the step's work.
+    // Waits for the step's work and returns its result.
     StepResult result() const;
 
-    // What is queued on the stage's stream from now on sees the parameters this rank keeps as the last update left them
-    // everywhere. Forward passes need no such call.
+    // Makes later work on the stage's stream see this rank's parameters as the last update left them on all ranks.
+    // Forward passes need no such call.
     void wait_for_all_gather();
 
-    // One micro-batch without backward; what its last chunk then has is asked of the stage: losses() or logits().
+    // Runs one micro-batch without backward; the results of its last chunk are in the stage: losses() or logits().
     void forward(const Pipeline::Read& read, Purpose purpose) { pipeline_.forward(read, purpose); }
 
-    // Logits of one row of the latest forward for them, into stage().logits_columns() on the device of every rank,
-    // wherever the head is; `cp_rank` has the row.
+    // Copies the logits of one row of the latest forward to `out` on every rank, stage().logits_columns() elements,
+    // wherever the head is. `cp_rank` holds the row.
     void logits(floatX* out, int row, int cp_rank = 0);
 
-    // A line for people: what model, gradients and optimizer take on this rank by ZeRO's formula
-    // (llmc/parallel/zero.h), to compare with the table of what is allocated.
+    // Returns a line for people: memory of model, gradients and optimizer on this rank by ZeRO's formula
+    // (llmc/parallel/zero.h), to compare with the arena's table.
     std::string memory_by_formula() const;
 
 private:
     struct Numbers;   // on the device
     void exchange_tied_gradients();
-    void add_expert_totals();   // of all ranks
+    void add_expert_totals();   // over all ranks
 
     Stage& stage_;
     float grad_clip_;
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
-    PinnedBuffer<StopVotes> vote_{1};   // on its way to `numbers_`, until `vote_sent_`
+    PinnedBuffer<StopVotes> vote_{1};   // copied to numbers_; reusable after vote_sent_
     OwnedEvent vote_sent_;
-    std::unique_ptr<Zero> zero_;                  // null: one rank
-    std::unique_ptr<PartialGradients> partial_;   // null: no gradient is a part of a sum over tp ranks
+    std::unique_ptr<Zero> zero_;                  // null: no ranks to share with
+    std::unique_ptr<PartialGradients> partial_;   // null: no gradient is a partial sum over tp ranks
     Pipeline pipeline_;
 };

@@ -1,4 +1,4 @@
-// --trace FILE: one step of all ranks as a Chrome trace, on the virtual clock of the stand-in
+// Records one step of all ranks as a Chrome trace (--trace FILE), on the virtual clock of the stand-in
 // (llmc/cuda_on_cpu/clock/trace.h).
 #pragma once
 
@@ -8,9 +8,10 @@
 #include "llmc/io/file.h"
 #include "llmc/process/world.h"
 
-// Error(usage) where this build cannot record: on a GPU, where Nsight Systems shows the same on the real clock.
+// Throws Error(usage) if `path` is set and this build cannot record: on a GPU, where Nsight Systems shows the same on
+// the real clock.
 void check_can_trace(const std::string& path);
 
-// Runs `step` on every rank and writes what all of them asked for to `path`, on the first one. Collective; `world`
-// null: one process alone.
+// Runs `step` on every rank; the first rank writes the operations of all to `path`. Collective; `world` null: one
+// process.
 void trace_step(FileSystem& files, const std::string& path, World* world, const std::function<void()>& step);

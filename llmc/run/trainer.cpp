@@ -12,7 +12,7 @@
 
 namespace {
 
-// Lines of progress that a person can follow: the first steps, to see that it goes, then one in so many seconds.
+// Progress lines where there is no terminal: the first steps, to see that the run works, then one every few seconds.
 constexpr int kFirstLines = 10;
 constexpr double kSecondsPerLine = 5;
 
@@ -28,7 +28,7 @@ Trainer::Trainer(const TrainerParts& parts)
       agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
       exposed_waits_(parts.step.stage().stream()),
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena),
-      // all that write a unit get tensors
+      // every rank that writes a unit gets tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
                 parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
                 parts.step.stage().stream(), 1 << 20, parts.groups.all) {
@@ -63,7 +63,7 @@ void Trainer::restore(const RunState& state) {
     parts_.step.stage().router_bias().set(state.router_bias);
 }
 
-// A rank that fails tells the others now: before it waits for what it is writing, as the end of a save does.
+// guarded() tells the other ranks of a failure at once, before this rank waits for a save to end.
 RunEnd Trainer::run() {
     return parts_.world ? parts_.world->guarded([this] { return run_steps(); }) : run_steps();
 }
@@ -71,13 +71,13 @@ RunEnd Trainer::run() {
 RunEnd Trainer::run_steps() {
     const int end = end_of_run();
     const int first = step_ + 1;
-    if (!options_.output_dir.empty()) {   // now, for it takes time, and must not fail when all steps are done
+    if (!options_.output_dir.empty()) {   // allocated now, because it takes time, and must not fail after the last step
         host_tensors_.emplace(tensors_of(parts_.step), gatherer_);
     }
     const int traced_step = std::min(step_ + 1, end - 1);   // the second, if there are two: the first warms up
     agreement_.ask();                                       // a signal during the start-up
     if (step_ < end) choose_algorithms();
-    follow_step();   // the validation before all, or what an earlier run left
+    follow_step();   // the validation before the first step, or work left by an earlier run
     while (step_ < end && !agreement_.stop_asked()) {
         if (!options_.trace.empty() && step_ == traced_step) {
             trace_step(parts_.files, options_.trace, parts_.world, [&] { train_step(); });
@@ -85,12 +85,12 @@ RunEnd Trainer::run_steps() {
         } else {
             train_step();
         }
-        // every rank knows what all said in this step
+        // all ranks know this sum since the step
         if (save_ && agreement_.stop().saved == agreement_.ranks()) {
             save_->advance();
             if (save_->is_over()) end_save();
         }
-        if (step_ == first) {   // all problems have been met
+        if (step_ == first) {   // every problem has occurred
             for (const std::string& why : parts_.step.stage().matmul().refused_algorithms()) {
                 parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",
                                    why.c_str());
@@ -105,7 +105,7 @@ RunEnd Trainer::run_steps() {
         if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
         follow_step();
     }
-    parts_.step.wait_for_all_gather();   // for whoever reads parameters after the run
+    parts_.step.wait_for_all_gather();   // for readers of the parameters after the run
     if (agreement_.stop_asked()) return end_at_signal();
     if (step_ < parts_.max_steps) save_checkpoint();
     settle_saves();
@@ -117,9 +117,9 @@ RunEnd Trainer::run_steps() {
     return RunEnd::finished;
 }
 
-// What follows the step at hand, from next_ on, as far as no request to stop comes before it.
+// Does the work after the current step, from next_ on, until a request to stop.
 void Trainer::follow_step() {
-    using Work = bool (Trainer::*)();   // false: a request to stop came before its end
+    using Work = bool (Trainer::*)();   // returns false if a request to stop came before its end
     static constexpr Work works[] = {&Trainer::validate, &Trainer::evaluate, &Trainer::write_sample,
                                      &Trainer::save_checkpoint};
     for (; next_ != AfterStep::next_step; next_ = after(next_)) {
@@ -135,7 +135,7 @@ bool Trainer::is_due(AfterStep work) const {
     };
     switch (work) {
         case AfterStep::validation: return validation_ && (every(options_.val_every) || step_ == 0);
-        // with every validation but the first: before the first step there is nothing to learn from it
+        // with every validation but the first, which would tell nothing before the first step
         case AfterStep::evaluation:
             return parts_.evaluations && !parts_.evaluations->empty() && validation_ && every(options_.val_every);
         case AfterStep::sample: return parts_.sampler && every(options_.sample_every);
@@ -144,7 +144,7 @@ bool Trainer::is_due(AfterStep work) const {
     }
 }
 
-// Ends the run with all that it has done saved.
+// Saves all that is done and ends the run.
 RunEnd Trainer::end_at_signal() {
     save_checkpoint();
     settle_saves();
@@ -156,11 +156,11 @@ RunEnd Trainer::end_at_signal() {
     return RunEnd::signal;
 }
 
-// Weights and moments are as they were before the first of those steps, and the records say what came; a checkpoint
-// would only let the run go on into the same.
+// Ends without a checkpoint: weights and moments are as before the first of those steps, so a resumed run would meet
+// the same again; the records tell what happened.
 RunEnd Trainer::end_at_bad_steps() {
     parts_.step.wait_for_all_gather();
-    end_save();   // of a step before
+    end_save();   // saves an earlier step
     parts_.log.warning(
         "the loss or gradient norm of %d steps in a row is not finite: stopped after step %d of %d\n"
         "  Look at the steps before in metrics.jsonl, then resume from a checkpoint with a lower --lr, a longer "
@@ -170,9 +170,8 @@ RunEnd Trainer::end_at_bad_steps() {
     return RunEnd::bad_steps;
 }
 
-// Before the first step its passes are made once for nothing, over as many micro-batches as meet every problem, and
-// matmuls are timed in them. The step itself overwrites what they leave; what it meets besides is the same on all
-// ranks.
+// Times matmul algorithms before the first step: makes its passes once, over as many micro-batches as meet every
+// problem, and discards the result. The step overwrites it; problems that it meets later are agreed on by all ranks.
 void Trainer::choose_algorithms() {
     Step& step = parts_.step;
     Matmul& matmul = step.stage().matmul();
@@ -181,18 +180,18 @@ void Trainer::choose_algorithms() {
     const int next = step_ + 1;
     length_ = static_cast<int>(lengths_.at(next));
     cut_sequences(length_);
-    // the first of a step overwrites gradients, the second adds to them; a pipeline is filled twice
+    // a step's first micro-batch overwrites gradients, the second adds to them; a pipeline is filled twice
     take_batch_of_tokens(std::min(tokens_.at(next), 2 * options_.pp * options_.tokens_per_micro_step()));
     step.gradients(schedule_, reader(), 1.0f);
-    step.result();   // waits
+    step.result();   // waits for the step
     agree_on_algorithms();
     matmul.stop_trying();
     cut_sequences(options_.seq_len);
     parts_.log.line("matmul algorithms: chosen by timing them, in %.1f s", steady_seconds() - start);
 }
 
-// From here on every rank multiplies with the same algorithms: of each problem that of the lowest rank that has met it.
-// They are what checkpoints hold.
+// Makes all ranks use the same algorithms, which checkpoints then hold: for each problem that of the lowest rank that
+// has it.
 void Trainer::agree_on_algorithms() {
     Matmul& matmul = parts_.step.stage().matmul();
     const std::string own = matmul_choices_text(matmul);
@@ -212,11 +211,11 @@ int Trainer::end_of_run() const {
 
 void Trainer::read_micro_batch(int micro_step, const MicroBatch& to) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const ShardPlace& place = parts_.step.stage().storage().place();   // who sees which samples is a matter of dp alone
+    const ShardPlace& place = parts_.step.stage().storage().place();   // samples are dealt out over dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_step * place.mesh.dp + place.at.dp) * B;
-    const bool of_next = micro_step >= micro_batches_of(schedule_);   // step, which is read ahead
+    const bool of_next = micro_step >= micro_batches_of(schedule_);   // read ahead for the next step
     const std::int64_t length = of_next ? lengths_.at(step_ + 1) : length_;
-    std::vector<TokenRange> ranges;   // and which tokens of them, of cp, which cuts each piece of a sample
+    std::vector<TokenRange> ranges;   // this cp rank's tokens of each sample; cp cuts every sequence of a sample
     for (std::int64_t begin = 0; begin < options_.seq_len; begin += length) {
         for (TokenRange range : token_ranges(parts_.step.stage().context(), length)) {
             ranges.push_back({begin + range.begin, range.length});
@@ -230,7 +229,7 @@ void Trainer::read_micro_batch(int micro_step, const MicroBatch& to) {
         if (!to.starts.empty()) loader_.read_starts(first, B, length, attended, to.starts);
     } else {
         const TokenSet& tokens = parts_.train_tokens;
-        const std::size_t T = to.tokens.size() / B, n = to.starts.size() / B;   // of a sequence, on this rank
+        const std::size_t T = to.tokens.size() / B, n = to.starts.size() / B;   // tokens of a sequence on this rank
         for (std::uint64_t b = 0; b < B; b++) {
             const std::uint64_t window = (first + b) % tokens.windows();
             tokens.read_window(window, ranges, to.tokens.subspan(b * T, T), to.targets.subspan(b * T, T));
@@ -244,8 +243,8 @@ Pipeline::Read Trainer::reader() {
     return [this](int micro_step, const MicroBatch& to) { read_micro_batch(micro_step, to); };
 }
 
-// Positions of all ranks' samples that have a loss. Where some have none each rank counts some of the samples.
-// Collective; waits then.
+// Returns how many positions of all ranks' samples have a loss. If some have none, each rank counts some of the
+// samples; then it is collective and waits.
 double Trainer::targets_of_step(std::int64_t tokens) {
     const TokenSet& of = parts_.train_tokens;
     if (of.documents().boundary_loss) return static_cast<double>(tokens);
@@ -261,7 +260,7 @@ double Trainer::targets_of_step(std::int64_t tokens) {
     return std::max(agreement_.sum(static_cast<double>(own)), 1.0);
 }
 
-// What masks leave of attention, and how evenly over ranks. Collective.
+// Reports the share of attention's pairs that masks leave, and how evenly ranks share them. Collective.
 void Trainer::say_pairs() {
     const ShardPlace& place = parts_.step.stage().storage().place();
     double all = 0, most = 0;
@@ -279,16 +278,16 @@ void Trainer::say_pairs() {
         100 * mean / causal, most / mean);
 }
 
-// The first micro-batch of the next step, while the device is at work on this one.
+// Reads the first micro-batch of the next step while the device works on this one.
 void Trainer::read_ahead() {
     if (step_ == end_of_run() || options_.overfit_single_batch) return;
     if (options_.document_mask && lengths_.at(step_ + 1) != length_)
-        return ahead_.reset();   // another cut of documents
+        return ahead_.reset();   // documents are cut differently
     const std::optional<LoaderState> next = loader_.after(sequences_);
     try {
         parts_.step.read_ahead(reader(), micro_batches_of(schedule_));
         ahead_ = next;
-    } catch (const Error& error) {   // of data, the next step's own: it will read the same again
+    } catch (const Error& error) {   // an error in the data: the next step reads them again and reports it
         if (error.kind() != ErrorKind::bad_data && error.kind() != ErrorKind::io) throw;
         ahead_.reset();
     }
@@ -303,7 +302,7 @@ void Trainer::train_step() {
     const std::int64_t tokens = tokens_.at(step_ + 1);
     const float token_share = 1.0f / static_cast<float>(targets_of_step(tokens));
     pairs_ = 0;
-    if (agreement_.rank() == 0) exposed_waits_.step_begins();   // whose records tell
+    if (agreement_.rank() == 0) exposed_waits_.step_begins();   // rank 0 writes the records
     slowest_rank_.step_begins();
     parts_.step.gradients(schedule_, reader(), token_share, [this] {
         slowest_rank_.passes_end();
@@ -318,26 +317,27 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
     const float lr =
         learning_rate(learning_rates_, step_) * lr_factor(options_.lr_scaling, tokens, options_.tokens_of_lr());
-    const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // whether to update
+    const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // decides if the update runs
     if (!host_decides) parts_.step.update(step_, lr);
     read_ahead();
-    const StepResult result = parts_.step.result();   // the host waits
+    const StepResult result = parts_.step.result();   // the host waits here
     const bool outlier = is_outlier(result);
     if (host_decides && !outlier) {
         parts_.step.update(step_, lr);
-        wait_for(parts_.step.stage().stream());   // it belongs to the step's time
+        wait_for(parts_.step.stage().stream());   // the update is a part of the step's time
     }
     exposed_waits_.step_ends();
     agreement_.note(result.stop);
     if (parts_.world) parts_.world->has_waited();
     report_step(result, lr, steady_seconds() - start);
-    cut_sequences(options_.seq_len);   // whole ones, for what comes between steps
-    loader_.advance(sequences_);       // not before: report_step may read this step's again
+    cut_sequences(options_.seq_len);   // the work between steps uses whole sequences
+    loader_.advance(sequences_);       // not earlier: report_step may read this step's samples again
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) check_replicas();
     if (outlier && options_.spike_rewind > 0) spike_ = result;
 }
 
-// Back to the last good checkpoint, past the samples since. Collective: every rank has seen the same outlier.
+// Goes back to the last good checkpoint, with the loader past the samples since. Collective: every rank has seen the
+// same outlier. Returns false if the run went back too often.
 bool Trainer::rewind() {
     const StepResult spike = *std::exchange(spike_, std::nullopt);
     const int from = step_;
@@ -387,7 +387,7 @@ void Trainer::check_replicas() {
                 "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }
 
-// The samples of the step at hand, SOURCE EPOCH/WINDOW each, for messages.
+// Names the samples of the current step for messages, as SOURCE EPOCH/WINDOW.
 std::string Trainer::samples_of_step() const {
     constexpr std::uint64_t most = 32;
     std::string words;
@@ -398,13 +398,13 @@ std::string Trainer::samples_of_step() const {
     return sequences_ > most ? text(words, " and ", sequences_ - most, " more") : words;
 }
 
-// Takes loss and norm into the windows of past values; true when one is too far above them.
+// Adds loss and norm to the windows of past values; returns true if one is too far above them.
 bool Trainer::is_outlier(const StepResult& result) {
     loss_z_ = loss_outliers_.update(result.loss);
     norm_z_ = norm_outliers_.update(result.grad_norm);
     bool outlier = false;
     auto check = [&](const char* what, const char* flag, double z, float limit) {
-        if (limit <= 0 || !(z > limit)) return;   // no score yet: NaN
+        if (limit <= 0 || !(z > limit)) return;   // NaN: no score yet
         parts_.log.warning(
             "step %d: the %s's z-score %.2f is above %s %g: update skipped\n"
             "  `train_gpt data --samples %d` with the run's options shows what it read: %s",
@@ -416,10 +416,10 @@ bool Trainer::is_outlier(const StepResult& result) {
     return outlier;
 }
 
-// Of the step at hand, whose loss or gradient norm is not finite. Collective: every rank has seen that.
+// Names the first bad tensor of a step whose loss or gradient norm is not finite. Collective: every rank has seen that.
 std::string Trainer::first_bad_tensor() {
     Step& step = parts_.step;
-    const std::int64_t pairs = pairs_;   // the micro-batches are read again
+    const std::int64_t pairs = pairs_;   // kept, because the micro-batches are read again
     const std::string activation = first_not_finite_activation(step, reader(), micro_batches_of(schedule_));
     pairs_ = pairs;
     return earliest(agreement_.gather(
@@ -429,7 +429,7 @@ std::string Trainer::first_bad_tensor() {
 void Trainer::report_step(const StepResult& result, float lr, double seconds) {
     const bool is_bad = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
     if (is_bad) {
-        std::string where = "as before";   // of steps in a row one is looked into
+        std::string where = "as before";   // only the first of several in a row is examined
         if (bad_steps_ == 0) where = first_bad_tensor();
         parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
                            static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());

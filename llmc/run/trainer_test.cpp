@@ -220,7 +220,7 @@ private:
     std::function<void()> before_read_;
 };
 
-// What the device says is taken, by whomever.
+// Bytes of the device in use, by any process.
 double device_bytes_taken() {
     std::size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -278,7 +278,7 @@ TEST_CASE(
     CHECK(events == "rrrrr|");
 }
 
-// Of step 1, whose samples lie with two ends of documents in each: by hand, over the positions that are left.
+// Computes the loss of step 1 by hand over the remaining positions; each of its samples has two ends of documents.
 TEST_CASE("trainer: without a loss at the ends of documents the mean is over the other positions") {
     TestRun run, by_hand;
     run.options.boundary_loss = by_hand.options.boundary_loss = false;
@@ -334,7 +334,7 @@ TEST_CASE("trainer: records are on the disk before the checkpoint of their steps
     run.options.checkpoint_every = 2;
     RecordingFiles files(real_files());
     CHECK(run.train(files) == RunEnd::finished);
-    int lines = 0, synced_lines = 0;   // of metrics.jsonl, which grows while a checkpoint is written
+    int lines = 0, synced_lines = 0;   // lines of metrics.jsonl, which grows while a checkpoint is written
     std::set<std::string> unsynced;    // files of the checkpoint
     std::map<std::string, int> lines_at;
     for (const std::string& call : files.calls) {
@@ -437,7 +437,7 @@ TEST_CASE("trainer: a value that is first not finite in the forward pass is name
         const char* param;
         int layer;
         float value;            // finite, of all elements
-        const char* expected;   // what it makes overflow
+        const char* expected;   // the first activation to overflow
     };
     const float most = 3.3e38f;
     for (const auto& [param, layer, value, expected] : {
@@ -569,7 +569,7 @@ TEST_CASE("trainer: the same on the clock" * doctest::skip()) { check_wait_for_c
 TEST_CASE("trainer: steps take as long while a checkpoint is written" * doctest::skip()) {
     TestRun run;
     run.options.max_steps = 600, run.options.checkpoint_every = 40, run.options.val_every = 0;
-    std::atomic<int> writes = 0;   // of checkpoints that are under way
+    std::atomic<int> writes = 0;   // checkpoints being written
     ThrottledFiles slow(real_files(), 3e6, &writes);
     std::vector<double> during, others;
     auto before = std::chrono::steady_clock::now();
@@ -882,7 +882,7 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
                     std::fill(to.tokens.begin(), to.tokens.end(), 3);
                     std::fill(to.targets.begin(), to.targets.end(), 4);
                 },
-                1.0f / 512);   // what is allocated late counts too
+                1.0f / 512);   // late allocations count too
             step.update(1, 1e-3f);
             step.result();
             auto ratio = [&] { return (device_bytes_taken() - before) / static_cast<double>(arena.bytes()); };

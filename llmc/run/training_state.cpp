@@ -39,7 +39,7 @@ OutlierDetector::State outliers_from(const Json& json) {
     return s;
 }
 
-// Numbers are written with as many digits as read back to the same bits.
+// Writes the run state; numbers have enough digits to read back the same bits.
 std::string run_json(const RunState& s) {
     Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
     Json sources = Json::array();
@@ -63,7 +63,7 @@ std::string run_json(const RunState& s) {
         {"bad_steps", s.bad_steps},
         {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
     });
-    if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // others: as older programs
+    if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // absent means AdamW
     if (s.moments_began > 0) json.add("moments_began", s.moments_began);
     return to_text(json, 2) + "\n";
 }
@@ -110,7 +110,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                         text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
                         "Resume with the program that saved it, or from another checkpoint.");
         }
-        if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs write neither
+        if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs do not write it
         if (const Json* kind = json.find("optimizer")) {
             const auto known = std::ranges::find(EnumNames<OptimizerKind>::list, kind->as_text(),
                                                  [](const auto& named) { return std::string(named.name); });
@@ -129,8 +129,8 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
     }
 }
 
-// What others are told of the model and its tokenizer. Of that, tokenizer.json can encode; data prepared by llm.c's
-// scripts have only tokenizer.bin.
+// Writes the model's and tokenizer's description for other programs. tokenizer.json can encode; data prepared by
+// llm.c's scripts have only tokenizer.bin.
 void write_description(CheckpointWriter& writer, const ModelConfig& config, const std::string& tokenizer_file) {
     const FileSystem& files = writer.files();
     std::optional<Tokenizer> tokenizer;

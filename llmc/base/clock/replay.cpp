@@ -35,7 +35,7 @@ void Replay::add(Before& before, int moment, int rank) {
     for (int i = 0; i < before.count; i++) {
         if (before.moments[i] == moment) return;
     }
-    if (before.count == static_cast<int>(std::size(before.moments))) {   // one that waits for them all
+    if (before.count == static_cast<int>(std::size(before.moments))) {   // a moment that waits for them all
         const int all = add_moment(0, rank, before);
         before = {1, {all}};
     }
@@ -48,7 +48,7 @@ void Replay::add(Before& before, const Before& others, int rank) {
 void Replay::add_rank(int rank, const Recording& recording) {
     Before host;
     std::map<int, Before> streams;
-    std::unordered_map<std::uint64_t, Before> records;   // of events; those recorded before are long done
+    std::unordered_map<std::uint64_t, Before> records;   // by event; an event recorded earlier is long done
     latest_of_.clear();
     for (const RecordedStep& step : recording) {
         switch (step.kind) {
@@ -90,13 +90,13 @@ void Replay::add_rank(int rank, const Recording& recording) {
 double Replay::compute_seconds(const RecordedStep& step) const {
     if (costs_.compute_seconds) return costs_.compute_seconds(step);
     const Work& work = step.work;
-    // what an exchange moves is its own cost
+    // the exchange's own cost counts these bytes
     const double bytes = work.exchanges.empty() ? work.bytes : 0;
     return costs_.seconds_per_operation +
            std::max(work.flops * costs_.seconds_per_flop, bytes * costs_.seconds_per_byte);
 }
 
-// The moment at which it has ended.
+// Adds the moments of an operation; returns the one at which it ends.
 int Replay::add_operation(int rank, const RecordedStep& step, const Before& before) {
     const int computed = add_moment(compute_seconds(step), rank, before);
     operations_.push_back({rank, &step});
@@ -178,7 +178,7 @@ void Replay::settle_edges() {
     edges_.clear(), edges_.shrink_to_fit();
 }
 
-// Latency, and how long the busiest way of the exchange is busy with the operation that the exchange is part of.
+// Returns the latency plus the time for which the exchange's busiest link direction carries its operation's bytes.
 double Replay::exchange_seconds(const Rendezvous& exchange, const std::vector<char>& free) const {
     double most = 0;
     for (const int index : exchange.sides) {
@@ -200,7 +200,7 @@ double Replay::exchange_seconds(const Rendezvous& exchange, const std::vector<ch
 // ---------------------------------------------------------------------------------------------------------------------
 // Time
 
-// Moments in the order of time, so that ways go to who is ready first.
+// Makes moments happen in the order of time, so that link directions go to the operation that is ready first.
 class Replay::Pass {
 public:
     Pass(const Replay& graph, const FreeExchanges& free)
@@ -245,28 +245,28 @@ public:
 private:
     static std::size_t index(int number) { return static_cast<std::size_t>(number); }
 
-    // Something at a time; the earliest comes first, of several at once the lowest moment.
+    // A moment and its time. The earliest comes first; of several at the same time, the one with the lowest number.
     struct Due {
         double time;
         int moment;
-        int version = 0;   // of an end: which of its forecasts
+        int version = 0;   // for an end: the number of this forecast; only the latest one counts
         bool operator>(const Due& other) const {
             return time != other.time ? time > other.time : moment > other.moment;
         }
     };
     using Queue = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
 
-    // One way of one rank's link.
+    // One direction of one rank's link.
     struct Way {
-        int operation = -1;    // whose exchanges have it, or had it last
-        double taken_at = 0;   // when that one could have it
+        int operation = -1;    // the operation whose exchanges use it, or used it last
+        double taken_at = 0;   // time from which that operation could use it
         double free_at = 0;
     };
 
-    // Work under way that communication slows down: what of it is left, in seconds of a whole device.
+    // Running work that communication slows down.
     struct Running {
         int moment;
-        double left, since;   // when that was left
+        double left, since;   // seconds of work left on a whole device, as of time `since`
     };
 
     void pass() {
@@ -322,7 +322,7 @@ private:
         }
     }
 
-    // Puts an exchange off until its ways are free, and takes them.
+    // Delays an exchange until its link directions are free, and takes them.
     void take_ways(const Rendezvous& exchange, double& begin, double duration) {
         taken_ways_.clear();
         for (const int number : exchange.sides) {
@@ -343,7 +343,7 @@ private:
         for (Way* way : taken_ways_) way->free_at = std::max(way->free_at, begin + duration);
     }
 
-    // The share of its device that communication leaves to a rank: one multiprocessor at least.
+    // Returns the share of its device that communication leaves to a rank: at least one multiprocessor.
     double share(int rank) const {
         const int all = graph_.costs_.multiprocessors;
         return all > 0 ? std::max(1, all - taken_[index(rank)]) / static_cast<double>(all) : 1;
@@ -364,13 +364,13 @@ private:
 
     const Replay& graph_;
     const bool slow_nothing_;
-    std::vector<char> free_;     // of each operation: its exchanges cost nothing
-    std::vector<int> missing_;   // of each moment: those before it that have not happened
+    std::vector<char> free_;     // per operation: its exchanges cost nothing
+    std::vector<int> missing_;   // per moment: moments before it that have not happened
     std::vector<double> begin_, end_;
-    std::vector<Way> ways_;   // by rank, whether between nodes, whether out
+    std::vector<Way> ways_;   // index: rank * 4 + 2 * between nodes + out
     std::vector<Way*> taken_ways_;
     Queue ready_, ends_;
-    std::vector<int> forecast_;                   // of each moment: the latest forecast of its end
+    std::vector<int> forecast_;                   // per moment: number of the latest forecast of its end
     std::vector<std::vector<Running>> running_;   // by rank
     std::vector<int> taken_;                      // multiprocessors, by rank
 };
@@ -408,7 +408,7 @@ Timeline replay(const std::vector<Recording>& ranks, const CostModel& costs) {
 
 namespace {
 
-// The stream's active times, which do not overlap and are in order.
+// Returns the stream's active times, in order and without overlaps.
 std::vector<std::pair<double, double>> active_times(const std::vector<Span>& spans, int rank, int stream) {
     std::vector<std::pair<double, double>> times;
     for (const Span& span : spans)

@@ -1,5 +1,5 @@
-// A graph of moments, built once from recordings, through which time can pass several times: with all costs, or without
-// those of some exchanges. What `replay` (step_graph.h) does for one pass.
+// A graph of moments, built once from recordings. It can be replayed several times: with all costs, or without those of
+// some exchanges. replay() (step_graph.h) builds one and replays it once.
 #pragma once
 
 #include <map>
@@ -9,16 +9,16 @@
 
 namespace virtual_clock {
 
-// What costs nothing in one pass.
+// Costs that one pass leaves out.
 struct FreeExchanges {
-    std::function<bool(const RecordedStep&)> is_free;   // none: all cost what they cost
+    std::function<bool(const RecordedStep&)> is_free;   // empty: all exchanges keep their cost
     bool slow_nothing = false;                          // work beside communication has the whole device
 };
 
-// When everything happened, in seconds from the beginning.
+// Times of all operations and host waits, in seconds from the beginning.
 struct Times {
     double seconds = 0;                            // until the last operation ends and the last host goes on
-    std::vector<double> begin, active, end;        // of each operation, as in a Span
+    std::vector<double> begin, active, end;        // by operation, as in a Span
     std::vector<std::vector<double>> host_waits;   // by rank: when the host went on after each of its waits
 };
 
@@ -29,28 +29,28 @@ public:
         const RecordedStep* step;
     };
 
-    // Both must outlive it. Operations are those of the recordings, rank by rank, in their order.
+    // Both arguments must outlive the object. Operations are numbered as in the recordings, rank by rank.
     Replay(const std::vector<Recording>& ranks, const CostModel& costs);
 
     const std::vector<Operation>& operations() const { return operations_; }
 
-    // Error(bug) naming an operation of each rank that can never run.
+    // Throws Error(bug) naming an operation of each rank that can never run.
     Times run(const FreeExchanges& free = {}) const;
 
 private:
-    // Something that happens at a time: no earlier than all before it, and done `duration` later.
+    // A point in time: it begins when all moments before it have ended, and ends `duration` later.
     struct Moment {
         double duration = 0;
         int rank = 0;
         int missing = 0;           // moments before it
-        int multiprocessors = 0;   // that communication takes from then on, or gives back (negative)
-        int exchange = -1;         // that happens then
-        bool slowed = false;       // by communication beside it
+        int multiprocessors = 0;   // taken by communication from here on; negative: given back
+        int exchange = -1;         // index of the exchange that happens here; -1: none
+        bool slowed = false;       // by communication on the same rank
     };
-    // An operation, by the moments of its life.
+    // The moments at which an operation starts and finishes, and its exchanges.
     struct Life {
         int start = -1, finish = -1;
-        int first_side = 0, sides = 0;   // of its exchanges
+        int first_side = 0, sides = 0;   // range of sides_ that are its exchanges
     };
     // An operation's part in an exchange.
     struct Side {
@@ -60,13 +60,13 @@ private:
     struct Rendezvous {
         int moment = -1, expected = 0;
         bool between_nodes = false;
-        std::vector<int> sides;   // that have come
+        std::vector<int> sides;   // the sides that have joined
     };
-    // Bytes of all exchanges of one operation, which share its rank's link; [between nodes].
+    // Bytes that all exchanges of one operation send and receive over its rank's link, by [between_nodes].
     struct Load {
         double out[2] = {0, 0}, in[2] = {0, 0};
     };
-    // What must have happened before whatever comes next: few moments, none of them twice.
+    // Moments that must happen before the next one, each once.
     struct Before {
         int count = 0;
         int moments[4];
@@ -88,20 +88,20 @@ private:
     double compute_seconds(const RecordedStep& step) const;
     int node_of(const Side& side) const;
     double exchange_seconds(const Rendezvous& exchange, const std::vector<char>& free) const;
-    void check_all_happened(const std::vector<int>& missing) const;   // of moments
+    void check_all_happened(const std::vector<int>& missing) const;   // counts per moment
 
     const CostModel& costs_;
     int ranks_ = 0;
     std::vector<Moment> moments_;
-    std::vector<std::pair<int, int>> edges_;   // while it is built; then:
-    std::vector<int> first_after_, after_;     // moments that wait for each
+    std::vector<std::pair<int, int>> edges_;   // while the graph is built; afterwards:
+    std::vector<int> first_after_, after_;     // for each moment, the moments that wait for it
     std::vector<Operation> operations_;
     std::vector<Life> lives_;
-    std::vector<Load> loads_;   // of each operation
+    std::vector<Load> loads_;   // by operation
     std::vector<Side> sides_;
     std::vector<Rendezvous> exchanges_;
     std::unordered_map<std::uint64_t, int> exchange_of_;   // by key
-    std::map<std::uint64_t, int> latest_of_;               // communicator, of the rank at hand: its latest finish
+    std::map<std::uint64_t, int> latest_of_;               // by communicator: its latest finish on the rank being added
     std::vector<std::vector<int>> host_waits_;
 };
 

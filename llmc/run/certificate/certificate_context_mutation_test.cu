@@ -16,7 +16,7 @@ Layout ring_of_three() {
     return layout;
 }
 
-// What the certificate finds wrong on rank 0; none where too few processes were started.
+// Returns the certificate's findings on rank 0; none if too few processes were started.
 std::optional<std::string> verdict(const Layout& layout, const std::function<void(Rank&, TestRank&)>& damage = {},
                                    const std::function<TrainingGroups(TrainingGroups)>& other_groups = {}) {
     Layout alone;
@@ -71,7 +71,7 @@ TEST_CASE("certificate: gradients of keys and values that travel in bf16 make it
             const int layers = 3, forward = layers * 2 * 2, step = layers * (2 + 4) * 2;
             const int number = next++ % step;
             const bool gradients = number >= forward && (number - forward) % 8 >= 4;
-            if (gradients && call.in != nullptr) {   // what is sent loses bits first
+            if (gradients && call.in != nullptr) {   // rounds the values before they are sent
                 auto* values = static_cast<float*>(const_cast<void*>(call.in));
                 const HeadSizes sizes{1, static_cast<int>(call.count / 8), 1, 8};
                 ENSURE(call.count <= rounded->size(), "no room for ", call.count);

@@ -88,7 +88,7 @@ namespace {
 double sequence_bytes(const Arena& arena) {
     double bytes = 0;
     for (const Allocation& allocation : arena.allocations()) {
-        if (allocation.name == "workspace/matmul") continue;   // of a fixed size
+        if (allocation.name == "workspace/matmul") continue;   // has a fixed size
         for (const char* group : {"activations/", "workspace/", "batch/", "context/"}) {
             if (allocation.name.starts_with(group)) bytes += static_cast<double>(allocation.bytes);
         }
@@ -97,7 +97,7 @@ double sequence_bytes(const Arena& arena) {
 }
 
 struct LongRun {
-    double seconds = 0, bytes = 0, loss = 0;   // of a step; of a rank
+    double seconds = 0, bytes = 0, loss = 0;   // seconds per step; bytes per rank
 };
 
 // A step on one sequence of T tokens: 2 layers, 64 channels, one head, a vocabulary of 256, a ring of cp ranks.
@@ -141,7 +141,7 @@ LongRun run_step(int cp, int T, bool timed) {
 }   // namespace
 
 TEST_CASE("shared sequences: memory that depends on the sequence falls as the number of ranks grows") {
-    if (!ranks_are_threads()) return;   // what rank 0 has found stays in its process
+    if (!ranks_are_threads()) return;   // rank 0's findings stay in its process
     const double one = run_step(1, 4096, false).bytes;
     for (int cp : {2, 4, 8}) {
         const double share = run_step(cp, 4096, false).bytes / one;

@@ -14,7 +14,7 @@ Layout with_documents(int cp = 1, int ulysses = 1, ModelKind kind = ModelKind::g
     return layout;
 }
 
-// What one process makes of the model and batches of a layout.
+// Trains a layout's model and batches in one process.
 Result alone(const Layout& layout, int steps) {
     Layout one;
     one.seq_len = layout.seq_len, one.heads = layout.heads, one.kv_heads = layout.kv_heads, one.kind = layout.kind;
@@ -22,7 +22,7 @@ Result alone(const Layout& layout, int steps) {
     return Rank(one).train(steps);
 }
 
-// What the certificate finds wrong on rank 0; none where too few processes were started.
+// Returns the certificate's findings on rank 0; none if too few processes were started.
 std::optional<std::string> verdict(const Layout& layout) {
     const Result expected = alone(layout, 2);
     std::string story;

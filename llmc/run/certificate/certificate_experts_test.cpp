@@ -27,7 +27,7 @@ Result alone(const Layout& like, int micro_batches, int steps) {
     return Rank(layout).train(steps);
 }
 
-// Of 8 experts, dealt out to so many ranks.
+// Sets 8 experts, dealt out to `ep` ranks.
 Layout dealt(int ep, Layout layout) {
     layout.experts = 8, layout.heads = 4, layout.ep = ep;
     return layout;
@@ -110,14 +110,14 @@ TEST_CASE("certificate: all layouts of experts dealt out to ranks" * doctest::sk
 }
 
 TEST_CASE("certificate: replayed choices of experts are one process's, whatever the layout") {
-    // the same bits with choices that are its own, and others with another run's
+    // equal bits with its own choices, and other bits with another run's
     const Layout layout = dealt(1, experts(1, 0, 2));
     Layout replayed = layout;
     replayed.choices = std::make_shared<Choices>();
     const Result expected = Rank(layout).train(2);
     CHECK(Rank(replayed).train(2) == expected);   // it records
     CHECK(Rank(replayed).train(2) == expected);
-    for (auto& [_, all] : *replayed.choices) std::ranges::reverse(all);   // of other tokens
+    for (auto& [_, all] : *replayed.choices) std::ranges::reverse(all);   // now those of other tokens
     for (auto& [_, all] : *replayed.choices) {                            // ascending again
         for (std::size_t i = 0; i < all.size(); i += 2) std::swap(all[i], all[i + 1]);
     }
@@ -155,7 +155,7 @@ TEST_CASE("certificate: tokens of each expert and the router's losses are one pr
         counts.insert(counts.end(), of_layer.begin(), of_layer.end());
     }
     CHECK(one.stage().expert_counts().download(one.stream()) == counts);
-    CHECK(expected.balance_loss > 0.1 * reference.layers);   // of an even load it is 0.1 in each layer
+    CHECK(expected.balance_loss > 0.1 * reference.layers);   // an even load gives 0.1 in each layer
     CHECK(expected.z_loss > 0);
     for (Layout layout :
          {dealt(4, experts(4, 1, 2, Recompute::block)), dealt(1, over(experts(1, 0, 1, Recompute::block), 2, false)),
@@ -180,7 +180,7 @@ TEST_CASE("certificate: sigmoid routers with biases, a sample of layouts") {
     Rank one(reference);
     const Result expected = one.train(4);
     const std::vector<float> bias = one.stage().router_bias().values();
-    CHECK(std::ranges::count_if(bias, [](float b) { return b != 0; }) > 12);   // of 24
+    CHECK(std::ranges::count_if(bias, [](float b) { return b != 0; }) > 12);   // more than half of 24
     const ParamTable table(model(reference));
     for (Layout layout : {dealt(4, experts(4, 1, 2, Recompute::block)), dealt(2, over(experts(2, 3, 2), 2, true)),
                           dealt(1, over(experts(1, 0, 1), 2, false)),
@@ -222,7 +222,7 @@ TEST_CASE("certificate: what experts dealt out to ranks send equals the formulas
     }
 }
 
-// What is wrong on all ranks alike.
+// The damage is the same on all ranks.
 TEST_CASE("certificate: sums of experts' gradients over their holders, dropped or made twice, make it fail") {
     Layout layout = dealt(2, experts(4, 0, 1));
     if (in_bf16) layout.choices = std::make_shared<Choices>();

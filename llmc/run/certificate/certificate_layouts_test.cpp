@@ -140,7 +140,7 @@ TEST_CASE("certificate: heads of keys and values that several ranks hold") {
     certify(grouped(4, 1, composed(1, {}, 4, 2, 2, 2, 2)), alone, 2);   // copies travel the ring
 }
 
-// What enters columns is the residual stream, and norms read what leaves rows.
+// Columns read the residual stream, and norms read the output of rows.
 TEST_CASE("certificate: norms after sublayers, and of rows of queries and keys that ranks share") {
     Alone alone(2);
     auto olmo2 = [](const Layout& layout) { return grouped(4, 1, layout, ModelKind::olmo2); };
@@ -152,7 +152,7 @@ TEST_CASE("certificate: norms after sublayers, and of rows of queries and keys t
     certify(olmo2(composed(1, {2, interleaved, 2}, 2, 2, 1, 2, 2, Recompute::gelu)), alone, 2);
 }
 
-// Of each micro-batch the tp ranks add sums of rows: of every layer, of the loss, and of every layer in backward.
+// The tp ranks add sums of rows for each micro-batch: of every layer, of the loss, and of every layer in backward.
 TEST_CASE("certificate: sums of rows of queries and keys that are not taken over ranks make it fail, either way") {
     const Layout layout = grouped(4, 1, composed(2, {}, 1, 1, 2, 1, 2), ModelKind::olmo2);
     Alone alone(1);
@@ -428,7 +428,7 @@ TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, ov
 
 namespace {
 
-// What a layout finds in two steps; nothing where ranks are processes, which know of no other layout's run.
+// Returns a layout's result of two steps; nothing if ranks are processes, which cannot see another layout's run.
 std::optional<Result> result_of(const Layout& layout) {
     if (!ranks_are_threads()) return std::nullopt;
     Result result;
@@ -481,11 +481,11 @@ struct Site {
     const char* name;
     std::function<Communicator*(Rank&, TestRank&)> group;   // null: this rank has no end of it
     std::function<bool(const CommCall& call, int rows)> chosen;
-    bool scales = true;   // whether doubled is wrong as well
+    bool scales = true;   // a doubled value must be found too
 };
 
-// What the certificate finds wrong on rank 0 with a run whose traffic of one kind is damaged on all ranks alike;
-// nothing where it was passed over (on_ranks_test.h).
+// Returns the certificate's findings on rank 0 for a run whose traffic of one kind is damaged on all ranks alike;
+// nothing if it was skipped (on_ranks_test.h).
 std::optional<std::string> damaged(const Layout& layout, Damage damage, const Site& site, const Result& expected) {
     std::string story;
     std::atomic<int> hits = 0;

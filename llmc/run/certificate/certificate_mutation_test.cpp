@@ -68,8 +68,7 @@ private:
     int next_ = 0, hits_ = 0;
 };
 
-// What the certificate finds wrong with a run that is damaged so, as rank 0 sees it; nothing where too few processes
-// were started for it.
+// Findings of the certificate on rank 0 for a damaged run; none if too few processes were started.
 struct Verdict {
     std::string story;
     int hits = 0, calls_per_step = 0;

@@ -22,7 +22,7 @@ void certify(const Layout& layout, int steps = 3) {
     certificate::certify(layout, Rank(alone).train(steps));
 }
 
-// The same micro-batches, one after the other in one process, to the bit.
+// Requires the same bits as one process that runs the micro-batches one after the other.
 void same_as_alone(const Layout& layout, int steps = 3) {
     Layout alone = layout;
     alone.pipe = {};
@@ -339,7 +339,7 @@ TEST_CASE("certificate: a pipeline stage's arena has as many sets of activations
     CHECK(most_zb <= 1.15 * most_1f1b);
 }
 
-// What only the stage with the head needs, and tokens that only the first and the last stage read.
+// Only the stage with the head has logits and losses; only the first and the last stage read tokens.
 TEST_CASE(
     "certificate: a pipeline stage has logits and losses where its head is, and batches as many as it reads at once") {
     for (int stage = 0; stage < 4; stage++) {

@@ -18,7 +18,7 @@ Layout three_ranks() {
     return layout;
 }
 
-// What the certificate finds wrong on rank 0; none where too few processes were started.
+// Returns the certificate's findings on rank 0; none if too few processes were started.
 std::optional<std::string> verdict(const Layout& layout, int steps, const std::function<void(Rank&, TestRank&)>& damage,
                                    const std::function<void(Rank&)>& mend = {}) {
     const Result expected = train_alone(1, steps);
@@ -82,7 +82,7 @@ TEST_CASE("certificate: a row-parallel bias that is added on all ranks makes it 
     });
     if (!story) return;
     CHECK(story->find("loss of step 4") != std::string::npos);
-    CHECK(story->find("gradient of") == std::string::npos);   // those of the first step
+    CHECK(story->find("gradient of") == std::string::npos);   // gradients are compared in the first step
 }
 
 TEST_CASE("certificate: the norm with what tp does not cut counted on every rank makes it fail") {

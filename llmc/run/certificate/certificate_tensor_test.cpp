@@ -149,7 +149,7 @@ TEST_CASE("tensor parallelism: calls and bytes of a step are those that docs/par
             // the norms' gradients, as ZeRO keeps them: 4 a layer and 2 of the head, in fp32
             const double dp = layout.dp, shard = std::ceil(std::ceil(C / dp) / 64) * 64;
             const double norms = (4 * L + 2) * (layout.zero > 0 ? shard : shard * dp) * 4;
-            const int chunks = m;   // of logits: one a micro-batch
+            const int chunks = m;   // chunks of logits: one per micro-batch
             const double loss = 2 * f * 3 * R * 4 * m;
             if (layout.sequence_parallel) {
                 const int gathers = m * (L * (2 + 4 + 2 * block) + 1 + 1), scatters = m * (L * (2 + 2 + block) + 1 + 1);
@@ -209,7 +209,7 @@ namespace {
 
 enum class Damage { dropped, scaled, target_twice };
 
-// What the certificate finds wrong with a run whose calls of one kind in the tp group are damaged, on all ranks alike.
+// Returns the certificate's findings for a run whose calls of one kind in the tp group are damaged on all ranks alike.
 std::string damaged(const Layout& layout, Damage damage,
                     const std::function<bool(const CommCall& call, int rows)>& chosen, const Result& expected) {
     std::string story;

@@ -110,7 +110,7 @@ TEST_CASE("certificate: gradients kept and reduced in bf16, and rounding without
          {Layout{2, 0, 1, DType::bf16}, Layout{3, 1, 4, DType::bf16}, Layout{2, 3, 4, DType::bf16}}) {
         certify(layout, with_masters);
     }
-    // the same random bits round the same elements, wherever they lie
+    // equal random bits round equal elements under every layout
     for (const Layout& layout : {Layout{2, 0, 1, DType::fp32, false}, Layout{3, 1, 1, DType::fp32, false},
                                  Layout{3, 3, 4, DType::fp32, false}}) {
         certify(layout, without);

@@ -45,13 +45,13 @@ enum class Targets : std::uint8_t {
     all,
     ragged,   // micro-batches and ranks have other numbers of them
     few,      // the second half of a step's sequences has none, nor the second half of each: so some rank may have none
-    documents,   // of one token and more, up to whole sequences, which begin in every piece of a sequence
+    documents,   // lengths from one token to whole sequences, which begin in every piece of a sequence
     one_document,
 };
 
-// What is trained: GPT-2, the same with RMSNorm, Llama's kind (rotary positions, SwiGLU, no biases, and groups of heads
-// that share keys and values, with norms of heads; trained with a z-loss), or OLMo2's: Llama's with norms after
-// sublayers, and of whole rows of queries and keys.
+// The model that is trained: GPT-2, GPT-2 with RMSNorm, Llama's kind (rotary positions, SwiGLU, no biases, and groups
+// of heads that share keys and values, with norms of heads; trained with a z-loss), or OLMo2's: Llama's with norms
+// after sublayers, and of whole rows of queries and keys.
 enum class ModelKind : std::uint8_t { gpt2, rms, llama, olmo2 };
 
 struct Layout {
@@ -63,11 +63,11 @@ struct Layout {
     Recompute recompute = Recompute::gelu;
     bool tied = true;
     ModelKind kind = ModelKind::gpt2;
-    int kv_heads = 0;          // of llama and olmo2; 0: as many as heads
+    int kv_heads = 0;          // for llama and olmo2; 0: as many as heads
     bool two_chunks = false;   // whose micro-batches are not in step: all forward, then back chunk by chunk
     int tp = 1;
     bool sequence_parallel = false;
-    int heads = 3;   // of the model
+    int heads = 3;   // in the model
     int tp_chunks = 1;
     Pipe pipe = {};
     int layers = 3;
@@ -80,15 +80,15 @@ struct Layout {
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
     void (*damage_starts)(std::span<std::int32_t> starts,
-                          const std::vector<int>& positions) = nullptr;   // of a sequence
-    bool mean_of_local_means = false;   // of the loss, where each rank has a mean over its own targets
+                          const std::vector<int>& positions) = nullptr;   // `positions` of a sequence
+    bool mean_of_local_means = false;   // each rank's loss is a mean over its own targets
     OptimizerKind optimizer = OptimizerKind::adamw;
     float lr = 1e-3f;
     int zero_group = 0;
     int experts = 0, experts_per_token = 2;   // in place of the MLP, with both of the router's losses
     int ep = 1;                               // ranks that these are dealt out to
     RouterScore router = RouterScore::softmax;
-    std::shared_ptr<Choices> choices = nullptr;   // of experts: replayed, or, where it is empty, recorded
+    std::shared_ptr<Choices> choices = nullptr;   // choices of experts: replayed, or recorded if empty
 
     MeshShape mesh() const { return {pipe.stages, dp, cp, tp, zero_group, ep}; }
     PipelineShape pipeline() const { return {pipe.kind, pipe.stages, micro_batches, pipe.chunks, pipe.warmup}; }
@@ -163,7 +163,7 @@ inline ModelConfig model(bool tied = true) {
     layout.tied = tied;
     return model(layout);
 }
-constexpr int T = 16, sequences = 96;   // of a step: divisible by 8 ranks x 4 micro-batches
+constexpr int T = 16, sequences = 96;   // sequences per step: divisible by 8 ranks x 4 micro-batches
 constexpr std::uint64_t seed = 42;
 
 // The tokens of a sample and one more. Skewed and repetitive, so that there is something to learn.
@@ -179,7 +179,7 @@ inline std::vector<int> sample(int index, int seq_len = T) {
 
 struct Result {
     std::vector<float> losses, norms;
-    std::vector<std::vector<float>> gradients;   // of the first step, indexed as the table, global shapes
+    std::vector<std::vector<float>> gradients;   // after the first step, indexed as the table, global shapes
     bool operator==(const Result&) const = default;
 };
 
@@ -330,7 +330,7 @@ public:
     cudaStream_t stream() const { return stream_.get(); }
 
 private:
-    // Of the sequences from this one on.
+    // Fills the document starts of the sequences from `sequence` on.
     void read_starts(int sequence, std::span<std::int32_t> starts) const {
         const std::vector<TokenRange> ranges = attended_ranges(model_.context(), layout_.seq_len);
         const std::vector<int> positions = token_positions(ranges);
@@ -354,7 +354,7 @@ private:
         }
         return std::max(count, 1);
     }
-    // What one rank says and the others do not, on all of them.
+    // Returns, on all ranks, the values that one stage has; the others pass zeros.
     std::vector<float> from_stages(const std::vector<float>& own) {
         if (layout_.pipe.stages == 1) return own;
         auto all = arena_.allocate<float>("test/from stages", own.size());
@@ -362,7 +362,7 @@ private:
         groups_.all->all_reduce(all.data(), all.size(), ReduceOp::sum, stream_.get());
         return all.download(stream_.get());
     }
-    // What stands around the product's.
+    // Wraps the product's ExpertRanks, to replay or record choices.
     KnownChoices* know_choices(const MeshCoordinates& at) {
         if (layout_.choices == nullptr) return nullptr;
         const ContextCut cut{layout_.cp, layout_.ulysses, at.cp};
@@ -415,7 +415,7 @@ inline Tolerance distances(const Result& found, const Result& expected) {
     return most;
 }
 
-// Where two runs differ by more than allowed, in words; empty: nowhere.
+// Describes where two runs differ by more than allowed; empty: nowhere.
 inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {
     std::string story;
     auto check = [&](const std::string& what, double error, double limit) {
@@ -495,7 +495,7 @@ void require_equal_copies(const ModelState<T>& state, const std::string& name, T
     }
 }
 
-// Of all that a run leaves.
+// Compares all copies of the state that a run leaves.
 inline void require_equal_copies(Rank& rank, TestRank& me) {
     Step& step = rank.step();
     step.wait_for_all_gather();
@@ -506,7 +506,7 @@ inline void require_equal_copies(Rank& rank, TestRank& me) {
     }
 }
 
-// What one process alone, without communicators, makes of the same batches.
+// Trains the same batches in one process, without communicators.
 inline Result train_alone(int micro_batches, int steps, bool master_weights = true, bool tied = true, int heads = 3,
                           int layers = 3) {
     Layout alone{1, 0, micro_batches, DType::fp32, master_weights};

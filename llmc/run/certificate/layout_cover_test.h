@@ -34,7 +34,7 @@ constexpr std::size_t settings = static_cast<std::size_t>(Setting::count);
 using Choice = std::array<std::uint8_t, settings>;
 constexpr Choice values_of{4, 2, 2, 4, 5, 4, 3, 4, 4, 4, 4, 2, 4, 2, 4};   // how many each has
 
-constexpr int cover_seq_len = 48, cover_sequences = 24;   // of a step
+constexpr int cover_seq_len = 48, cover_sequences = 24;   // sequences per step
 
 // The layout of a choice, or nothing where its settings do not go together, or say nothing beside each other: each
 // layout has one choice.
@@ -114,7 +114,7 @@ public:
     std::size_t pairs() const { return pairs_.count(); }
 
 private:
-    static constexpr std::size_t kinds = settings * 5;   // of a setting and its value
+    static constexpr std::size_t kinds = settings * 5;   // pairs of a setting and its value
     template <class Pair, class Triple>
     static void visit(const Choice& choice, Pair&& pair, Triple&& triple) {
         for (std::size_t i = 0; i < settings; i++) {

@@ -20,13 +20,13 @@ namespace certificate {
 
 // By step and layer the experts of each token of the step, (sequences, T, K).
 struct Choices : std::map<std::pair<int, int>, std::vector<std::int32_t>> {
-    float smallest_gap = INFINITY;   // of the logits of a token's last chosen expert and of the next one
+    float smallest_gap = INFINITY;   // between the logits of a token's last chosen expert and of the next one
 };
 
 // A rank's, around what it is without.
 class KnownChoices : public ExpertRanks {
 public:
-    // Of a step's `sequences`; the rank reads those of its replica, micro-batch by micro-batch.
+    // A step has `sequences`; the rank reads those of its replica, micro-batch by micro-batch.
     KnownChoices(std::unique_ptr<ExpertRanks> real, std::shared_ptr<Choices> choices, bool records, int sequences,
                  int dp, int replica, std::vector<int> positions)
         : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()),
@@ -111,7 +111,7 @@ private:
     std::shared_ptr<Choices> choices_;
     bool records_;
     int sequences_, dp_, replica_;
-    std::vector<int> positions_;   // of this rank's tokens in a sequence
+    std::vector<int> positions_;   // positions of this rank's tokens in a sequence
     int step_ = 0;
     std::map<int, int> micro_batches_;   // that a layer has chosen for
 };

@@ -4,7 +4,7 @@
 
 namespace {
 
-// `kind` on all ranks. Where one cannot, own attention on all; returns why.
+// Makes all ranks use `kind`. If any rank cannot, all use our own attention; returns the reason, else an empty string.
 std::string take_on_all(Stage& model, AttentionKind kind, World& world) {
     std::string why_not;
     try {
@@ -67,7 +67,7 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
 }
 
 std::string doubt_about_ring(Stage& model, World& world) {
-    if (model.sizes().documents) return "";   // what masks leave of a block is not known beforehand
+    if (model.sizes().documents) return "";   // the work that masks leave per block is not known beforehand
     const std::optional<RingTimes> times = model.time_ring();
     if (!times) return "";
     world.synchronised();

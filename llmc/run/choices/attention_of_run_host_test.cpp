@@ -1,4 +1,4 @@
-// What attention a run takes where the library wants more memory than the device has.
+// Tests which attention a run takes if the library wants more memory than the device has.
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/process/on_ranks_test.h"
@@ -38,7 +38,7 @@ TEST_CASE("attention of a run: a library that the device has no room for is pass
         rank.require(model->attention() == AttentionKind::own, "own attention serves");
         rank.require(rank.rank() != 0 || contains(said, "no room for"), "said: ", said);
 
-        // the same where an earlier part of the run had room for it
+        // a resumed run, whose earlier part had room for it
         const auto resumed = make_model(AttentionKind::auto_, rank);
         const std::string why = settle_attention(*resumed, AttentionKind::auto_, AttentionKind::library, rank.world);
         rank.require(resumed->attention() == AttentionKind::own && contains(why, "another attention than before"), why);

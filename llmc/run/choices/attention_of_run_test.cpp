@@ -51,7 +51,7 @@ TEST_CASE("attention of a run: a library that this machine lacks is said, and ow
         const std::string why_not =
             settle_attention(test.model, AttentionKind::auto_, AttentionKind::library, rank.world);
         rank.require(!why_not.empty() && test.model.attention() == AttentionKind::own, "no library: ", why_not);
-        TestModel fresh(AttentionKind::auto_, rank.stream);   // of a run that begins
+        TestModel fresh(AttentionKind::auto_, rank.stream);   // a new run
         const std::string why = settle_attention(fresh.model, AttentionKind::auto_, AttentionKind::auto_, rank.world);
         rank.require(why.find(fresh.model.library_attention_refusal()) != std::string::npos, "auto says why: ", why);
     });

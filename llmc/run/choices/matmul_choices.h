@@ -1,10 +1,10 @@
-// The matmul algorithms of a run, kept in its checkpoints: which one cuBLASLt's heuristic, or a search, chose can
-// differ from one process to the next, and with it the last bits of every result. A resumed run uses those of the run
-// it continues.
+// Saves a run's matmul algorithms in its checkpoints. cuBLASLt's heuristic, or a search, can choose another one in the
+// next process, which changes the last bits of every result. So a resumed run uses the algorithms of the run it
+// continues.
 //
 // matmul.json: {"device": "...", "cublaslt": 130000, "algorithms": [{"problem": "...", "workspace_bytes": 256,
 //               "words": [8 integers, the cublasLtMatmulAlgo_t as it is]}, ...]}
-// Algorithms mean something only to the same library on the same type of device.
+// An algorithm is valid only for the same library on the same type of device.
 #pragma once
 
 #include <string>
@@ -15,17 +15,17 @@
 
 inline constexpr const char* kMatmulChoicesFile = "matmul.json";
 
-// The file's content for the algorithms in use.
+// Returns the file's content for the algorithms in use.
 std::string matmul_choices_text(const Matmul& matmul);
 
-// Gives `matmul` the algorithms of such a content, which `where` names in messages. Returns an empty string, or why
-// they are left unused (another device or library): then they are chosen anew. Error(bad_data) for what is not such a
+// Makes `matmul` use the algorithms in `content`; `where` names it in messages. Returns an empty string, or the reason
+// why they stay unused (another device or library), and then they are chosen anew. Throws Error(bad_data) for malformed
 // content.
 std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul);
 
-// The same from a file; a checkpoint without one (of an older version) is no error.
+// Reads the file and calls use_matmul_choices(). A missing file (a checkpoint of an older version) is no error.
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul);
 
-// One content of those of all ranks: of each problem the choice of the lowest rank that has it. Error(usage) where
-// machines differ.
+// Merges the contents of all ranks: each problem gets the choice of the lowest rank that has it. Throws Error(usage) if
+// the machines differ.
 std::string merged_matmul_choices(const std::vector<std::string>& by_rank);

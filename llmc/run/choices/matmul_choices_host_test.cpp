@@ -36,7 +36,7 @@ TEST_CASE("matmul choices: of each problem that of the lowest rank that has it")
 
 namespace {
 
-// What a rank of a run of two multiplied with, and what came of it.
+// Algorithms and results of a rank in a run of two.
 struct Ended {
     std::vector<MatmulAlgorithm> used;
     std::vector<std::vector<float>> weights;
@@ -114,7 +114,7 @@ TEST_CASE("matmul choices: they are timed before the first step, the lowest rank
     CHECK(!timed[0].still_tries);
     CHECK(timed[1].in_first_step == timed[0].used);
     CHECK(std::ranges::count_if(timed[0].used, [](const MatmulAlgorithm& one) { return one.words[1] != 0; }) > 5);
-    // the same from the start, without timing
+    // given the algorithms from the start, without timing
     const std::vector<Ended> given = run_of_two({}, [&](int, Matmul& matmul) { matmul.use_algorithms(timed[0].used); });
     host::offer_algorithms(1);
     CHECK(given[0].used == timed[0].used);

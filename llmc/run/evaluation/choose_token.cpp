@@ -7,7 +7,7 @@
 
 namespace {
 
-// The tokens that are left, likeliest first. `weights` are probabilities times any number.
+// Returns the tokens that top_k and top_p keep, likeliest first. `weights` are unnormalised probabilities.
 std::vector<int> likeliest_tokens(const std::vector<double>& weights, const TokenChoice& choice) {
     auto less_likely = [&](int a, int b) {
         const double x = weights[static_cast<std::size_t>(a)], y = weights[static_cast<std::size_t>(b)];
@@ -47,7 +47,7 @@ int choose_token(std::span<const float> logits, const TokenChoice& choice, float
     std::vector<double> weights(logits.size());
     std::transform(logits.begin(), logits.end(), weights.begin(),
                    [&](float logit) { return std::exp(static_cast<double>((logit - *largest) / choice.temperature)); });
-    std::vector<int> tokens;   // empty: all, in their order
+    std::vector<int> tokens;   // empty: all tokens, in order of id
     if (choice.top_k > 0 || choice.top_p < 1.0f) {
         tokens = likeliest_tokens(weights, choice);
         std::vector<double> kept;
@@ -56,7 +56,7 @@ int choose_token(std::span<const float> logits, const TokenChoice& choice, float
     }
     std::partial_sum(weights.begin(), weights.end(), weights.begin());
     const auto chosen = std::lower_bound(weights.begin(), weights.end(), coin * weights.back());
-    if (chosen == weights.end()) return likeliest;   // logits were not finite
+    if (chosen == weights.end()) return likeliest;   // the logits were not finite
     const auto index = static_cast<std::size_t>(chosen - weights.begin());
     return tokens.empty() ? static_cast<int>(index) : tokens[index];
 }

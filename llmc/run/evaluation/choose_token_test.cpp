@@ -53,7 +53,7 @@ TEST_CASE("choose_token: top_k and top_p leave the unlikely out, top_k first") {
     CHECK(reachable(logits, {1.0f, 0, 0.41f}) == std::set<int>{1, 3});
     CHECK(reachable(logits, {1.0f, 0, 0.71f}) == std::set<int>{1, 2, 3});
     CHECK(reachable(logits, {1.0f, 0, 1e-9f}) == std::set<int>{1});
-    CHECK(reachable(logits, {1.0f, 3, 0.78f}) == std::set<int>{1, 2, 3});   // of 0.9: 0.7 is 0.777
+    CHECK(reachable(logits, {1.0f, 3, 0.78f}) == std::set<int>{1, 2, 3});   // 0.7 is 0.777 of 0.9
     CHECK(reachable(logits, {1.0f, 3, 0.77f}) == std::set<int>{1, 3});
     CHECK(reachable(logits, {10.0f, 0, 0.54f}) == std::set<int>{1, 2, 3});    // temperature first: 0.265 + 0.257 + ...
     CHECK(reachable({1.0f, 1.0f, 1.0f}, {1.0f, 2}) == std::set<int>{0, 1});   // the first of equals

@@ -26,11 +26,12 @@ std::string Evaluation::in_words(const EvaluationResult& result) const {
     return result.perplexity ? right + formatted(" | perplexity %.3f", *result.perplexity) : right;
 }
 
-// The scores of each row of the micro-batch at hand, of this rank's positions. Those without a target count nothing.
+// Sums the scores of each row of the current micro-batch over this rank's positions. Positions without a target add
+// nothing.
 std::vector<Evaluation::Score> Evaluation::sums_of_rows() const {
     const Stage& stage = step_.stage();
     const auto B = static_cast<std::size_t>(stage.options().B), T = static_cast<std::size_t>(stage.sizes().T);
-    std::vector<float> losses(B * T, 0.0f), margins(B * T, 0.0f);   // none where another stage has the head
+    std::vector<float> losses(B * T, 0.0f), margins(B * T, 0.0f);   // stay 0 where another stage has the head
     auto download = [&](std::vector<float>& to, const float* from) {
         CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(float), cudaMemcpyDeviceToHost, stage.stream()));
     };
@@ -41,13 +42,13 @@ std::vector<Evaluation::Score> Evaluation::sums_of_rows() const {
     for (std::size_t b = 0; b < B; b++) {
         for (std::size_t t = b * T; t < (b + 1) * T; t++) {
             sums[b].loss += losses[t];
-            sums[b].unlikely += !(margins[t] <= 0);   // also where it is NaN
+            sums[b].unlikely += !(margins[t] <= 0);   // counts NaN too
         }
     }
     return sums;
 }
 
-// Of each row's completion; at most B rows.
+// Scores the completion of each row; at most B rows.
 std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, Agreement& agreement) {
     Stage& stage = step_.stage();
     const auto T = static_cast<std::size_t>(stage.sizes().T);
@@ -71,7 +72,7 @@ std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, 
     return sums;
 }
 
-// The sums of each row over the cp ranks that share it. Other replicas have other rows: each has its own place in a sum
+// Sums each row over the cp ranks that share it. Every replica has its own rows, so each has its own place in the sum
 // over all ranks.
 void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const {
     const ShardPlace& place = step_.stage().storage().place();
@@ -85,7 +86,7 @@ void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreemen
     for (std::size_t b = 0; b < sums.size(); b++) sums[b] = {own[2 * b], own[2 * b + 1]};
 }
 
-// All completions of the questions of a replica, question by question.
+// Returns all completions of a replica's questions, question by question.
 std::vector<Evaluation::Row> Evaluation::rows_of_replica(int replica, int replicas) const {
     std::vector<Row> rows;
     for (auto q = static_cast<std::size_t>(replica); q < questions_.size(); q += static_cast<std::size_t>(replicas)) {
@@ -113,7 +114,7 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
     const ShardPlace& place = step_.stage().storage().place();
     const int replica = place.at.dp, replicas = place.mesh.dp;
     const std::vector<Row> rows = rows_of_replica(replica, replicas);
-    std::size_t most = 0;   // rows of a rank: all go through the model equally often, because some layouts talk there
+    std::size_t most = 0;   // most rows of a replica; all make as many forwards, because some layouts communicate
     for (int r = 0; r < replicas; r++) most = std::max(most, rows_of_replica(r, replicas).size());
     const auto B = static_cast<std::size_t>(step_.stage().options().B);
     std::vector<Score> scores;
@@ -123,7 +124,7 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
         agreement.ask();
         if (agreement.stop_asked()) return std::nullopt;
     }
-    const bool counts = step_.stage().adds_losses() && place.at.cp == 0;   // the other cp ranks know the same
+    const bool counts = step_.stage().adds_losses() && place.at.cp == 0;   // the other cp ranks have the same sums
     EvaluationResult result;
     result.questions = static_cast<int>(questions_.size());
     result.right = static_cast<int>(agreement.sum(counts ? count_right(rows, scores) : 0));

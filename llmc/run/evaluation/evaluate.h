@@ -1,5 +1,5 @@
-// Multiple-choice evaluation: a question is answered right when the right completion has the lowest mean loss per token
-// (HellaSwag's "acc_norm", as llm.c computes it; the first of equals counts). LAMBADA's last word is right when no
+// Multiple-choice evaluation: a question is answered right if the right completion has the lowest mean loss per token
+// (HellaSwag's "acc_norm", as llm.c computes it; the first among equals counts). LAMBADA's last word is right if no
 // other token is likelier than any of its tokens, given those before; its perplexity is exp of the mean, over texts, of
 // the word's negative log likelihood.
 //
@@ -18,36 +18,36 @@
 
 struct EvaluationResult {
     int right = 0, questions = 0;
-    std::optional<double> perplexity = {};   // LAMBADA's
+    std::optional<double> perplexity = {};   // LAMBADA only
     double accuracy() const { return questions > 0 ? static_cast<double>(right) / questions : 0; }
 };
 
 class Evaluation {
 public:
-    // Error(usage) where a question is longer than the model's sequences.
-    // `arena`: of what LAMBADA needs besides.
+    // Throws Error(usage) if a question is longer than the model's sequences. `arena`: allocates LAMBADA's margins;
+    // required for LAMBADA only.
     Evaluation(Step& step, std::vector<Question> questions, const NamedSource& source = hellaswag_source,
                Arena* arena = nullptr);
     Evaluation(const Evaluation&) = delete;
 
-    // Completions of all questions in rows of the model's micro-batches. Collective. None where a request to stop came
-    // before the end, at the same micro-batch on all ranks.
+    // Scores the completions of all questions, in rows of the model's micro-batches. Collective. Returns nothing if a
+    // request to stop came before the end; that is at the same micro-batch on all ranks.
     std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
-    const char* title() const { return source_.title; }   // whose questions they are
+    const char* title() const { return source_.title; }   // name for people
     std::string in_words(const EvaluationResult& result) const;
-    const char* name() const { return source_.name; }   // in metrics
+    const char* name() const { return source_.name; }   // key in metrics.jsonl
 
 private:
     struct Row {
         std::size_t question, completion;
     };
     std::vector<Row> rows_of_replica(int replica, int replicas) const;
-    // Of a completion.
+    // Score of one completion.
     struct Score {
         double loss = 0;       // sum over its tokens
-        double unlikely = 0;   // tokens than which another is likelier; counted where margins are kept
+        double unlikely = 0;   // tokens that are not the likeliest; counted for LAMBADA only
     };
     std::vector<Score> scores_of(std::span<const Row> rows, Agreement& agreement);
     std::vector<Score> sums_of_rows() const;
@@ -58,5 +58,5 @@ private:
     Step& step_;
     std::vector<Question> questions_;
     const NamedSource& source_;
-    DeviceBuffer<float> margins_;   // of LAMBADA's targets
+    DeviceBuffer<float> margins_;   // per position, for LAMBADA
 };

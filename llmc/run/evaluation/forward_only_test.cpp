@@ -66,7 +66,7 @@ TEST_CASE("evaluate: a stage without backward has parameters and one micro-batch
     }
     CHECK(with.bytes.count("optimizer m") == 1);   // so it is looked for by its name
     CHECK(with.bytes.count("gradients") == 1);
-    // what else there is does not grow with the model
+    // the other groups do not grow with the model
     for (const auto& group : without.bytes) CHECK_MESSAGE(with.bytes[group.first] >= group.second, group.first);
     const std::size_t small = without.bytes["step"] + without.bytes["batch"];
     CHECK(small < 4096);

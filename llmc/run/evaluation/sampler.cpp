@@ -8,16 +8,16 @@
 
 namespace {
 
-// Short windows come in multiples of this, so that few matmul shapes exist, and that cp ranks can share them.
+// Short windows come in multiples of this, so that there are few matmul shapes, and cp ranks can share a window.
 constexpr int kWindowMultiple = 64;
 
-// Of a multiple of `unit` tokens.
+// Returns a multiple of `unit` tokens, at most T.
 int window_size(int T, int tokens, int unit) {
     const int multiple = std::lcm(kWindowMultiple, unit);
     return std::min(T / unit * unit, (tokens + multiple - 1) / multiple * multiple);
 }
 
-// Of the cp ranks that share a sequence of T tokens the one that has position `position`, and as which row.
+// Finds the cp rank that holds `position` of a sequence of T tokens, and its row there.
 struct RowPlace {
     int rank, row;
 };
@@ -31,7 +31,7 @@ RowPlace place_of(ContextCut cut, int T, int position) {
     return {};
 }
 
-// What a sample begins with.
+// Returns the ids that a sample begins with.
 std::vector<std::int32_t> start_of(const std::optional<Tokenizer>& tokenizer, const std::string& prompt, int vocab) {
     std::vector<std::int32_t> ids;
     if (tokenizer) {
@@ -66,7 +66,7 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
       logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<std::int32_t>& ids) {
-    // the last tokens that fit; what follows them is not seen by them
+    // keeps the last tokens that fit; the zeros after them are masked, so the tokens do not see them
     const std::size_t seen = std::min(ids.size(), static_cast<std::size_t>(window_));
     Stage& stage = step_.stage();
     std::vector<std::int32_t> window(static_cast<std::size_t>(window_), 0);
@@ -92,7 +92,7 @@ std::string Sampler::sample(int step, int number) {
     const int B = stage.options().B, T = stage.options().T;
     stage.set_batch_shape(1, window_);
     const std::uint64_t key =
-        mix64(mix64(options_.seed) ^ 0x73616d706c65ull) + static_cast<std::uint64_t>(number);   // no other use's
+        mix64(mix64(options_.seed) ^ 0x73616d706c65ull) + static_cast<std::uint64_t>(number);   // for samples only
     for (int i = 0; i < options_.tokens; i++) {
         const std::uint64_t counter = static_cast<std::uint64_t>(step) << 32 | static_cast<std::uint64_t>(i);
         const int id = choose_token(next_logits(ids), {options_.temperature}, uniform(philox(key, counter).x));

@@ -8,7 +8,7 @@ using namespace certificate;
 namespace {
 
 constexpr int steps = 2, sampled = 8;
-constexpr double logit_tolerance = 1e-4;   // of logits of about one, in fp32
+constexpr double logit_tolerance = 1e-4;   // for logits of about one, in fp32
 
 // Logits of the last of `ids`, over the vocabulary.
 std::vector<float> logits_of(Rank& rank, const std::vector<int>& ids) {
@@ -99,7 +99,7 @@ TEST_CASE("tensor parallelism: greedy samples and answers to questions are those
             if (sizeof(floatX) == 4) me.require(found.substr(0, clear) == text.substr(0, clear), found);
             const double off = distance(logits_of(rank, prompt), logits) / length(logits);
             me.require(off < (sizeof(floatX) == 4 ? 1e-5 : 2e-2), "logits are off by ", off);
-            const std::vector<float> own = losses_of(rank);   // of another number of rows
+            const std::vector<float> own = losses_of(rank);   // with another number of rows
             const double losses_off = distance(
                 own, std::vector<float>(losses.begin(), losses.begin() + static_cast<std::ptrdiff_t>(own.size())));
             me.require(losses_off < (sizeof(floatX) == 4 ? 1e-5 : 2e-2) * length(own), "losses are off by ",

@@ -6,14 +6,14 @@
 
 namespace {
 
-// So seldom that the device need not wait for the host, so often that a request to stop is soon heard.
+// Rare enough that the device need not wait for the host, frequent enough to notice a request to stop soon.
 constexpr int kMicroBatchesPerSum = 8;
 
 }   // namespace
 
 Validation::Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement)
     : step_(step), tokens_(tokens), agreement_(agreement) {
-    const auto most = static_cast<std::uint64_t>(max_sequences);   // -1: more than there are
+    const auto most = static_cast<std::uint64_t>(max_sequences);   // -1: becomes more than there are
     for (const TokenSet::Source& source : tokens.sources()) {
         parts_.push_back({source.first_window, source.first_window + std::min(source.windows, most)});
     }
@@ -25,10 +25,10 @@ std::uint64_t Validation::sequences() const {
     return all;
 }
 
-// What is missing in the last micro-batches is positions that have no loss.
+// Reads sequences; rows past `end` get targets without a loss.
 void Validation::read(std::uint64_t first, std::uint64_t end, const MicroBatch& to) const {
     const std::vector<TokenRange> ranges = step_.stage().token_ranges();
-    const auto T = static_cast<std::size_t>(step_.stage().sizes().T);   // of a sequence, on this rank
+    const auto T = static_cast<std::size_t>(step_.stage().sizes().T);   // tokens per sequence on this rank
     const std::size_t B = to.tokens.size() / T, attended = to.starts.size() / B;
     for (std::size_t b = 0; b < B; b++) {
         const auto own_inputs = to.tokens.subspan(b * T, T), own_targets = to.targets.subspan(b * T, T);
@@ -44,7 +44,7 @@ void Validation::read(std::uint64_t first, std::uint64_t end, const MicroBatch& 
     }
 }
 
-// Each rank counts some of the windows. Collective.
+// Counts the targets of each part; each rank counts some of the windows. Collective.
 void Validation::count_targets() {
     const auto ranks = static_cast<std::uint64_t>(agreement_.ranks());
     for (Part& part : parts_) {
@@ -82,7 +82,7 @@ std::optional<double> Validation::loss_of(const Part& part) {
     const ShardPlace& place = stage.storage().place();
     const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
     double loss = 0;
-    int pending = 0;   // micro-batches that the device has added up
+    int pending = 0;   // micro-batches summed on the device
     for (std::uint64_t begin = part.begin; begin < part.end; begin += at_once) {
         const std::uint64_t first = begin + B * static_cast<std::uint64_t>(place.at.dp);
         step_.forward([&](int, const MicroBatch& to) { read(first, part.end, to); }, Purpose::loss);

@@ -1,5 +1,5 @@
-// The loss on data that is not trained on: the mean over the first so many sequences, the same ones whatever the
-// micro-batch and the number of ranks. Of a mixture, over the first so many of each source.
+// Computes the loss on held-out data: the mean over the first sequences, the same ones for any micro-batch and number
+// of ranks. For a mixture, over the first ones of each source.
 #pragma once
 
 #include <optional>
@@ -16,29 +16,30 @@ using SourceLosses = std::vector<std::pair<std::string, float>>;   // by the sou
 
 class Validation {
 public:
-    // `max_sequences` of each source of `tokens`, or -1: all.
+    // `max_sequences`: per source of `tokens`; -1: all.
     Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement);
 
-    // Collective. None where a request to stop came before the end, at the same micro-batch on all ranks.
+    // Returns the mean loss, or nothing if a request to stop came before the end; that is at the same micro-batch on
+    // all ranks. Collective.
     std::optional<float> loss();
-    // Of the last loss(): that of each source of a mixture.
+    // Mean loss of each source of a mixture, by the last loss().
     const SourceLosses& by_source() const { return by_source_; }
     std::uint64_t sequences() const;
 
 private:
-    // Windows [begin, end) of the tokens, and how many of their positions have a loss.
+    // Windows [begin, end) of one source, and how many of their positions have a loss.
     struct Part {
         std::uint64_t begin, end;
         double targets = 0;   // 0: not counted yet
     };
     void count_targets();
     std::optional<double> loss_of(const Part& part);
-    // Sequences from `first` on, up to `end`.
+    // Fills a micro-batch with sequences from `first` on, up to `end`.
     void read(std::uint64_t first, std::uint64_t end, const MicroBatch& to) const;
 
     Step& step_;
     const TokenSet& tokens_;
-    std::vector<Part> parts_;   // of each source
+    std::vector<Part> parts_;   // one per source
     SourceLosses by_source_;
     Agreement& agreement_;
 };

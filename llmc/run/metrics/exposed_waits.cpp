@@ -30,7 +30,7 @@ void ExposedWaits::recorded(cudaEvent_t event, cudaStream_t stream) {
         recorded_[event] = found->second.group;
         found->second.is_behind_event = true;
     } else {
-        recorded_.erase(event);   // behind no communication
+        recorded_.erase(event);   // the event follows no communication
     }
 }
 
@@ -60,7 +60,7 @@ int ExposedWaits::index_of(const std::string& name) {
     return index;
 }
 
-// Of several operations that are launched together the first one gives the name.
+// Opens a wait. If several operations are launched together, the first one names it.
 void ExposedWaits::open(int group) {
     if (is_open_) return;
     if (used_ == waits_.size()) waits_.emplace_back();

@@ -1,15 +1,16 @@
-// How long the compute stream has stood for communication in a step, by the group of ranks: for metrics.jsonl, so that
-// what a layout hides and what it does not can be seen in a run.
+// Measures how long the compute stream waits for communication in a step, by group of ranks, for metrics.jsonl: it
+// shows what a layout hides and what it does not.
 //
-// Two things count, both found where they pass through, so that no place has to say it: a wait of the stream for an
-// event that another stream has recorded behind an operation of a group (OwnedEvent), and an operation that is queued
-// on the stream itself (Communicator). Each stands between two timed events, which are read when the host has waited
-// for the step anyway. A peer that comes late is waited for too: a pipeline's bubble is in `pp`, a slow rank in
-// whatever waits for it first. So these are at least what free links would save, which a plan says. Where one event is
-// behind operations of several groups, their names are joined by "+". What the host waits for between two calls, such as
-// the counts of experts that are dealt out, is not in them.
+// Two things count as waits: the compute stream waits for an event that another stream recorded after an operation of a
+// group (OwnedEvent), or an operation is queued on the compute stream itself (Communicator). Both report through
+// StreamObserver, so callers need not. Each wait lies between two timed events, which are read after the host has
+// waited for the step. Waits for late peers are included: a pipeline's bubble is in `pp`, a slow rank is in the first
+// group that waits for it. So the times are at least what free links would save, which a plan reports. If an event
+// follows operations of several groups, their names are joined by "+". Host waits between two calls, such as for the
+// counts of tokens per expert, are not included.
 //
-// One for all steps of a run: a wait may be for what the step before has recorded. Costs two events a wait.
+// One object serves all steps of a run, because a wait may be for an event of the step before. Each wait costs two
+// events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,13 +30,13 @@ public:
     ExposedWaits(const ExposedWaits&) = delete;
     ExposedWaits& operator=(const ExposedWaits&) = delete;
 
-    // What this thread asks for in between is watched.
+    // Observes the streams of this thread between the two calls.
     void step_begins();
     void step_ends();
-    // Waits so far, for a part of the step.
+    // Waits so far in this step, to ask for a part of it.
     std::size_t count() const { return used_; }
-    // Of the latest step, for which the host has waited; of its first `count` waits. Groups that were not waited for
-    // are left out.
+    // Seconds by group in the latest step, or in its first `count` waits. The host must have waited for them. Groups
+    // without a wait are left out.
     std::map<std::string, double> seconds() const { return seconds(used_); }
     std::map<std::string, double> seconds(std::size_t count) const;
 
@@ -51,20 +52,20 @@ private:
     void waits(cudaStream_t stream, cudaEvent_t event) override;
     void communicates(cudaStream_t stream, const std::string& group) override;
     void open(int group);
-    int index_of(const std::string& name);   // in groups_
+    int index_of(const std::string& name);   // index in groups_; adds the name if it is new
 
     // The groups whose operations follow one another on a stream without an event in between.
     struct Latest {
         int group = 0;
-        bool is_behind_event = false;   // what follows are others
+        bool is_behind_event = false;   // the next operation starts a new entry
     };
 
     cudaStream_t compute_;
-    std::vector<std::string> groups_;                   // those met
-    std::unordered_map<cudaStream_t, Latest> latest_;   // of other streams
-    std::unordered_map<cudaEvent_t, int> recorded_;     // behind an operation of which group
-    std::deque<Wait> waits_;                            // those of the step come first
+    std::vector<std::string> groups_;                   // names seen so far
+    std::unordered_map<cudaStream_t, Latest> latest_;   // by stream other than the compute stream
+    std::unordered_map<cudaEvent_t, int> recorded_;     // index of the group that the event follows
+    std::deque<Wait> waits_;                            // the first used_ belong to this step
     std::size_t used_ = 0;
     int depth_ = 0;
-    bool is_open_ = false;   // the last one
+    bool is_open_ = false;   // the last wait
 };

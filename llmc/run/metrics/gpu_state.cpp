@@ -11,7 +11,7 @@
 
 namespace {
 
-// Where the device is, as NVML spells it; the stand-in's is nowhere.
+// Returns the device's PCI address as NVML spells it; empty for the stand-in.
 template <typename Properties>
 std::string bus_of(const Properties& device) {
     if constexpr (requires { device.pciBusID; }) {
@@ -25,7 +25,7 @@ std::string bus_of(const Properties& device) {
 }   // namespace
 
 GpuMonitor::GpuMonitor(const char* library) {
-    void* const nvml = dlopen(library, RTLD_NOW | RTLD_LOCAL);   // stays loaded
+    void* const nvml = dlopen(library, RTLD_NOW | RTLD_LOCAL);   // never closed
     if (nvml == nullptr) return;
     bool found = true;
     const auto find = [&](const char* name, auto& function) {
@@ -46,7 +46,7 @@ GpuMonitor::GpuMonitor(const char* library) {
 std::optional<GpuState> GpuMonitor::state() {
     if (device_ == nullptr || steady_seconds() - read_s_ < 1) return state_;
     read_s_ = steady_seconds();
-    std::array<unsigned, 2> used{};   // of the GPU and of its memory, %
+    std::array<unsigned, 2> used{};   // % of the GPU and of its memory
     unsigned milliwatts = 0, celsius = 0;
     const bool answered = utilization_(device_, used.data()) == 0 && milliwatts_(device_, &milliwatts) == 0 &&
                           temperature_(device_, 0, &celsius) == 0;

@@ -18,7 +18,7 @@ void write_line(File* file, const std::string& line) {
     if (file != nullptr) file->write(bytes_of(line + "\n"));
 }
 
-// Keeps the whole lines of `path` for which `keep` holds.
+// Keeps the whole lines of `path` for which `keep` returns true.
 void filter_lines(FileSystem& files, const std::string& path, const std::function<bool(const std::string&)>& keep) {
     if (!files.exists(path)) return;
     const std::string content = read_whole(files, path);
@@ -30,11 +30,11 @@ void filter_lines(FileSystem& files, const std::string& path, const std::functio
     if (kept != content) write_whole(files, path, kept);
 }
 
-// What is kept of an earlier run: everything up to the work `next` after a step.
+// Tells which records of an earlier run are kept: everything before the work `next` after step `step`.
 struct KeptUpTo {
     int step;
     AfterStep next;
-    bool rewinds;   // to this step too
+    bool rewinds;   // keeps earlier rewinds to this step too
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
     bool holds(int of_step, const std::string& key) const {
@@ -59,10 +59,10 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     if (std::sscanf(line.c_str(), "s:%d %4[a-z]", &step, kind) != 2) return false;
     if (std::string(kind) == "tel") return kept.holds(step, AfterStep::validation);
     if (std::string(kind) == "eval") return kept.holds(step, AfterStep::evaluation);
-    return kept.holds(step + 1);   // counted from 0
+    return kept.holds(step + 1);   // main.log counts from 0
 }
 
-// Of a mixture of experts, by the names that they have in both kinds of records.
+// Load of a mixture of experts, with the names used in metrics.jsonl and the event file.
 std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
     if (!load) return {};
     return {{"expert_fullest", load->fullest}, {"expert_emptiest", load->emptiest},
@@ -70,7 +70,7 @@ std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
             {"aux_loss", load->balance_loss},  {"router_z_loss", load->z_loss}};
 }
 
-// "KEY":{"NAME":x,...}; empty where there is nothing to say.
+// Returns "KEY":{"NAME":x,...}, or an empty string without values.
 template <class Named>
 std::string json_of_each(const char* key, const Named& values) {
     std::string of_each;
@@ -117,7 +117,7 @@ Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, Af
 void Metrics::tell(const std::string& key, Json value) {
     try {
         if (told_) told_->add(step_, key, std::move(value));
-    } catch (const Error&) {   // a run goes on without its report; what must be written fails by itself
+    } catch (const Error&) {   // a run goes on without its report; the metrics files report their own failures
     }
 }
 
@@ -130,7 +130,7 @@ void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
                         [&](int step, const std::string& tag) { return last_step > 0 && kept.holds(step, tag); });
     }
     if (last_step == 0) {
-        const std::string events = folder_ + "/" + EventFile::name;   // of a run that is overwritten
+        const std::string events = folder_ + "/" + EventFile::name;   // left by a run that is overwritten
         if (!tensorboard_ && files_->exists(events)) files_->remove_all(events);
         files_->create(metrics);
         files_->create(main_log);
@@ -189,7 +189,7 @@ void Metrics::evaluation(int step, const std::string& name, double accuracy, std
 }
 
 void Metrics::require_folder() {
-    if (metrics_) metrics_->write({});   // looks whether the file is still where it was
+    if (metrics_) metrics_->write({});   // an empty write checks that the file is still at its path
 }
 
 void Metrics::sync() {

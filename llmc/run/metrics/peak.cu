@@ -8,11 +8,11 @@
 namespace {
 
 struct Device {
-    const char* name;            // as cudaGetDeviceProperties says it; the start is enough
+    const char* name;            // beginning of the name in cudaDeviceProp
     double half, tf32, single;   // TFLOP/s in bf16, TF32 and plain fp32: dense, accumulated in fp32
 };
 
-// Longer names stand before the shorter ones they begin with.
+// A longer name comes before a shorter one that it begins with.
 constexpr Device kDevices[] = {
     {"NVIDIA B200", 2250, 1125, 75},
     {"NVIDIA H200", 989.4, 494.7, 66.9},
@@ -37,7 +37,7 @@ constexpr Device kDevices[] = {
     {"NVIDIA GeForce RTX 3080", 59.5, 29.8, 29.8},
 };
 
-// The best of a few products of square matrices, large enough to be bound by arithmetic.
+// Returns the best rate of a few products of square matrices, large enough to be bound by arithmetic.
 double measure(int size, Matmul& matmul, cudaStream_t stream) {
     Arena scratch;
     const std::int64_t elements = std::int64_t{size} * size;
@@ -47,7 +47,7 @@ double measure(int size, Matmul& matmul, cudaStream_t stream) {
     fill_normal(a.data(), elements, 1.0f, 1, GlobalSpan{}, stream);
     fill_normal(b.data(), elements, 1.0f, 2, GlobalSpan{}, stream);
     double best = 1e30;
-    for (int repeat = 0; repeat < 5; repeat++) {   // the first one only warms up
+    for (int repeat = 0; repeat < 5; repeat++) {   // the first one warms up
         CUDA_CHECK(cudaStreamSynchronize(stream));
         double start = steady_seconds();
         matmul.forward<floatX>(c.data(), a.data(), b.data(), nullptr, MatmulShape{size, size, size}, stream);
@@ -57,8 +57,7 @@ double measure(int size, Matmul& matmul, cudaStream_t stream) {
     return 2.0 * size * static_cast<double>(elements) / best;
 }
 
-// Smaller matrices where the device, which the model has nearly filled, has no room: a rough figure, but no reason to
-// end.
+// Takes smaller matrices if the model has left too little memory on the device: a rough figure is better than an error.
 double measure_in_the_room(int size, Matmul& matmul, cudaStream_t stream) {
     for (;; size /= 2) {
         try {

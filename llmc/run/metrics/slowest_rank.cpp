@@ -5,7 +5,7 @@
 
 Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, double step_seconds) {
     ENSURE(mesh.dp > 1 && seconds.size() == static_cast<std::size_t>(mesh.size()), seconds.size(), " times of ranks");
-    std::vector<double> replicas(static_cast<std::size_t>(mesh.dp));   // of its last rank
+    std::vector<double> replicas(static_cast<std::size_t>(mesh.dp));   // time of its last rank
     int rank = 0;
     for (int r = 0; r < mesh.size(); r++) {
         const double own = seconds[static_cast<std::size_t>(r)];
@@ -25,7 +25,7 @@ SlowestRank::SlowestRank(Stage& stage, Communicator* all, Arena& arena)
       of_all_(own_.values().size()) {
     if (all_ == nullptr) return;
     sums_ = arena.allocate<double>("step/times of ranks", own_.values().size());
-    if (stage.storage().place().zero_stage == 0) return;   // no pass waits for other ranks
+    if (stage.storage().place().zero_stage == 0) return;   // without ZeRO no pass waits for other replicas
     inner_ = stage.hooks();
     stage.set_hooks(this);
 }
@@ -39,8 +39,8 @@ void SlowestRank::step_begins() {
     measures_ = true;
     waits_used_ = 0;
     begin_.record(stage_.stream());
-    // The stream is idle, for the host has waited for the step before. The stand-in's clocks stand still until it is
-    // asked.
+    // The stream is idle, because the host has waited for the step before. The stand-in records the time only when the
+    // event is waited for.
     CUDA_CHECK(cudaEventSynchronize(begin_.get()));
 }
 
@@ -49,7 +49,7 @@ void SlowestRank::passes_end() {
     measures_ = false;
     const cudaStream_t stream = stage_.stream();
     end_.record(stream);
-    std::ranges::fill(own_.values(), 0.0);   // the step before is over, and with it the copy from here
+    std::ranges::fill(own_.values(), 0.0);   // the copy from here belongs to the step before, which is over
     own_.values()[static_cast<std::size_t>(all_->rank())] = own_seconds_;
     const std::size_t ranks = sums_.size();
     CUDA_CHECK(

@@ -58,7 +58,7 @@ std::uint64_t take_varint(std::string_view& bytes) {
     return value;
 }
 
-// What `add` has written in front: the step, and the first value's tag. None of another event.
+// The step and the first value's tag, which add() writes first; none for other events.
 struct Head {
     int step;
     std::string tag;
@@ -76,9 +76,9 @@ std::optional<Head> head_of(std::string_view event) {
     return head;
 }
 
-// The records that are to be kept, up to where the file ends or is torn.
+// Returns the records to keep, up to where the file ends or is torn.
 std::string kept_records(const std::string& content, const EventFile::Keep& keep) {
-    constexpr std::size_t before = 12, behind = 4;   // bytes of a record around its data
+    constexpr std::size_t before = 12, behind = 4;   // bytes of a record before and after its data
     std::string kept;
     std::string_view rest = content;
     while (rest.size() >= before + behind) {

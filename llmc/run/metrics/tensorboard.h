@@ -1,4 +1,4 @@
-// Event files that TensorBoard reads: `tensorboard --logdir FOLDER` on the output folders of runs.
+// Writes event files for TensorBoard: `tensorboard --logdir FOLDER` reads the output folders of runs.
 //
 // The file is a TFRecord file: records of
 //   uint64 length | uint32 masked CRC of these 8 bytes | length bytes | uint32 masked CRC of those
@@ -21,8 +21,8 @@ class EventFile {
 public:
     static constexpr const char* name = "events.out.tfevents.train_gpt";
 
-    // In the folder, which there is. Of the events that are there already those are kept, with the times they have, of
-    // whose step and first tag `keep` says so; a last one that was torn is dropped.
+    // Opens the file in `folder`, which must exist. Keeps those existing events, with their times, for whose step and
+    // first tag `keep` returns true; drops a torn last one.
     using Keep = std::function<bool(int step, const std::string& tag)>;
     EventFile(FileSystem& files, const std::string& folder, const Keep& keep);
 
@@ -30,7 +30,7 @@ public:
         std::string tag;
         double value;
     };
-    void add(int step, const std::vector<Value>& values);   // one event, by one call
+    void add(int step, const std::vector<Value>& values);   // writes one event by one call
     void sync() { file_->sync(); }
 
 private:

@@ -1,4 +1,4 @@
-// What a run tells its report (llmc/report): how it begins, its warnings, how it ends.
+// Reports a run's begin, warnings and end to its report (llmc/report).
 #pragma once
 
 #include <functional>
@@ -9,13 +9,13 @@
 #include "llmc/run/metrics/metrics.h"
 #include "llmc/run/options.h"
 
-// The schedule of a pipeline whose picture is not too large to read; else none.
+// Returns the picture of a pipeline's schedule, unless it is too large to read.
 std::vector<ReportPicture> pictures_of_run(const Options& options);
 
-// Rank 0's memory by group, and how many steps the run has.
+// Returns rank 0's memory by group, and the run's number of steps.
 Json told_start(const Arena& arena, int max_steps);
 
-// Runs and tells how that ended, also where it throws.
+// Calls run() and reports how it ended, also if it throws.
 template <class Run, class Name>
 auto tell_end(Metrics& metrics, const Run& run, const Name& name_of_end) {
     try {

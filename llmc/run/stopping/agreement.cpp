@@ -49,7 +49,7 @@ void Agreement::sum(std::span<double> values) {
 
 std::vector<std::string> Agreement::gather(const std::string& own) {
     if (all_ == nullptr || world_ == nullptr) return {own};
-    all_->all_reduce(sums_.data(), 1, ReduceOp::sum, stream_);   // to wait for the last rank where the watchdog sees it
+    all_->all_reduce(sums_.data(), 1, ReduceOp::sum, stream_);   // waits for the last rank, where the watchdog sees it
     wait_for(stream_);
     world_->synchronised();
     return world_->gather_text(own);

@@ -1,9 +1,9 @@
-// What watches over a run: values that are not finite, and values far out of line.
+// Detects outliers: values far from the recent mean.
 #pragma once
 
 #include <array>
 
-// The z-score of each new value among the last 128, as llm.c computes it; NaN until there are 128.
+// Scores each new value by its z-score among the last 128, as llm.c computes it; NaN until there are 128.
 // The sums are kept in double and updated, so a resumed run must restore the whole state to see the same scores.
 class OutlierDetector {
 public:
@@ -12,11 +12,12 @@ public:
     struct State {
         std::array<double, kWindow> values{};
         int count = 0;   // values seen, up to kWindow
-        int next = 0;    // where the next one goes once the window is full
+        int next = 0;    // index of the next value once the window is full
         double sum = 0, sum_of_squares = 0;
     };
 
-    // Values that are not finite are left out of the window (one of them would spoil it for good): their score is NaN.
+    // Returns the score of a value. A value that is not finite scores NaN and stays out of the window (it would spoil
+    // the sums).
     double update(double value);
 
     const State& state() const { return state_; }

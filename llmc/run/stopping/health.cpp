@@ -14,9 +14,9 @@
 
 namespace {
 
-constexpr std::size_t piece_elements = std::size_t{1} << 20;   // that are on the host at once
+constexpr std::size_t piece_elements = std::size_t{1} << 20;   // elements on the host at once
 
-// What this rank keeps of a tensor, on the device.
+// Returns this rank's part of a tensor, on the device.
 template <class T>
 std::span<const T> kept(const ModelState<T>& state, const TensorPlace& place) {
     const auto begin = static_cast<std::size_t>(state.storage().tensor_offset(place, state.state()));
@@ -24,7 +24,7 @@ std::span<const T> kept(const ModelState<T>& state, const TensorPlace& place) {
     return {state.unit(place.slot).data() + begin, count};
 }
 
-// use(values) of what is there on the device, piece by piece.
+// Copies values from the device piece by piece, and calls use(piece) with each.
 template <class T, class Use>
 void download_pieces(std::span<const T> values, cudaStream_t stream, Use&& use) {
     std::vector<T> piece;
@@ -48,9 +48,8 @@ std::ptrdiff_t not_finite(std::span<const T> values, cudaStream_t stream) {
 
 std::string of_layer(int layer) { return layer < 0 ? "" : text(" of layer ", layer); }
 
-// What is found is told with its place in the order of a step, so that the earliest of all ranks can be named:
-// parameters come first, by unit, then activations, of which a unit shows fewer than this, then gradients, from the
-// last unit back.
+// Findings carry their place in the order of a step, so that the earliest of all ranks can be named: parameters first,
+// by unit; then activations, of which a unit shows fewer than this; then gradients, from the last unit back.
 constexpr int kActivationsOfUnit = 16;
 
 template <class T>
@@ -71,7 +70,7 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
     return "";
 }
 
-// A group's parts and contents.
+// Hashes of a group's parts and of their contents, by group.
 using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
 
 std::string group_of(const std::string& what, const TensorSpec& tensor) {
@@ -79,7 +78,7 @@ std::string group_of(const std::string& what, const TensorSpec& tensor) {
     return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
 }
 
-// One copy of a part of a tensor.
+// Adds the hashes of this rank's copy of each tensor: which part it is, and its content.
 template <class T>
 void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what, const ModelState<T>& state,
                 cudaStream_t stream) {
@@ -127,7 +126,7 @@ std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, 
     Stage& stage = step.stage();
     const ParamTable& table = stage.table();
     const int behind_parameters = table.units() * table.size();
-    int last_unit = -1, place = 0, first = INT_MAX;   // the place of an activation in its unit
+    int last_unit = -1, place = 0, first = INT_MAX;   // index of an activation in its unit
     std::string result;
     auto look = [&](int unit, const char* name, const auto* values, std::int64_t count) {
         place = unit == std::exchange(last_unit, unit) ? place + 1 : 0;
@@ -182,7 +181,7 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
 }
 
 std::string differing_replicas(const std::vector<std::string>& by_rank) {
-    std::map<std::string, std::map<std::string, std::vector<std::size_t>>> copies;   // ranks, by part and hash
+    std::map<std::string, std::map<std::string, std::vector<std::size_t>>> copies;   // ranks by hash, by part
     for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
         std::istringstream lines(by_rank[rank]);
         for (std::string what, name, part, hash; lines >> what >> name >> part >> hash;) {
@@ -190,7 +189,7 @@ std::string differing_replicas(const std::vector<std::string>& by_rank) {
         }
     }
     std::string result;
-    int more = -1;   // besides the one that is told
+    int more = -1;   // differences besides the reported one
     for (const auto& [part, by_hash] : copies) {
         if (by_hash.size() == 1 || more++ >= 0) continue;
         std::vector<std::size_t> all, most;

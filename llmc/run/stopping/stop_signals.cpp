@@ -33,10 +33,10 @@ std::string stopped_in_start_up(int signal) {
     return text(words_of(signal), " during start-up: stopped before the first step");
 }
 
-// To stderr, unless that would wait: a terminal may be held, or nobody may empty a pipe, and the next signal must find
-// the thread awake.
+// Writes to stderr, unless that would wait: a terminal may be held, or a pipe full, and this thread must be ready for
+// the next signal.
 void say(const std::string& line) {
-    const char* const below_progress = isatty(STDERR_FILENO) ? "\n" : "";   // that stays in its line
+    const char* const below_progress = isatty(STDERR_FILENO) ? "\n" : "";   // a line of progress has no line end yet
     const std::string whole = text(below_progress, "train_gpt: ", line, "\n");
     pollfd out{STDERR_FILENO, POLLOUT, 0};
     if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT)) return;
@@ -48,7 +48,7 @@ bool is_ignored(int signal) {
     return sigaction(signal, nullptr, &present) == 0 && present.sa_handler == SIG_IGN;
 }
 
-// Of a second SIGINT. The process dies of it, so that who started it sees why.
+// Ends the process at a second SIGINT. It dies of the signal, so that its parent sees why.
 [[noreturn]] void end_at_once() {
     const int signal = SIGINT;
     say(text("SIGINT within ", RequestCount::kSecondSeconds,
@@ -80,7 +80,7 @@ void StopSignals::note(int signal) {
 
 void StopSignals::remember_from_now(bool speaks) {
     speaks_ = speaks;
-    remembers_ = true;   // a request that came just before is found by leave_if_received
+    remembers_ = true;   // leave_if_received() finds a request that came just before
 }
 
 void StopSignals::note_or_leave(int signal) {
@@ -103,12 +103,12 @@ RequestCount::Request RequestCount::count(double seconds) {
 }
 
 StopSignals& take_stop_signals() {
-    static StopSignals signals;   // needs no destruction: the thread may use it to the very end
+    static StopSignals signals;   // never destroyed: the thread may use it to the very end
     ::signal(SIGPIPE, SIG_IGN);
     sigset_t taken;
     sigemptyset(&taken);
     for (const Named& known : kStopSignals) {
-        if (!is_ignored(known.signal)) sigaddset(&taken, known.signal);   // sigwait would take an ignored one as well
+        if (!is_ignored(known.signal)) sigaddset(&taken, known.signal);   // sigwait would take an ignored signal too
     }
     pthread_sigmask(SIG_BLOCK, &taken, nullptr);
     std::thread([taken] {
