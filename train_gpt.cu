@@ -82,7 +82,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     OwnedStream stream;
     check_hardware(stream.get());
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
-    const TrainingGroups groups = world.training_groups(options.pp_chunks > 1, inputs.config.tied);
+    const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());

@@ -18,7 +18,7 @@
 
 #include "llmc/model/stage.h"
 #include "llmc/optim/optimizer_state.h"
-#include "llmc/process/comm.h"
+#include "llmc/parallel/training_groups.h"
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
 

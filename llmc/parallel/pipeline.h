@@ -13,7 +13,7 @@
 
 #include "llmc/model/stage.h"
 #include "llmc/parallel/schedule.h"
-#include "llmc/process/comm.h"
+#include "llmc/parallel/training_groups.h"
 
 // The layers of a stage, and what stands around them: the pieces of the model are balanced by the work of a micro-batch
 // with sequences of T tokens. Needs at least as many layers as there are pieces.

@@ -203,25 +203,3 @@ private:
     std::uint64_t collectives_ = 0;
     std::vector<std::uint64_t> sent_, received_;
 };
-
-// A pipeline stage's ends of its links to its neighbours: a communicator for each direction, whose sender is rank 0
-// and whose receiver is rank 1; because on a shared one sends and receives would wait for each other. Null: no such
-// link.
-struct PipelineLinks {
-    Communicator *input = nullptr, *output = nullptr;
-    Communicator *output_gradient = nullptr, *input_gradient = nullptr;
-    Communicator* tied = nullptr;   // the first stage, which is rank 0, and the last one
-};
-
-// The communicators of training; null: this rank alone.
-struct TrainingGroups {
-    Communicator* zero = nullptr;    // ranks with the same part of the model: gradients are summed, ZeRO cuts over them
-    Communicator* all = nullptr;     // sums that every rank must know alike: loss, norm, requests to stop
-    Communicator* stage = nullptr;   // ranks of a pipeline stage: its tensors are gathered from them
-    Communicator* tensor = nullptr;   // tp ranks: each has a shard of every matrix
-    PipelineLinks links = {};
-    Communicator* same_heads = nullptr;   // tp ranks that hold copies of the same heads (TensorSpec::heads)
-    Communicator* replicas = nullptr;     // ranks that hold copies of the same ZeRO shard: gradients are summed again
-    Communicator* copy = nullptr;         // ranks of a stage that hold one copy of its states
-    Communicator* holders = nullptr;      // ranks that hold the same experts: what `zero` is to all else
-};

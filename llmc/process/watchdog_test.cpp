@@ -242,9 +242,17 @@ TEST_CASE("watchdog: of pipeline stages that all wait the one is named that the 
         on_ranks(MeshShape{3, 1, 1, 1}, [&](TestRank& me) {
             Startup startup = meet(folder, me.rank(), 3);
             Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
-            const PipelineLinks links = me.world.training_groups().links;
-            watchdog.watch(me.all, {0, 1, 2});
             const int stage = me.rank();
+            auto link = [&](int from, int to) {
+                const bool member = stage == from || stage == to;
+                return me.world.link(text(member ? "pp " : "no pp ", from, " to ", to), member ? from : -1, to);
+            };
+            Communicator *const down[] = {link(0, 1), link(1, 2)}, *const up[] = {link(1, 0), link(2, 1)};
+            struct {
+                Communicator *input, *output, *output_gradient, *input_gradient;
+            } const links{stage > 0 ? down[stage - 1] : nullptr, stage < 2 ? down[stage] : nullptr,
+                          stage < 2 ? up[stage] : nullptr, stage > 0 ? up[stage - 1] : nullptr};
+            watchdog.watch(me.all, {0, 1, 2});
             std::vector<Communicator*> watched{&me.all};
             auto watch = [&](Communicator* link, int from, int to) {
                 if (link == nullptr) return;

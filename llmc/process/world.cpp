@@ -74,8 +74,9 @@ World::~World() {
 
 void World::for_communicators(const std::function<void(Communicator&)>& what) {
     if (all_) what(*all_);
-    for (const auto& [_, group] : groups_) what(*group);
-    for (const auto& link : link_groups_) what(*link);
+    for (const auto& [_, group] : groups_) {
+        if (group != nullptr) what(*group);
+    }
 }
 
 void World::make_world(const ncclUniqueId& id) {
@@ -108,55 +109,18 @@ Communicator* World::group(AxisSet axes) {
     return group(group_name(mesh_, axes), group_members(mesh_, at_, axes));
 }
 
-// One of the links between pairs of stages that are split off together: the ranks of the other stages are in none.
-Communicator* World::make_link(int from, int to, bool exists, const char* what) {
-    const bool member = exists && (at_.pp == from || at_.pp == to);
-    auto rank_at = [&](int stage) {
-        MeshCoordinates place = at_;
-        place.pp = stage;
-        return rank_of(mesh_, place);
-    };
-    if (planned_ && !member) return nullptr;
-    const std::string name = text("pp ", what, " ", from, " to ", to);
+Communicator* World::link(const std::string& name, int from, int to) {
+    const bool member = from >= 0;
+    const auto [at, is_new] = groups_.try_emplace({name, {from, to}});
+    std::unique_ptr<Communicator>& link = at->second;
+    if (all_ == nullptr || !is_new || (planned_ && !member)) return link.get();
     const int sms = link_sms(comm_sms_);
-    auto link = planned_ ? planned(name, {rank_at(from), rank_at(to)}, sms)
-                         : std::make_unique<Communicator>(*all_, member ? rank_at(from) : -1, at_.pp == from ? 0 : 1,
-                                                          name, sms);
+    if (planned_) return (link = planned(name, {from, to}, sms)).get();
+    auto end = std::make_unique<Communicator>(*all_, member ? from : -1, rank() == from ? 0 : 1, name, sms);
     if (!member) return nullptr;
-    add_observers(*link, {rank_at(from), rank_at(to)});
-    link_groups_.push_back(std::move(link));
-    return link_groups_.back().get();
-}
-
-// Links i -> i + 1 of even i are made at once, then those of odd i; where the last one closes a ring of odd size, it
-// comes after them.
-Communicator* World::same_heads(int copies) {
-    if (copies == 1) return nullptr;
-    std::vector<int> members;
-    for (int i = 0; i < copies; i++) {
-        MeshCoordinates at = at_;
-        at.tp = at_.tp / copies * copies + i;
-        members.push_back(rank_of(mesh_, at));
-    }
-    return group("tp same heads", members);
-}
-
-const PipelineLinks& World::pipeline_links(bool ring, bool tied) {
-    const int p = mesh_.pp;
-    if (all_ == nullptr || p == 1 || !link_groups_.empty()) return links_;
-    auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
-    for (int turns = 0; turns < (ring && p % 2 == 1 ? 3 : 2); turns++) {
-        const int next = at_.pp, previous = (at_.pp + p - 1) % p;   // the links to the next stage and from the previous
-        const bool up = turn(next) == turns, down = turn(previous) == turns;   // never both
-        const int link = up ? next : previous, after = (link + 1) % p;
-        const bool exists = (up || down) && (ring || link < p - 1);
-        Communicator* const forward = make_link(link, after, exists, "forward");
-        Communicator* const backward = make_link(after, link, exists, "backward");
-        if (up) links_.output = forward, links_.output_gradient = backward;
-        if (down) links_.input = forward, links_.input_gradient = backward;
-    }
-    if (tied) links_.tied = make_link(0, p - 1, true, "tied");
-    return links_;
+    link = std::move(end);
+    add_observers(*link, {from, to});
+    return link.get();
 }
 
 Communicator* World::group(const std::string& name, const std::vector<int>& members) {

@@ -65,20 +65,10 @@ public:
     // of the same ranks. Every rank names its own group. Collective over the world when first asked for.
     Communicator* group(const std::string& name, const std::vector<int>& members);
 
-    // `ring`: the last stage of the pipeline also hands its output to the first (several chunks per stage). `tied`:
-    // both have the token embedding. `head_copies`: neighbouring tp ranks that hold the same heads of keys and values.
-    // Collective when first asked for.
-    TrainingGroups training_groups(bool ring = false, bool tied = true, int head_copies = 1) {
-        return {group(zero_axes),
-                all(),
-                group(stage_axes),
-                group({Axis::tp}),
-                pipeline_links(ring, tied),
-                same_heads(head_copies),
-                group(replica_axes),
-                group(copy_axes),
-                mesh_.ep > 1 ? group(holder_axes) : nullptr};
-    }
+    // Makes links between several pairs of ranks, on which `from` sends and `to` receives. Every rank names its own;
+    // a rank that is in none gives no ranks (-1) and a name of that call, and gets null. Collective over the world when
+    // first asked for.
+    Communicator* link(const std::string& name, int from, int to);
 
     bool is_planned() const { return planned_; }
     // Of a planned world: every group so far, by name, with its ranks.
@@ -118,9 +108,6 @@ private:
     std::vector<int> everyone() const;
     std::unique_ptr<Communicator> planned(const std::string& name, const std::vector<int>& members, int sms);
     void add_observers(Communicator& communicator, const std::vector<int>& members);
-    const PipelineLinks& pipeline_links(bool ring, bool tied);
-    Communicator* same_heads(int copies);
-    Communicator* make_link(int from, int to, bool exists, const char* what);
     void for_communicators(const std::function<void(Communicator&)>& what);
 
     ProcessPlace place_;
@@ -133,10 +120,8 @@ private:
     std::unique_ptr<Watchdog>
         watchdog_;   // goes after the communicators: losses in their last operations are still told
     std::unique_ptr<Communicator> all_;
-    // split from it, by name and members
+    // split from it, by name and members; null: a link that this rank is no member of
     std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> groups_;
-    std::vector<std::unique_ptr<Communicator>> link_groups_;
-    PipelineLinks links_;
     std::map<std::string, std::vector<int>> planned_groups_;
 };
 

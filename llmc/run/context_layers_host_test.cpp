@@ -40,7 +40,7 @@ Modelled layers_of_a_ring(int cp, double link_bytes_per_s, MakeCutPoints cut_poi
     std::vector<host::Recording> recordings(static_cast<std::size_t>(cp));
     double rows = 0;
     on_ranks(layout.mesh(), [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups();
+        TrainingGroups groups = training_groups(me.world);
         groups.zero = nullptr;   // layers alone: gradients are reduced once a step
         Rank rank(layout, me.world.at(), groups, &me.world);
         rank.gradients(1);

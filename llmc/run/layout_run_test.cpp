@@ -192,7 +192,7 @@ private:
     static TrainingGroups groups_of(World* world, const Options& options) {
         if (world == nullptr) return {};
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
-        return world->training_groups(options.pp_chunks > 1);
+        return training_groups(*world, options.pp_chunks > 1);
     }
     static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
     static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr,

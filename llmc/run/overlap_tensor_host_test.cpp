@@ -49,7 +49,7 @@ private:
 std::vector<host::Recording> record_step(int chunks, bool sequence_parallel, Flaw flaw) {
     std::vector<host::Recording> recordings(ranks);
     on_ranks(MeshShape{1, 1, 1, ranks}, [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups();
+        TrainingGroups groups = training_groups(me.world);
         Flawed cut_points(flaw, *groups.tensor, chunks, me.arena);
         StageOptions options;
         options.B = B;

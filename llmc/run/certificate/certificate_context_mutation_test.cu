@@ -25,7 +25,7 @@ std::optional<std::string> verdict(const Layout& layout, const std::function<voi
     const Result expected = Rank(alone).train(2);
     std::string story;
     const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
-        TrainingGroups groups = me.world.training_groups();
+        TrainingGroups groups = training_groups(me.world);
         if (other_groups) groups = other_groups(groups);
         Rank rank(layout, me.world.at(), groups, &me.world);
         if (damage) damage(rank, me);
@@ -154,7 +154,7 @@ TEST_CASE("validation: the loss over the world's targets is that of one process,
         on_ranks(mesh, [&](TestRank& me) {
             Layout layout;
             layout.cp = mesh.cp, layout.seq_len = 48;
-            TrainingGroups groups = me.world.training_groups();
+            TrainingGroups groups = training_groups(me.world);
             if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
             Rank rank(layout, me.world.at(), groups, &me.world);
             Stage& stage = rank.stage();

@@ -113,7 +113,7 @@ LongRun run_step(int cp, int T, bool timed) {
         options.cut_points = cut_points.get();
         Stage model(config, options, me.arena, me.stream);
         model.initialize(1);
-        TrainingGroups groups = me.world.training_groups();
+        TrainingGroups groups = training_groups(me.world);
         if (cp == 1) groups.zero = groups.stage = groups.all;
         Step step(model, {}, me.arena, groups);
         const std::vector<int> positions = token_positions(model.token_ranges());

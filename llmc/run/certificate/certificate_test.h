@@ -444,7 +444,7 @@ inline bool on_layout(const Layout& layout, const std::function<void(Rank&, Test
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {
         TrainingGroups groups =
-            me.world.training_groups(layout.pipe.chunks > 1, layout.tied, model(layout).kv_copies(layout.tp));
+            training_groups(me.world, layout.pipe.chunks > 1, layout.tied, model(layout).kv_copies(layout.tp));
         if (me.ranks() == 1) groups.zero = groups.stage = groups.all;
         Rank rank(layout, me.world.at(), groups, &me.world);
         body(rank, me);

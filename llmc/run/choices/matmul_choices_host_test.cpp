@@ -70,7 +70,7 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
         }
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape, me.arena, me.stream);
         model.initialize(options.seed);
-        Step step(model, {}, me.arena, me.world.training_groups());
+        Step step(model, {}, me.arena, training_groups(me.world));
         prepare(me.rank(), model.matmul());
         StopSignals signals;
         const Log log(false);
@@ -81,7 +81,7 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
         });
         Metrics metrics(telling, me.rank() == 0 ? options.output_dir : folder / "of_rank_1", 0);
         Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
-                         nullptr, "", 2, 0.0, me.world.training_groups(), &me.world});
+                         nullptr, "", 2, 0.0, training_groups(me.world), &me.world});
         me.require(trainer.run() == RunEnd::finished, "not finished");
         mine.used = model.matmul().algorithms();
         mine.still_tries = model.matmul().tries_algorithms();

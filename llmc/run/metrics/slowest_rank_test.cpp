@@ -74,7 +74,7 @@ TEST_CASE("slowest_rank: a rank that reads slowly is named under every stage of 
                 options.place = {me.world.mesh(), me.world.at(), zero};
                 Stage model(custom_model_config(2, 2, 32, 16, 61), options, me.arena, me.stream);
                 model.initialize(1);
-                Step step(model, {}, me.arena, me.world.training_groups());
+                Step step(model, {}, me.arena, training_groups(me.world));
                 Found found;
                 for (int attempt = 1; attempt <= 20; attempt++) {   // a busy machine may delay any rank
                     found = take_steps(me, model, step, slow, std::chrono::duration<double>(pause));

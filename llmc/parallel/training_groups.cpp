@@ -1,0 +1,66 @@
+#include "llmc/parallel/training_groups.h"
+
+namespace {
+
+// Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this turn, in
+// which links between other stages are made.
+Communicator* make_link(World& world, const char* what, int turn, int from, int to, bool exists) {
+    const int own = world.at().pp;
+    if (!exists || (own != from && own != to)) return world.link(text("no pp ", what, " in turn ", turn), -1, -1);
+    auto rank_at = [&](int stage) {
+        MeshCoordinates place = world.at();
+        place.pp = stage;
+        return rank_of(world.mesh(), place);
+    };
+    return world.link(text("pp ", what, " ", from, " to ", to), rank_at(from), rank_at(to));
+}
+
+// Makes the links i -> i + 1 of even i at once, then those of odd i; where the last one closes a ring of odd size, it
+// comes after them.
+PipelineLinks pipeline_links(World& world, bool ring, bool tied) {
+    PipelineLinks links;
+    const int p = world.mesh().pp, own = world.at().pp;
+    if (p == 1) return links;
+    auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
+    for (int turns = 0; turns < (ring && p % 2 == 1 ? 3 : 2); turns++) {
+        const int next = own, previous = (own + p - 1) % p;   // the links to the next stage and from the previous
+        const bool up = turn(next) == turns, down = turn(previous) == turns;   // never both
+        const int link = up ? next : previous, after = (link + 1) % p;
+        const bool exists = (up || down) && (ring || link < p - 1);
+        Communicator* const forward = make_link(world, "forward", turns, link, after, exists);
+        Communicator* const backward = make_link(world, "backward", turns, after, link, exists);
+        if (up) links.output = forward, links.output_gradient = backward;
+        if (down) links.input = forward, links.input_gradient = backward;
+    }
+    if (tied) links.tied = make_link(world, "tied", 0, 0, p - 1, true);
+    return links;
+}
+
+Communicator* same_heads(World& world, int copies) {
+    if (copies == 1) return nullptr;
+    std::vector<int> members;
+    for (int i = 0; i < copies; i++) {
+        MeshCoordinates at = world.at();
+        at.tp = at.tp / copies * copies + i;
+        members.push_back(rank_of(world.mesh(), at));
+    }
+    return world.group("tp same heads", members);
+}
+
+}   // namespace
+
+TrainingGroups training_groups(World& world, bool ring, bool tied, int head_copies) {
+    return {.zero = world.group(zero_axes),
+            .all = world.all(),
+            .stage = world.group(stage_axes),
+            .tensor = world.group({Axis::tp}),
+            .links = pipeline_links(world, ring, tied),
+            .same_heads = same_heads(world, head_copies),
+            .replicas = world.group(replica_axes),
+            .copy = world.group(copy_axes),
+            .holders = world.mesh().ep > 1 ? world.group(holder_axes) : nullptr};
+}
+
+TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks) {
+    return training_groups(world, pp_chunks > 1, config.tied, config.kv_copies(world.mesh().tp));
+}
