@@ -16,9 +16,10 @@ public:
 
     // out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
-    // Adds to what a tied classifier on this rank has written to dwte since it was begun; else dwte begins at zero.
+    // Adds to dwte if it was begun already, by a tied classifier on this rank (Gradients::next); else dwte begins at
+    // zero.
     void backward(const floatX* dout, const Batch& batch, AnyGradients& gradients, WeightGradientQueue& queue) const;
-    // Generation: out (rows, C), of one sequence from `position` on.
+    // Generation: embeds `rows` tokens of one sequence, from `position` on, into out (rows, C).
     void cached(floatX* out, const int* tokens, int position, int rows) const;
 
 private:
