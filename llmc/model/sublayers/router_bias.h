@@ -17,18 +17,18 @@ struct GradNorm;   // llmc/kernels/global_norm.cuh
 
 class RouterBias {
 public:
-    // All zero.
+    // Begins with all biases zero.
     RouterBias(const ModelConfig& config, Arena& arena, cudaStream_t stream);
 
     static std::size_t size(const ModelConfig& config) {
         return config.router == RouterScore::sigmoid ? static_cast<std::size_t>(config.layers * config.experts) : 0;
     }
     const float* data() const { return values_.data(); }   // null where there are none
-    std::vector<float> values() const;                     // waits
+    std::vector<float> values() const;                     // waits for the device
     void set(std::span<const float> values);
 
-    // `counts` (L, E): tokens of a step that each expert got, of all ranks. Nothing where `norm` says that the step's
-    // update is skipped.
+    // Moves the biases by `counts` (L, E): tokens of a step that each expert got, of all ranks. Does nothing if `norm`
+    // says that the step's update is skipped.
     void update(const std::int32_t* counts, const GradNorm* norm) const;
 
 private:
