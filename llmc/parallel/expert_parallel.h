@@ -1,4 +1,4 @@
-// What ranks tell each other of a mixture of experts (expert_ranks.h).
+// Exchanges between ranks for a mixture of experts (expert_ranks.h).
 //
 // A balance loss counts where the tokens of each whole sequence went: ranks of cp, and of tp under sequence
 // parallelism, have parts of them. They add up B E int32 a layer and micro-batch, in forward; what is recomputed adds
@@ -18,5 +18,6 @@
 #include "llmc/model/stage.h"
 #include "llmc/process/world.h"
 
-// Outlives the stage; null where one device has all that it would ask others for. Collective.
+// Makes the exchanges of a stage with these options; they must outlive the stage. Null if one device has all that it
+// would ask others for. Collective.
 std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config);

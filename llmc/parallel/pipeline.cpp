@@ -5,8 +5,8 @@
 
 #include "llmc/base/profile_range.h"
 
-// Multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2 tokens on
-// average). The embedding moves data only, as two or three norms do.
+// Counts the multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2
+// tokens on average). The embedding moves data only, as two or three norms do.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
     const double C = static_cast<double>(config.channels), layer = 12 * C * C + T * C;
     const double classifier = static_cast<double>(config.padded_vocab_size) * C / layer, embedding = 0.1;
@@ -23,12 +23,12 @@ InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& c
     InFlight now{0, 0, 0, 0, 0}, most{1, 1, 0, 0, 1};
     const bool delays = std::any_of(schedule.begin(), schedule.end(),
                                     [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
-    auto reads = [&](const Action& action) {   // the tokens of its micro-batch
+    auto reads = [&](const Action& action) {   // true if it reads the tokens of its micro-batch
         const Chunk& what = chunks[static_cast<std::size_t>(action.chunk)];
         return (action.kind == Action::Kind::forward && (what.embedding || documents)) ||
                (action.kind == Action::Kind::backward_input && (what.embedding || what.head || documents));
     };
-    std::map<int, int> readers;   // still to come, of each micro-batch
+    std::map<int, int> readers;   // readers still to come, per micro-batch
     for (const Action& action : schedule) readers[action.micro_batch] += reads(action);
     std::set<int> read;
     bool receives_inputs = false, receives_gradients = false;
@@ -124,7 +124,7 @@ bool Pipeline::reads_batch(const Action& action, Purpose purpose) const {
     }
 }
 
-// Whether another chunk takes a chunk's output, on this rank or through a link.
+// True if another chunk takes this chunk's output, on this rank or through a link.
 bool Pipeline::hands_on(int chunk) const {
     if (chunk + 1 < stage_.chunks() && stage_.follows(chunk + 1)) return true;
     return !stage_.chunk(chunk).head && output_.group != nullptr;
@@ -190,7 +190,7 @@ void Pipeline::transfer(const Action& action, Purpose purpose) {
 void Pipeline::run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,
                    const std::function<void()>& losses_made) {
     uses_.clear();
-    std::map<int, std::size_t> last_reader;   // of each micro-batch: after it the batch is no longer needed
+    std::map<int, std::size_t> last_reader;   // index per micro-batch: after it the batch is no longer needed
     for (std::size_t i = 0; i < schedule.size(); i++) {
         const Action& action = schedule[i];
         if (action.kind == Action::Kind::forward) stage_.add_forward_uses(uses_, action.chunk, purpose);

@@ -41,7 +41,7 @@
 #include "llmc/model/cut_points.h"
 #include "llmc/process/comm.h"
 
-// As many chunks of rows as wanted, or the nearest lower number that divides the rows; each is shared by `parts` ranks.
+// Returns `wanted`, or the nearest lower number of chunks that divides the rows; `parts` ranks share each chunk.
 constexpr int tensor_chunks(int rows, int parts, int wanted) {
     while (wanted > 1 && rows % (wanted * parts) != 0) wanted--;
     return wanted;
@@ -78,10 +78,10 @@ private:
     int wanted_chunks_, chunks_ = 1;
     Arena& arena_;
     RankSizes sizes_{};
-    OwnedStream traffic_{StreamPriority::greatest};   // what others wait for goes first
+    OwnedStream traffic_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, summed_, gathered_, entered_all_;
     std::vector<OwnedEvent> entered_chunks_;
-    const floatX* announced_ = nullptr;         // what is on its way into entered_
+    const floatX* announced_ = nullptr;         // rows on their way into entered_
     DeviceBuffer<floatX> entered_, gradient_;   // (R, C) each, with sequence parallelism
     DeviceBuffer<floatX> own_rows_;             // (Rr, C), with that and several chunks
     DeviceBuffer<float> loss_;                  // (3, R): maxima and two sums

@@ -55,36 +55,37 @@ struct ZeroStates {
     ModelState<G> gradients, unsharded_gradients;
 };
 
-// One rank's part in it.
+// One rank's part in data parallelism and ZeRO.
 class Zero : public UnitHooks {
 public:
-    // A step begins, in which the gradients of every unit will become ready so many times.
+    // Begins a step, in which the gradients of every unit become ready `micro_batches` times.
     virtual void begin_step(int micro_batches) = 0;
-    // After the last micro-batch, when the gradients of every unit have been ready as often as was said (else this is a
-    // bug, and names the unit: under stages 0 and 1 it has not been reduced): what is queued on the compute stream from
-    // now on sees reduced gradients.
+    // Ends the reductions after the last micro-batch: work queued on the compute stream from now on sees reduced
+    // gradients. If the gradients of a unit have not been ready as often as begin_step() said, this is a bug and names
+    // the unit (under stages 0 and 1 it has not been reduced).
     virtual void finish_gradients() = 0;
-    // The owned parts of the parameters have been updated by work on the compute stream.
+    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     virtual void parameters_changed() = 0;
-    // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
+    // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
+    // them.
     virtual void wait_for_all_gather() = 0;
 };
 
-// Whether experts that are dealt out are in it.
+// True if the span holds experts that are dealt out.
 inline bool is_of_experts(const SpanPlace& span) { return span.zero.contains(Axis::holder); }
 
 // Null: this rank alone.
 struct ZeroGroups {
     Communicator* zero = nullptr;       // the ranks of zero_axes, in the order of group_rank
-    Communicator* replicas = nullptr;   // those of replica_axes
-    Communicator* holders = nullptr;    // those of holder_axes: in place of both for experts that are dealt out
+    Communicator* replicas = nullptr;   // the ranks of replica_axes
+    Communicator* holders = nullptr;    // the ranks of holder_axes: in place of both for experts that are dealt out
 };
 
 // P: type of the parameters, G: of the gradients.
 template <class P, class G>
 class ZeroRank : public Zero {
 public:
-    // Work of the model goes to `compute`.
+    // `compute`: stream of the model's work.
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups, Arena& arena,
              cudaStream_t compute);
 
@@ -131,7 +132,7 @@ private:
     ZeroStates<P, G> states_;
     ZeroGroups groups_;
     cudaStream_t compute_;
-    OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
+    OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, travelled_;
     DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
@@ -140,7 +141,7 @@ private:
     std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
-    std::vector<std::size_t> memory_;              // of a unit: the first one that has the same unsharded memory
+    std::vector<std::size_t> memory_;              // per unit: the first one that has the same unsharded memory
     std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;
     std::size_t next_use_ = 0;
@@ -225,7 +226,7 @@ void ZeroRank<P, G>::for_tensors(const SpanPlace& span, Communicator* group, Per
     for_all();
 }
 
-// What a rank alone would send itself.
+// Copies what a rank alone would send to itself.
 template <class P, class G>
 template <class T>
 void ZeroRank<P, G>::copy(T* out, const T* in, const TensorPlace& tensor) const {
@@ -257,7 +258,7 @@ void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
     for (int slot : uses[0]) fetch(slot);
 }
 
-// Whether a unit's memory is that of one which this entry of the pass reads; then it comes when the entry has ended.
+// True if a unit shares memory with one which this entry of the pass reads; then it comes when the entry has ended.
 template <class P, class G>
 bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
     const std::vector<int>& slots = (*uses_)[use];
@@ -266,8 +267,8 @@ bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
     });
 }
 
-// Stage 3: the parameters of an entry of the pass are fetched while the one before it reads its own. What that one
-// reads too stays, what shares memory with it is fetched late.
+// Stage 3: fetches the parameters of an entry of the pass while the one before it reads its own. Units that both read
+// stay; a unit that shares memory with the one before is fetched late.
 template <class P, class G>
 void ZeroRank<P, G>::use_begins() {
     auto reads = [&](std::size_t use, int slot) {
@@ -296,7 +297,7 @@ void ZeroRank<P, G>::use_ends() {
     next_use_++;
 }
 
-// A unit, into memory whose last use has ended.
+// Fetches a unit into its memory, once the last use of that has ended.
 template <class P, class G>
 void ZeroRank<P, G>::fetch(int slot) {
     released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
@@ -362,7 +363,7 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
     reduced_[memory_[static_cast<std::size_t>(slot)]].record(traffic());
 }
 
-// Stages 0 and 1: in place.
+// Stages 0 and 1: reduces in place.
 template <class P, class G>
 void ZeroRank<P, G>::reduce(int slot) {
     const ModelState<G>& gradients = states_.gradients;

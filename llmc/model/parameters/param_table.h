@@ -23,7 +23,7 @@ struct ParamRow {
     std::string name;    // GPT-2's, within its layer
     TensorSpec tensor;   // stored [out, in], vocabulary padded; and how meshes cut it
     Init init = Init::zeros;
-    bool writes_residual = false;    // drawn smaller by the root of the number of such: GPT-2, section 2.3
+    bool writes_residual = false;    // drawn smaller by the root of the number of such tensors: GPT-2, section 2.3
     bool decays = false;             // weight decay: matrices and embeddings, as llm.c
     bool hf_transposed = false;      // Hugging Face stores it [in, out] (GPT-2's Conv1D)
     std::int64_t padding_rows = 0;   // the last ones, always zero
