@@ -1,9 +1,9 @@
 // Memory of forward and backward: activations that forward keeps for backward, one set per chunk and micro-batch in
 // flight, and scratch, which all sets share. Sublayers declare both.
 //
-// Shapes are those of RankSizes: R rows, of which tensor parallelism may leave a rank fewer in the residual region
-// (Rr). The recompute level says which activations are dropped and computed again in backward, into one buffer shared
-// by all layers of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
+// Shapes are those of RankSizes: R rows; in the residual region tensor parallelism may leave a rank fewer (Rr). The
+// recompute level says which activations are dropped and computed again in backward, into one buffer shared by all
+// layers of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct RankSizes {
     int rows() const { return B * T; }
     int residual_rows() const {
         return rows() / residual_parts;
-    }   // they need not be neighbours in the sequence
+    }   // neighbours here need not be neighbours in the sequence
     // Shape of attention on this rank; with a ring, of the block of its own keys.
     AttentionShape attention() const {
         AttentionShape shape = self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));

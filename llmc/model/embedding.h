@@ -1,5 +1,5 @@
-// The embedding: residual stream = wte[tokens] + wpe[positions] (without the latter where
-// positions are not learned), and its backward.
+// The embedding and its backward: residual stream = wte[tokens] + wpe[positions], without wpe if positions are not
+// learned.
 #pragma once
 
 #include "llmc/model/batch.h"

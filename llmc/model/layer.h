@@ -1,7 +1,7 @@
 // A layer: its sublayers in order, joined along the residual stream.
 //
 //   residual(0) = in;  residual(i+1) = residual(i) + sublayer i (norm i (residual(i)));  out = residual(n)
-// or, where norms come after, residual(i) + norm i (sublayer i (residual(i))).
+// or, if norms come after sublayers, residual(i) + norm i (sublayer i (residual(i))).
 // The sum after a sublayer and the norm of the next one are one kernel, unless a matmul adds the sum itself.
 #pragma once
 

@@ -48,7 +48,7 @@ struct StageOptions {
     float z_loss = 0;          // Classifier::z_loss of training's losses
     MatmulOptions matmul = {};
     int comm_sms = 0, link_sms = 0;   // multiprocessors that collectives, and links of a pipeline, take beside matmuls
-    DType grad_dtype = DType::fp32;   // or bf16, where parameters are
+    DType grad_dtype = DType::fp32;   // or bf16, if parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul

@@ -134,7 +134,7 @@ void MuonMatrices::allocate(Arena& arena) {
     moves_->on_device.upload(moves_->pieces, stage_.stream());
 }
 
-// Returns where a part of a matrix that this rank owns lies on this rank.
+// Returns the address of a part on this rank, which owns its matrix.
 floatX* MuonMatrices::at_owner(const Part& part) const {
     return part.holder == rank_ ? pieces_.data() + part.at : arrived_.data() + part.arrived;
 }

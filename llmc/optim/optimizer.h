@@ -1,13 +1,13 @@
 // The optimizer of a run: its state of every parameter (optimizer_state.h), and the rule by which it updates it
 // (llmc/kernels/optim/rules.cuh).
 //
-// The parameter table and the storage say which parameters there are and where they lie (param_storage.h).
-// Master weights exist where parameters are bf16 and --master-weights is on; they start as the parameters' values.
-// Without them bf16 parameters are rounded stochastically.
+// The parameter table and the storage say which parameters there are and where they lie (param_storage.h). Master
+// weights exist if parameters are bf16 and --master-weights is on; they start as the parameters' values. Without them
+// bf16 parameters are rounded stochastically.
 //
-// Rules with a ratio per tensor (lamb, lars) send the sums of squares of every tensor, or block of its rows, in one
-// all-reduce of all ranks: 2f x 16 bytes for each. Each element counts once, on the rank that is its one owner, so
-// ranks that hold copies of it find the same ratio.
+// Rules with a ratio per tensor (lamb, lars) add up the sums of squares of every tensor, or block of its rows, in one
+// all-reduce of all N ranks: 2f x 16 bytes for each, f = (N - 1) / N. Each element counts once, on the rank that is its
+// one owner, so ranks that hold copies of it find the same ratio.
 //
 // Everything is asynchronous on the stage's stream.
 #pragma once

@@ -37,7 +37,7 @@ struct OptimizerOptions {
 struct OptimizerStateSpec {
     std::string name;          // in files and messages
     bool is_weights = false;   // the exact weights, from which the parameters are rounded; at most one of a list
-    bool averages = false;     // weights of the steps so far: begins as the weights, also where a file has none
+    bool averages = false;     // average of the weights so far; begins as the weights, also if a file has none
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
 };
 

@@ -1,8 +1,8 @@
-// Context parallelism: attention over sequences of which each rank has a part (llmc/mesh/context_cut.h). All else in
-// the model looks at one token at a time, but for positions, which come from here.
+// Context parallelism: attention over sequences that ranks share (llmc/mesh/context_cut.h). All else in the model looks
+// at one token at a time, except positions, which come from here.
 //
 // Ulysses inside, a ring outside: tokens are exchanged for heads in groups of `ulysses` ranks, and the keys and values
-// of these heads travel the ring. Either may be of one rank, and then does nothing.
+// of these heads travel the ring. A group or ring of one rank does nothing.
 #pragma once
 
 #include <optional>

@@ -5,8 +5,8 @@
 
 #include "llmc/base/profile_range.h"
 
-// Counts the multiplications of a token, in those of a layer: 12 C^2 in its matmuls and T C in attention (of T / 2
-// tokens on average). The embedding moves data only, as two or three norms do.
+// Balances pieces by multiplications per token, counted in layers: a layer has 12 C^2 in its matmuls and T C in
+// attention (of T / 2 tokens on average). The embedding only moves data, as two or three norms do.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
     const double C = static_cast<double>(config.channels), layer = 12 * C * C + T * C;
     const double classifier = static_cast<double>(config.padded_vocab_size) * C / layer, embedding = 0.1;
@@ -51,7 +51,7 @@ InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& c
         if (kind == Action::Kind::backward_weight) now.delayed--;
         if (kind == (delays ? Action::Kind::backward_weight : Action::Kind::backward_input)) now.activations--;
     }
-    // One more of what is received, so that the next one arrives while the last is read or sent on.
+    // One more receive buffer, so that the next boundary arrives while the last is read or sent on.
     if (micro_batches_of(schedule) > 1) {
         most.inputs += receives_inputs;
         most.gradients += receives_gradients;

@@ -8,15 +8,15 @@
 //   of earlier ranks  their first chunk is seen         full, all queries x the first half of the keys
 //   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
 //
-// so all ranks have equal work at every step, unless documents are masked: then what no query sees is passed over,
-// though keys travel on. Outputs merge by log-sum-exp in fp32. In backward gradients of keys and values travel behind
-// them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home, where
-// the own part has stayed.
+// so all ranks have equal work at every step, unless documents are masked: then a block that no query sees is skipped,
+// though its keys travel on. Outputs merge by log-sum-exp in fp32. In backward, gradients of keys and values travel
+// behind them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home,
+// where the own part has stayed.
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
-// alone. What a rank sends per call, s elements of one of k, v: forward 2(N-1)s; backward as much again, and
-// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has
-// room and no delayed gradient of weights reads it.
+// alone. For s elements of one of k and v a rank sends per call: 2(N-1)s in forward; as much again in backward, and
+// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, if that has room and no delayed gradient of weights
+// reads it.
 #pragma once
 
 #include <array>
@@ -41,8 +41,8 @@ public:
     // `group`: the ranks of the ring, in its order.
     Ring(Communicator& group, Arena& arena, cudaStream_t compute);
 
-    // Takes memory for calls of at most this shape. Nothing may be under way. `lent`: bytes of the memory that backward
-    // will be given; gradients of keys and values travel in the first two pieces where they have room.
+    // Takes memory for calls of at most this shape. Nothing may be in flight. `lent`: bytes of the memory that backward
+    // will be given; gradients of keys and values travel in its first two pieces if they have room.
     void reserve(const AttentionShape& own, const std::vector<std::size_t>& lent = {});
 
     // Runs attention over the ring. The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first

@@ -2,8 +2,8 @@
 // checked and simulated without a device, and carried out in order (pipeline.h).
 //
 // The model is cut into stages x chunks pieces; piece q is chunk q / stages of stage q % stages, so every piece hands
-// its output to the next stage, and the last stage hands to the first where stages have several chunks. One stage is
-// one device.
+// its output to the next stage, and if stages have several chunks, the last stage hands to the first. One stage is one
+// device.
 //
 //   naive        one micro-batch at a time, to compare with
 //   gpipe        all forwards, then all backwards: Huang et al., "GPipe", 2018
@@ -23,9 +23,9 @@
 // in which one device adds them.
 //
 // Transfers are actions too, on both ends. A device may hold everything up until a transfer of its list has gone
-// through (NCCL runs the calls of a communicator in order, and operations of several ones may wait for each other). So
-// lists are only valid where they end even if every stage does one action at a time and a transfer waits for its
-// other end. `with_transfers` gives all transfers one order, that of a nominal clock, which each stage follows.
+// through (NCCL runs the calls of a communicator in order, and operations of several communicators may wait for each
+// other). So lists are valid only if they end even when every stage does one action at a time and a transfer waits for
+// its other end. `with_transfers` gives all transfers one order, that of a nominal clock, which each stage follows.
 #pragma once
 
 #include <algorithm>

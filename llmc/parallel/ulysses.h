@@ -2,10 +2,10 @@
 // Jacobs et al., "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer
 // models", 2023.
 //
-// Of u ranks each sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
-// elements, s (u-1)/u. Where there are more ranks than heads of keys and values, u / heads ranks get copies of a head:
-// these count in s. On the way back their gradients, each rounded to floatX, are added up in fp32 and rounded again.
-// Tokens come out in the order of the sequence.
+// Each of u ranks sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
+// elements, s (u-1)/u. If there are more ranks than KV heads, u / heads ranks get copies of a head: these count in s.
+// On the way back their gradients, each rounded to floatX, are added up in fp32 and rounded again. Tokens come out in
+// the order of the sequence.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ public:
         std::array<std::int64_t, 3> channels;   // q's, k's and v's; or one tensor's, then 0
         std::int64_t copies = 1;                // ranks that get the same channels of k and v
     };
-    // Takes memory for calls of at most these sizes. Nothing may be under way.
+    // Takes memory for calls of at most these sizes. Nothing may be in flight.
     void reserve(const Sizes& largest);
 
     // Exchanges tokens for heads: in (B, T, channels of each tensor), `out` (B, u T, channels / u of each, of k and v

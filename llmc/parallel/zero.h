@@ -11,9 +11,9 @@
 //
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
 // events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
-// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the one at hand runs;
-// whole units live in memory that layers take turns with (ModelState::rotating), so do whole gradients under stages 2
-// and 3.
+// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the current one runs.
+// Layers take turns with memory for whole units (ModelState::rotating), under stages 2 and 3 with that for whole
+// gradients too.
 //
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, P parameters (each tensor padded to N shards of a multiple
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
@@ -23,7 +23,7 @@
 // requests to stop in one all-reduce of all ranks: 2f x 40 bytes a step at every stage. `zero_traffic` says it to the
 // byte.
 //
-// Where R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
+// If R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
 // Gradients are reduced to shards within it, and once a step, after the last micro-batch, a shard is summed over the R
 // ranks that keep it: 2Pg(R - 1) / (RN) more at stages 1, 2 and 3.
 //
@@ -31,11 +31,11 @@
 // that hold the same ones, H = dp cp tp / ep of them, by the same formulas. A rank that holds its experts alone sends
 // nothing for them.
 //
-// A matrix that has an owner (param_storage.h) is reduced to it under stage 1, and broadcast by it after the update:
-// other ranks send, summed over all of them the bytes are the same, padding apart.
+// Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
+// Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
-// What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
-// buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
+// Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
+// buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/process/comm.h"
 
-// The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole
-// and, where nothing is sharded, the same as the kept ones.
+// States of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole and, if
+// nothing is sharded, the same as the kept ones.
 template <class P, class G>
 struct ZeroStates {
     ModelState<P> parameters, unsharded_parameters;
@@ -147,8 +147,8 @@ private:
     std::size_t next_use_ = 0;
 };
 
-// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): what it keeps,
-// of which ZeRO divides more with each stage, and what it works with.
+// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
+// of which ZeRO divides more with each stage, and working memory.
 struct ZeroMemory {
     double parameters = 0, gradients = 0, optimizer = 0;        // kept
     double unsharded_parameters = 0, unsharded_gradients = 0;   // whole units in turns, and a shard that arrives
@@ -258,7 +258,7 @@ void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
     for (int slot : uses[0]) fetch(slot);
 }
 
-// True if a unit shares memory with one which this entry of the pass reads; then it comes when the entry has ended.
+// True if a unit shares memory with one that this entry of the pass reads; it is fetched once the entry has ended.
 template <class P, class G>
 bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
     const std::vector<int>& slots = (*uses_)[use];
@@ -385,7 +385,7 @@ void ZeroRank<P, G>::reduce(int slot) {
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
         for_tensors(span, copies, [&](const TensorPlace& tensor) {
-            const std::size_t kept = shard(tensor);   // nothing where another rank is the owner
+            const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
             if (kept > 0) copies->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
         });
     }

@@ -4,9 +4,9 @@
 // a pipeline stage owns. Within a unit, tensors follow each other in table order, each padded so that its ZeRO shards
 // are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order.
 //
-// Tensors that follow each other and are summed over the same ranks (zero_axes_of) are a span: contiguous in both
-// buffers, and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these
-// ranks. A unit is one span, but where experts are dealt out.
+// Consecutive tensors that are summed over the same ranks (zero_axes_of) are a span: it is contiguous in both buffers,
+// and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these ranks. A
+// unit is one span unless experts are dealt out.
 //
 // If matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut the matrices of layers: each
 // has one owner among the ranks that ZeRO would cut it over (for experts that are dealt out, their holders). They are
@@ -33,7 +33,7 @@ struct TensorPlace {
 };
 
 struct SpanPlace {
-    AxisSet zero = zero_axes;                 // its gradients are summed over these, and its ZeRO shards cut
+    AxisSet zero = zero_axes;                 // axes over which gradients are summed and ZeRO shards cut
     std::int64_t offset = 0, padded = 0;      // in its unit's whole buffer, and elements
     std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
     std::vector<int> tensors = {};            // indices in the storage's tensors
@@ -93,7 +93,7 @@ public:
 private:
     bool shards(StateKind state) const { return is_sharded(state, place_.zero_stage); }
     void deal_matrices();
-    void append(UnitPlace& unit, TensorPlace tensor);   // behind those that the unit has
+    void append(UnitPlace& unit, TensorPlace tensor);   // after the tensors that the unit has
 
     ParamTable table_;
     ShardPlace place_;

@@ -2,8 +2,8 @@
 // checkpoints, import and export all read it; nothing else keeps a list of parameters.
 //
 // Parameters are grouped into units, the pieces in which they are stored, gathered and reduced: the embedding (wte,
-// wpe), each layer, and the head (final layernorm, and the classifier where it is a tensor of its own). A tied
-// classifier is wte; in a pipeline of several stages the last one holds a copy of it, in its head unit.
+// wpe), each layer, and the head (final layernorm, and the classifier if it is a tensor of its own). A tied classifier
+// is wte; in a pipeline of several stages the last one holds a copy of it, in its head unit.
 #pragma once
 
 #include <cstdint>

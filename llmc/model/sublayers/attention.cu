@@ -34,7 +34,7 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
 
 std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows(), heads = std::int64_t{sizes.NH} * sizes.HS;
-    // (B, T, NH of q, KV of k, KV of v, HS), turned where positions are rotary; in delayed backward its gradient
+    // (B, T, NH of q, KV of k, KV of v, HS), rotated if positions are rotary; in delayed backward its gradient
     std::vector<KeptTensor> all = Branch::kept({"ln1", "attproj", "ln1_mean", "ln1_rstd"},
                                                {.name = "qkv", .elements = R * sizes.attended_width()}, sizes);
     all.push_back({.name = "atty", .elements = R * heads});   // (B, T, NH, HS) input of c_proj

@@ -1,6 +1,6 @@
-// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k normed and
-// turned where the model says so.
-// Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section 2.3.
+// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k are normed and
+// rotated if the model does so. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019,
+// section 2.3.
 #pragma once
 
 #include "llmc/model/sublayers/branch.h"
@@ -40,7 +40,7 @@ private:
     void norm_rows(floatX* qkv, Rows rows, const LayerActivations& a) const;
     void norm_rows_backward(const SublayerBackward& args) const;
     RowNorm::Kept kept_of_row_norm(std::size_t i, const LayerActivations& a, Rows rows) const;
-    // Returns where the weight's gradient of norm i waits: behind the two vectors of the sublayer's own norm.
+    // Returns where the gradient of norm i's weight waits: behind the two vectors of the sublayer's own norm.
     void* norm_aside(std::size_t i, const SublayerBackward& args) const;
     void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }

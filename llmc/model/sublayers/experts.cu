@@ -52,7 +52,7 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
         add("mlp.shared.c_fc.weight", 1, hidden(S), C, false);
         add("mlp.shared.c_proj.weight", 1, {C}, S, true);
     }
-    // last, and so next to each other: where they are dealt out, they are summed over other ranks than the rest
+    // last, and so next to each other: if they are dealt out, they are summed over other ranks than the rest
     add("mlp.experts.c_fc.weight", E, hidden(F), C, false, TensorCut::experts);
     add("mlp.experts.c_proj.weight", E, {C}, F, true, TensorCut::experts);
     return rows;

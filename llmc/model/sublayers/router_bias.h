@@ -23,7 +23,7 @@ public:
     static std::size_t size(const ModelConfig& config) {
         return config.router == RouterScore::sigmoid ? static_cast<std::size_t>(config.layers * config.experts) : 0;
     }
-    const float* data() const { return values_.data(); }   // null where there are none
+    const float* data() const { return values_.data(); }   // null if there are none
     std::vector<float> values() const;                     // waits for the device
     void set(std::span<const float> values);
 

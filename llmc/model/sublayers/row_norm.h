@@ -2,8 +2,8 @@
 // rank has some. Between begin and finish the sums over a row are added up over tp ranks (CutPoints::sum_rows): those
 // of queries and keys together, two floats a row, forward and backward.
 //
-// The weight is cut as the heads are. Where several ranks hold copies of a head of keys, its gradient is the sum over
-// them, as that of the matrix that makes keys.
+// The weight is cut as the heads are. If several ranks hold copies of a KV head, the gradient of its norm's weight is
+// the sum over them, as that of the matrix that makes keys.
 #pragma once
 
 #include <string>
