@@ -63,7 +63,7 @@ void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, boo
 enum class Recompute : std::uint8_t {
     none,
     gelu,        // GELU's output: 4C of the 16C elements per row and layer
-    gelu_norm,   // both layernorms' outputs too, from the kept inputs, means and deviations
+    gelu_norm,   // both norms' outputs too, from the kept inputs and statistics
     block,       // everything of a block but its input
 };
 // Marks a tensor that no level drops.

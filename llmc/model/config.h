@@ -84,7 +84,7 @@ struct ModelConfig {
 // A field of ModelConfig with its option and its keys in files. Import, export, options and settings iterate over one
 // table of these; a new field needs a new row.
 struct ModelField {
-    const char* name;   // the option's, without dashes
+    const char* name;   // name of the option, without dashes
     const char* help;
     const char* key;                   // in config.json of a GPT-2, and of models that only this program knows
     const char* llama_key = nullptr;   // in config.json of models of Llama's kind; null: it has none
@@ -92,7 +92,7 @@ struct ModelField {
     void (*set)(ModelConfig&, double);
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
     bool whole = true;                      // the number must be whole
-    bool basic = false;                     // every model has a size of its own here; options say it in other ways
+    bool basic = false;                     // a size that every model states; its option is not made from this table
     bool of_training = false;               // only training reads it: a model's outputs do not depend on it
     // Place of the field in other programs' files. A file without the field holds only models with GPT-2's value.
     bool gpt2 = true;   // a GPT-2's config.json

@@ -25,7 +25,7 @@ public:
     const ModelState<floatX>& parameters() const { return parameters_; }
     RouterBias& router_bias() { return router_bias_; }
 
-    // Tokens read so far, and the most there may be: the model's positions.
+    // Return the tokens read so far, and the most there may be: the model's positions.
     int position() const { return position_; }
     int positions() const { return static_cast<int>(config().max_seq_len); }
     void forget() { position_ = 0; }

@@ -14,7 +14,7 @@ public:
           wpe_index_(parameters.storage().table().find("wpe.weight")),
           wpe_(wpe_index_ < 0 ? nullptr : parameters.tensor(wpe_index_)) {}
 
-    // out (residual rows, C).
+    // Embeds the tokens of a batch into out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
     // Adds to dwte if it was begun already, by a tied classifier on this rank (Gradients::next); else dwte begins at
     // zero.

@@ -38,7 +38,7 @@ public:
 private:
     Norm::Output normed() const;
     template <class PerChunk>
-    void for_chunks(PerChunk&& per_chunk) const;   // (first row, rows)
+    void for_chunks(PerChunk&& per_chunk) const;   // calls per_chunk(first row, rows)
     void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
 
     const StageTools& tools_;

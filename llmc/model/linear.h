@@ -79,7 +79,7 @@ public:
     int out_channels() const { return out_; }
     int in_channels() const { return in_; }
 
-    // out (rows, out), in (rows, in).
+    // Computes out (rows, out) from in (rows, in).
     void forward(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
@@ -95,7 +95,7 @@ public:
     void forward_few(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_few<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
-    // din (rows, in), dout (rows, out).
+    // Computes din (rows, in) from dout (rows, out).
     void backward_input(floatX* din, const floatX* dout, int rows, cudaStream_t stream) const {
         matmul_.input_gradient<floatX>(din, dout, weight_, shape(rows), false, stream);
     }

@@ -63,10 +63,10 @@ void take_place(Gradients<G>& gradients, int index, const G* from, int count, cu
         cudaMemcpyAsync(to.data, from, sizeof(G) * static_cast<std::size_t>(count), cudaMemcpyDeviceToDevice, stream));
 }
 
-// Elements from one vector of gradients that wait aside to the next: vector accesses stay aligned.
+// Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
 constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
-// Vectors of a sublayer, and elements of all of them: weight and bias of its norm, then the weights of the norms of
-// queries and keys.
+// Return the number of gradient vectors of a sublayer, and the elements of all of them: weight and bias of its norm,
+// then the weights of the norms of queries and keys.
 constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
 constexpr std::int64_t norm_elements(const ModelConfig& c) {
     const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0

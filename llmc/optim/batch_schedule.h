@@ -6,7 +6,7 @@
 //   linear   k         (Goyal et al., "Accurate, large minibatch SGD", 2017: for SGD)
 //   sqrt     sqrt(k)   (Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", 2022)
 //   none     1
-// and so rates with other names (--muon-lr), before the warm-up and the fall of --schedule are applied.
+// and rates with other names (--muon-lr) too, before the warm-up and the fall of --schedule are applied.
 #pragma once
 
 #include <cstdint>

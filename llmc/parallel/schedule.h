@@ -55,7 +55,7 @@ constexpr bool is_transfer(Action::Kind kind) { return kind >= Action::Kind::rec
 const char* name_of(Action::Kind kind);
 std::string describe(const Action& action);   // "forward of micro-batch 3, chunk 0"
 
-// One device: each micro-batch forward through all chunks and back, one after the other.
+// Returns the list of one device: each micro-batch forward through all chunks and back, one after the other.
 inline PipelineSchedule one_stage_schedule(int micro_batches, int chunks = 1) {
     PipelineSchedule schedule;
     for (int m = 0; m < micro_batches; m++) {

@@ -25,7 +25,7 @@
 // One tensor this rank holds a tp shard of.
 struct TensorPlace {
     int param = -1;                           // index in the ParamTable
-    int slot = -1;                            // which of the storage's units
+    int slot = -1;                            // index in the storage's units
     std::int64_t offset = 0;                  // offset of the tp shard in its unit's whole buffer
     std::int64_t elements = 0;                // elements of the tp shard, without padding
     std::int64_t padded = 0;                  // elements with padding: ZeRO ranks x shard, or the owner's
@@ -34,7 +34,7 @@ struct TensorPlace {
 
 struct SpanPlace {
     AxisSet zero = zero_axes;                 // axes over which gradients are summed and ZeRO shards cut
-    std::int64_t offset = 0, padded = 0;      // in its unit's whole buffer, and elements
+    std::int64_t offset = 0, padded = 0;      // offset in its unit's whole buffer, and elements
     std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
     std::vector<int> tensors = {};            // indices in the storage's tensors
 };
@@ -76,7 +76,7 @@ public:
     std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
     // Returns owned_ranges() of a tensor without the rows that only pad the vocabulary, which stay zero.
     std::vector<OwnedRange> exported_ranges(const TensorPlace& tensor, StateKind state) const;
-    // Offset and elements (padding included) of a tensor in such a buffer.
+    // Return the offset and the elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
     // Returns the elements of the largest part of a tensor that a rank owns.

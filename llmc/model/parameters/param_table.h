@@ -47,9 +47,9 @@ struct ParamInfo : ParamRow {
 
     bool is_layer_matrix() const { return layer >= 0 && is_matrix(); }
 
-    // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
-    // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
-    // number of layers, or what other tensors there are.
+    // Returns what stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic
+    // rounding. Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the
+    // layout, the number of layers, or other tensors.
     std::uint64_t random_tensor() const { return name_hash(name); }
 };
 

@@ -148,7 +148,7 @@ void Branch::backward(const SublayerBackward& args) const {
     });
     inside_backward(dout, args);
     const floatX* const entered = norm_after() ? args.in : at(a, kNormed);
-    if (!delayed) cut.will_enter_columns(entered, stream);   // so that it travels behind the matmul before its use
+    if (!delayed) cut.will_enter_columns(entered, stream);   // its gather hides behind the matmul before its use
     const floatX* const kept_din = keep(at(a, kIn), din_, rows, in_.out_channels());
     args.queue.add([=, this, &gradients = args.gradients] {
         in_.backward_weight(gradients, kept_din, tools_.cut_points.enter_columns(entered, stream), rows, stream);

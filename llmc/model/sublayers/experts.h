@@ -3,8 +3,8 @@
 // the shared experts, which take every token and are one MLP of their widths together.
 //
 // No token is dropped: each expert has as many rows as tokens were sent to it, which only the device knows
-// (grouped_matmul.cuh). What was chosen is kept at every recompute level and never chosen again. The mixture works in
-// the residual region: tensor parallelism does not cut it, and under sequence parallelism each rank's gradients of its
+// (grouped_matmul.cuh). Choices are kept at every recompute level and never made again. The mixture works in the
+// residual region: tensor parallelism does not cut it, and under sequence parallelism each rank's gradients of its
 // weights are parts of a sum, as norms' are.
 //
 // If experts are dealt out to ranks (--ep, expert_ranks.h), the work between dispatch and combine is on rows of tokens
