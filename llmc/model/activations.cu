@@ -50,7 +50,7 @@ void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, boo
     require(config.shares_heads(tp), config.kv_heads(), " heads of keys and values");
     require(mlp % tp == 0, mlp, " channels inside the MLP");
     if (!sequence_parallel) return;
-    // of a single sequence too, as far as one is needed (sampling)
+    // T must also be enough for a single sequence (sampling)
     const int single = sequence_unit(cp, tp), unit = sequence_unit(cp, tp / std::gcd(B, tp));
     if (T % unit != 0 || T < single) {
         const int least = (single + unit - 1) / unit * unit;
@@ -87,8 +87,8 @@ std::vector<std::size_t> lent_to_attention(const RankSizes& sizes) {
 
 namespace {
 
-// One set of the activations of `layers` layers. What level `recompute` drops is in `shared`, which the first layer of
-// the first set, which has no prefix, fills. (Not known by its addresses: an arena may only count.)
+// Makes one set of activations of `layers` layers. Tensors that level `recompute` drops lie in `shared`, which the
+// first layer of the first set fills; that set has an empty prefix. (Addresses cannot tell: an arena may only count.)
 Activations make_activations(Arena& arena, Buffers& buffers, const std::string& prefix, const RankSizes& sizes,
                              int layers, Recompute recompute, LayerActivations& shared) {
     Activations set;

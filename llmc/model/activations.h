@@ -1,9 +1,9 @@
-// Memory of forward and backward: what forward keeps for backward, one set per chunk and micro-batch in flight, and
-// scratch, which all of them share. What there is of both, sublayers declare.
+// Memory of forward and backward: activations that forward keeps for backward, one set per chunk and micro-batch in
+// flight, and scratch, which all sets share. Sublayers declare both.
 //
-// Shapes are those of RankSizes: R rows, of which tensor parallelism may leave a rank fewer in the residual region
-// (Rr). The recompute level says what is not kept but computed again in backward, into one buffer shared by all layers
-// of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
+// Shapes are those of RankSizes: R rows; in the residual region tensor parallelism may leave a rank fewer (Rr). The
+// recompute level says which activations are dropped and computed again in backward, into one buffer shared by all
+// layers of all sets (Chen et al., "Training deep nets with sublinear memory cost", 2016).
 #pragma once
 
 #include <algorithm>
@@ -24,22 +24,22 @@
 struct RankSizes {
     int B, T;                 // sequences, and tokens of each that this rank has
     int C;                    // channels of the residual stream
-    int NH, KV, HS;           // heads of this rank, of queries and of keys and values, and channels of a head
+    int NH, KV, HS;           // query heads and KV heads of this rank, channels of a head
     int F;                    // channels of this rank inside the MLP
-    int V, Vp;                // this rank's part of the vocabulary, and with padding
-    int first_token;          // where that begins
+    int V, Vp;                // tokens of this rank's part of the vocabulary, without and with padding
+    int first_token;          // first token of this rank's part of the vocabulary
     int residual_parts;       // ranks that share the rows of the residual region (cut_points.h)
     int ulysses;              // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
-    ModelConfig model;        // of which this is one rank's part
-    int whole_T = 0;          // tokens of a sequence that cp ranks have together
-    int ep = 1;               // ranks that experts are dealt out to
-    bool documents = false;   // of a sequence do not see each other
+    ModelConfig model;        // the whole model
+    int whole_T = 0;          // tokens of a whole sequence, of all cp ranks
+    int ep = 1;               // ranks that share out the experts
+    bool documents = false;   // attention is masked between the documents of a sequence
 
     int rows() const { return B * T; }
     int residual_rows() const {
         return rows() / residual_parts;
-    }   // not all of them next to each other in the sequence
-    // As attention on this rank has them; of a ring, the block of its own keys.
+    }   // neighbours here need not be neighbours in the sequence
+    // Shape of attention on this rank; with a ring, of the block of its own keys.
     AttentionShape attention() const {
         AttentionShape shape = self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));
         shape.masks_documents = documents;
@@ -47,35 +47,36 @@ struct RankSizes {
     }
     int fc_width() const { return (model.gated() ? 2 : 1) * F; }
     int qkv_width() const { return (NH + 2 * KV) * HS; }
-    // With the copies that Ulysses makes where there are more ranks than heads of keys and values.
+    // Width of q, k and v with the copies that Ulysses makes if it has more ranks than KV heads.
     int attended_width() const { return (NH + 2 * std::max(KV, ulysses)) * HS; }
 };
-// `T`: tokens of a whole sequence, of which context parallelism gives each rank as many.
+// Returns the sizes on the rank `place`. `T`: tokens of a whole sequence, which cp ranks share evenly.
 RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
                      int ulysses = 1);
-// A single sequence whose tokens cp ranks share, and tp ranks the rows of each of these, has a multiple of so many.
+// Returns the number of which a single sequence's length must be a multiple: `cp` ranks share its tokens, and
+// `residual_parts` tp ranks the rows of each.
 int sequence_unit(int cp, int residual_parts);
-// Error(usage) naming the nearest values that work, where tp ranks cannot share a model of these sizes evenly.
+// Throws Error(usage), naming the nearest values that work, if tp ranks cannot share a model of these sizes evenly.
 void check_tensor_parallel(const ModelConfig& config, const MeshShape& mesh, bool sequence_parallel, int B, int T);
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {
     none,
     gelu,        // GELU's output: 4C of the 16C elements per row and layer
-    gelu_norm,   // both layernorms' outputs too, from the kept inputs, means and deviations
+    gelu_norm,   // both norms' outputs too, from the kept inputs and statistics
     block,       // everything of a block but its input
 };
-// Of what no level drops.
+// Marks a tensor that no level drops.
 inline constexpr Recompute never_dropped{0xff};
 
 // A tensor that a layer's forward keeps for its backward, as its sublayer declares it (sublayer.h).
 struct KeptTensor {
-    const char* name;                            // llm.c's
-    std::int64_t elements;                       // 0: it is not there
+    const char* name;                            // as in llm.c
+    std::int64_t elements;                       // 0: the tensor does not exist
     Recompute dropped_from = Recompute::block;   // this level and those above compute it again
-    bool statistic = false;                      // fp32, of rows: else of the type of activations
-    // Once the sublayer's backward has run, and its gradients of weights are not delayed, it is memory that sublayers
-    // below may work in: nobody reads it again.
+    bool statistic = false;                      // fp32, per row; else of the type of activations
+    // Memory that sublayers below may work in once this sublayer's backward has run: nobody reads it again. Not lent
+    // while gradients of weights are delayed.
     bool lent = false;
 
     std::int64_t bytes() const {
@@ -83,7 +84,7 @@ struct KeptTensor {
     }
 };
 
-// What sublayers of one kind work with inside an action. All layers share it.
+// Scratch memory of sublayers of one kind within one action; all layers share it.
 struct ScratchTensor {
     const char* name;
     std::int64_t elements;
@@ -91,14 +92,14 @@ struct ScratchTensor {
     bool backward_only = true;
 };
 
-// Of all sublayers of a layer in order, and between them the residual stream.
+// Lists the kept tensors of a layer: those of its sublayers in order, and between them the residual stream.
 std::vector<KeptTensor> layer_kept(const RankSizes& sizes);
-// Bytes of those that the sublayers above attention lend to its backward, in the order in which it is given them.
+// Returns the bytes of each tensor that the sublayers above attention lend to its backward, in the order of its pieces.
 std::vector<std::size_t> lent_to_attention(const RankSizes& sizes);
-// Where they are, in the same order.
+// Addresses of a layer's kept tensors, in the order of layer_kept().
 using LayerActivations = std::vector<std::byte*>;
 
-// Takes device memory by name and keeps it.
+// Allocates named device memory and owns it.
 class Buffers {
 public:
     template <class T>
@@ -111,27 +112,27 @@ private:
     std::vector<DeviceBuffer<std::byte>> memory_;
 };
 
-// What the forward of one chunk keeps of one micro-batch. Layers are counted from the chunk's first.
+// Activations that the forward of one chunk keeps of one micro-batch. Layer 0 is the chunk's first.
 struct Activations {
     std::vector<LayerActivations> layers;
     std::vector<floatX*> residual;   // (Rr, C) input of layer i; one more: the output of the last
-    OwnedEvent sent;                 // recorded behind what sends the output to another rank
+    OwnedEvent sent;                 // recorded after the send of the output to another rank
 };
 
-// A residual stream, or the gradient of one, that may cross to another rank: (Rr, C). Whoever uses the memory first
-// waits on his stream for `used`, and records it there before another stream has it.
+// Boundary buffer: a residual stream or its gradient, (Rr, C), that may cross to another rank. A stream waits for
+// `used` before it touches the memory, and records `used` afterwards.
 struct BoundaryTensor {
     floatX* data;
     OwnedEvent used;
 };
 
-// A number of things that are used and given back.
+// Holds items that are taken and given back.
 template <class T>
 class Pool {
 public:
     explicit Pool(const char* name) : name_(name) {}
     void add(T item) { free_.push_back(&all_.emplace_back(std::move(item))); }
-    // What was given back longest ago: the work that it was in has most likely ended.
+    // Takes the item that was given back longest ago: the work that used it has most likely ended.
     T* take() {
         ENSURE(!free_.empty(), "more than ", all_.size(), " ", name_, " in flight");
         T* item = free_.front();
@@ -139,7 +140,7 @@ public:
         return item;
     }
     void give_back(T* item) { free_.push_back(item); }
-    // One of them, for work that leaves nothing in it, while nothing is in flight.
+    // Returns an item without taking it, for work that leaves nothing in it, while nothing is in flight.
     T& any() { return all_.front(); }
 
 private:
@@ -148,10 +149,10 @@ private:
     std::deque<T*> free_;
 };
 
-// How many chunks of micro-batches may be between two actions of a schedule at once. One device needs one.
+// Numbers of (chunk, micro-batch) pairs between two actions of a schedule at once. One device needs one.
 struct InFlight {
     int activations = 1;   // from forward to backward, or to the delayed gradients of weights
-    int gradients = 1;     // of a residual stream: while backward is between its first chunk and its last
+    int gradients = 1;     // residual streams' gradients, while backward is between its first chunk and its last
     int delayed = 0;       // from backward_input to backward_weight; 0: gradients of weights are made at once
     int inputs = 0;        // from their arrival from another rank to forward
     int batches = 0;       // micro-batches whose tokens are on the device; 0: one for each set of activations
@@ -161,22 +162,22 @@ inline InFlight most_of(const InFlight& a, const InFlight& b) {
             std::max(a.inputs, b.inputs), std::max(a.batches, b.batches)};
 }
 
-// Bytes of a set of activations: what the forward of `layers` layers keeps of a micro-batch.
+// Returns the bytes of one set of activations: of `layers` layers and one micro-batch.
 std::int64_t activation_set_bytes(const RankSizes& sizes, int layers, Recompute recompute);
 
-// What gradients of weights of a chunk and micro-batch need besides its activations while they are delayed: all that
-// recompute has dropped is made again in backward_input, and kept from there to backward_weight.
+// Memory that delayed gradients of weights of one chunk and micro-batch need besides the activations. Tensors that
+// recompute has dropped are computed again in backward_input, and kept here until backward_weight.
 struct DelayedMemory {
-    std::vector<LayerActivations> recomputed = {};   // of each layer; null: what was kept, or is not needed
-    std::vector<std::byte*> norms = {};              // of each layer: (sublayers, norm_elements) of the gradients' type
+    std::vector<LayerActivations> recomputed = {};   // per layer; null: the tensor was kept or is not needed
+    std::vector<std::byte*> norms = {};              // per layer: (sublayers, norm_elements) of the gradients' type
 };
-// `a`, but of what is in `places` that.
+// Returns `a` with each address replaced for which `places` has one.
 LayerActivations moved(LayerActivations a, const LayerActivations& places);
 
 class ActivationPool {
 public:
-    // Every set has room for chunks of so many layers. `norm_bytes`: of a gradient's element, where delayed gradients
-    // of layernorms need a place; else 0.
+    // Every set has room for chunks of `layers` layers. `norm_bytes`: bytes of a gradient's element if delayed
+    // gradients of norms wait in the pool; else 0.
     ActivationPool(Arena& arena, const RankSizes& sizes, int layers, Recompute recompute, const InFlight& in_flight,
                    std::int64_t norm_bytes = 0);
 
@@ -189,23 +190,23 @@ private:
     Buffers buffers_;
 };
 
-// Memory that lives only within one action; one per stream.
+// Memory whose contents live within one action; one per stream.
 struct Workspace {
-    // `classifier_rows`: 0 where the head is on another rank, with what it needs. Without `backward` there is only what
-    // forward needs, and what comparing attentions does.
+    // `classifier_rows`: rows of logits that exist at once; 0 if another rank has the head: then the head's memory is
+    // left out. Without `backward` there is only memory for forward and for comparing attentions.
     Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, bool backward = true);
 
-    // of the head
+    // Memory of the head
     DeviceBuffer<floatX> logits;    // (classifier_rows, Vp)
     DeviceBuffer<floatX> lnf;       // (Rr, C) input of the classifier
     DeviceBuffer<float> lnf_mean;   // (Rr)
     DeviceBuffer<float> lnf_rstd;   // (Rr)
     DeviceBuffer<float> losses;     // (R) negative log likelihood of each target
-    // of all sublayers
+    // Memory that all sublayers share
     DeviceBuffer<floatX> rows_c;     // (R, C) a sublayer's output before it joins the residual stream; (R, C or NH HS)
                                      // gradients
     DeviceBuffer<float> norm_sums;   // partial sums of a norm's backward
-    // of the kinds of sublayers, by name (ScratchTensor); null where there is none
+    // Returns a sublayer's scratch by name (ScratchTensor); null if there is none.
     template <class T>
     T* scratch(const std::string& name) const {
         const auto found = scratch_.find(name);

@@ -1,4 +1,4 @@
-// What each rank of a mesh has of a micro-batch and of the vocabulary.
+// Checks the part of a micro-batch and of the vocabulary that each rank of a mesh has.
 #include "llmc/model/activations.h"
 
 #include <doctest/doctest.h>

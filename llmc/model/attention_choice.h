@@ -1,11 +1,11 @@
-// Which attention runs, own or the library's, as --attention asks.
+// Chooses the attention that runs, own or the library's, as --attention asks.
 //
-// `auto_` is the library wherever it can serve, else our own, until one of them is taken: on a GPU the fastest one is
-// not known before it is measured (attention_of_run.h). Asked for by name, one that cannot serve is Error(no_device)
+// `auto_` is the library if it can serve, else our own, until take() is called: on a GPU the fastest is not known
+// before it is measured (attention_of_run.h). A kind that is asked for by name and cannot serve throws Error(no_device)
 // with its reason.
 //
-// Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding. The
-// choice is made for the results that are said: cuDNN serves no fp32 ones, so `auto_` is then our own.
+// Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding.
+// AttentionUse says whether they are: cuDNN serves no fp32 results, so `auto_` is then our own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,10 +17,10 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/library_attention.h"
 
-// What will be asked of it.
+// Calls that a choice must serve.
 struct AttentionUse {
-    bool fp32_results = false;   // outputs and gradients
-    bool backward = true;        // false: no memory for it
+    bool fp32_results = false;   // outputs and gradients are fp32
+    bool backward = true;        // false: no memory for backward
 };
 
 template <class T>
@@ -38,14 +38,14 @@ public:
 
     AttentionKind chosen() const { return library_ ? AttentionKind::library : own_; }
 
-    // Why the library cannot serve; empty if it can.
+    // Returns why the library cannot serve; empty if it can.
     std::string refusal(const AttentionShape& shape) const {
         return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
     }
 
-    // Whether their speed is still to decide.
+    // True if speed must still decide: `auto_` before take().
     bool open() const { return open_; }
-    // Those that can serve. Runs the self-check of the kernels for sm_90a.
+    // Lists the kinds that can serve. Runs the self-check of the kernels for sm_90a.
     std::vector<AttentionKind> candidates(const AttentionShape& shape) const {
         std::vector<AttentionKind> result{AttentionKind::own};
         if (refusal(shape).empty()) result.push_back(AttentionKind::library);
@@ -53,7 +53,7 @@ public:
         return result;
     }
 
-    // From now on this one. No work of the other may still be under way.
+    // Switches to `kind`. No work of the previous kind may still be in flight.
     void take(AttentionKind kind, const AttentionShape& shape) {
         ENSURE(kind != AttentionKind::auto_, "a kind of attention is taken by name");
         open_ = false;
@@ -75,7 +75,7 @@ public:
         library_ = std::make_unique<LibraryAttention>(arena_);
     }
 
-    // Takes what calls like these need of the device now, not at the first of them. Error(no_device) where it lacks
+    // Allocates the device memory of such calls now, not at the first of them. Throws Error(no_device) if there is no
     // room.
     template <class O, class G>
     void prepare(const AttentionForward<T, O>& forward, const AttentionBackward<T, G>& backward) const {
@@ -114,7 +114,7 @@ private:
     Arena& arena_;
     std::unique_ptr<LibraryAttention> library_;   // null: our own
     AttentionKind own_ = AttentionKind::own;      // or own_sm90
-    DeviceBuffer<float> workspace_;               // of own_sm90's backward
+    DeviceBuffer<float> workspace_;               // workspace of own_sm90's backward
     AttentionUse use_;
     bool open_ = false;
 };

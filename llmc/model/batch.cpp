@@ -37,7 +37,7 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
     ENSURE(starts.size() <= documents_.starts, starts.size(), " starts of documents, room for ", documents_.starts);
     const TokenGroups groups = group_tokens(tokens, vocab_size_, first_token_);
     const Staging& staging = staging_[next_staging_++ % staging_.size()];
-    wait_for(staging.copied.get());   // what it held two uploads ago has left
+    wait_for(staging.copied.get());   // the upload before last has left it
     std::span<int> room = staging.values.values();
     auto send = [&](const DeviceBuffer<int>& to, std::span<const int> values) {
         std::copy(values.begin(), values.end(), room.begin());
@@ -48,7 +48,7 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
     send(targets_, targets);
     send(groups_, groups.data);
     batch_ = {tokens_.data(), targets.empty() ? nullptr : targets_.data(), groups.view(groups_.data()), {}};
-    // with one document in each sequence all is as without masks, to the kernel
+    // one document per sequence needs no mask
     if (std::ranges::any_of(starts, [](int start) { return start > 0; })) {
         const std::int64_t n = T / cut.ring_size(), B = static_cast<std::int64_t>(starts.size()) / n;
         std::vector<int> first(starts.size() * static_cast<std::size_t>(cut.ring_size()));

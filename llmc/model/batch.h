@@ -12,47 +12,49 @@
 #include "llmc/kernels/rows/token_groups.h"
 #include "llmc/mesh/document_cut.h"
 
-// One micro-batch on the host, a rank's part of it: tokens, and targets, negative where there is no loss, (B, T). Where
-// documents do not see each other, also where that of each token begins in its sequence (document_starts), of the
-// tokens that attention has here, (B, T x ulysses): 0, one document a sequence, until somebody says otherwise. Else
-// empty.
+// A rank's part of one micro-batch on the host: tokens and targets, (B, T); a negative target has no loss. `starts` is
+// empty unless documents are masked. Then it says where the document of each token begins in its sequence
+// (document_starts), for the tokens that attention has on this rank, (B, T x ulysses). It is 0, one document per
+// sequence, until a reader fills it in.
 struct MicroBatch {
     std::span<std::int32_t> tokens, targets, starts = {};
 };
 
-// The documents of a micro-batch on the device. Null where they are not masked.
+// Document masks of a micro-batch on the device; null unless documents are masked.
 struct DocumentsView {
     FirstKeys first_keys;              // (ring steps, B, T x ulysses)
-    const int* positions = nullptr;    // (B, T) of each token in its document
-    TokenGroupsView position_groups;   // of these, where positions are learned
+    const int* positions = nullptr;    // (B, T) position of each token in its document
+    TokenGroupsView position_groups;   // groups of `positions`, if positions are learned
 };
 
 // One micro-batch on the device. Tokens and targets are (B, T).
 struct Batch {
     const int* tokens = nullptr;
     const int* targets = nullptr;   // negative: this position has no loss
-    TokenGroupsView groups;         // of the tokens; only backward reads them
+    TokenGroupsView groups;         // tokens by value; only backward reads them
     DocumentsView documents;
 };
 
-// Room for masks of documents, for micro-batches of the same number of tokens; none: they are not masked.
+// Room for document masks, for micro-batches of the same number of tokens. `starts` is 0 if documents are not masked.
 struct DocumentRoom {
-    std::size_t starts = 0, ring_steps = 1;   // of MicroBatch::starts
-    int learned_positions = 0;                // of which gradients are grouped
+    std::size_t starts = 0, ring_steps = 1;   // elements of MicroBatch::starts; steps of the ring
+    int learned_positions = 0;                // learned positions, for groups of them in backward; 0: no groups
 };
 
-// Device memory for one micro-batch, refilled from the host. The host does not wait for the device unless it is two
-// uploads ahead: what is uploaded is kept in pinned memory, of which each buffer has two pieces in turns.
+// Device memory for one micro-batch, refilled from the host. An upload is staged in one of two pinned buffers in turn,
+// so the host waits for the device only if it is two uploads ahead.
 class BatchBuffer {
 public:
-    // Groups are made of the tokens from `first_token` on, as many as `vocab_size`.
+    // Only the tokens [first_token, first_token + vocab_size) are grouped: this rank's part of the vocabulary.
     BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size, int first_token = 0,
                 const DocumentRoom& documents = {});
-    // Both at most (B x T); `targets` may be empty (sampling). Ids must be checked already: token < V, and target < V.
+    // Uploads at most B x T tokens, and as many targets or none (sampling). Ids must be checked already: token < V, and
+    // target < V.
     void upload(std::span<const int> tokens, std::span<const int> targets, cudaStream_t stream) {
         upload(tokens, targets, {}, {}, static_cast<std::int64_t>(tokens.size()), stream);
     }
-    // With documents, of B whole sequences of T tokens that ranks share as the cut says.
+    // Uploads this rank's part of B sequences whose documents are masked. `T`: tokens of a whole sequence; `cut`: how
+    // ranks share them.
     void upload(std::span<const int> tokens, std::span<const int> targets, std::span<const int> starts,
                 const ContextCut& cut, std::int64_t T, cudaStream_t stream);
     const Batch& batch() const { return batch_; }

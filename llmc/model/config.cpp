@@ -76,7 +76,7 @@ constexpr std::array<LlamaSize, 3> qwen3_sizes{{
     {{"8B", 36, 4096, 32}, 8, 12288, 4096, 1e6, false, 128, true},
 }};
 
-constexpr std::int64_t channels_per_layer = 64;   // of depths without a size of their own
+constexpr std::int64_t channels_per_layer = 64;   // width of depths that sizes_by_depth lacks
 constexpr std::int64_t longest_depth = 1000;
 
 const char* name_of(const NamedSize& size) { return size.name; }
@@ -166,7 +166,7 @@ void set_member(ModelConfig& config, double value) {
     using Member = std::remove_reference_t<decltype(config.*kMember)>;
     config.*kMember = static_cast<Member>(value);
 }
-// A field that is a member; one that has a size unless it is given takes the getter that knows it.
+// Makes the row of a member. `get` returns the default of a member that is computed unless it is given.
 template <auto kMember>
 ModelField field(const char* name, const char* key, const char* help, double (*get)(const ModelConfig&) = nullptr) {
     return {.name = name, .help = help, .key = key, .get = get ? get : get_member<kMember>, .set = set_member<kMember>};
@@ -232,7 +232,7 @@ std::vector<ModelField> make_fields() {
         field<&Config::own_mlp_width>("mlp-width", "n_inner",
                                       "width inside the MLP; 0: 4 x --channels, of SwiGLU two thirds of that, "
                                       "rounded up to a multiple of 256",
-                                      [](const Config& c) {   // experts' where they are in its place
+                                      [](const Config& c) {   // the experts' width if they replace the MLP
                                           return static_cast<double>(c.experts > 0 ? c.expert_width() : c.mlp_width());
                                       }),
         true, true, "intermediate_size");

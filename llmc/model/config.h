@@ -1,4 +1,4 @@
-// What a GPT is: its sizes and kinds, where they come from by name, and the counts that follow from them.
+// Configuration of a GPT: its sizes and kinds, models by name, and the counts that follow from them.
 //
 // A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels), or one of
 // Llama's kind: `llama:125M`, `llama:8B` (config.cpp says which published configuration each is). GPT-3's sizes
@@ -16,9 +16,9 @@ enum class SublayerKind : std::uint8_t { attention, mlp, experts };
 
 // The norm of a sublayer and before the classifier.
 enum class NormKind : std::uint8_t { layer, rms };
-// Where a sublayer has it: x + sublayer(norm(x)), or x + norm(sublayer(x)) as OLMo2.
+// Position of a sublayer's norm: x + sublayer(norm(x)), or x + norm(sublayer(x)) as in OLMo2.
 enum class NormPosition : std::uint8_t { before, after };
-// What tells tokens their order: an embedding of its own, or turned queries and keys (llmc/kernels/rows/rotary.cuh).
+// Kind of token positions: a learned embedding, or rotated queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
 struct MlpTraits {
@@ -29,9 +29,9 @@ struct MlpTraits {
     bool in_matmul;       // cuBLASLt's epilogues apply the activation and its derivative
 };
 const MlpTraits& traits_of(MlpKind kind);
-// RMSNorm of queries and keys, before they are turned: of each head (Qwen3), or of the heads of a row (OLMo2).
+// RMSNorm of queries and keys before rotation: of each head (Qwen3), or of all heads of a row (OLMo2).
 enum class QkNorm : std::uint8_t { none, head, row };
-// Of a mixture of experts (llmc/kernels/experts/router.cuh).
+// Score by which a mixture's router chooses experts (llmc/kernels/experts/router.cuh).
 enum class RouterScore : std::uint8_t { softmax, sigmoid };
 
 struct ModelConfig {
@@ -49,21 +49,21 @@ struct ModelConfig {
     double rope_theta = 10000;
     double rope_factor = 1;   // above 1: low frequencies are slowed, as in Llama 3.1
     MlpKind mlp = MlpKind::gelu;
-    bool bias = true;   // of all linear layers but the classifier and those of experts
+    bool bias = true;   // in all linear layers but the classifier and the experts
     QkNorm qk_norm = QkNorm::none;
-    std::int64_t experts = 0;   // E of every layer, in place of the MLP; 0: none
+    std::int64_t experts = 0;   // E, experts of every layer in place of the MLP; 0: none
     std::int64_t shared_experts = 0;
     RouterScore router = RouterScore::softmax;
     bool router_norm = true;   // weights of a token's experts add up to 1
     double aux_loss = 0, router_z_loss = 0;
     std::int64_t own_experts_per_token = 0, own_expert_width = 0;
-    // 0: as the functions below say
+    // 0: the default of the functions below.
     std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
 
     std::int64_t kv_heads() const { return own_kv_heads > 0 ? own_kv_heads : heads; }   // each serves heads / kv_heads
-    // Neighbouring ones of `ranks` that share heads and hold copies of the same head of keys and values.
+    // Returns how many neighbouring ranks hold copies of the same KV head, of `ranks` that share the heads.
     int kv_copies(int ranks) const { return ranks > kv_heads() ? ranks / static_cast<int>(kv_heads()) : 1; }
-    // Whether each of so many ranks has as many heads of queries, and the heads of keys and values that these read.
+    // True if `ranks` ranks can share the query heads evenly, each with the KV heads that they read.
     bool shares_heads(std::int64_t ranks) const {
         return heads % ranks == 0 && (kv_heads() % ranks == 0 || ranks % kv_heads() == 0);
     }
@@ -73,7 +73,7 @@ struct ModelConfig {
     bool gated() const { return traits_of(mlp).gated; }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
     std::int64_t fc_width() const { return (gated() ? 2 : 1) * mlp_width(); }   // outputs of the MLP's first layer
-    // K, and the width of an expert; 0 where there are none.
+    // K, and the width of an expert; 0 without experts.
     std::int64_t experts_per_token() const {
         return experts == 0 ? 0 : own_experts_per_token > 0 ? own_experts_per_token : experts == 1 ? 1 : 2;
     }
@@ -81,77 +81,78 @@ struct ModelConfig {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
-    // Of every layer, in order.
+    // Lists the sublayers of every layer, in order.
     std::vector<SublayerKind> sublayers() const {
         return {SublayerKind::attention, experts > 0 ? SublayerKind::experts : SublayerKind::mlp};
     }
     friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
 };
 
-// A field of ModelConfig, and where else it stands. Import, export and their refusals, options and settings iterate
-// over one table of them; whoever adds a field adds a row.
+// A field of ModelConfig with its option and its keys in files. Import, export, options and settings iterate over one
+// table of these; a new field needs a new row.
 struct ModelField {
-    const char* name;   // the option's, without dashes
+    const char* name;   // name of the option, without dashes
     const char* help;
     const char* key;                   // in config.json of a GPT-2, and of models that only this program knows
-    const char* llama_key = nullptr;   // in config.json of models of Llama's kind; null: it is not said there
+    const char* llama_key = nullptr;   // in config.json of models of Llama's kind; null: it has none
     double (*get)(const ModelConfig&);
     void (*set)(ModelConfig&, double);
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
-    bool whole = true;                      // the number is
-    bool basic = false;                     // every model has a size of its own here; options say it in other ways
-    bool of_training = false;               // of training alone: what a model computes does not depend on it
-    // Where other programs' files have it. Such a file without the field holds only models that have GPT-2's value.
+    bool whole = true;                      // the number must be whole
+    bool basic = false;                     // a size that every model states; its option is not made from this table
+    bool of_training = false;               // only training reads it: a model's outputs do not depend on it
+    // Place of the field in other programs' files. A file without the field holds only models with GPT-2's value.
     bool gpt2 = true;   // a GPT-2's config.json
     int llmc = -1;      // the int32 of an llm.c model file's header
 
     bool is_number() const { return values.empty(); }
     bool is_flag() const { return !is_number() && values[0][0] == '0'; }
     std::string value_of(const ModelConfig& config) const;
-    bool read(ModelConfig& config, const std::string& value) const;   // false: there is no such value
+    bool read(ModelConfig& config, const std::string& value) const;   // returns false if there is no such value
     bool same(const ModelConfig& a, const ModelConfig& b) const { return get(a) == get(b); }
-    // Whether the model has what it has where nobody says otherwise: GPT-2's value.
+    // True if the model has the field's default: GPT-2's value.
     bool is_default(const ModelConfig& config) const;
 };
 const std::vector<ModelField>& model_fields();
-// Values of fields that are given by name, over what a descriptor says.
+// Values of fields given by name; they override a descriptor's.
 using ModelChoices = std::map<std::string, double>;
 void apply(const ModelChoices& choices, ModelConfig& config);
 
-// The first field that `holds` is false of and that has not GPT-2's value, as an option ("--norm rms"); else empty.
+// Returns the first field that is not GPT-2's and for which `holds` is false, as an option ("--norm rms"); else empty.
 std::string beyond(const ModelConfig& config, bool (*holds)(const ModelField&));
-std::string beyond_llmc(const ModelConfig& config);   // what an llm.c model file cannot hold
+std::string beyond_llmc(const ModelConfig& config);   // first field that an llm.c model file cannot hold
 
 // Rows of the embedding come in multiples of this, so that the classifier's matmuls stay aligned (as in llm.c).
 constexpr std::int64_t vocab_padding = 128;
 std::int64_t padded_vocab(std::int64_t vocab_size);
 
-// The model a descriptor names, with GPT-2's vocabulary. Depths outside llm.c's table (`d10`) get 64 channels per layer
-// and heads of 64. Throws Error(usage) listing the names that exist.
+// Returns the model that a descriptor names, with GPT-2's vocabulary. Depths outside llm.c's table (`d10`) get 64
+// channels per layer and heads of 64. Throws Error(usage) listing the names that exist.
 ModelConfig model_config(const std::string& descriptor);
 
 // True for strings that look like a descriptor and not like a path, whether or not the model exists.
 bool is_descriptor(const std::string& text);
 
-// A model of one's own sizes. Throws Error(usage) for sizes that make no model.
+// Makes a model of the given sizes. Throws Error(usage) for sizes that make no model.
 ModelConfig custom_model_config(std::int64_t layers, std::int64_t heads, std::int64_t channels,
                                 std::int64_t max_seq_len = 1024, std::int64_t vocab_size = 50257);
 
 // Throws Error(usage) unless every size is positive, heads divide the channels, and the vocabulary is padded.
 void check_model_config(const ModelConfig& config);
 
-// N: all parameters, padding and positions included, as llm.c counts them.
+// Counts all parameters (N), padding and positions included, as llm.c does.
 std::int64_t parameter_count(const ModelConfig& config);
 
-// Floating point operations of the matmuls of one layer, forward and backward, for one token of a sequence of
-// `seq_len`: 3 [4C HS (NH + kv heads) + 2T NH HS + 6CF], 4CF without a gate; with experts those that a token meets,
+// Returns the floating point operations of the matmuls of one layer, forward and backward, for one token of a sequence
+// of `seq_len`: 3 [4C HS (NH + kv heads) + 2T NH HS + 6CF], 4CF without a gate; with experts those that a token meets,
 // (K + shared) F in place of F, and the router's 2CE.
 double layer_flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
-// Floating point operations of forward and backward for one token of a sequence of `seq_len`. A GPT-2: 6N for the
-// matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it.
-// Other models: the matmuls alone, those of L layers and 6CV.
+// Returns the floating point operations of forward and backward for one token of a sequence of `seq_len`. GPT-2: 6N for
+// the matmuls with parameters, 6LCT for causal attention. Divided by time and peak this is the MFU as llm.c reports it.
+// Other models count the matmuls alone, those of L layers and 6CV.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
-// One line: "12 layers, 12 heads of 64, 768 channels, 1024 positions, vocabulary 50257 (padded 50304), ... parameters".
+// Returns one line: "12 layers, 12 heads of 64, 768 channels, 1024 positions, vocabulary 50257 (padded 50304), ...
+// parameters".
 std::string describe(const ModelConfig& config);

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int kRows = 128;   // of a prompt, read at once
+constexpr int kRows = 128;   // rows of a prompt that are read at once
 
 }   // namespace
 

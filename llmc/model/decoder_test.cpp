@@ -30,7 +30,7 @@ struct GoldenDecoder {
         const auto T = static_cast<std::size_t>(golden.T);
         return std::span<const std::int32_t>(golden.tokens).subspan(static_cast<std::size_t>(b) * T, T);
     }
-    // Of `logits` after position t of sequence b.
+    // Returns the relative error of `logits` after position t of sequence b.
     double error(const std::vector<float>& logits, int b, int t) const {
         const auto V = static_cast<std::size_t>(golden.config.vocab_size);
         REQUIRE(logits.size() == V);
@@ -88,7 +88,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
         Decoder decoder(config, arena, stream.get());
         const std::vector<int> tokens{5, 96, 0, 17, 17, 3, 88, 41, 2}, targets(tokens.size(), -1);
         Doubles expected;
-        // of experts a token's choices must be ones that no rounding changes
+        // a token's choice of experts must be one that no rounding changes
         for (std::uint64_t seed = 0; expected.empty(); seed++) {
             REQUIRE(seed < 2000);
             for (int i = 0; i < reference.table.size(); i++) {

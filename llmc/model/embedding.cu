@@ -12,7 +12,7 @@ Positions StageTools::positions() const {
 void Embedding::forward(floatX* out, const Batch& batch) const {
     const RankSizes& sizes = tools_.sizes;
     const bool all_rows = sizes.residual_rows() == sizes.rows();
-    // of the ranks whose rows are summed one adds positions
+    // rows are summed over tp ranks, so rank 0 alone adds positions
     const floatX* const wpe = parameters_.storage().place().at.tp == 0 ? wpe_ : nullptr;
     const EmbeddingForward<floatX> args{.out = all_rows ? out : tools_.workspace.rows_c.data(),
                                         .tokens = batch.tokens,
@@ -24,7 +24,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
                                         .V = sizes.Vp,
                                         .first_token = sizes.first_token,
                                         .positions = tools_.positions()};
-    // all rows at once, whatever part is asked for first
+    // the first call embeds all rows
     auto work = [&](Rows rows) {
         if (rows.first == 0) embedding_forward(args, tools_.stream);
     };

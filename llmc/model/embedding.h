@@ -1,5 +1,5 @@
-// The embedding: residual stream = wte[tokens] + wpe[positions] (without the latter where
-// positions are not learned), and its backward.
+// The embedding and its backward: residual stream = wte[tokens] + wpe[positions], without wpe if positions are not
+// learned.
 #pragma once
 
 #include "llmc/model/batch.h"
@@ -14,11 +14,12 @@ public:
           wpe_index_(parameters.storage().table().find("wpe.weight")),
           wpe_(wpe_index_ < 0 ? nullptr : parameters.tensor(wpe_index_)) {}
 
-    // out (residual rows, C).
+    // Embeds the tokens of a batch into out (residual rows, C).
     void forward(floatX* out, const Batch& batch) const;
-    // Adds to what a tied classifier on this rank has written to dwte since it was begun; else dwte begins at zero.
+    // Adds to dwte if it was begun already, by a tied classifier on this rank (Gradients::next); else dwte begins at
+    // zero.
     void backward(const floatX* dout, const Batch& batch, AnyGradients& gradients, WeightGradientQueue& queue) const;
-    // Generation: out (rows, C), of one sequence from `position` on.
+    // Generation: embeds `rows` tokens of one sequence, from `position` on, into out (rows, C).
     void cached(floatX* out, const int* tokens, int position, int rows) const;
 
 private:

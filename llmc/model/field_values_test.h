@@ -1,4 +1,4 @@
-// Values of a field of the model, for tests that go through all fields: whoever adds one has it tried everywhere.
+// Values of a field of the model, for tests that go through all fields: a new field is tried in all of them.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "llmc/model/config.h"
 
-// The same model where the field means something: those of experts do where there are some.
+// Returns a model on which the field has a meaning: with experts, if the field is theirs.
 inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
     const std::string name = field.name;
     const bool of_experts = name == "shared-experts" || name == "aux-loss" || name.find("expert-") == 0 ||
@@ -15,7 +15,7 @@ inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
     return plain;
 }
 
-// All that have names; of a number two that a model like `plain` may have.
+// Returns all values that have names, or two numbers that a model like `plain` may have.
 inline std::vector<double> values_to_try(const ModelField& field, const ModelConfig& plain) {
     const std::string name = field.name;
     if (!field.is_number()) {

@@ -5,8 +5,8 @@
 #include "llmc/model/batch.h"
 #include "llmc/model/norm.h"
 
-// Rows of logits that exist at once when the user does not say: `rows` in as few even chunks as keep them within 2.25
-// GiB (each after the first reads and writes the classifier's whole gradient again), a multiple of 128.
+// Returns the default number of rows of logits that exist at once: `rows` in as few even chunks as keep them within
+// 2.25 GiB, a multiple of 128. Each chunk after the first reads and writes the classifier's whole gradient again.
 int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size);
 
 class Head {
@@ -14,20 +14,22 @@ public:
     // `chunk_rows`: rows of logits that exist at once.
     Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows);
 
-    // in (residual rows, C): the output of the last layer. Losses of all positions, into `losses` of the workspace.
+    // Computes the losses of all positions into Workspace::losses. in (residual rows, C): the output of the last layer.
     void loss(const floatX* in, const Batch& batch) const;
-    // loss() also writes Classifier::margins of all positions there; null: no more.
+    // Makes loss() write Classifier::margins of all positions to `margins` too; null: no more.
     void keep_margins(float* margins) { margins_ = margins; }
-    // The same, with dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the classifier. The
-    // total loss is `dloss` times the sum of losses, which have z_loss lse^2 more here (Classifier::z_loss).
+    // Computes losses and gradients: dresidual (residual rows, C), the gradient of `in`, and those of lnf and of the
+    // classifier. The total loss is `dloss` times the sum of losses, to which z_loss lse^2 is added here
+    // (Classifier::z_loss).
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
                            AnyGradients& gradients) const;
 
-    // For sampling: the norm of all rows, then logits of some of them over the whole vocabulary, (count, tp x Vp).
+    // For sampling: final_norm() norms all rows, then logits() makes some of them over the whole vocabulary, (count, tp
+    // x Vp).
     void final_norm(const floatX* in) const;
     void logits(floatX* out, int first_row, int count) const;
 
-    // Generation: the norm that reads the last layer's output, and logits of one row that it has made.
+    // Generation: the norm of the last layer's output, and the logits of one normed row.
     const Norm& norm() const { return norm_; }
     void cached_logits(floatX* out, const floatX* normed_row) const {
         classifier_.forward_few(out, normed_row, 1, tools_.stream);
@@ -36,7 +38,7 @@ public:
 private:
     Norm::Output normed() const;
     template <class PerChunk>
-    void for_chunks(PerChunk&& per_chunk) const;   // (first row, rows)
+    void for_chunks(PerChunk&& per_chunk) const;   // calls per_chunk(first row, rows)
     void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
 
     const StageTools& tools_;

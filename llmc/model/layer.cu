@@ -16,7 +16,7 @@ Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int 
     }
 }
 
-// The residual stream before sublayer i > 0.
+// Returns the residual stream before sublayer i > 0.
 floatX* Layer::between(std::size_t i, const LayerActivations& a) const {
     return reinterpret_cast<floatX*>(a[first_[i] - 1]);
 }
@@ -24,13 +24,13 @@ const floatX* Layer::input(std::size_t i, const floatX* in, const LayerActivatio
     return i == 0 ? in : between(i, a);
 }
 
-// The norm before sublayer i; none where norms come after.
+// Returns the norm before sublayer i; none if norms come after.
 std::optional<Sublayer::Next> Layer::next_of(std::size_t i, const LayerActivations& a) const {
     if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
     return Sublayer::Next{sublayers_[i]->norm(), sublayers_[i]->normed(a)};
 }
 
-// All but the sum that is the layer's output.
+// Runs all but the last sum, which is the layer's output.
 void Layer::forward_inside(const floatX* in, const LayerActivations& a, bool again) const {
     if (const auto norm = first(a)) norm->norm.forward(norm->to, in);
     for (std::size_t i = 0; i < sublayers_.size(); i++) {
@@ -108,7 +108,7 @@ void Layer::show(const std::function<void(const char*, const floatX*, std::int64
                  const floatX* out) const {
     const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
     for (std::size_t i = 0; i < kept.size(); i++) {
-        // of experts that are dealt out, room for rows that have not come holds nothing
+        // skip experts that are dealt out: their room for rows that did not come holds nothing
         if (tools_.sizes.ep > 1 && std::string_view(kept[i].name).starts_with("expert_")) continue;
         if (!kept[i].statistic && kept[i].elements > 0)
             show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);

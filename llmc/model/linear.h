@@ -4,7 +4,7 @@
 // the optimizer, so it goes through a WeightGradientQueue: it may run behind a collective, or at another time of the
 // pipeline's schedule (Qi et al., "Zero bubble pipeline parallelism", 2023).
 //
-// Sizes are those of this rank's tp shard: of a layer cut by rows (Megatron's column parallel) some of the outputs, of
+// Sizes are those of this rank's tp shard: a layer cut by rows (Megatron's column parallel) makes some of the outputs,
 // one cut by columns (row parallel) a part of every sum. The bias of the latter is added by tp rank 0 alone, so that
 // the sum over ranks has it once.
 #pragma once
@@ -18,11 +18,11 @@
 #include "llmc/model/parameters/gradients.h"
 #include "llmc/model/precision.h"
 
-// When what is added runs: in the order in which it was added, at the latest at drain().
+// Times at which queued work runs: in the order of add(), at the latest at drain().
 enum class WeightGradients : std::uint8_t {
     at_once,
-    behind_collective,   // once a collective of backward has been started, so that it hides that
-    at_schedule,         // in the schedule's backward_weight: until then all that it reads must be kept
+    behind_collective,   // after a collective of backward has been started, to hide it
+    at_schedule,         // in the schedule's backward_weight: what it reads must be kept until then
 };
 
 class WeightGradientQueue {
@@ -36,13 +36,13 @@ public:
         if (when_ == WeightGradients::at_once) return work();
         waiting_.emplace_back().emplace_back(std::forward<Work>(work));
     }
-    // Right after what was added last.
+    // Runs `work` right after the work that was added last.
     template <class Work>
     void then(Work&& work) {
         if (waiting_.empty()) return work();
         waiting_.back().emplace_back(std::forward<Work>(work));
     }
-    // Behind it run at most so many of those that wait, the oldest. Whoever keeps some back keeps what they read.
+    // Runs at most `most` of the waiting works, the oldest, behind a collective. What the others read must be kept.
     void collective_started(std::size_t most = all) {
         if (when_ == WeightGradients::behind_collective) run(most);
     }
@@ -79,26 +79,27 @@ public:
     int out_channels() const { return out_; }
     int in_channels() const { return in_; }
 
-    // out (rows, out), in (rows, in).
+    // Computes out (rows, out) from in (rows, in).
     void forward(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
-    // The same, and `residual` (rows, out) added: not of a layer cut by columns, whose parts of a sum are added first.
+    // Computes forward() plus `residual` (rows, out). Not for one of several shards cut by columns: their parts are
+    // summed first.
     void forward_add(floatX* out, const floatX* residual, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_add<floatX>(out, residual, in, weight_, bias_, shape(rows), stream);
     }
     void forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), stream);
     }
-    // The same where rows are few (generation).
+    // Computes forward() of few rows (generation).
     void forward_few(floatX* out, const floatX* in, int rows, cudaStream_t stream) const {
         matmul_.forward_few<floatX>(out, in, weight_, bias_, shape(rows), stream);
     }
-    // din (rows, in), dout (rows, out).
+    // Computes din (rows, in) from dout (rows, out).
     void backward_input(floatX* din, const floatX* dout, int rows, cudaStream_t stream) const {
         matmul_.input_gradient<floatX>(din, dout, weight_, shape(rows), false, stream);
     }
-    // The same times the derivative of the GELU below, whose input was `pre_gelu` (rows, in).
+    // Computes backward_input() times the derivative of the GELU below, whose input was `pre_gelu` (rows, in).
     void backward_input_gelu(floatX* din, const floatX* dout, const floatX* pre_gelu, int rows,
                              cudaStream_t stream) const {
         matmul_.input_gradient_gelu<floatX>(din, dout, weight_, pre_gelu, shape(rows), stream);

@@ -24,7 +24,7 @@ std::string order(WeightGradients when) {
     return story;
 }
 
-// Whether each of some parts of gradients is added to those before it: + or =.
+// Records for each part of gradients whether it is added to those before it: + or =.
 class Parts {
 public:
     explicit Parts(int zero_stage)

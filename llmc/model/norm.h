@@ -11,7 +11,7 @@
 
 class Norm {
 public:
-    // What it makes, and keeps for its backward: (rows, C), and statistics of each row, or null without backward.
+    // Output (rows, C), and the statistics of each row that backward reads, or null without backward.
     struct Output {
         floatX* out;
         float *mean = nullptr, *rstd = nullptr;
@@ -22,20 +22,20 @@ public:
     Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer = -1);
     static std::vector<ParamRow> parameters(const std::string& name, const ModelConfig& config);
 
-    // to.out = norm(in), of this rank's residual rows unless `rows` says how many; C is the weight's length.
+    // Computes to.out = norm(in) of `rows` rows, by default this rank's residual rows; C is the weight's length.
     void forward(const Output& to, const floatX* in, int rows = -1) const;
-    // The same of residual = in + added, which is written too.
+    // Computes residual = in + added and to.out = norm(residual).
     void add_forward(floatX* residual, const Output& to, const floatX* in, const floatX* added, int rows = -1) const;
 
-    // din = the gradient of `in`, or added to it, from that of the output. Gradients of parameters go to their place,
-    // unless `aside` (2, norm_stride, of the gradients' type) is given: then they wait there for the queue.
+    // Writes the gradient of `in` to din, or adds it there (add_to_din). Gradients of parameters go to their place,
+    // unless `aside` (2, norm_stride), of the gradients' type, is given: then they wait there for the queue.
     struct Backward {
         floatX* din;
         const floatX *dout, *in;
         Output kept;
         bool add_to_din;
         void* aside = nullptr;
-        int rows = -1;   // else this rank's residual rows
+        int rows = -1;   // -1: this rank's residual rows
     };
     void backward(const Backward& args, AnyGradients& gradients, WeightGradientQueue& queue) const;
 
@@ -49,7 +49,8 @@ private:
     const floatX *weight_, *bias_;
 };
 
-// Where a vector's gradient is made: at its place, or `aside` (Norm::Backward), until take_place in the queue.
+// Returns where a vector's gradient is made: at its place, or `aside` (Norm::Backward), until the queue calls
+// take_place().
 template <class G>
 typename Gradients<G>::Target vector_target(Gradients<G>& gradients, int index, G* aside) {
     return aside ? typename Gradients<G>::Target{aside, false} : gradients.next(index);
@@ -62,10 +63,10 @@ void take_place(Gradients<G>& gradients, int index, const G* from, int count, cu
         cudaMemcpyAsync(to.data, from, sizeof(G) * static_cast<std::size_t>(count), cudaMemcpyDeviceToDevice, stream));
 }
 
-// Elements from one vector of gradients that wait aside to the next: vector accesses stay aligned.
+// Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
 constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
-// Vectors of a sublayer, and elements of all of them: weight and bias of its norm, then the weights of the norms of
-// queries and keys.
+// Return the number of gradient vectors of a sublayer, and the elements of all of them: weight and bias of its norm,
+// then the weights of the norms of queries and keys.
 constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
 constexpr std::int64_t norm_elements(const ModelConfig& c) {
     const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0

@@ -53,7 +53,7 @@ struct Moments {
     double mean, rstd;
 };
 
-// Of RMSNorm the mean counts as zero.
+// Returns the mean and 1 / deviation; under RMSNorm the mean counts as zero.
 inline Moments moments(const double* x, Index C, bool rms, double epsilon) {
     double mean = 0, variance = 0;
     for (Index c = 0; c < C && !rms; c++) mean += x[c] / static_cast<double>(C);
@@ -224,7 +224,7 @@ inline void rotary(Doubles& qkv, const AttentionSizes& s, double theta, double f
     }
 }
 
-// What a layer of experts remembers: of E experts (R, E), of the K chosen ones (R, K), of each expert all tokens.
+// Trace of a layer of experts: per expert (R, E), per chosen one (R, K), all tokens of each expert.
 struct ExpertsTrace {
     Doubles logits, scores, probabilities, lse, weights, counts;
     std::vector<Index> chosen;   // ascending for each token
@@ -261,7 +261,7 @@ struct ReferenceResult {
     Doubles logits;                   // (R, V), without the vocabulary's padding
     Doubles losses;                   // (R)
     double loss = 0;                  // their sum / R, and the routers' losses
-    std::vector<Doubles> gradients;   // of `loss`, indexed as the ParamTable, global shapes; empty after forward
+    std::vector<Doubles> gradients;   // d `loss`, indexed as the ParamTable, global shapes; empty after forward
 };
 
 class ReferenceGpt {
@@ -299,7 +299,7 @@ private:
     };
     struct Trace {
         std::vector<BlockTrace> blocks;
-        Doubles output, lnf, lse;   // of the last block; normalised; of the logits
+        Doubles output, lnf, lse;   // last block's output; normed; log-sum-exp of the logits
     };
 
     const Doubles& classifier() const { return parameters[static_cast<std::size_t>(table.classifier())]; }
@@ -324,7 +324,7 @@ private:
         if (c.positions == PositionKind::learned) return;
         reference::rotary(qkv, attention_sizes(B, T), c.rope_theta, c.rope_factor, backward);
     }
-    // Of a linear layer: outputs (R, N) of inputs (R, K).
+    // Runs a linear layer: outputs (R, N) of inputs (R, K).
     Doubles linear(const Doubles& in, const std::string& name, int l, Index R) const {
         const ParamInfo& weight = table[table.index(name + ".weight", l)];
         const Doubles* const b = bias(name + ".bias", l);
@@ -627,7 +627,7 @@ private:
             return norm_backward(d(name + ".weight"), dbias(name + ".bias"), dout, in, at(name + ".weight", l), R, C(),
                                  table.config().norm_eps);
         };
-        // of a sublayer: from the gradient of what it adds to that of what it reads
+        // norms of a sublayer: from the gradient of what it adds to that of what it reads
         auto before = [&](const char* name, Doubles dread, const Doubles& in) {
             return norm_after() ? dread : through_norm(name, dread, in);
         };

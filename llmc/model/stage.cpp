@@ -76,7 +76,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
         max_layers_ = std::max(max_layers_, static_cast<int>(chunk.layers.size()));
         head = head || chunk.head;
     }
-    if (!options_.chunks.front().embedding) {   // the least that its input takes
+    if (!options_.chunks.front().embedding) {   // one buffer at least, to receive the input
         options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
     }
     if (!options.backward) options_.in_flight = {1, 0, 0, options_.in_flight.inputs, 1};
@@ -139,9 +139,10 @@ bool Stage::follows(int chunk_index) const {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What actions read
+// Parameters that actions read
 
-// With a tied classifier the head reads wte: the embedding's, or where another rank has that, its own copy.
+// Adds the use of the head. A tied classifier reads wte: the embedding's, or its own copy if another rank has the
+// embedding.
 void Stage::add_head_use(Uses& uses) const {
     std::vector<int> slots{slot_of(table().index("ln_f.weight"))};
     const int classifier = slot_of(table().classifier());
@@ -226,7 +227,7 @@ void Stage::release_input_gradient(int chunk_index, int micro_batch) {
     finish(chunk_index, micro_batch, false);
 }
 
-// The embedding makes it, the chunk before has it on this rank, or it was received.
+// Takes the input: the embedding makes it, the chunk before on this rank has it, or it was received.
 void Stage::take_input(int chunk_index, int micro_batch, Purpose purpose) {
     if (chunk(chunk_index).embedding) {
         begin_state(chunk_index, micro_batch).activations = take_activations();
@@ -281,7 +282,7 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
     if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), boundary_elements());
 }
 
-// The state ends where nobody needs its activations, nor the gradient that it hands on.
+// Ends the state once nobody needs its activations, nor its gradient of the input.
 void Stage::finish(int chunk_index, int micro_batch, bool activations_are_done) {
     MicroBatchState& own = state_of(chunk_index, micro_batch);
     if (activations_are_done && own.activations) pool_->activations.give_back(std::exchange(own.activations, nullptr));
@@ -290,7 +291,7 @@ void Stage::finish(int chunk_index, int micro_batch, bool activations_are_done) 
 
 void Stage::release(int chunk_index, int micro_batch) { finish(chunk_index, micro_batch, true); }
 
-// The head makes it, the chunk after has it on this rank, or it was received.
+// Takes the output's gradient: the head makes it, the chunk after on this rank has it, or it was received.
 void Stage::take_output_gradient(int chunk_index, int micro_batch) {
     MicroBatchState& own = state_of(chunk_index, micro_batch);
     ENSURE(own.phase == MicroBatchState::Phase::forward || own.phase == MicroBatchState::Phase::output_gradient,
@@ -350,7 +351,7 @@ void Stage::backward(MicroBatchState& own, int chunk_index, const Batch& batch, 
     for (std::size_t i = layers; i-- > 0;) {
         const Layer& layer = layers_[place.first_layer + i];
         const int slot = layer_slots_[place.first_layer + i];
-        if (own.delayed != nullptr) {   // what the unit's gradients are in may be another unit's until then
+        if (own.delayed != nullptr) {   // until then another unit may use this gradient memory
             own.weights.add([this, slot] { gradients_begin(slot); });
         } else {
             gradients_begin(slot);
@@ -367,8 +368,8 @@ void Stage::backward(MicroBatchState& own, int chunk_index, const Batch& batch, 
             layer.backward(dresidual, a.residual[i], made, &kept, *gradients_, own.weights);
         });
         own.weights.then([this, slot] { gradients_ready(slot); });
-        // What recompute overwrites no gradient may wait for. Else the last ones hide the next layer's first
-        // collective.
+        // Recompute overwrites what waiting gradients read: run them now. Else the last ones hide the next layer's
+        // first collective.
         if (own.delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
     }
     if (place.what.embedding) {

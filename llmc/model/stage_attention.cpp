@@ -42,7 +42,7 @@ Stage::FasterAttention Stage::faster_attention() {
                 },
                 stream_, 5);
             if (seconds < least) least = seconds, fastest.kind = kind;
-        } catch (const Error& error) {   // own attention serves without what others want
+        } catch (const Error& error) {   // own attention serves even if another fails
             if (error.kind() != ErrorKind::no_device) throw;
             CUDA_CHECK(cudaStreamSynchronize(stream_));
             if (kind == AttentionKind::library) fastest.library_failed = error.message();

@@ -17,23 +17,23 @@ struct SublayerBackward {
     floatX* dresidual;   // (Rr, C): before, the gradient of the output; after, that of the input
     const floatX* in;    // (Rr, C), as given to forward
     const LayerActivations& a;
-    // Delayed gradients of weights read copies, because what they read changes before. These lie where activations were
-    // that nobody reads again; that of the output's gradient (Rr, C) is given here. Null: not delayed.
+    // Memory for a copy of the output's gradient, (Rr, C), which delayed gradients of weights read: the original
+    // changes before. Null: not delayed. (Other copies take the place of activations that nobody reads again.)
     floatX* kept_dout;
     void* norm_aside;         // norm_elements(), or null (Norm::Backward)
-    const LentMemory& lent;   // by sublayers whose backward has been
+    const LentMemory& lent;   // memory of sublayers whose backward has run
     AnyGradients& gradients;
     WeightGradientQueue& queue;
 
     bool delayed() const { return kept_dout != nullptr; }
 };
 
-// The step of a sequence that is generated: some positions at once, of one sequence, on one device.
+// A step of generation: some positions of one sequence at once, on one device.
 struct CachedStep {
-    const LayerActivations& a;   // memory for so many rows
-    const floatX* in;            // what enters the branch, (rows, C): the norm's output, or the residual stream
-    floatX* cache;               // of this sublayer and all positions: (positions, cache_elements())
-    int position, rows;          // the first of them, and how many
+    const LayerActivations& a;   // memory for `rows` rows
+    const floatX* in;            // input of the branch, (rows, C): the norm's output, or the residual stream
+    floatX* cache;               // all positions of this sublayer: (positions, cache_elements())
+    int position, rows;          // first position, number of positions
 };
 
 class Sublayer {
@@ -44,31 +44,31 @@ public:
 
     const Norm& norm() const { return norm_; }
     virtual Norm::Output normed(const LayerActivations& a) const = 0;
-    // From what the norm has made, or `in`, to what is projected back. All that backward needs is in `a` then, but for
-    // what join leaves there.
+    // Computes from the norm's output, or `in`, to the input of the projection. Leaves in `a` all that backward needs,
+    // but for what join leaves there.
     virtual void inside(const floatX* in, const LayerActivations& a) const = 0;
-    // The same a second time, under Recompute::block: what was chosen from activations stays chosen.
+    // Runs inside() again under Recompute::block; choices made from activations are not made again.
     virtual void inside_again(const floatX* in, const LayerActivations& a) const { inside(in, a); }
-    // out = in + the projection; then the norm of the sublayer that follows in the layer, if any, so that it can be
-    // one kernel with the sum. Null too where norms come after.
+    // Computes out = in + the projection, then `next`, the norm of the following sublayer of the layer, if any: the two
+    // can be one kernel. `next` is null too if norms come after sublayers.
     struct Next {
         const Norm& norm;
         Norm::Output to;
     };
     virtual void join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const = 0;
-    // What join leaves in `a` for backward, made without the sum.
+    // Computes again what join leaves in `a` for backward, without the sum.
     virtual void join_inside(const LayerActivations&) const {}
 
     // ---- backward
 
-    // Makes again what this level has not kept. Not for Recompute::block, where forward is run again.
+    // Computes again the activations that `level` drops. Not for Recompute::block: the layer then runs forward again.
     virtual void recompute(const floatX* in, const LayerActivations& a, Recompute level) const = 0;
     virtual void backward(const SublayerBackward& args) const = 0;
 
     // ---- generation
 
-    virtual std::int64_t cache_elements() const { return 0; }   // of a position
-    // From what enters to what is to be added to the residual stream, (rows, C), which it returns.
+    virtual std::int64_t cache_elements() const { return 0; }   // per position
+    // Computes the branch from step.in, and returns what is to be added to the residual stream, (rows, C).
     virtual const floatX* cached(const CachedStep& step) const = 0;
 
 protected:
@@ -78,7 +78,8 @@ private:
     Norm norm_;
 };
 
-// What a sublayer is made with. Activations of its layer begin with `first`, in the order of its declaration.
+// Arguments of a sublayer's constructor. `first`: index of its first kept tensor among those of its layer; the others
+// follow as declared.
 struct SublayerPlace {
     const StageTools& tools;
     const ModelState<floatX>& parameters;

@@ -6,7 +6,7 @@
 //   linear   k         (Goyal et al., "Accurate, large minibatch SGD", 2017: for SGD)
 //   sqrt     sqrt(k)   (Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", 2022)
 //   none     1
-// and so rates with other names (--muon-lr), before the warm-up and the fall of --schedule are applied.
+// and rates with other names (--muon-lr) too, before the warm-up and the fall of --schedule are applied.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ float lr_factor(LrScaling scaling, std::int64_t tokens, std::int64_t tokens_of_l
 // A whole number by steps, which count from 1.
 class ByStep {
 public:
-    // `phases`: of the option `flag`, as above; empty: none. Error(usage) where they are not steps in rising order,
-    // from `earliest` on, each with a number of at least 1. One from step 1 on takes the place of `first`.
+    // `phases`: value of the option `flag`, as above; empty: none. Throws Error(usage) unless its steps are in rising
+    // order, from `earliest` on, each with a number of at least 1. A phase from step 1 on replaces `first`.
     ByStep(std::int64_t first, const std::string& flag, const std::string& phases, int earliest = 2);
 
     std::int64_t at(int step) const;
-    // Of the steps after + 1 .. to, added up.
+    // Adds up the values of the steps after + 1 .. to.
     std::int64_t sum(int after, int to) const;
     std::vector<std::int64_t> values() const { return values_; }   // in their order
     std::int64_t largest() const;
-    // The most steps, from the first one on, whose values add up to `total` or less.
+    // Returns the most steps, from the first on, whose values add up to `total` or less.
     std::int64_t steps_within(std::int64_t total) const;
 
 private:
     std::vector<std::int64_t> values_;
-    std::vector<int> begins_;   // of each value, its first step
+    std::vector<int> begins_;   // first step of each value
 };

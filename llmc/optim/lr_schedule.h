@@ -5,8 +5,7 @@
 //   linear    a straight line down to final_frac * lr
 //   constant  stays (as in llm.c, without a warm-up)
 //   wsd       stays until the last decay_steps (0: 20% of all), then 1 - sqrt down to final_frac * lr (Hägele et al.,
-//   "Scaling laws and
-//             compute-optimal training beyond fixed training durations", 2024)
+//             "Scaling laws and compute-optimal training beyond fixed training durations", 2024)
 // The values are llm.c's: its step counts from 0 and is this one's minus 1, so the very last step stands one step short
 // of the final fraction. A resumed run and one cut with --stop-after see the same values as the uncut one.
 #pragma once
@@ -21,7 +20,7 @@ struct Schedule {
     int warmup = 0;
     int steps = 0;   // all steps of the run, at least `warmup`
     float final_frac = 1.0f;
-    int decay_steps = 0;   // of wsd; at most `steps`
+    int decay_steps = 0;   // for wsd; at most `steps`
 };
 
 // Steps count from 1.

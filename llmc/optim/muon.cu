@@ -9,7 +9,7 @@
 
 namespace {
 
-// Of a matrix or a part in a buffer: every one begins at a packet.
+// Returns the room of a matrix or a part in a buffer: every one begins at a packet.
 std::int64_t room_for(std::int64_t elements) { return (elements + 7) / 8 * 8; }
 
 std::int64_t rows_of(const TensorSpec& tensor, int block) {
@@ -45,12 +45,13 @@ MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena&
 
 MuonMatrices::~MuonMatrices() = default;
 
-// All that this team keeps of its stage, and who keeps which part of each: alike on every rank of the team.
+// Finds the matrices that this team keeps of its stage, and who keeps which part of each: alike on every rank of the
+// team.
 void MuonMatrices::find_matrices(AxisSet team) {
     const ParamStorage& storage = stage_.storage();
     const ShardPlace& place = storage.place();
     const std::vector<int> members = group_members(place.mesh, place.at, team);
-    std::vector<std::int64_t> taken(members.size(), 0);   // of each member's pieces
+    std::vector<std::int64_t> taken(members.size(), 0);   // elements of each member's pieces
     for (const TensorPlace& tensor : storage.tensors()) {
         const ParamInfo& info = storage.table()[tensor.param];
         if (!is_muon_matrix(info)) continue;
@@ -133,7 +134,7 @@ void MuonMatrices::allocate(Arena& arena) {
     moves_->on_device.upload(moves_->pieces, stage_.stream());
 }
 
-// Where a part of a matrix that this rank owns is while it does.
+// Returns the address of a part on this rank, which owns its matrix.
 floatX* MuonMatrices::at_owner(const Part& part) const {
     return part.holder == rank_ ? pieces_.data() + part.at : arrived_.data() + part.arrived;
 }
@@ -148,7 +149,7 @@ floatX* MuonMatrices::piece(int param, int block) const {
     return nullptr;
 }
 
-// Pieces to the owners of their matrices, or back.
+// Sends pieces to the owners of their matrices, or back.
 void MuonMatrices::exchange(bool back) {
     Communicator::Group together(*team_);
     for (const Matrix& matrix : matrices_) {

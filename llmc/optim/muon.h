@@ -1,13 +1,12 @@
-// Muon's matrices on one rank: who orthogonalises which, and how their pieces come together.
+// Muon's matrices on one rank: which rank orthogonalises which, and how their pieces come together.
 //
 // Ranks keep pieces of a matrix: a tp shard, and from ZeRO 2 on their ZeRO shard of it; ZeRO-1 leaves matrices whole,
 // each on one of the ZeRO ranks (param_storage.h). Each matrix has one owner in the team of ranks that keep its pieces
 // (the tp ranks under ZeRO 0 and 1, else all of the pipeline stage): dealt out by cost, larger side x smaller side^2,
-// the costliest first, each to the rank with the least so far. Pieces of the
-// normalised direction travel to the owner and come back orthogonal, both times in the parameters' type: for P elements
-// of matrices over n ranks about 4fP/n bytes a rank in bf16, 8fP/n in fp32; to the byte, Part by Part, all that its
-// owner does not keep itself, twice. What an owner starts from is the same however it was cut, so ZeRO 0 and 1, and 2
-// and 3, give the same bits.
+// the costliest first, each to the rank with the least so far. Pieces of the normalised direction travel to the owner
+// and come back orthogonal, both times in the parameters' type: for P elements of matrices over n ranks about 4fP/n
+// bytes a rank in bf16, 8fP/n in fp32, f = (n - 1) / n; to the byte, twice the Parts that an owner does not keep
+// itself. An owner starts from the same matrix however it was cut, so ZeRO 0 and 1, and 2 and 3, give the same bits.
 //
 // The blocks of a matrix's rows (q, k, v) are matrices of their own. Under tp a matrix must be cut over its ranks.
 #pragma once
@@ -20,7 +19,7 @@
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/process/comm.h"
 
-// How much a block of rows moves: of the whole matrix's sizes, never of a shard's.
+// Returns how far a block of rows moves, from the sizes of the whole matrix, never of a shard.
 float muon_scale(const TensorSpec& tensor, int block, MuonScale scale);
 
 class MuonMatrices {
@@ -28,29 +27,30 @@ public:
     MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups);
     ~MuonMatrices();
 
-    // Where this rank's part of a block of rows is put, and is found again after orthogonalize().
+    // Returns where this rank's part of a block of rows must be put, and is found again after orthogonalize(); null if
+    // it has none.
     floatX* piece(int param, int block) const;
 
-    // Collective over the team.
+    // Orthogonalises all matrices. Collective over the team.
     void orthogonalize();
 
 private:
     struct Part {
         int holder;             // rank of the team
-        std::int64_t at;        // in the holder's pieces
-        std::int64_t arrived;   // in the owner's, where that is another rank
-        GlobalSpan span;        // which elements of the matrix
+        std::int64_t at;        // offset in the holder's pieces
+        std::int64_t arrived;   // offset in the owner's arrived pieces, if that is another rank
+        GlobalSpan span;        // its elements of the matrix
         std::int64_t count;
     };
     struct Matrix {
         int param, block, rows, cols;
         std::vector<Part> parts;
         int owner = 0;         // rank of the team
-        std::int64_t at = 0;   // in the owner's whole matrices
+        std::int64_t at = 0;   // offset in the owner's whole matrices
         std::int64_t elements() const { return static_cast<std::int64_t>(rows) * cols; }
         double cost() const { return static_cast<double>(elements()) * std::min(rows, cols); }
     };
-    struct Moves;   // between pieces and whole matrices
+    struct Moves;   // copies between pieces and whole matrices
     void find_matrices(AxisSet team);
     void deal();
     void allocate(Arena& arena);
@@ -61,9 +61,9 @@ private:
     Stage& stage_;
     NewtonSchulz iterations_;
     Communicator* team_;   // null: this rank alone
-    int rank_, ranks_;     // of the team
+    int rank_, ranks_;     // in the team
     std::vector<Matrix> matrices_;
-    DeviceBuffer<floatX> pieces_, arrived_, whole_;    // its parts, others' parts of its matrices, its matrices
+    DeviceBuffer<floatX> pieces_, arrived_, whole_;    // its parts, others' parts of matrices it owns, these matrices
     DeviceBuffer<floatX> other_, gram_, polynomial_;   // NewtonSchulzScratch
     std::unique_ptr<Moves> moves_;
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so masters make sense
 
-// The rule of one parameter.
+// Returns the rule of one parameter.
 OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
     const bool others = options.optimizer == OptimizerKind::muon && !is_muon_matrix(info);
     return others ? OptimizerKind::adamw : options.optimizer;
@@ -71,7 +71,7 @@ public:
 private:
     cudaStream_t stream() const { return stage_.stream(); }
 
-    // All of a step that its launches do not say.
+    // Sets the values of a step that its launches do not pass.
     void set_step(int step, float learning_rate, const GradNorm* norm) {
         UpdateStep how{};
         how.learning_rate = learning_rate;
@@ -85,7 +85,7 @@ private:
         how.norms = norms_.data();
         how.trust = options_.lars_trust;
         set_update_step(owned_, how, stream());
-        UpdateStep of_tensors = how;   // that have norms
+        UpdateStep of_tensors = how;   // for tensors that have norms
         if (options_.optimizer == OptimizerKind::muon) {
             const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
             of_tensors.learning_rate = options_.lr > 0 ? learning_rate / options_.lr * options_.muon_lr : 0.0f;
@@ -110,13 +110,13 @@ private:
 
     template <class Rule>
     void sum_norms_of_all() {
-        norms_.zero(stream());   // of what others own
+        norms_.zero(stream());   // for tensors that others own
         sum_norms<Rule>(norms_.data(), sole_, stream());
         if (all_ == nullptr) return;
         all_->all_reduce(reinterpret_cast<double*>(norms_.data()), 2 * norms_.size(), ReduceOp::sum, stream());
     }
 
-    // What this rank updates, and of what it adds the squares.
+    // Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
     void make_tables(const Gradients<G>& gradients, Arena& arena) {
         const ParamStorage& storage = stage_.storage();
         const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
@@ -166,8 +166,8 @@ private:
         norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
     }
 
-    // What makes a direction of a range's gradient becomes what puts it into the matrices; returned is what takes the
-    // orthogonal one from there to the weights.
+    // Redirects `range` to write the momentum's direction into MuonMatrices::piece(); returns the range that applies
+    // the orthogonalised result to the weights.
     UpdateRange<floatX, floatX> through_matrices(UpdateRange<floatX, G>& range) const {
         const auto after = std::ranges::upper_bound(first_block_, range.norms);
         const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
@@ -198,13 +198,13 @@ private:
     Stage& stage_;
     OptimizerOptions options_;
     Communicator* all_;              // or null
-    std::vector<int> first_block_;   // of every parameter
+    std::vector<int> first_block_;   // each parameter's first block
     std::optional<MuonMatrices> matrices_;
-    UpdateTable<floatX, G> directions_;        // of Muon's matrices: gradients to what is made orthogonal,
-    UpdateTable<floatX, floatX> orthogonal_;   // and from there to weights
+    UpdateTable<floatX, G> directions_;        // Muon's matrices: from gradients to directions,
+    UpdateTable<floatX, floatX> orthogonal_;   // and from orthogonal directions to weights
     UpdateTable<floatX, G> averages_;
-    UpdateTable<floatX, G> owned_, sole_;   // what this rank updates; the tensors with norms, each element on one rank
-    DeviceBuffer<TensorNorms> norms_;       // of every block of the table, where a rule reads them
+    UpdateTable<floatX, G> owned_, sole_;   // elements it updates; tensors with norms, each element on one rank
+    DeviceBuffer<TensorNorms> norms_;       // per block of the table, if a rule reads them
     NormTable<G> norm_table_;
 };
 

@@ -253,7 +253,7 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
             layout.sequence_parallel = tp > 1;
             certify(layout, expected);
         };
-        if (kind == OptimizerKind::muon) {   // of heads that two can share
+        if (kind == OptimizerKind::muon) {   // with heads that two ranks can share
             Layout even = alone;
             even.heads = 4;
             const Result of_even = Rank(even).train(5);
@@ -350,8 +350,8 @@ std::vector<int> owners_under_zero_1(const ParamTable& table, int ranks) {
     return owners;
 }
 
-// What each rank sends for Muon beside ZeRO, found element by element: of a matrix all that its owner does not keep
-// travels there and back.
+// Returns the bytes that each rank sends for Muon beside ZeRO, found element by element: all elements of a matrix that
+// its owner does not keep travel there and back.
 Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) {
     const std::vector<int> owners = owners_under_zero_1(table, group_size(mesh, zero_axes));
     const AxisSet apart = zero > 1 ? replica_axes : AxisSet{Axis::dp, Axis::cp};
@@ -429,13 +429,13 @@ TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of
             if (is_muon_matrix(info)) matrices += static_cast<double>(info.tensor.elements());
         }
         for (const double sent : expected) sum += sent;
-        const double n = zero > 1 ? N * tp : tp;   // of equal cuts each owner keeps its n-th
+        const double n = zero > 1 ? N * tp : tp;   // with equal cuts each owner keeps 1 / n
         INFO(layout.name(), ": ", sum);
         CHECK(sum == doctest::Approx((zero == 0 ? dp : R) * 2 * (n - 1) / n * matrices * sizeof(floatX)).epsilon(0.15));
         const auto [with_owners, cut] = bytes_of_zero(table, layout.mesh(), zero);
         const double tensors = tp * table.size() * (N * 64.0),
                      each = (dp - R) * (sizeof(floatX) + 4.0) + 2 * (R - 1) * 4;
-        CHECK(std::abs(with_owners - cut) <= (zero == 1 ? tensors * each : 0));   // of padding
+        CHECK(std::abs(with_owners - cut) <= (zero == 1 ? tensors * each : 0));   // for padding
         on_layout(layout, [&](Rank& rank, TestRank& me) {
             const ParamStorage& storage = rank.stage().storage();
             const ZeroTraffic formula = zero_traffic(storage, 1, sizeof(floatX), sizeof(float));

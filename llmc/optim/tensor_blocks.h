@@ -1,5 +1,5 @@
-// The parts of tensors that optimizers look at as a whole: a tensor, or each block of its rows (q, k, v), because
-// blocks are matrices of their own that only lie together.
+// Parts of tensors that optimizers look at as a whole: a tensor, or each block of its rows (q, k, v), because blocks
+// are matrices of their own that only lie together.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ struct BlockRange : OwnedRange {
     int block;
 };
 
-// Ranges cut where blocks begin. Those of blocks are consecutive elements, because they are cut by rows.
+// Cuts ranges where blocks begin. Ranges of blocks are consecutive elements, because they are cut by rows.
 inline std::vector<BlockRange> by_blocks(const TensorSpec& tensor, const std::vector<OwnedRange>& ranges) {
     std::vector<BlockRange> parts;
     for (const OwnedRange& range : ranges) {
         if (blocks_of(tensor) == 1) parts.push_back({range, 0});
-        std::int64_t begin = 0;   // of the block, as a global element
+        std::int64_t begin = 0;   // first global element of the block
         for (int block = 0; block < blocks_of(tensor) && blocks_of(tensor) > 1; block++) {
             const std::int64_t end = begin + tensor.blocks[static_cast<std::size_t>(block)] * tensor.cols;
             const std::int64_t first = std::max(range.global.first, begin),
@@ -33,7 +33,7 @@ inline std::vector<BlockRange> by_blocks(const TensorSpec& tensor, const std::ve
     return parts;
 }
 
-// Numbers all blocks of a table: of a parameter its first, and last the number of all.
+// Numbers all blocks of a table: returns the number of each parameter's first block, and last the number of all blocks.
 inline std::vector<int> first_blocks(const ParamTable& table) {
     std::vector<int> first{0};
     for (const ParamInfo& info : table.all()) first.push_back(first.back() + blocks_of(info.tensor));

@@ -10,9 +10,9 @@
 
 namespace {
 
-constexpr int N = 4, T = 16, NH = 2, HS = 16;   // of a rank
+constexpr int N = 4, T = 16, NH = 2, HS = 16;   // sizes on a rank
 
-// What happens beside the ring: a piece of work for the last hop to hide behind, and a mistake.
+// Work beside the ring: gradients of weights for the last hop to hide behind, and a mistake.
 struct Beside {
     bool weight_gradients = false;
     bool stray_wait = false;   // the host waits for the device before it asks for that work
@@ -61,7 +61,7 @@ std::vector<host::Recording> record_ring(bool backward, const Beside& beside) {
 // A call of attention takes `attention` seconds, the work in the queue `weights`, keys and values of a hop `hop`.
 struct Times {
     double attention, weights, hop;
-    double gradients() const { return hop * 4 / sizeof(floatX); }   // of keys and values, in fp32
+    double gradients() const { return hop * 4 / sizeof(floatX); }   // a hop of gradients of keys and values, in fp32
 };
 
 double seconds(const std::vector<host::Recording>& recordings, const Times& times) {

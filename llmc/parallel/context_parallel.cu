@@ -4,7 +4,7 @@
 
 namespace {
 
-// The cp ranks `members` of this rank's sequence, as ranks of the world.
+// Makes the group of the cp ranks `members` of this rank's sequence; null for one rank.
 Communicator* group_of(World& world, const char* name, const std::vector<int>& members) {
     if (members.size() == 1) return nullptr;
     std::vector<int> ranks;

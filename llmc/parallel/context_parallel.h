@@ -1,8 +1,8 @@
-// Context parallelism: attention over sequences of which each rank has a part (llmc/mesh/context_cut.h). All else in
-// the model looks at one token at a time, but for positions, which come from here.
+// Context parallelism: attention over sequences that ranks share (llmc/mesh/context_cut.h). All else in the model looks
+// at one token at a time, except positions, which come from here.
 //
 // Ulysses inside, a ring outside: tokens are exchanged for heads in groups of `ulysses` ranks, and the keys and values
-// of these heads travel the ring. Either may be of one rank, and then does nothing.
+// of these heads travel the ring. A group or ring of one rank does nothing.
 #pragma once
 
 #include <optional>
@@ -15,16 +15,16 @@
 
 class ContextParallel : public CutPoints {
 public:
-    // Makes the communicators of rings and groups: collective over the world.
-    // `lent`: backward is given memory that gradients may travel in.
+    // Makes the communicators of rings and groups: collective over the world. `lent`: true if backward is lent memory
+    // in which gradients may travel.
     ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent = false);
 
     void set_sizes(const RankSizes& sizes) override;
     Positions positions() const override;
     void attend(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& arguments, floatX* qkv,
                 floatX* out, cudaStream_t stream) override;
-    // Where there is a ring, one gradient of weights is kept back (fc's, the largest): the last hop of dK and dV, which
-    // has no attention to hide behind, hides behind it and attproj's.
+    // With a ring, keeps back one gradient of weights (fc's, the largest): the last hop of dK and dV, which has no
+    // attention to hide behind, hides behind it and attproj's.
     floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
         queue.collective_started(ring_ ? 1 : WeightGradientQueue::all);
         return din;
@@ -38,7 +38,7 @@ public:
         return ring_->step(attention, arguments);
     }
 
-    // For tests and tables: null where there is one rank.
+    // For tests and tables; null if the group is one rank.
     Communicator* ring_group() const { return ring_group_; }
     Communicator* ulysses_group() const { return ulysses_group_; }
 
@@ -54,5 +54,5 @@ private:
     std::optional<Ring> ring_;
     std::optional<Ulysses> ulysses_;
     RankSizes sizes_{};
-    DeviceBuffer<int> positions_;   // of this rank's tokens
+    DeviceBuffer<int> positions_;   // positions of this rank's tokens
 };

@@ -10,8 +10,8 @@ namespace {
 
 class ExpertSharers : public ExpertRanks {
 public:
-    // Null: this rank alone. `sharers`: the ranks that share sequences, where their counts are wanted. `holders`: those
-    // that experts are dealt out to; `planned`: they are never met, and all experts get the same.
+    // `sharers`: ranks that share sequences, if their counts are wanted; `holders`: ranks that experts are dealt out
+    // to. Null: this rank alone. `planned`: the other ranks do not run, and all experts get the same number of rows.
     ExpertSharers(Communicator* sharers, Communicator* holders, bool planned, const StageOptions& options)
         : sharers_(sharers),
           holders_(holders),
@@ -62,16 +62,16 @@ public:
     }
 
 private:
-    // Who sends how much, in rows.
+    // Rows that each rank sends to each other one.
     struct Exchange {
         struct Piece {
-            int own, held, rows;   // where it begins among this rank's tokens' rows, or among its experts'; how many
+            int own, held, rows;   // first row among this rank's tokens' rows, or its experts'; rows
         };
-        std::vector<std::vector<Piece>> sent, came;   // of each rank, by expert
-        std::vector<std::int32_t> held_begins;        // of each expert of this rank, and the end
+        std::vector<std::vector<Piece>> sent, came;   // per rank, by expert
+        std::vector<std::int32_t> held_begins;        // first row of each of this rank's experts, and the end
 
         Exchange() = default;
-        // ends (ranks, E): where the rows of each rank end that go to each expert.
+        // ends (ranks, E): end of the rows of each rank that go to each expert.
         Exchange(int rank, int ranks, const std::vector<std::int32_t>& ends) {
             const int E = static_cast<int>(ends.size()) / ranks, held = E / ranks;
             auto begin = [&](int of, int e) {
@@ -111,7 +111,7 @@ private:
         auto at = [&](int row) { return static_cast<std::size_t>(row) * width; };
         auto count = [&](const Exchange::Piece& piece) { return static_cast<std::size_t>(piece.rows) * width; };
         const auto self = static_cast<std::size_t>(holders_->rank());
-        for (std::size_t e = 0; e < all.sent[self].size(); e++) {   // what does not travel
+        for (std::size_t e = 0; e < all.sent[self].size(); e++) {   // rows that stay on this rank
             const Exchange::Piece &own = all.sent[self][e], &held = all.came[self][e];
             if (own.rows == 0) continue;
             T* const into = to + (rows.back ? at(own.own) : at(held.held));

@@ -47,7 +47,7 @@ std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root,
 template <class T>
 void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int param, int root,
                            bool only_owned) const {
-    static_assert(sizeof(T) <= sizeof(float));   // what a piece has room for
+    static_assert(sizeof(T) <= sizeof(float));   // arrived_ has room for floats
     ENSURE(state.storage().place() == storage_.place(), "a state of another rank");
     const TensorSpec& tensor = storage_.table()[param].tensor;
     ENSURE(state.storage().find(param) != nullptr, "this rank holds no ", storage_.table()[param].name);
@@ -56,14 +56,14 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     const bool cut_by_zero = is_sharded(kept, place.zero_stage);
     const bool dealt = is_dealt(tensor, place.mesh);
     const bool cut_by_tp = !is_whole_on_tp(tensor, place.mesh) && place.mesh.tp > 1;
-    // where nothing is cut, everyone has it
+    // a tensor that is not cut is on every rank
     const int to = root == everywhere && !cut_by_zero && !cut_by_tp && !dealt ? rank() : root;
     const bool wanted = to == everywhere || to == rank();
     ENSURE(!wanted || values.size() == static_cast<std::size_t>(tensor.elements()), "room for ", values.size(), " of ",
            tensor.elements(), " elements");
     MeshShape stage = place.mesh;
     stage.pp = 1;
-    const MeshCoordinates nearest = coordinates_of(stage, std::max(to, 0));   // of several copies, these are taken
+    const MeshCoordinates nearest = coordinates_of(stage, std::max(to, 0));   // its copies are taken, if several exist
     T* const own = only_owned ? state.owned(param) : state.tensor(param);
 
     for (int from = 0; from < ranks(); from++) {
@@ -101,7 +101,7 @@ void Gatherer::copy_piece(std::span<T> values, const T* data, std::size_t size,
         for (const OwnedRange& range : ranges) for_runs(range, use);
     };
     for_all_runs([&](std::int64_t, std::int64_t, std::int64_t) { runs++; });
-    constexpr int few = 4;   // copies that cost less than to wait and to copy again
+    constexpr int few = 4;   // so few copies cost less than a wait and a second copy
     if (runs <= few) {
         for_all_runs([&](std::int64_t global, std::int64_t local, std::int64_t count) {
             download(values.data() + global, data + local, count);

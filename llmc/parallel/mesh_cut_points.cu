@@ -6,7 +6,7 @@
 
 namespace {
 
-// Gradients of weights that are delayed read activations until then.
+// True if activations may be lent: delayed gradients of weights would still read them.
 bool lends(const StageOptions& options) { return options.in_flight.delayed == 0; }
 
 class TensorAndContextParallel : public TensorParallel {

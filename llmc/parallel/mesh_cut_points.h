@@ -6,8 +6,8 @@
 #include "llmc/model/stage.h"
 #include "llmc/process/world.h"
 
-// What a stage with these options is given as its cut points, which must outlive it; null where one device has all that
-// they would ask others for. With both tensor and context parallelism rows and columns are the one's; positions and
-// attention, of a tp rank's heads, the other's. Collective.
+// Makes the cut points of a stage with these options; they must outlive the stage. Null if one device has all that they
+// would ask others for. With both tensor and context parallelism, rows and columns are tensor parallelism's; positions,
+// and the attention of a tp rank's heads, are context parallelism's. Collective.
 std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& options, Arena& arena,
                                            cudaStream_t stream);

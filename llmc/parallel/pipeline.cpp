@@ -23,12 +23,12 @@ InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& c
     InFlight now{0, 0, 0, 0, 0}, most{1, 1, 0, 0, 1};
     const bool delays = std::any_of(schedule.begin(), schedule.end(),
                                     [](const Action& action) { return action.kind == Action::Kind::backward_weight; });
-    auto reads = [&](const Action& action) {   // the tokens of its micro-batch
+    auto reads = [&](const Action& action) {   // true if it reads the tokens of its micro-batch
         const Chunk& what = chunks[static_cast<std::size_t>(action.chunk)];
         return (action.kind == Action::Kind::forward && (what.embedding || documents)) ||
                (action.kind == Action::Kind::backward_input && (what.embedding || what.head || documents));
     };
-    std::map<int, int> readers;   // still to come, of each micro-batch
+    std::map<int, int> readers;   // readers still to come, per micro-batch
     for (const Action& action : schedule) readers[action.micro_batch] += reads(action);
     std::set<int> read;
     bool receives_inputs = false, receives_gradients = false;
@@ -51,7 +51,7 @@ InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& c
         if (kind == Action::Kind::backward_weight) now.delayed--;
         if (kind == (delays ? Action::Kind::backward_weight : Action::Kind::backward_input)) now.activations--;
     }
-    // One more of what is received, so that the next one arrives while the last is read or sent on.
+    // One more receive buffer, so that the next boundary arrives while the last is read or sent on.
     if (micro_batches_of(schedule) > 1) {
         most.inputs += receives_inputs;
         most.gradients += receives_gradients;
@@ -124,7 +124,7 @@ bool Pipeline::reads_batch(const Action& action, Purpose purpose) const {
     }
 }
 
-// Whether another chunk takes a chunk's output, on this rank or through a link.
+// True if another chunk takes this chunk's output, on this rank or through a link.
 bool Pipeline::hands_on(int chunk) const {
     if (chunk + 1 < stage_.chunks() && stage_.follows(chunk + 1)) return true;
     return !stage_.chunk(chunk).head && output_.group != nullptr;
@@ -190,7 +190,7 @@ void Pipeline::transfer(const Action& action, Purpose purpose) {
 void Pipeline::run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,
                    const std::function<void()>& losses_made) {
     uses_.clear();
-    std::map<int, std::size_t> last_reader;   // of each micro-batch: after it the batch is no longer needed
+    std::map<int, std::size_t> last_reader;   // index per micro-batch: after it the batch is no longer needed
     for (std::size_t i = 0; i < schedule.size(); i++) {
         const Action& action = schedule[i];
         if (action.kind == Action::Kind::forward) stage_.add_forward_uses(uses_, action.chunk, purpose);

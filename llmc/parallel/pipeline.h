@@ -15,42 +15,42 @@
 #include "llmc/parallel/schedule.h"
 #include "llmc/parallel/training_groups.h"
 
-// The layers of a stage, and what stands around them: the pieces of the model are balanced by the work of a micro-batch
-// with sequences of T tokens. Needs at least as many layers as there are pieces.
+// Returns the chunks of a stage: the pieces of the model are balanced by the work of a micro-batch with sequences of T
+// tokens. Needs at least as many layers as there are pieces.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T);
 
-// What a stage with these chunks has in flight at once while it carries out a list, which is one of training. Of what
-// it receives there is one more, so that transfers wait for no work that they do not need, as `simulate` has it.
-// `documents`: every action of layers reads where they begin.
+// Returns the most that a stage with these chunks has in flight at once while it carries out a list of training. Counts
+// one more receive buffer than is in use, so that transfers do not wait for work, as `simulate` assumes. `documents`:
+// they are masked, so forward and backward of every chunk read the batch.
 InFlight in_flight(const PipelineSchedule& schedule, const std::vector<Chunk>& chunks, bool documents = false);
 
 class Pipeline {
 public:
     Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links = {});
 
-    // Fills in this rank's tokens of a micro-batch, (B, T) of stage.sizes() each, and where their documents begin.
-    // Called once for each that an action of this rank reads, before the first of them. Ids must be checked already.
-    // `starts` are 0, one document in each sequence, for who does not fill them in.
+    // Fills in this rank's tokens and targets of a micro-batch, (B, T) of stage.sizes() each, and where their documents
+    // begin. Called once for each micro-batch that an action of this rank reads, before the first such action. Ids must
+    // be checked already. `starts` are 0 before, one document in each sequence.
     using Read = std::function<void(int micro_batch, const MicroBatch& to)>;
 
-    // Forward and backward of all micro-batches of a schedule. `losses_made`: whenever those of a micro-batch are in
-    // stage.losses(), once what is queued has run.
+    // Runs forward and backward of all micro-batches of a schedule. Calls `losses_made` when the work is queued that
+    // puts the losses of a micro-batch into stage.losses().
     void train(const PipelineSchedule& schedule, const Read& read, float dloss,
                const std::function<void()>& losses_made) {
         if (ahead_ != nullptr) batches_[0] = std::exchange(ahead_, nullptr);
         run(schedule, read, Purpose::training, dloss, losses_made);
     }
-    // Reads micro-batch `number` now, and queues its way to the device, as the first of the next call of train.
+    // Reads micro-batch `number` now and queues its upload; it is the first of the next call of train().
     void read_ahead(const Read& read, int number);
     void forget_read_ahead();
 
-    // A schedule without backward (forward_schedules).
+    // Runs a schedule without backward (forward_schedules).
     void forward(
         const PipelineSchedule& schedule, const Read& read, Purpose purpose,
         const std::function<void()>& losses_made = [] {}) {
         run(schedule, read, purpose, 0, losses_made);
     }
-    // One micro-batch.
+    // Runs the forward of one micro-batch.
     void forward(const Read& read, Purpose purpose) { forward(forward_of_one_, read, purpose); }
 
 private:
@@ -59,7 +59,7 @@ private:
         Communicator* group;
         std::optional<OwnedStream> stream;
         explicit Link(Communicator* its_group) : group(its_group) {
-            if (group) stream.emplace(StreamPriority::greatest);   // what others wait for goes first
+            if (group) stream.emplace(StreamPriority::greatest);   // other ranks wait for it
         }
     };
     void receive(const Link& link, const BoundaryTensor& boundary, const Action& action) const;
@@ -80,7 +80,7 @@ private:
     PipelineSchedule forward_of_one_;
     std::vector<std::int32_t> tokens_, targets_, starts_;   // on the host
     Pool<BatchBuffer> buffers_{"micro-batches"};
-    std::map<int, BatchBuffer*> batches_;   // of micro-batches that are read again
-    BatchBuffer* ahead_ = nullptr;          // what read_ahead has filled
-    Stage::Uses uses_;                      // of the pass at hand
+    std::map<int, BatchBuffer*> batches_;   // by micro-batch, until its last reader
+    BatchBuffer* ahead_ = nullptr;          // filled by read_ahead()
+    Stage::Uses uses_;                      // uses of the current pass
 };

@@ -13,7 +13,7 @@ namespace {
 HeadSizes sizes_of(const AttentionShape& s, int tokens) { return {s.B, tokens, s.NH, s.HS}; }
 HeadSizes key_sizes(const AttentionShape& s, int tokens) { return {s.B, tokens, s.kv_heads(), s.HS}; }
 
-// Keys (0) or values (1) of tokens that travel, (B, T, 2, kv heads, HS).
+// Views keys (0) or values (1) in a buffer that travels, (B, T, 2, kv heads, HS).
 template <class T>
 HeadsView<T> travelling(T* data, int part, const AttentionShape& s) {
     const std::int64_t row = std::int64_t{s.kv_heads()} * s.HS;
@@ -25,7 +25,7 @@ HeadsView<T> from_token(const HeadsView<T>& view, int token) {
     return {view.data + token * view.token, view.batch, view.token, view.head};
 }
 
-// Where a result is summed in fp32: in its own place, or in `buffer` where it is bf16; then `finish` rounds it.
+// Returns where a result is summed in fp32: in its own place, or in `buffer` if it is bf16; then finish() rounds it.
 template <class T>
 HeadsView<float> accumulator(const HeadsView<T>& result, const DeviceBuffer<float>& buffer, const HeadSizes& s) {
     if constexpr (std::is_same_v<T, float>) {
@@ -39,7 +39,7 @@ void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const HeadS
     if (!std::is_same_v<T, float>) copy_heads(result, sum, s, false, stream);
 }
 
-// Whether documents leave nothing to compute at a step.
+// True if documents leave nothing to compute at a step.
 bool is_hidden(const AttentionShape& own, int step) {
     return own.documents.hidden_steps != nullptr && own.documents.hidden_steps[step] != 0;
 }
@@ -49,7 +49,7 @@ std::size_t elements(const AttentionShape& s, int heads) {
            static_cast<std::size_t>(s.HS);
 }
 std::size_t elements(const AttentionShape& s) { return elements(s, s.NH); }
-// Of keys and values together, or of their gradients: what travels.
+// Returns the elements that travel: keys and values together, or their gradients.
 std::size_t travelling_elements(const AttentionShape& s) { return 2 * elements(s, s.kv_heads()); }
 
 }   // namespace
@@ -87,11 +87,11 @@ void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& le
 }
 
 Ring::Block Ring::block_at(int step, int tokens) const {
-    if (step <= group_.rank()) return {0, tokens, tokens / 2};   // an earlier rank's
+    if (step <= group_.rank()) return {0, tokens, tokens / 2};   // keys of an earlier rank
     return {tokens / 2, tokens / 2, tokens};
 }
 
-// A step's block of the own queries and of keys that lie elsewhere, with the first keys that are of this step.
+// Returns the shape of a step's block: own queries over keys of another rank, with this step's first keys.
 AttentionShape Ring::block_shape(const AttentionShape& own, int step, const Block& block) {
     AttentionShape shape = own;
     shape.Tq = block.queries, shape.Tk = block.keys, shape.causal = false;
@@ -99,7 +99,7 @@ AttentionShape Ring::block_shape(const AttentionShape& own, int step, const Bloc
     return shape;
 }
 
-// To the next rank, and from the one before.
+// Sends to the next rank and receives from the one before.
 template <class T>
 void Ring::hop(T* to, const T* from, std::size_t count) {
     const int n = group_.size();
@@ -107,7 +107,7 @@ void Ring::hop(T* to, const T* from, std::size_t count) {
     group_.receive(to, count, (group_.rank() + n - 1) % n, traffic_.get());
 }
 
-// The keys and values of a step, while it computes: the next step needs them.
+// Sends on the keys and values of a step while it computes: the next step needs them.
 void Ring::send_keys_on(int step, const AttentionShape& own) {
     hop(keys_[static_cast<std::size_t>(step + 1) % 2].data(), keys_[static_cast<std::size_t>(step) % 2].data(),
         travelling_elements(own));
@@ -126,7 +126,7 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
         floatX* const keys = keys_[static_cast<std::size_t>(step) % 2].data();
         if (step > 0) travelled_.wait(compute_);
         if (step + 1 < group_.size()) {
-            computed_.record(compute_);   // the step before: what it read is received into now
+            computed_.record(compute_);   // the step before has read what is overwritten now
             computed_.wait(traffic_.get());
             {
                 Communicator::Group together(group_);
@@ -200,7 +200,8 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                                  static_cast<std::size_t>(shape.B) * static_cast<std::size_t>(shape.NH),
                                  cudaMemcpyDeviceToDevice, compute_));
 
-    // Beside the work of a step: gradients that the step before has added to, and keys for the step after.
+    // Starts the transfers beside the work of a step: gradients that the step before has added to, and keys for the
+    // step after.
     auto travel = [&](int step) {
         const bool keys = step + 1 < N, gradients = step >= 2;
         if (!keys && !gradients) return;
@@ -223,7 +224,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                                compute_);
             continue;
         }
-        if (is_hidden(shape, step)) {   // their gradients are what others make of them
+        if (is_hidden(shape, step)) {   // only other ranks add to these gradients
             if (step == 1) CUDA_CHECK(cudaMemsetAsync(gradients_at(step), 0, travels * sizeof(float), compute_));
             if (step > 1) travelled_.wait(compute_);
             continue;
@@ -252,7 +253,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                        key_sizes(shape, block.keys), true, compute_);
         }
     }
-    travel(N);   // home
+    travel(N);   // gradients go home
     queue.collective_started();
     finish(own.dq, dq, sizes_of(shape, T), compute_);
     travelled_.wait(compute_);

@@ -8,15 +8,15 @@
 //   of earlier ranks  their first chunk is seen         full, all queries x the first half of the keys
 //   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
 //
-// so all ranks have equal work at every step, unless documents are masked: then what no query sees is passed over,
-// though keys travel on. Outputs merge by log-sum-exp in fp32. In backward gradients of keys and values travel behind
-// them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home, where
-// the own part has stayed.
+// so all ranks have equal work at every step, unless documents are masked: then a block that no query sees is skipped,
+// though its keys travel on. Outputs merge by log-sum-exp in fp32. In backward, gradients of keys and values travel
+// behind them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home,
+// where the own part has stayed.
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
-// alone. What a rank sends per call, s elements of one of k, v: forward 2(N-1)s; backward as much again, and
-// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, where that has
-// room and no delayed gradient of weights reads it.
+// alone. For s elements of one of k and v a rank sends per call: 2(N-1)s in forward; as much again in backward, and
+// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, if that has room and no delayed gradient of weights
+// reads it.
 #pragma once
 
 #include <array>
@@ -31,9 +31,9 @@
 #include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
 
-// A warning where a hop takes longer than the attention that it is to hide behind, with the length of sequences that
-// would hide it: hops take time in proportion to it, attention to its square. Else empty. `T`: tokens of a sequence, a
-// multiple of `unit`.
+// Returns a warning if a hop takes longer than the attention that is to hide it, with the length of sequences that
+// would hide it: the time of hops grows with that length, that of attention with its square. Else empty. `T`: tokens of
+// a sequence, a multiple of `unit`.
 std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit);
 
 class Ring {
@@ -41,20 +41,21 @@ public:
     // `group`: the ranks of the ring, in its order.
     Ring(Communicator& group, Arena& arena, cudaStream_t compute);
 
-    // Takes memory for calls of at most this shape. Nothing may be under way. `lent`: bytes of the memory that backward
-    // will be given; gradients of keys and values travel in the first two pieces where they have room.
+    // Takes memory for calls of at most this shape. Nothing may be in flight. `lent`: bytes of the memory that backward
+    // will be given; gradients of keys and values travel in its first two pieces if they have room.
     void reserve(const AttentionShape& own, const std::vector<std::size_t>& lent = {});
 
-    // The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first chunk and second.
+    // Runs attention over the ring. The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first
+    // chunk and second.
     void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
-    // `queue`: gradients of weights that wait to hide the last hop.
+    // Runs backward. `queue`: gradients of weights that wait to hide the last hop.
     void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
                   const LentMemory& lent, WeightGradientQueue& queue);
-    // One step of forward, to be measured. The shape is as above.
+    // Returns one step of forward, to be measured. The shape is as in forward().
     RingStep step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
 
 private:
-    // Which part of the own queries sees which part of the keys at hand.
+    // A block of attention: some of the own queries over the first `keys` of the current keys.
     struct Block {
         int first_query, queries, keys;
     };
@@ -71,10 +72,10 @@ private:
     OwnedStream traffic_{StreamPriority::greatest};
     // (B, T, 2, kv heads, HS): keys and values, or their gradients, in turns of steps
     std::array<DeviceBuffer<floatX>, 2> keys_;
-    std::array<DeviceBuffer<float>, 2> key_gradients_;   // where no memory is lent
-    DeviceBuffer<float> own_part_;                       // of key gradients, while they are computed
+    std::array<DeviceBuffer<float>, 2> key_gradients_;   // only if no memory is lent
+    DeviceBuffer<float> own_part_;                       // this rank's part of key and value gradients
     DeviceBuffer<float> block_, block_lse_;              // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
     DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second chunk
-    DeviceBuffer<float> sum_, key_sum_, value_sum_;      // where results are bf16: in fp32 until they are complete
+    DeviceBuffer<float> sum_, key_sum_, value_sum_;      // fp32 sums of bf16 results until complete
     OwnedEvent computed_, travelled_;
 };

@@ -30,8 +30,8 @@ std::string describe(const Action& action) {
 
 namespace {
 
-// So many forwards first, then one backward for every forward. Micro-batches go through the chunks in groups of as many
-// as there are stages.
+// Makes a list of `warm_up` forwards, then one backward for every forward. Micro-batches go through the chunks in
+// groups of as many as there are stages.
 PipelineSchedule warmed_up_list(const PipelineShape& shape, int warm_up) {
     PipelineSchedule forwards, backwards, list;
     for (int first = 0; first < shape.micro_batches; first += shape.stages) {
@@ -51,7 +51,7 @@ PipelineSchedule warmed_up_list(const PipelineShape& shape, int warm_up) {
     return list;
 }
 
-// Forwards of a stage before its first backward, at most.
+// Returns the most forwards of a stage before its first backward.
 int warm_up_of(const PipelineShape& shape, int stage) {
     const int stages_after = shape.stages - 1 - stage;
     switch (shape.kind) {
@@ -62,8 +62,8 @@ int warm_up_of(const PipelineShape& shape, int stage) {
     }
 }
 
-// 1F1B whose gradients of weights wait: the later the stage, the more of them, because the sooner its backwards are
-// waited for. Together with the forwards it is ahead by, so many sets of activations as there are stages.
+// Delays the gradients of weights of 1F1B: the later the stage, the more of them, because other stages wait for its
+// backwards. With its warm-up each stage keeps as many sets of activations as there are stages.
 PipelineSchedule with_delayed_weights(const PipelineSchedule& one_f_one_b, int stage) {
     PipelineSchedule list;
     int waiting = 0, done = 0;
@@ -117,8 +117,8 @@ bool delays(const std::vector<PipelineSchedule>& lists) {
 
 constexpr double not_yet = std::numeric_limits<double>::infinity();
 
-// Lets stages go on in their lists until none can: passes(stage, action, next) is whether a stage can do what is next.
-// Returns what is next then, of each.
+// Runs the lists of all stages until none can go on: passes(stage, action, next) is true if the stage can do its next
+// action. Returns the index of each stage's next action.
 template <class Passes>
 std::vector<std::size_t> run_lists(const std::vector<PipelineSchedule>& lists, Passes&& passes) {
     std::vector<std::size_t> next(lists.size(), 0);
@@ -150,9 +150,9 @@ Simulation simulate(const std::vector<PipelineSchedule>& lists, int chunks, cons
     result.stages.resize(lists.size());
     int micro_batches = 0;
     for (const PipelineSchedule& list : lists) micro_batches = std::max(micro_batches, micro_batches_of(list));
-    // of stages, and of the links on which they send what forwards and backwards make
+    // times when stages are free, and their links for what backwards and forwards make
     std::vector<double> free_at(lists.size(), 0), link_free(2 * lists.size(), 0);
-    // when what a piece needs of a micro-batch is there, to go forward and backward
+    // times when the input of a piece is there, of each micro-batch, forward and backward
     std::vector<double> arrivals(static_cast<std::size_t>(2 * (last + 1) * micro_batches), not_yet);
     auto arrival = [&](Kind kind, int piece, int m) -> double& {
         const int direction = kind == Kind::forward ? 0 : last + 1;
@@ -202,9 +202,9 @@ LivePeak live_peak(const PipelineSchedule& list) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Transfers
 
-// On a clock on which every part takes the same time: a transfer happens when what it carries is ready. On both its
-// ends it stands behind all actions that have begun by then, and before all others; transfers of one moment have one
-// order everywhere.
+// Adds transfers on a clock on which every part takes the same time: a transfer happens when what it carries is ready.
+// On both its ends it stands behind all actions that have begun by then, and before all others; transfers of one moment
+// have one order everywhere.
 std::vector<PipelineSchedule> with_transfers(const std::vector<PipelineSchedule>& lists, int chunks) {
     const auto stages = static_cast<int>(lists.size());
     if (stages == 1) return lists;
@@ -278,9 +278,9 @@ public:
     }
 
 private:
-    bool on_same_stage() const { return stages_ == 1; }   // the chunk before and the chunk after
+    bool on_same_stage() const { return stages_ == 1; }   // true for the chunk before and the chunk after
 
-    // What must stand in a stage's list before an action, of the same micro-batch.
+    // Returns the actions of the same micro-batch that must stand before `action` in its stage's list.
     std::vector<Action> needs(const Action& action, int piece) const {
         const auto& [kind, chunk, m] = action;
         std::vector<Action> result;
@@ -352,7 +352,7 @@ private:
         return "";
     }
 
-    // Where the other end of a transfer is, and what it is called there.
+    // Returns the stage at the other end of a transfer, and the action there.
     std::pair<int, Action> other_end(int stage, const Action& action) const {
         const bool up = action.kind == Kind::send_output || action.kind == Kind::receive_output_gradient;
         const int piece = action.chunk * stages_ + stage + (up ? 1 : -1);
@@ -363,7 +363,7 @@ private:
         return {piece % stages_, {kind, piece / stages_, action.micro_batch}};
     }
 
-    // Every stage does one action at a time, and waits in a transfer for its other end.
+    // Finds stages that wait for ever: each does one action at a time, and waits in a transfer for its other end.
     std::string fault_of_transfers() const {
         const auto next = run_lists(lists_, [&](std::size_t stage, const Action& action, auto& at) {
             if (!is_transfer(action.kind)) return true;

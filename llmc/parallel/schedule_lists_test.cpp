@@ -121,8 +121,9 @@ TEST_CASE("schedule: a longer warm-up is a sound list that keeps so many sets mo
     });
 }
 
-// Where a link takes t, a micro-batch goes to the next stage and back in 2 t + F + B (B: both parts), in which with a
-// warm-up n a stage does the work of 1 + n others: nothing is lost where 2 t <= n (F + B). Without it, t a micro-batch.
+// If a link takes t, a micro-batch goes to the next stage and back in 2 t + F + B (B: both parts). In that time a stage
+// with a warm-up n does the work of 1 + n others: nothing is lost if 2 t <= n (F + B). Without a warm-up each
+// micro-batch loses t.
 TEST_CASE("schedule: a longer warm-up hides slow links") {
     constexpr int p = 4, m = 64;
     const double t = 0.75;

@@ -24,15 +24,15 @@ char letter(Action::Kind kind) {
     return kind == Action::Kind::forward ? 'F' : kind == Action::Kind::backward_input ? 'B' : 'W';
 }
 
-// "F3", or with several chunks "F3b".
+// Returns "F3", or with several chunks "F3b".
 std::string label(const Action& action, int chunks) {
     std::string name = text(letter(action.kind), action.micro_batch);
     if (chunks > 1) name += action.chunk < 26 ? text(static_cast<char>('a' + action.chunk)) : text("/", action.chunk);
     return name;
 }
 
-// The smallest cost, or half of it: so that an action has a column at least, and lines stay short; more where lines would
-// have thousands of columns.
+// Returns the time of a column: the smallest cost if all are multiples of it, else half of it; more if lines would have
+// over 4000 columns.
 double column_of(const DrawnCosts& costs, double makespan) {
     const auto& [forward, input, weight] = costs.work;
     const double smallest = std::min({forward, input, weight});

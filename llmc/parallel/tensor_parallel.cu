@@ -32,7 +32,7 @@ Rows TensorParallel::chunk(int index) const {
     return {index * count, count};
 }
 
-// Traffic that is asked for from now on follows all work of the compute stream until now.
+// Makes traffic queued from now on follow all work of the compute stream until now.
 void TensorParallel::traffic_after(cudaStream_t compute) const {
     computed_.record(compute);
     computed_.wait(traffic_.get());
@@ -96,7 +96,8 @@ const floatX* TensorParallel::leave_rows_backward(const floatX* dout, WeightGrad
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums of rows
 
-// Where this rank's rows of a sum go: to `to`, or where they lie; without sequence parallelism all of them, in place.
+// Returns where this rank's rows of a sum go: `to`, or memory of its own if null. Without sequence parallelism all rows
+// stay in place.
 floatX* TensorParallel::place_of_sum(floatX* rows, floatX* to) const {
     if (!sequence_parallel()) {
         ENSURE(to == nullptr || to == rows, "the residual region has all rows: none move");
@@ -162,7 +163,7 @@ void TensorParallel::vocabulary_loss(const Classifier<floatX>& arguments, cudaSt
     sharded_classifier_finish(sharded, stream);
 }
 
-// Row by row, because ranks follow each other within a row.
+// Gathers row by row, because ranks follow each other within a row.
 void TensorParallel::gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t stream) {
     const auto columns = static_cast<std::size_t>(sizes_.Vp);
     Communicator::Group together(group_);

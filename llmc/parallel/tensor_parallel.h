@@ -13,25 +13,25 @@
 // clang-format on
 //
 // Bytes sent per rank, f = (tp - 1) / tp, R rows of C channels in the type of activations: a gather or scatter fRC, an
-// all-reduce 2fRC. A layer makes 4 gathers or scatters forward and 6 backward (two gather what entered columns again,
-// so that it need not be kept), 3 more under block recompute, 2 more where gradients of weights are delayed (outputs'
+// all-reduce 2fRC. A layer makes 4 gathers or scatters forward and 6 backward (two gather again what entered columns,
+// so that it need not be kept), 3 more under block recompute, 2 more if gradients of weights are delayed (outputs'
 // gradients are gathered again); the embedding 1 + 1, the head 1 + 1. Without sequence parallelism a layer makes 2
 // all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward and the head 1 backward.
-// The loss 6f x 4 bytes a row. Norms of whole rows of queries and keys 4f x 4 bytes a row and layer, forward and
-// backward. Where norms come after sublayers, block recompute makes one more gather or scatter of a layer, or
+// The loss takes 6f x 4 bytes a row. Norms of whole rows of queries and keys take 4f x 4 bytes a row and layer, forward
+// and backward. If norms come after sublayers, block recompute makes one more gather or scatter of a layer, or
 // all-reduce.
 //
-// Overlap: traffic is on a stream of its own. In a layer's backward it hides behind matmuls, but for the first gather
-// of the last layer; the head's and the embedding's exchanges do not. What enters again hides behind the gradient of
-// the layer's input, sums behind gradients of weights, and so do the gathers of a layer's output gradient, for which
-// gradients of weights are kept back in the queue: with sequence parallelism one for each collective, across the
-// boundary of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the first of a block's six
-// is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind the matmuls of the
-// others. With sequence parallelism each rank has a part of every chunk: so its rows of the residual region are not all
-// next to each other in the sequence, which nothing there sees.
+// Overlap: traffic is on a stream of its own. In a layer's backward it hides behind matmuls, except for the first
+// gather of the last layer; the head's and the embedding's exchanges do not hide. The gather of what enters again hides
+// behind the gradient of the layer's input. Sums hide behind gradients of weights, and so do the gathers of a layer's
+// output gradient. For these, gradients of weights are kept back in the queue: with sequence parallelism one for each
+// collective, across the boundary of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the
+// first of a block's six is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind
+// the matmuls of the others. With sequence parallelism each rank has a part of every chunk: so its rows of the residual
+// region are not all next to each other in the sequence, which nothing there sees.
 //
-// What is summed over ranks here is activations and their gradients, in their type: in a bf16 build in bf16. NCCL adds
-// in the type of the buffer and rounds at every hop of its ring; the stand-in adds in fp32 and rounds once.
+// Sums over ranks are made of activations and their gradients, in their type: in a bf16 build in bf16. NCCL adds in the
+// type of the buffer and rounds at every hop of its ring; the stand-in adds in fp32 and rounds once.
 #pragma once
 
 #include <vector>
@@ -41,7 +41,7 @@
 #include "llmc/model/cut_points.h"
 #include "llmc/process/comm.h"
 
-// As many chunks of rows as wanted, or the nearest lower number that divides the rows; each is shared by `parts` ranks.
+// Returns `wanted`, or the nearest lower number of chunks that divides the rows; `parts` ranks share each chunk.
 constexpr int tensor_chunks(int rows, int parts, int wanted) {
     while (wanted > 1 && rows % (wanted * parts) != 0) wanted--;
     return wanted;
@@ -78,10 +78,10 @@ private:
     int wanted_chunks_, chunks_ = 1;
     Arena& arena_;
     RankSizes sizes_{};
-    OwnedStream traffic_{StreamPriority::greatest};   // what others wait for goes first
+    OwnedStream traffic_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, summed_, gathered_, entered_all_;
     std::vector<OwnedEvent> entered_chunks_;
-    const floatX* announced_ = nullptr;         // what is on its way into entered_
+    const floatX* announced_ = nullptr;         // rows on their way into entered_
     DeviceBuffer<floatX> entered_, gradient_;   // (R, C) each, with sequence parallelism
     DeviceBuffer<floatX> own_rows_;             // (Rr, C), with that and several chunks
     DeviceBuffer<float> loss_;                  // (3, R): maxima and two sums

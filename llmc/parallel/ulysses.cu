@@ -9,7 +9,7 @@ void Ulysses::reserve(const Sizes& s) {
     received_ = arena_.allocate<floatX>("context/received", n);
 }
 
-// Elements for each rank of the group.
+// Returns the elements that go to each rank of the group.
 std::size_t Ulysses::for_each_rank(const Sizes& s) const {
     return static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.T) *
            static_cast<std::size_t>(blocks(s).columns());
@@ -24,7 +24,7 @@ void Ulysses::to_heads(floatX* out, const floatX* in, const Sizes& s) {
     const std::int64_t u = group_.size();
     gather_ranks(sent_.data(), in, std::int64_t{s.B} * s.T, u, blocks(s), stream_);
     group_.all_to_all(received_.data(), sent_.data(), for_each_rank(s), stream_);
-    // tokens of a rank follow others'
+    // put the tokens of the ranks in order
     transpose_pieces(out, received_.data(), u, s.B, s.T * blocks(s).columns(), stream_);
 }
 

@@ -2,10 +2,10 @@
 // Jacobs et al., "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer
 // models", 2023.
 //
-// Of u ranks each sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
-// elements, s (u-1)/u. Where there are more ranks than heads of keys and values, u / heads ranks get copies of a head:
-// these count in s. On the way back their gradients, each rounded to floatX, are added up in fp32 and rounded again.
-// Tokens come out in the order of the sequence.
+// Each of u ranks sends, per call and for each tensor (q, k and v; or attention's output or its gradient) of s
+// elements, s (u-1)/u. If there are more ranks than KV heads, u / heads ranks get copies of a head: these count in s.
+// On the way back their gradients, each rounded to floatX, are added up in fp32 and rounded again. Tokens come out in
+// the order of the sequence.
 #pragma once
 
 #include <array>
@@ -21,19 +21,19 @@ public:
     // `group`: the ranks that exchange, in the order of their tokens.
     Ulysses(Communicator& group, Arena& arena, cudaStream_t stream) : group_(group), arena_(arena), stream_(stream) {}
 
-    // The sizes of one exchange on this rank: B sequences, T tokens of each before, and all heads together.
+    // Sizes of one exchange on this rank: B sequences, T tokens of each before, and all heads together.
     struct Sizes {
         int B, T;
-        std::array<std::int64_t, 3> channels;   // of q, k and v; or of one tensor, then 0
+        std::array<std::int64_t, 3> channels;   // q's, k's and v's; or one tensor's, then 0
         std::int64_t copies = 1;                // ranks that get the same channels of k and v
     };
-    // Takes memory for calls of at most these sizes. Nothing may be under way.
+    // Takes memory for calls of at most these sizes. Nothing may be in flight.
     void reserve(const Sizes& largest);
 
-    // `out` (B, u T, channels / u of each tensor, of k and v times copies), in (B, T, channels of each). They may be
-    // the same memory.
+    // Exchanges tokens for heads: in (B, T, channels of each tensor), `out` (B, u T, channels / u of each, of k and v
+    // times copies). They may be the same memory.
     void to_heads(floatX* out, const floatX* in, const Sizes& sizes);
-    // The way back: copies are added up.
+    // Exchanges back: copies are added up.
     void to_tokens(floatX* out, const floatX* in, const Sizes& sizes);
 
 private:
@@ -43,5 +43,5 @@ private:
     Communicator& group_;
     Arena& arena_;
     cudaStream_t stream_;
-    DeviceBuffer<floatX> sent_, received_;   // by rank
+    DeviceBuffer<floatX> sent_, received_;   // pieces by rank
 };

@@ -14,7 +14,7 @@ bool is_of_experts(const SpanPlace& span) { return span.zero.contains(Axis::hold
 template <class P, class G>
 class ZeroRank : public Zero {
 public:
-    // Work of the model goes to `compute`.
+    // `compute`: stream of the model's work.
     ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups, Arena& arena,
              cudaStream_t compute);
 
@@ -61,7 +61,7 @@ private:
     ZeroStates<P, G> states_;
     ZeroGroups groups_;
     cudaStream_t compute_;
-    OwnedStream stream_{StreamPriority::greatest};   // what others wait for goes first
+    OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, travelled_;
     DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
@@ -70,7 +70,7 @@ private:
     std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
-    std::vector<std::size_t> memory_;              // of a unit: the first one that has the same unsharded memory
+    std::vector<std::size_t> memory_;              // per unit: the first one that has the same unsharded memory
     std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;
     std::size_t next_use_ = 0;
@@ -127,7 +127,7 @@ void ZeroRank<P, G>::for_tensors(const SpanPlace& span, Communicator* group, Per
     for_all();
 }
 
-// What a rank alone would send itself.
+// Copies what a rank alone would send to itself.
 template <class P, class G>
 template <class T>
 void ZeroRank<P, G>::copy(T* out, const T* in, const TensorPlace& tensor) const {
@@ -159,7 +159,7 @@ void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
     for (int slot : uses[0]) fetch(slot);
 }
 
-// Whether a unit's memory is that of one which this entry of the pass reads; then it comes when the entry has ended.
+// True if a unit shares memory with one that this entry of the pass reads; it is fetched once the entry has ended.
 template <class P, class G>
 bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
     const std::vector<int>& slots = (*uses_)[use];
@@ -168,8 +168,8 @@ bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
     });
 }
 
-// Stage 3: the parameters of an entry of the pass are fetched while the one before it reads its own. What that one
-// reads too stays, what shares memory with it is fetched late.
+// Stage 3: fetches the parameters of an entry of the pass while the one before it reads its own. Units that both read
+// stay; a unit that shares memory with the one before is fetched late.
 template <class P, class G>
 void ZeroRank<P, G>::use_begins() {
     auto reads = [&](std::size_t use, int slot) {
@@ -198,7 +198,7 @@ void ZeroRank<P, G>::use_ends() {
     next_use_++;
 }
 
-// A unit, into memory whose last use has ended.
+// Fetches a unit into its memory, once the last use of that has ended.
 template <class P, class G>
 void ZeroRank<P, G>::fetch(int slot) {
     released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
@@ -264,7 +264,7 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
     reduced_[memory_[static_cast<std::size_t>(slot)]].record(traffic());
 }
 
-// Stages 0 and 1: in place.
+// Stages 0 and 1: reduces in place.
 template <class P, class G>
 void ZeroRank<P, G>::reduce(int slot) {
     const ModelState<G>& gradients = states_.gradients;
@@ -286,7 +286,7 @@ void ZeroRank<P, G>::reduce(int slot) {
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
         for_tensors(span, copies, [&](const TensorPlace& tensor) {
-            const std::size_t kept = shard(tensor);   // nothing where another rank is the owner
+            const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
             if (kept > 0) copies->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
         });
     }

@@ -11,9 +11,9 @@
 //
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
 // events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
-// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the one at hand runs;
-// whole units live in memory that layers take turns with (ModelState::rotating), so do whole gradients under stages 2
-// and 3.
+// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the current one runs.
+// Layers take turns with memory for whole units (ModelState::rotating), under stages 2 and 3 with that for whole
+// gradients too.
 //
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, P parameters (each tensor padded to N shards of a multiple
 // of 64), p and g the bytes of a parameter and of a gradient, m micro-batches:
@@ -22,7 +22,7 @@
 // backward, and an embedding that is not the classifier, because only forward reads it. `zero_traffic` says it to the
 // byte.
 //
-// Where R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
+// If R groups of N ranks each keep a copy (--zero-group; N is then the group's size), gathers stay within the group.
 // Gradients are reduced to shards within it, and once a step, after the last micro-batch, a shard is summed over the R
 // ranks that keep it: 2Pg(R - 1) / (RN) more at stages 1, 2 and 3.
 //
@@ -30,11 +30,11 @@
 // that hold the same ones, H = dp cp tp / ep of them, by the same formulas. A rank that holds its experts alone sends
 // nothing for them.
 //
-// A matrix that has an owner (param_storage.h) is reduced to it under stage 1, and broadcast by it after the update:
-// other ranks send, summed over all of them the bytes are the same, padding apart.
+// Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
+// Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
-// What is summed over ranks: gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
-// buffer, the stand-in adds bf16 in fp32 and rounds once), the loss and the sum of squares in fp64.
+// Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
+// buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
 #pragma once
 
 #include <memory>
@@ -43,34 +43,35 @@
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/process/comm.h"
 
-// The states of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole
-// and, where nothing is sharded, the same as the kept ones.
+// States of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole and, if
+// nothing is sharded, the same as the kept ones.
 template <class P, class G>
 struct ZeroStates {
     ModelState<P> parameters, unsharded_parameters;
     ModelState<G> gradients, unsharded_gradients;
 };
 
-// One rank's part in it.
+// One rank's part in data parallelism and ZeRO.
 class Zero : public UnitHooks {
 public:
-    // A step begins, in which the gradients of every unit will become ready so many times.
+    // Begins a step, in which the gradients of every unit become ready `micro_batches` times.
     virtual void begin_step(int micro_batches) = 0;
-    // After the last micro-batch, when the gradients of every unit have been ready as often as was said (else this is a
-    // bug, and names the unit: under stages 0 and 1 it has not been reduced): what is queued on the compute stream from
-    // now on sees reduced gradients.
+    // Ends the reductions after the last micro-batch: work queued on the compute stream from now on sees reduced
+    // gradients. If the gradients of a unit have not been ready as often as begin_step() said, this is a bug and names
+    // the unit (under stages 0 and 1 it has not been reduced).
     virtual void finish_gradients() = 0;
-    // The owned parts of the parameters have been updated by work on the compute stream.
+    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     virtual void parameters_changed() = 0;
-    // What is queued on the compute stream from now on sees the parameters this rank keeps as they are everywhere.
+    // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
+    // them.
     virtual void wait_for_all_gather() = 0;
 };
 
 // Null: this rank alone.
 struct ZeroGroups {
     Communicator* zero = nullptr;       // the ranks of zero_axes, in the order of group_rank
-    Communicator* replicas = nullptr;   // those of replica_axes
-    Communicator* holders = nullptr;    // those of holder_axes: in place of both for experts that are dealt out
+    Communicator* replicas = nullptr;   // the ranks of replica_axes
+    Communicator* holders = nullptr;    // the ranks of holder_axes: in place of both for experts that are dealt out
 };
 
 // This rank's part in `groups`, whose sizes and ranks must be those of the storage's mesh. Work of the model goes to
@@ -79,8 +80,8 @@ template <class P, class G>
 std::unique_ptr<Zero> make_zero(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
                                 Arena& arena, cudaStream_t compute);
 
-// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): what it keeps,
-// of which ZeRO divides more with each stage, and what it works with.
+// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
+// of which ZeRO divides more with each stage, and working memory.
 struct ZeroMemory {
     double parameters = 0, gradients = 0, optimizer = 0;        // kept
     double unsharded_parameters = 0, unsharded_gradients = 0;   // whole units in turns, and a shard that arrives

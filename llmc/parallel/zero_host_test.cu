@@ -35,7 +35,7 @@ struct Rank {
     std::unique_ptr<Zero> zero;
 };
 
-// What micro-batch `m` adds to the gradients of a unit, everywhere in it.
+// Returns the value that micro-batch `m` adds to every gradient of a unit.
 float part_of(int rank, int slot, int m) { return static_cast<float>(1 + rank + 10 * slot + 100 * m); }
 
 void backward_of_unit(Rank& me, int slot, int m) {
@@ -48,7 +48,7 @@ void backward_of_unit(Rank& me, int slot, int m) {
     me.zero->gradients_ready(slot);
 }
 
-// What `work` is refused with; "": it is not.
+// Returns the error with which `work` is refused; "" if it is not.
 template <class Work>
 std::string error_of(Work&& work) {
     try {

@@ -254,10 +254,10 @@ TEST_CASE("watchdog: of pipeline stages that all wait the one is named that the 
                           stage < 2 ? up[stage] : nullptr, stage > 0 ? up[stage - 1] : nullptr};
             watchdog.watch(me.all, {0, 1, 2});
             std::vector<Communicator*> watched{&me.all};
-            auto watch = [&](Communicator* link, int from, int to) {
-                if (link == nullptr) return;
-                watchdog.watch(*link, {from, to});
-                watched.push_back(link);
+            auto watch = [&](Communicator* end, int from, int to) {
+                if (end == nullptr) return;
+                watchdog.watch(*end, {from, to});
+                watched.push_back(end);
             };
             watch(links.input, stage - 1, stage), watch(links.output, stage, stage + 1);
             watch(links.input_gradient, stage, stage - 1), watch(links.output_gradient, stage + 1, stage);

@@ -1,8 +1,9 @@
-// The gradients of what a rank holds, and for each tensor whether backward next overwrites or adds.
+// Gradients of a rank's parameters. For each tensor they say whether backward next overwrites or adds.
 //
-// The first part of a tensor's gradient overwrites: of a step, or, where ZeRO cuts gradients, of a micro-batch, because
-// there each micro-batch is reduced to shards and added where it arrives (llmc/parallel/zero.h). Chunks of a pipeline
-// are not at the same micro-batch, and a tied embedding is written by two of them: so each tensor has its own answer.
+// The first part of a tensor's gradient overwrites: the first of a step, or, if ZeRO shards gradients, of a
+// micro-batch, because each micro-batch is then reduced to shards and added there (llmc/parallel/zero.h). Chunks of a
+// pipeline are not at the same micro-batch, and two of them write a tied embedding: so each tensor has a flag of its
+// own.
 #pragma once
 
 #include <variant>
@@ -16,7 +17,7 @@ template <class G>
 class Gradients {
 public:
     Gradients() = default;   // none
-    // All zero, padding too: nothing writes that.
+    // Zeroes all elements, padding too, which nothing writes.
     Gradients(Arena& arena, const ParamStorage& storage, cudaStream_t stream)
         : kept_(arena, "gradients", storage, StateKind::gradients),
           unsharded_(is_sharded(StateKind::gradients, storage.place().zero_stage)
@@ -27,10 +28,10 @@ public:
         unsharded_.zero(stream);
     }
 
-    const ModelState<G>& kept() const { return kept_; }             // what this rank keeps of them
-    const ModelState<G>& unsharded() const { return unsharded_; }   // what backward writes: the same, or whole units
+    const ModelState<G>& kept() const { return kept_; }             // this rank's part
+    const ModelState<G>& unsharded() const { return unsharded_; }   // backward writes it: the same, or whole units
 
-    // Where a tensor's next part goes, and whether it is added to what is there. The part after it is added.
+    // Address of a tensor's next part, and whether it is added to what is there. After next() further parts are added.
     struct Target {
         G* data;
         bool accumulate;
@@ -45,7 +46,8 @@ public:
     }
 
     void begin_step() { begun_.assign(begun_.size(), false); }
-    // The gradients of a unit are complete for a micro-batch.
+    // Tells that the gradients of a unit are complete for a micro-batch. If ZeRO shards gradients, the next part
+    // overwrites.
     void unit_ready(int slot) {
         if (!is_sharded(StateKind::gradients, kept_.storage().place().zero_stage)) return;
         for (int tensor : kept_.storage().units()[static_cast<std::size_t>(slot)].tensors) {
@@ -62,9 +64,9 @@ private:
 #if defined(PRECISION_BF16)
 using AnyGradients = std::variant<Gradients<float>, Gradients<bf16>>;
 #else
-using AnyGradients = std::variant<Gradients<float>>;   // never narrower than what they are gradients of
+using AnyGradients = std::variant<Gradients<float>>;   // never narrower than the parameters
 #endif
-// Of an element.
+// Returns the bytes of an element.
 inline std::int64_t gradient_bytes(const AnyGradients& gradients) {
     return std::visit([]<class G>(const Gradients<G>&) { return std::int64_t{sizeof(G)}; }, gradients);
 }

@@ -66,7 +66,7 @@ void ParamStorage::append(UnitPlace& unit, TensorPlace tensor) {
     tensors_.push_back(tensor);
 }
 
-// Of this stage.
+// Gives an owner to each matrix of this stage's layers.
 void ParamStorage::deal_matrices() {
     std::vector<std::pair<double, int>> matrices;   // cost, index in the table
     for (const LayerRange& chunk : stage_.chunks) {
@@ -83,7 +83,7 @@ void ParamStorage::deal_matrices() {
         }
     }
     std::ranges::stable_sort(matrices, std::greater<>(), &std::pair<double, int>::first);
-    std::map<bool, std::vector<double>> loads;   // of the ranks that share a matrix; of experts others do
+    std::map<bool, std::vector<double>> loads;   // per rank; other ranks share experts that are dealt out
     for (const auto& [cost, param] : matrices) {
         const TensorSpec& tensor = table_[param].tensor;
         std::vector<double>& load = loads[is_dealt(tensor, place_.mesh)];

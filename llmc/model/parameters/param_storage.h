@@ -1,17 +1,17 @@
-// Where a rank keeps its parameters, and everything else shaped like them (gradients, moments, masters).
+// Layout of a rank's parameters, and of everything else shaped like them (gradients, moments, master weights).
 //
 // Storage is one buffer per unit (embedding, each layer, head): the piece that ZeRO gathers or reduces at once and that
 // a pipeline stage owns. Within a unit, tensors follow each other in table order, each padded so that its ZeRO shards
 // are equal and aligned (shard.h). A sharded buffer holds shard after shard instead, in the same order.
 //
-// Tensors that follow each other and are summed over the same ranks (zero_axes_of) are a span: contiguous in both
-// buffers, and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these
-// ranks. A unit is one span, but where experts are dealt out.
+// Consecutive tensors that are summed over the same ranks (zero_axes_of) are a span: it is contiguous in both buffers,
+// and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these ranks. A
+// unit is one span unless experts are dealt out.
 //
-// Where matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut those of layers: each has
-// one owner among the ranks that ZeRO would cut it over (of experts that are dealt out their holders), by cost, larger
-// side x smaller side^2 of every block, the costliest first, each to the rank with the least so far. Ranks then keep
-// different sizes.
+// If matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut the matrices of layers: each
+// has one owner among the ranks that ZeRO would cut it over (for experts that are dealt out, their holders). They are
+// dealt by cost, larger side x smaller side^2 of every block, the costliest first, each to the rank with the least so
+// far. Ranks then keep different sizes.
 #pragma once
 
 #include <functional>
@@ -25,16 +25,16 @@
 // One tensor this rank holds a tp shard of.
 struct TensorPlace {
     int param = -1;                           // index in the ParamTable
-    int slot = -1;                            // which of the storage's units
-    std::int64_t offset = 0;                  // of the tp shard in its unit's whole buffer
-    std::int64_t elements = 0;                // of the tp shard, without padding
+    int slot = -1;                            // index in the storage's units
+    std::int64_t offset = 0;                  // offset of the tp shard in its unit's whole buffer
+    std::int64_t elements = 0;                // elements of the tp shard, without padding
     std::int64_t padded = 0;                  // elements with padding: ZeRO ranks x shard, or the owner's
-    std::int64_t kept_offset = 0, kept = 0;   // of this rank's shard in its unit's sharded buffer, and its elements
+    std::int64_t kept_offset = 0, kept = 0;   // this rank's shard in its unit's sharded buffer; elements
 };
 
 struct SpanPlace {
-    AxisSet zero = zero_axes;                 // its gradients are summed over these, and its ZeRO shards cut
-    std::int64_t offset = 0, padded = 0;      // in its unit's whole buffer, and elements
+    AxisSet zero = zero_axes;                 // axes over which gradients are summed and ZeRO shards cut
+    std::int64_t offset = 0, padded = 0;      // offset in its unit's whole buffer, and elements
     std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
     std::vector<int> tensors = {};            // indices in the storage's tensors
 };
@@ -48,7 +48,7 @@ struct UnitPlace {
     std::vector<SpanPlace> spans;   // all of it, in order
 };
 
-// Which units a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.
+// Units that a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.
 struct StageUnits {
     std::vector<LayerRange> chunks;   // ascending
     bool embedding = true, head = true;
@@ -56,11 +56,11 @@ struct StageUnits {
 
 class ParamStorage {
 public:
-    // Everything on one rank.
+    // Lays out everything on one rank.
     explicit ParamStorage(const ParamTable& table);
-    // The part of one rank of a mesh.
+    // Lays out the part of one rank of a mesh.
     ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
-    // The same units, with only the tensors that `keeps` chooses.
+    // Lays out the units of `whole` with only the tensors that `keeps` chooses.
     ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps);
 
     const ParamTable& table() const { return table_; }
@@ -69,31 +69,31 @@ public:
     const std::vector<UnitPlace>& units() const { return units_; }
     const std::vector<TensorPlace>& tensors() const { return tensors_; }   // units in order, table order within each
 
-    // Place of a parameter, null when this rank holds none of it.
+    // Returns the place of a parameter; null if this rank holds none of it.
     const TensorPlace* find(int param) const;
 
-    // Elements of a unit's buffer: whole, or this rank's shards.
+    // Returns the elements of a unit's buffer: whole, or this rank's shards.
     std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
-    // What this rank stores of a tensor without the rows that only pad the vocabulary, which stay zero: as
-    // owned_ranges.
+    // Returns owned_ranges() of a tensor without the rows that only pad the vocabulary, which stay zero.
     std::vector<OwnedRange> exported_ranges(const TensorPlace& tensor, StateKind state) const;
-    // Offset and elements (padding included) of a tensor in such a buffer.
+    // Return the offset and the elements (padding included) of a tensor in such a buffer.
     std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
     std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
-    // Of what a rank owns of a tensor, on the rank that owns most.
+    // Returns the elements of the largest part of a tensor that a rank owns.
     std::int64_t largest_owned() const;
-    // Unsharded copies of layers exist `sets` at a time and take turns, in the order of the layers that this rank
-    // holds: which of the sets a unit has. -1: memory of its own (embedding, head). Nothing else knows the turns.
+    // Returns which of `sets` shared buffers holds a unit's unsharded copy: the layers of this rank take turns in
+    // order. -1: the unit has memory of its own (embedding, head). Nothing else knows the turns.
     int layer_set(int slot, int sets) const;
-    // Where in a tensor of such a buffer this rank's ZeRO shard begins, whether or not the stage makes use of shards.
+    // Returns where this rank's ZeRO shard begins in a tensor of such a buffer, whether or not the ZeRO stage uses
+    // shards.
     std::int64_t shard_offset(const TensorPlace& tensor, StateKind state) const;
-    // And where the part begins that this rank's optimizer owns: all of it at stage 0.
+    // Returns where the part begins that this rank's optimizer owns: all of the tensor at stage 0.
     std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
 
 private:
     bool shards(StateKind state) const { return is_sharded(state, place_.zero_stage); }
     void deal_matrices();
-    void append(UnitPlace& unit, TensorPlace tensor);   // behind those that the unit has
+    void append(UnitPlace& unit, TensorPlace tensor);   // after the tensors that the unit has
 
     ParamTable table_;
     ShardPlace place_;
@@ -117,8 +117,8 @@ public:
         }
     }
 
-    // Whole units in memory that layers share in turns (ParamStorage::layer_set). For what exists only while the model
-    // computes with it (llmc/parallel/zero.h).
+    // Makes whole units in memory that layers share in turns (ParamStorage::layer_set), for copies that exist only
+    // while the model computes with them (llmc/parallel/zero.h).
     static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
         ModelState result;
         result.storage_ = &storage;
@@ -144,7 +144,7 @@ public:
     StateKind state() const { return state_; }
     const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
 
-    // First element of what this rank keeps of a tensor; null when it keeps none.
+    // Returns the first element that this rank keeps of a tensor; null if it keeps none.
     T* tensor(int param) const {
         const TensorPlace* place = storage_->find(param);
         return place ? unit(place->slot).data() + storage_->tensor_offset(*place, state_) : nullptr;
@@ -152,14 +152,14 @@ public:
     T* tensor(std::string_view name, int layer = -1) const { return tensor(index(name, layer)); }
     int index(std::string_view name, int layer = -1) const { return storage_->table().index(name, layer); }
 
-    // The part of a tensor that this rank's optimizer owns: `tensor` itself where this state is sharded.
+    // Returns the part of a tensor that this rank's optimizer owns: tensor() itself if this state is sharded.
     T* owned(int param) const {
         const TensorPlace* place = storage_->find(param);
         if (place == nullptr) return nullptr;
         return tensor(param) + storage_->owned_offset(*place, state_);
     }
 
-    // This rank's ZeRO shard of a tensor, whatever the stage.
+    // Returns this rank's ZeRO shard of a tensor, whatever the stage.
     T* shard(int param) const {
         const TensorPlace* place = storage_->find(param);
         return place ? tensor(param) + storage_->shard_offset(*place, state_) : nullptr;

@@ -105,7 +105,7 @@ TEST_CASE("param_storage: matrices that are dealt out are whole on one rank each
                 CHECK(storage.owned_offset(tensor, StateKind::parameters) == 0);
                 if (kept == 0) continue;
                 owners[tensor.param]++;
-                const double own = static_cast<double>(info.tensor.elements()) * 768.0;   // of each block, too
+                const double own = static_cast<double>(info.tensor.elements()) * 768.0;   // likewise for each block
                 cost[static_cast<std::size_t>(rank)] += own;
                 costliest = std::max(costliest, own);
             }

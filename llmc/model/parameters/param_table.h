@@ -2,8 +2,8 @@
 // checkpoints, import and export all read it; nothing else keeps a list of parameters.
 //
 // Parameters are grouped into units, the pieces in which they are stored, gathered and reduced: the embedding (wte,
-// wpe), each layer, and the head (final layernorm, and the classifier where it is a tensor of its own). A tied
-// classifier is wte; in a pipeline of several stages the last one holds a copy of it, in its head unit.
+// wpe), each layer, and the head (final layernorm, and the classifier if it is a tensor of its own). A tied classifier
+// is wte; in a pipeline of several stages the last one holds a copy of it, in its head unit.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ParamRow {
     std::string name;    // GPT-2's, within its layer
     TensorSpec tensor;   // stored [out, in], vocabulary padded; and how meshes cut it
     Init init = Init::zeros;
-    bool writes_residual = false;    // drawn smaller, by the root of how many such there are: GPT-2, section 2.3
+    bool writes_residual = false;    // drawn smaller by the root of the number of such tensors: GPT-2, section 2.3
     bool decays = false;             // weight decay: matrices and embeddings, as llm.c
     bool hf_transposed = false;      // Hugging Face stores it [in, out] (GPT-2's Conv1D)
     std::int64_t padding_rows = 0;   // the last ones, always zero
@@ -31,7 +31,7 @@ struct ParamRow {
     bool is_matrix() const { return tensor.cols > 1; }   // else a vector of tensor.rows elements
     std::int64_t exported_rows() const { return tensor.rows - padding_rows; }
     std::int64_t exported_elements() const { return exported_rows() * tensor.cols; }
-    // In files, without padding rows: [out, in], or as Hugging Face has it.
+    // Returns the shape in files, without padding rows: [out, in], or as Hugging Face has it.
     std::vector<std::int64_t> file_shape(bool hugging_face) const {
         if (!is_matrix()) return {exported_rows()};
         if (hugging_face && hf_transposed) return {tensor.cols, exported_rows()};
@@ -39,17 +39,17 @@ struct ParamRow {
     }
 };
 
-// Its place in the model.
+// A parameter with its place in the model.
 struct ParamInfo : ParamRow {
     int layer = -1;           // -1 outside the layers; `name` is then whole, else it begins with "h.<layer>."
     int unit = 0;             // 0 embedding, 1 + l layer l, 1 + L head
-    float deviation = 0.0f;   // of Init::normal
+    float deviation = 0.0f;   // standard deviation of Init::normal
 
     bool is_layer_matrix() const { return layer >= 0 && is_matrix(); }
 
-    // Stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic rounding.
-    // Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the layout, the
-    // number of layers, or what other tensors there are.
+    // Returns what stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic
+    // rounding. Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the
+    // layout, the number of layers, or other tensors.
     std::uint64_t random_tensor() const { return name_hash(name); }
 };
 
@@ -63,7 +63,7 @@ public:
     int size() const { return static_cast<int>(params_.size()); }
     void set_owner(int index, int rank) { params_[static_cast<std::size_t>(index)].tensor.owner = rank; }
 
-    // Index of a parameter by its name, within its layer where there is one; `find` gives -1 when there is none.
+    // Returns the index of a parameter by its name, within its layer if it has one; `find` returns -1 if there is none.
     int index(std::string_view name, int layer = -1) const;
     int find(std::string_view name, int layer = -1) const;
     int classifier() const { return index(config_.tied ? "wte.weight" : "lm_head.weight"); }   // it makes logits
@@ -75,8 +75,8 @@ public:
     bool is_layer(int unit) const { return unit > embedding_unit() && unit < head_unit(); }
     std::string unit_name(int unit) const;   // "embedding", "h.3", "head"
 
-    // Indices of the parameters of a unit. `tied_copy` (for the head of a last stage that is not also the first) puts
-    // the copy of wte in front.
+    // Returns the indices of the parameters of a unit. `tied_copy` (for the head of a last stage that is not also the
+    // first) puts the copy of wte in front.
     std::vector<int> unit_params(int unit, bool tied_copy = false) const;
 
     std::int64_t elements() const;   // sum over all parameters, padding rows included

@@ -13,8 +13,8 @@
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream);
 
-// A tensor of any state from the host, as float in its global shape; `param` is an index of the table. Keeps what this
-// rank owns of it (which may be nothing) and zeroes the padding.
+// Uploads a tensor of any state from the host, as float in its global shape; `param` is an index of the table. Keeps
+// what this rank owns of it (which may be nothing) and zeroes the padding.
 template <class T>
 void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream);
 

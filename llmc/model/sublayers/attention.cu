@@ -6,7 +6,7 @@
 #include "llmc/kernels/rows/rotary.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it has
+// Parameters and memory
 
 std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, q = config.heads * config.head_size(),
@@ -34,14 +34,14 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
 
 std::vector<KeptTensor> Attention::kept(const RankSizes& sizes) {
     const std::int64_t R = sizes.rows(), heads = std::int64_t{sizes.NH} * sizes.HS;
-    // (B, T, NH of q, KV of k, KV of v, HS), turned where positions are rotary; in delayed backward its gradient
+    // (B, T, NH of q, KV of k, KV of v, HS), rotated if positions are rotary; in delayed backward its gradient
     std::vector<KeptTensor> all = Branch::kept({"ln1", "attproj", "ln1_mean", "ln1_rstd"},
                                                {.name = "qkv", .elements = R * sizes.attended_width()}, sizes);
-    all.push_back({.name = "atty", .elements = R * heads});   // (B, T, NH, HS) what is projected
+    all.push_back({.name = "atty", .elements = R * heads});   // (B, T, NH, HS) input of c_proj
     // (B, NH, T) log-sum-exp of each query's scores
     all.push_back({.name = "lse", .elements = R * sizes.NH, .statistic = true});
     all.push_back({.name = "attended", .elements = sizes.ulysses > 1 ? R * heads : 0});
-    // what norms of heads or rows read, and their statistics
+    // inputs of the norms of heads or rows, and their statistics
     const QkNorm kind = sizes.model.qk_norm;
     const std::int64_t normed = kind != QkNorm::none ? R : 0;
     all.push_back({.name = "q_raw", .elements = normed * heads});
@@ -78,7 +78,7 @@ Attention::Attention(const SublayerPlace& place)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it does
+// Computation
 
 void Attention::enter(const floatX* entered, Rows rows, const LayerActivations& a) const {
     floatX* const qkv = at_row(at(a, kQkv), rows, in().out_channels());
@@ -88,12 +88,12 @@ void Attention::enter(const floatX* entered, Rows rows, const LayerActivations& 
     turn(qkv, rows, tools().sizes.T, tools().positions(), false);
 }
 
-// Some heads of rows of qkv.
+// Views the heads that a norm is for, in rows of qkv.
 HeadsView<floatX> Attention::heads_at(floatX* qkv, const HeadNorm& of) const {
     return {qkv + of.first * tools().sizes.HS, 0, tools().sizes.qkv_width(), tools().sizes.HS};
 }
 
-// Norms of heads, in place; what they read is kept.
+// Norms heads in place; keeps the inputs.
 void Attention::norm_heads(floatX* qkv, Rows rows, const LayerActivations& a) const {
     const int HS = tools().sizes.HS;
     floatX* const made = tools().workspace.rows_c.data();
@@ -137,7 +137,7 @@ RowNorm::Kept Attention::kept_of_row_norm(std::size_t i, const LayerActivations&
     return {at_row(at(a, kQRaw + i), rows, row_norms_[i].width()), at<float>(a, kQRstd + i) + rows.first};
 }
 
-// Norms of whole rows of queries and of keys, in place.
+// Norms whole rows of queries and of keys in place.
 void Attention::norm_rows(floatX* qkv, Rows rows, const LayerActivations& a) const {
     if (row_norms_.empty()) return;
     float* const sums = row_sums_ + 2 * rows.first;   // (2, rows)
@@ -167,7 +167,7 @@ void Attention::norm_rows_backward(const SublayerBackward& args) const {
     }
 }
 
-// Rotary positions of these rows' queries and keys, or of their gradients.
+// Rotates these rows' queries and keys, or their gradients, by their positions.
 void Attention::turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const {
     const RankSizes& sizes = tools().sizes;
     const ModelConfig& model = sizes.model;
@@ -190,7 +190,7 @@ void Attention::mix(const LayerActivations& a) const {
     tools().cut_points.attend(tools().attention, forward_arguments(a), at(a, kQkv), at(a, kAtty), tools().stream);
 }
 
-// With the documents of the micro-batch at hand.
+// Returns the shape with the documents of the current micro-batch.
 AttentionShape Attention::shape() const {
     AttentionShape shape = tools().sizes.attention();
     shape.documents = tools().documents.first_keys;

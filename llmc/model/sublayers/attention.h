@@ -1,6 +1,6 @@
-// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k normed and
-// turned where the model says so.
-// Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section 2.3.
+// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k are normed and
+// rotated if the model does so. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019,
+// section 2.3.
 #pragma once
 
 #include "llmc/model/sublayers/branch.h"
@@ -13,8 +13,8 @@ public:
     static std::vector<ScratchTensor> scratch(const RankSizes& sizes);
     explicit Attention(const SublayerPlace& place);
 
-    // The call on these activations, for whoever prepares or measures it. Backward goes from the gradient of its
-    // output, in rows_c of the workspace, to that of q, k and v, in its scratch.
+    // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
+    // from Workspace::rows_c and writes that of q, k and v to din().
     AttentionForward<floatX> forward_arguments(const LayerActivations& a) const;
     AttentionBackward<floatX> backward_arguments(const LayerActivations& a) const;
     // Fills what the calls read with values drawn from a normal distribution.
@@ -24,7 +24,7 @@ public:
 
 private:
     enum Kept : std::size_t { kQkv = kIn, kAtty = kOwn, kLse, kAttended, kQRaw, kKRaw, kQRstd, kKRstd };
-    // Of the heads of q, or of k: which heads of a row of qkv, and the kept tensors of their norm.
+    // Norm of the heads of q, or of k: the heads in a row of qkv, and the kept tensors of the norm.
     struct HeadNorm {
         Norm norm;
         int first, heads;
@@ -40,17 +40,18 @@ private:
     void norm_rows(floatX* qkv, Rows rows, const LayerActivations& a) const;
     void norm_rows_backward(const SublayerBackward& args) const;
     RowNorm::Kept kept_of_row_norm(std::size_t i, const LayerActivations& a, Rows rows) const;
-    // Where the gradient of the weight of norm i waits: behind the two vectors of the sublayer's own norm.
+    // Returns where the gradient of norm i's weight waits: behind the two vectors of the sublayer's own norm.
     void* norm_aside(std::size_t i, const SublayerBackward& args) const;
     void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
     void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
     void cached_inside(const CachedStep& step) const override;
-    // The output with the tokens and heads that attention has here: atty, unless ranks exchange heads for tokens.
+    // Returns attention's output for the tokens and heads of this rank's attention: atty, unless ranks exchange heads
+    // for tokens.
     floatX* attended(const LayerActivations& a) const { return at(a, tools().sizes.ulysses > 1 ? kAttended : kAtty); }
 
     float* delta_;                       // scratch: (B, NH, T)
-    float* row_sums_;                    // scratch: of each row of q and of k
+    float* row_sums_;                    // scratch: (2, R) sums of the rows of q and of k
     std::vector<HeadNorm> head_norms_;   // none, or of q and k
     std::vector<RowNorm> row_norms_;     // likewise
 };

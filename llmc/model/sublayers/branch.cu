@@ -56,12 +56,12 @@ void Branch::inside(const floatX* in, const LayerActivations& a) const {
     mix(a);
 }
 
-// The norm of the projection, where it comes after: this rank's residual rows, in the workspace.
+// Projects and norms, if norms come after. Returns this rank's residual rows, in the workspace.
 const floatX* Branch::norm_projection(const LayerActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     const floatX* const inner = out_input(a);
     floatX *const projected = at(a, kProjected), *const made = tools_.workspace.rows_c.data();
-    floatX* const whole = sizes.residual_parts == 1 ? projected : made;   // of all rows
+    floatX* const whole = sizes.residual_parts == 1 ? projected : made;   // output of all rows
     auto work = [&](Rows part) {
         out_.forward(at_row(whole, part, sizes.C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
     };
@@ -121,7 +121,8 @@ void Branch::backward(const SublayerBackward& args) const {
     const int rows = tools_.sizes.rows();
     const LayerActivations& a = args.a;
     const bool delayed = args.delayed();
-    // Of (count, channels): what a gradient of weights reads. A delayed one reads a copy, because this changes before.
+    // Returns what a gradient of weights reads, (count, channels): a copy if it is delayed, because `gradient` changes
+    // before.
     auto keep = [&](floatX* copy, const floatX* gradient, int count, int channels) -> const floatX* {
         if (!delayed) return gradient;
         const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(std::int64_t{count} * channels);
@@ -141,14 +142,13 @@ void Branch::backward(const SublayerBackward& args) const {
     const floatX* const dout = cut.leave_rows_backward(dbranch, args.queue, stream);
     const floatX* const own_dout = norm_after() ? dbranch : keep(args.kept_dout, dbranch, residual_rows, C);
     args.queue.add([=, this, &gradients = args.gradients, &queue = args.queue, inner = out_input(a)] {
-        // What has left rows a delayed gradient gathers again: there is no room for all rows in the place of a
-        // residual stream.
+        // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them.
         const floatX* const all = delayed ? tools_.cut_points.leave_rows_backward(own_dout, queue, stream) : dout;
         out_.backward_weight(gradients, all, inner, rows, stream);
     });
     inside_backward(dout, args);
     const floatX* const entered = norm_after() ? args.in : at(a, kNormed);
-    if (!delayed) cut.will_enter_columns(entered, stream);   // so that it travels behind the matmul before its use
+    if (!delayed) cut.will_enter_columns(entered, stream);   // its gather hides behind the matmul before its use
     const floatX* const kept_din = keep(at(a, kIn), din_, rows, in_.out_channels());
     args.queue.add([=, this, &gradients = args.gradients] {
         in_.backward_weight(gradients, kept_din, tools_.cut_points.enter_columns(entered, stream), rows, stream);

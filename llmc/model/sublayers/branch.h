@@ -1,5 +1,5 @@
 // A sublayer of two linear layers: `in` (cut by rows), something inside, `out` (cut by columns), and a norm before or
-// after. Attention and MLP are such, and say only what is inside. The cut points between (cut_points.h) are here.
+// after. Attention and Mlp derive from it and say only what is inside. It passes the cut points (cut_points.h).
 #pragma once
 
 #include "llmc/model/sublayer.h"
@@ -15,30 +15,30 @@ public:
     const floatX* cached(const CachedStep& step) const override;
 
 protected:
-    // The first kept tensors of every branch. Its own follow. Where the norm comes after, kProjected is in the place of
-    // kNormed: what the norm reads, and in backward its gradient.
+    // First kept tensors of every branch; a branch's own follow. If norms come after, kProjected takes the place of
+    // kNormed: the norm's input, and in backward its gradient.
     enum Kept : std::size_t { kNormed, kMean, kRstd, kIn, kOwn, kProjected = kNormed };
     struct KeptNames {
         const char *normed, *projected, *mean, *rstd;
     };
     static std::vector<KeptTensor> kept(const KeptNames& names, const KeptTensor& in, const RankSizes& sizes);
 
-    // Adds the rows of a linear layer. `bias`: of the tensor, where the model has biases.
+    // Adds the parameters of a linear layer; `bias` only if the model has biases.
     static void add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
                            TensorSpec bias, bool writes_residual);
 
     // Names as in the parameter table: "ln_1", "attn.c_attn", "attn.c_proj".
     Branch(const SublayerPlace& place, const char* norm, const char* in, const char* out, floatX* din);
 
-    // The first linear layer on some rows that have entered, and what is made of it row by row, into activations.
+    // Runs the first linear layer on `rows` of `entered`, and row-wise work on its output, into activations.
     virtual void enter(const floatX* entered, Rows rows, const LayerActivations& a) const = 0;
-    // What is made of all rows.
+    // Runs the work inside that needs all rows.
     virtual void mix(const LayerActivations&) const {}
-    virtual floatX* out_input(const LayerActivations& a) const = 0;   // what is projected back
-    // The gradient of the first linear layer's output, into din(), from that of the branch's.
+    virtual floatX* out_input(const LayerActivations& a) const = 0;   // input of out()
+    // Computes the gradient of the first linear layer's output, into din(), from that of the branch's output.
     virtual void inside_backward(const floatX* dout, const SublayerBackward& args) const = 0;
     virtual void recompute_inside(const LayerActivations&, Recompute) const {}
-    // From the cached step's rows that enter to out_input.
+    // Generation: computes out_input() from step.in.
     virtual void cached_inside(const CachedStep& step) const = 0;
 
     const StageTools& tools() const { return tools_; }

@@ -10,7 +10,7 @@
 #include "llmc/model/sublayers/expert_ranks.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it has
+// Parameters and memory
 
 namespace {
 
@@ -18,7 +18,7 @@ int fc_width(const ModelConfig& config, std::int64_t width) {
     return static_cast<int>((config.gated() ? 2 : 1) * width);
 }
 
-// Work for the queue, which may do it later; or at once, where what it reads is overwritten next.
+// Queues work if gradients of weights are delayed; else runs it at once, because what it reads is overwritten next.
 template <class Work>
 void now_or_later(const SublayerBackward& args, Work&& work) {
     if (!args.delayed()) return work();
@@ -52,13 +52,13 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
         add("mlp.shared.c_fc.weight", 1, hidden(S), C, false);
         add("mlp.shared.c_proj.weight", 1, {C}, S, true);
     }
-    // last, and so next to each other: where they are dealt out, they are summed over other ranks than the rest
+    // last, and so next to each other: if they are dealt out, they are summed over other ranks than the rest
     add("mlp.experts.c_fc.weight", E, hidden(F), C, false, TensorCut::experts);
     add("mlp.experts.c_proj.weight", E, {C}, F, true, TensorCut::experts);
     return rows;
 }
 
-// Rows that this rank's experts may get.
+// Returns the most rows that this rank's experts may get.
 static std::int64_t most_held_rows(const RankSizes& sizes) {
     const std::int64_t K = sizes.model.experts_per_token(), held = sizes.model.experts / sizes.ep;
     return std::int64_t{sizes.residual_rows()} * sizes.ep * std::min(K, held);
@@ -70,9 +70,9 @@ std::vector<KeptTensor> Experts::kept(const RankSizes& sizes) {
     const std::int64_t Rr = sizes.residual_rows(), C = sizes.C, E = model.experts, F = model.expert_width(),
                        K = model.experts_per_token(), own = Rr * K, M = most_held_rows(sizes),
                        S = model.shared_experts * F;
-    // what travels is not sent again for less than a block
+    // rows that travel are sent again only under Recompute::block
     const Recompute dropped_in = dealt ? Recompute::block : Recompute::gelu_norm;
-    // for shorter sequences of later micro-batches too, of which there are more
+    // has room for later micro-batches of shorter, and so more, sequences
     const std::int64_t counts = model.aux_loss > 0 ? sizes.rows() * E : 0;
     return {{.name = "ln2", .elements = Rr * C, .dropped_from = Recompute::gelu_norm},
             {.name = "ln2_mean", .elements = model.norm == NormKind::layer ? Rr : 0, .statistic = true},
@@ -195,7 +195,7 @@ void Experts::choose(const floatX* normed, int tokens, const LayerActivations& a
     ranks.copy_held_offsets(at<std::int32_t>(a, kHeldOffsets), index, tools_.stream);
 }
 
-// Of each whole sequence, for the balance loss.
+// Counts the tokens of each expert in each whole sequence, for the balance loss.
 void Experts::count(const LayerActivations& a) const {
     std::int32_t* const counts = at<std::int32_t>(a, kCounts);
     if (counts == nullptr) return;
@@ -206,7 +206,7 @@ void Experts::count(const LayerActivations& a) const {
     tools_.expert_ranks.add_over_sequences(counts, n, tools_.stream);
 }
 
-// Rows of tokens, (tokens, C), to the experts that take them.
+// Gathers rows of tokens, (tokens, C), for the experts that take them, and sends them if experts are dealt out.
 void Experts::to_experts(floatX* to, const floatX* from, const LayerActivations& a, int tokens) const {
     const int C = tools_.sizes.C;
     floatX* const own = dealt() ? own_rows_ : to;
@@ -214,7 +214,7 @@ void Experts::to_experts(floatX* to, const floatX* from, const LayerActivations&
     if (dealt()) tools_.expert_ranks.dispatch(to, own, C, a[first_ + kIndex], tools_.stream);
 }
 
-// What experts make of the rows of this rank's tokens, in the order of experts.
+// Returns the experts' outputs for the rows of this rank's tokens, in the order of experts.
 const floatX* Experts::from_experts(const floatX* from, const LayerActivations& a) const {
     if (!dealt()) return from;
     tools_.expert_ranks.combine(own_rows_, from, tools_.sizes.C, a[first_ + kIndex], tools_.stream);
@@ -248,7 +248,7 @@ void Experts::activate_shared(const LayerActivations& a, int tokens) const {
 void Experts::run(const floatX* normed, int tokens, const LayerActivations& a, bool again) const {
     choose(normed, tokens, a, again);
     to_experts(at(a, kIn), normed, a, tokens);
-    if (!again) send_weights(a);   // they are kept
+    if (!again) send_weights(a);   // the weights are kept
     grouped_forward(at(a, kHidden), at(a, kIn), in_.weights, grouped(a, in_, tokens), tools_.stream);
     if (shared_in_) shared_in_->forward(at(a, kSharedHidden), normed, tokens, tools_.stream);
     activate(a, tokens);
@@ -260,7 +260,7 @@ void Experts::inside(const floatX*, const LayerActivations& a) const {
 }
 void Experts::inside_again(const floatX*, const LayerActivations& a) const { run(at(a, kNormed), rows(), a, true); }
 
-// The second matrices, and the sum of what they make of each token.
+// Runs the second matrices, and adds up their outputs for each token.
 floatX* Experts::combined(const LayerActivations& a, int tokens) const {
     floatX* const sum = tools_.workspace.rows_c.data();
     grouped_forward(rows_, at(a, kActivated), out_.weights, grouped(a, out_, tokens), tools_.stream);
@@ -304,7 +304,7 @@ void Experts::backward_weight(AnyGradients& any_gradients, const Matrices& matri
         any_gradients);
 }
 
-// Logits become their gradient.
+// Replaces logits by their gradient.
 void Experts::route_backward(const LayerActivations& a) const {
     const auto E = static_cast<float>(experts()), K = static_cast<float>(chosen());
     const auto S = static_cast<float>(tools_.sizes.whole_T);
@@ -325,7 +325,7 @@ void Experts::route_backward(const LayerActivations& a) const {
     add_to_totals(a);
 }
 
-// In backward, so that a micro-batch counts once and what only goes forward does not.
+// Adds to the step's totals. Called in backward, so that a micro-batch counts once and a mere forward does not.
 void Experts::add_to_totals(const LayerActivations& a) const {
     const ExpertTotals& totals = tools_.expert_totals;
     const int n = rows();
@@ -338,7 +338,7 @@ void Experts::add_to_totals(const LayerActivations& a) const {
     }
 }
 
-// din = the gradient of what the shared experts read; their hidden activations become their gradient.
+// Computes din, the gradient of the shared experts' input; their hidden activations become their gradient.
 void Experts::shared_backward(floatX* din, const SublayerBackward& args) const {
     const LayerActivations& a = args.a;
     const int S = shared_out_->in_channels();

@@ -3,13 +3,13 @@
 // the shared experts, which take every token and are one MLP of their widths together.
 //
 // No token is dropped: each expert has as many rows as tokens were sent to it, which only the device knows
-// (grouped_matmul.cuh). What was chosen is kept at every recompute level and never chosen again. The mixture works in
-// the residual region: tensor parallelism does not cut it, and under sequence parallelism each rank's gradients of its
+// (grouped_matmul.cuh). Choices are kept at every recompute level and never made again. The mixture works in the
+// residual region: tensor parallelism does not cut it, and under sequence parallelism each rank's gradients of its
 // weights are parts of a sum, as norms' are.
 //
-// Where experts are dealt out to ranks (--ep, expert_ranks.h), what stands between dispatch and combine works on rows
-// of tokens of all these ranks. There is room for as many as may come: ranks x tokens x the least of K and of the
-// experts that a rank holds. The weights of rows travel with them.
+// If experts are dealt out to ranks (--ep, expert_ranks.h), the work between dispatch and combine is on rows of tokens
+// of all these ranks. There is room for as many as may come: ranks x tokens x the lesser of K and of the experts that a
+// rank holds. The weights of rows travel with them.
 #pragma once
 
 #include <optional>
@@ -58,7 +58,7 @@ private:
         kSharedHidden,
         kSharedActivated
     };
-    struct Matrices {   // of all experts, (E, out, in)
+    struct Matrices {   // one matrix of each expert, (E, out, in)
         int index;
         const floatX* weights;
         int out, in;
@@ -74,7 +74,8 @@ private:
     bool gated() const { return model().gated(); }
     RouterKind router_kind() const;
     Matrices matrices(const SublayerPlace& place, const char* name, int of_experts) const;
-    // The rows that this rank's experts get: of its own tokens, or of all ranks that experts are dealt out to.
+    // True if experts are dealt out. held_rows(): rows of this rank's experts, then from all these ranks, else from
+    // this one.
     bool dealt() const { return tools_.sizes.ep > 1; }
     int held_rows(const LayerActivations& a, int tokens) const;
     GroupedShape grouped(const LayerActivations& a, const Matrices& matrices, int tokens) const;
@@ -102,10 +103,10 @@ private:
     int layer_;
     Matrices router_, in_, out_;
     std::optional<Linear> shared_in_, shared_out_;
-    // scratch, M rows of this rank's experts
+    // Scratch; M: rows of this rank's experts
     floatX *rows_, *dactivated_;   // (M, C), (M, F)
     float *dweight_, *losses_;     // (Rr, K), (2, Rr)
-    // and where experts are dealt out
+    // Scratch if experts are dealt out
     floatX* own_rows_;                    // (Rr K, C) rows of this rank's tokens, in the order of experts
     float *own_values_, *held_dweight_;   // (Rr K), (M)
     std::int32_t* counts_;                // (ranks, E)

@@ -4,7 +4,7 @@
 #include "llmc/kernels/swiglu.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it has
+// Parameters and memory
 
 std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, F = config.mlp_width(), fc = config.fc_width();
@@ -38,7 +38,7 @@ Mlp::Mlp(const SublayerPlace& place)
       dswiglu_(place.tools.workspace.scratch<floatX>("dswiglu")) {}
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it does
+// Computation
 
 void Mlp::enter(const floatX* entered, Rows rows, const LayerActivations& a) const {
     const floatX* const ln2 = at_row(entered, rows, in().in_channels());

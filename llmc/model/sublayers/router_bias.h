@@ -1,10 +1,10 @@
-// The biases with which a sigmoid router chooses, and only chooses (Wang et al., "Auxiliary-loss-free load balancing
-// strategy for mixture-of-experts", 2024; DeepSeek-V3): after each step those of experts with fewer tokens than the
-// mean of their layer rise by a fixed amount, those of others fall. No parameters: they have no gradient, no decay and
-// no moments.
+// Biases that a sigmoid router adds to scores when it chooses experts, but not when it weighs them (Wang et al.,
+// "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024; DeepSeek-V3). After each step the biases
+// of experts with fewer tokens than the mean of their layer rise by a fixed amount, and those of others fall. They are
+// no parameters: they have no gradient, no decay and no moments.
 //
-// (L, E) in fp32 whatever the build, of all layers of the model, the same bits on every rank: they follow from counts
-// of all ranks. A model without such a router has none.
+// They are (L, E) in fp32 whatever the build, for all layers of the model, with the same bits on every rank: they
+// follow from counts of all ranks. A model without such a router has none.
 #pragma once
 
 #include <span>
@@ -17,18 +17,18 @@ struct GradNorm;   // llmc/kernels/global_norm.cuh
 
 class RouterBias {
 public:
-    // All zero.
+    // Begins with all biases zero.
     RouterBias(const ModelConfig& config, Arena& arena, cudaStream_t stream);
 
     static std::size_t size(const ModelConfig& config) {
         return config.router == RouterScore::sigmoid ? static_cast<std::size_t>(config.layers * config.experts) : 0;
     }
-    const float* data() const { return values_.data(); }   // null where there are none
-    std::vector<float> values() const;                     // waits
+    const float* data() const { return values_.data(); }   // null if there are none
+    std::vector<float> values() const;                     // waits for the device
     void set(std::span<const float> values);
 
-    // `counts` (L, E): tokens of a step that each expert got, of all ranks. Nothing where `norm` says that the step's
-    // update is skipped.
+    // Moves the biases by `counts` (L, E): tokens of a step that each expert got, of all ranks. Does nothing if `norm`
+    // says that the step's update is skipped.
     void update(const std::int32_t* counts, const GradNorm* norm) const;
 
 private:
