@@ -1,5 +1,4 @@
-// Launch shape of element-wise kernels: ape of element-wise kernels: a thread handles eight consecutive elements, a
-// block 2,048.
+// Launch shape of element-wise kernels: a thread handles eight consecutive elements, a block 2,048.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -35,7 +35,7 @@ struct NormRange {
     std::int64_t first_block = 0;   // filled by make_norm_table
 };
 
-// Ranges whose squares ares are summed, on the device with their scratch; made once, used every step.
+// Ranges whose squares are summed, on the device with their scratch; made once, used every step.
 template <class Grad>
 struct NormTable {
     std::vector<NormRange<Grad>> ranges;

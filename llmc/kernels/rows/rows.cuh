@@ -76,7 +76,7 @@ __device__ __forceinline__ T over_row_threads(T value, Sum sum) {
     return total;
 }
 
-// Two sums that are computed at are taken at once.
+// Two sums that are computed at once.
 struct RowSums {
     float a, b;
 };
