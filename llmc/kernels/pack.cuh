@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const std::int64_t i = span_of_block(range, blockIdx.x, kElementwiseBlock).begin + threadIdx.x * 8;
     if (i >= range.count) return;
     Real *const here = range.data + i, *const there = packed + range.packed + i;
-    copy8(back ? here : there, back ? there : here);   // always whole packets: make_pack_table
+    copy8(back ? here : there, back ? there : here);   // always whole packets: make_pack_table checks
 }
 
 template <class Real>

@@ -84,7 +84,7 @@ enum cublasLtMatmulDescAttributes_t {
 
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,      // uint64
-    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,    // uint32, of those that split sums may be put together by
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,    // uint32, schemes by which split sums may be added
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,    // uint32, default 256
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
@@ -150,7 +150,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned);
 
-// Whether an algorithm (from a file, another process) serves this problem here.
+// Returns success if an algorithm (from a file, another process) serves this problem here.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result);

@@ -68,7 +68,7 @@ typedef struct {
     unsigned int magic;
     unsigned int version;
     int blocking;           // only 1, or left undefined
-    int maxCTAs;            // multiprocessors that its operations may take: recordings hold it (clock/record.h)
+    int maxCTAs;            // multiprocessors that its operations may use: recordings hold it (clock/record.h)
     const char* commName;   // shown in messages
 } ncclConfig_t;
 
@@ -79,7 +79,7 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);   // of the calling thread, or the loss of a peer of `comm`
+const char* ncclGetLastError(ncclComm_t comm);   // last error of the calling thread, or the loss of a peer of `comm`
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank);

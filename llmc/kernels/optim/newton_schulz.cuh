@@ -68,8 +68,8 @@ void orthogonalize(Matmul& matmul, Real* x, int rows, int cols, const NewtonSchu
                                cudaMemcpyDeviceToDevice, stream));
 }
 
-// A piece of a matrix: consecutive elements of a buffer on the device, whose places in the matrix on the device are
-// `span`.
+// A piece of a matrix: consecutive elements of a buffer; `span` gives their places in the matrix. Both are on the
+// device.
 template <class Real>
 struct MatrixPiece {
     Real *piece, *matrix;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-// Most positions of a short group. More than one thread adds a long group. Long groups come first, because they take
+// Largest size of a short group. More than one thread adds a long group. Long groups come first, because they take
 // longest.
 inline constexpr int kShortGroup = 16;
 
