@@ -47,9 +47,9 @@ __device__ __forceinline__ float exp_for(float x) {
         return __expf(x);
 }
 
-// Computes e^(x - reference), likewise, for many x and one reference. In bf16 builds it takes one multiplication and
-// addition before the hardware's 2^x. The error there has an additional part of 2^-24 |reference|, by the same factor
-// for every x; the result is 0 if the reference times log2(e) is infinite.
+// Computes e^(x - reference), as precisely, for many x and one reference. In bf16 builds it takes one multiplication
+// and addition before the hardware's 2^x. The error there has an additional part of 2^-24 |reference|, by the same
+// factor for every x; the result is 0 if the reference times log2(e) is infinite.
 template <class Real>
 class ExpRelativeTo {
 public:
@@ -76,7 +76,7 @@ private:
     float reference_;
 };
 
-// Returns 1 / (1 + e^-x), likewise.
+// Returns 1 / (1 + e^-x), as precisely.
 template <class Real>
 __device__ __forceinline__ float sigmoid_for(float x) {
     if constexpr (std::is_same_v<Real, float>)

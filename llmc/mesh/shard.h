@@ -51,7 +51,8 @@ std::vector<OwnedRange> ranges_within(const std::vector<OwnedRange>& ranges, std
 constexpr std::int64_t vocabulary_shard_rows = 8;
 
 // Returns the tp shard that every tp rank stores, as a tensor (the same size on all ranks, so short shards end in
-// padding).
+// padding). The cut rows (of each block) or columns must divide evenly by tp, except for `vocabulary`; main refuses
+// other sizes by name.
 TensorSpec tp_shard_of(const TensorSpec& tensor, int tp);
 
 // Selects heads when several tp ranks hold copies of one (TensorSpec::heads).

@@ -7,7 +7,7 @@
 //   races    operations that touch the same bytes without an order between them are reported (races.h)
 //   order    streams advance in a random order that depends only on the seed
 //   shape    blocks have the shape that they have on a GPU (loop_threads in kernels/launch.cuh), so that what is
-//            checked is what runs there; it orders some sums otherwise. No other check changes a bit of any result.
+//            checked is what runs there; it changes the order of some sums. No other check changes a bit of any result.
 //
 // From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED,shape (or `all`, `none`). Unit tests start with all on.
 #pragma once

@@ -4,7 +4,7 @@
 // clock says for each stream up to which of its operations everything is known to have happened. Recording an event
 // copies the clock of its stream, waiting for it joins that into another stream's; a host that waits joins it into its
 // own clock, which every later operation inherits. Two operations are ordered exactly if the later one's clock contains
-// the earlier one. The verdict depends on what the program asked for, never on how this run happened to be interleaved.
+// the earlier one. The verdict depends on the program's requests, never on the interleaving of this run.
 //
 // Only declared accesses are seen (queue.h); the host's own accesses to pinned memory are not.
 #pragma once

@@ -196,7 +196,7 @@ private:
         std::uint32_t waiting[most_block_warps];
     };
     static constexpr unsigned nobody = ~0u;
-    static constexpr unsigned polls_per_turn = 1024;   // so many that atomics that do not spin seldom cost a switch
+    static constexpr unsigned polls_per_turn = 1024;   // atomics outside spin loops rarely cost a switch
 
     static bool same_collective(const Warp& warp, unsigned a, unsigned b) {
         return warp.members[a] == warp.members[b] && warp.finish[a] == warp.finish[b] &&

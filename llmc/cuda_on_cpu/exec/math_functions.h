@@ -51,8 +51,9 @@ inline float rcbrtf(float x) { return 1.0f / cbrtf(x); }
 inline float fdividef(float a, float b) { return a / b; }
 inline float normcdff(float x) { return 0.5f * erfcf(x * -0.70710678118654752440f); }
 
-// Has no branches and calls, so that loops over it become vector instructions: x = n ln 2 + r with |r| <= ln 2 / 2, and
-// e^x = 2^n e^r with Cephes' polynomial for e^r. At most 2 units in the last place; 0 below -87, infinite above 88.
+// Returns e^x. Has no branches and calls, so that loops over it become vector instructions: x = n ln 2 + r with |r| <=
+// ln 2 / 2, and e^x = 2^n e^r with Cephes' polynomial for e^r. At most 2 units in the last place; 0 below -87, infinite
+// above 88.
 __forceinline__ float __expf(float x) {
     const float shifted = fmaf(x, 1.44269504f, 12582912.0f);   // + 1.5 * 2^23: the integer n is in the low bits
     const float n = shifted - 12582912.0f;

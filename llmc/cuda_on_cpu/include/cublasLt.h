@@ -2,10 +2,10 @@
 // defaults.
 //
 // cublasLtMatmul performs exactly the rows of `matmul_rows` (llmc/base/matmul_rows.h) and refuses all others with
-// CUBLAS_STATUS_NOT_SUPPORTED; what contradicts itself is CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
+// CUBLAS_STATUS_NOT_SUPPORTED; contradictory arguments give CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
 // read during the call and may be changed or destroyed after it, while the multiplication itself is an operation on the
-// stream. Served by oneDNN (llmc/cuda_on_cpu/blas/gemm.h).
-// Not modelled: alignment demands of single kernels, rounding order, search modes, fp8, batches.
+// stream. Served by oneDNN (llmc/cuda_on_cpu/blas/gemm.h). Not modelled: alignment demands of single kernels, rounding
+// order, search modes, fp8, batches.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,9 +1,9 @@
 // Stand-in for NCCL's header on machines without a GPU: the calls the program uses, with NCCL's names and meanings.
 //
-// Served over sockets by llmc/cuda_on_cpu/nccl. What a person should know:
+// Served over sockets by llmc/cuda_on_cpu/nccl. Its properties:
 //   - reductions add the ranks' values in rank order, in fp32 for bf16, so that results never depend on timing;
 //   - a send finishes only when the matching receive has been posted, and operations of one communicator run one after
-//     another in the order in which the host asked for them, whatever their streams. So a program that could deadlock on
+//     another in the order in which the host issued them, whatever their streams. So a program that could deadlock on
 //     GPUs does so here, and every rank says what it waits for;
 //   - ranks that disagree about an operation (kind, type, count, reduction) are named, instead of hanging;
 //   - a rank that dies leaves the others' operations waiting, as on GPUs: ncclCommGetAsyncError tells, ncclCommAbort frees.

@@ -5,8 +5,8 @@
 //   2. a fault inside an operation, on the thread that runs it, becomes the device's sticky error;
 //   3. a fault of host code under `host_fault_of` is returned by that;
 //   4. otherwise the message goes to stderr, and the process dies of the signal as it would have.
-// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so what
-// handlers do is limited by what that instruction may have interrupted, not by the list of async-signal-safe functions.
+// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so handlers
+// are limited by the code that it may have interrupted, not by the list of async-signal-safe functions.
 #pragma once
 
 #include <functional>
@@ -29,7 +29,7 @@ using FaultHandler = bool (*)(const Fault& fault);
 void add_fault_handler(FaultHandler handler);
 
 // Gives the calling thread an alternate stack for handlers, and installs the process's handler if this has not
-// happened.
+// happened. Every thread that runs operations calls it; repeated calls cost nothing.
 void prepare_thread_for_faults();
 
 // Runs `body`; returns the message of the fault that ended it, or "" if none did. Destructors between the fault and

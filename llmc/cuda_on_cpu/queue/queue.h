@@ -5,8 +5,8 @@
 // An operation is a step that is called until it returns that it has finished, so it may also be an exchange with a
 // peer.
 //
-// What must hold: a step never waits itself (it returns false and is asked again), never calls the runtime, and touches
-// only memory that stays valid until it has finished.
+// What must hold: a step never waits itself (it returns false and is called again), never calls the runtime, and
+// touches only memory that stays valid until it has finished.
 #pragma once
 
 #include <driver_types.h>

@@ -396,7 +396,7 @@ void stand_in_own_device(void (*body)(void*), void* argument) {
     device.take_fault();   // reported to the body already, and to nobody else
 }
 
-// Here because this file is part of every program.
+// In this file because it is part of every program.
 void stand_in_on_dry_device(const std::function<void()>& body) {
     host::Device device(true);
     host::BindDevice bind(device);

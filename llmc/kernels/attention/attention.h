@@ -4,8 +4,8 @@
 //     s_ij  = scale * <q_i, k_j>
 //     lse_i = log(sum_j exp(s_ij))                      natural logarithm
 //     out_i = sum_j exp(s_ij - lse_i) v_j
-// No Tq x Tk matrix is ever stored; lse is what backward needs to recompute the probabilities, and what merges the
-// results of several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
+// No Tq x Tk matrix is ever stored. Backward recomputes the probabilities from lse, and lse merges the results of
+// several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
 //
 // Must hold: HS is a multiple of 8 and at most kLargestHead; every stride is a multiple of 8 elements and every pointer
 // aligned to 16 bytes, so that a head's channels can be read in 16-byte pieces; outputs do not overlap inputs or one
@@ -72,9 +72,9 @@ struct FirstKeys {
     const char* hidden_steps = nullptr;
 };
 
-// Sizes and mask. Query i stands at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i
-// sees key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention
-// has any of them.
+// Sizes and mask. Query i is at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i sees
+// key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention has
+// any of them.
 struct AttentionShape {
     int B, NH, Tq, Tk, HS;
     float scale;   // factor of the scores, usually 1 / sqrt(HS)

@@ -73,7 +73,7 @@ AttentionLayout layout_of(const Arguments& a) {
 AttentionLayout packed_layout(const AttentionShape& shape, bool backward);
 
 // Returns why cuDNN must not be used for this shape on a device of this compute capability (90: sm_90); empty if it
-// may. Lists the unsupported shapes and those with reported errors.
+// may. Covers unsupported shapes, and shapes for which errors of cuDNN are reported.
 std::string unsupported_by_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
 
 // Target of a plan: the device of a handle, or (to ask for support where there is no GPU) a JSON description of a

@@ -107,9 +107,9 @@ __device__ __forceinline__ void prefetch_to_l2(const void* address) {
 //     barrier                          barrier
 //     one calls add_release            all read what was written
 //
-// Neither side needs a fence. PTX orders two threads by what synchronizes (a barrier with itself, a release with an
-// acquire that reads its count or one that later additions made of it) and by the program of each thread, and this
-// order ("base causality order") is transitive: a release publishes what its thread knows through a barrier, too.
+// Neither side needs a fence. PTX orders two threads by synchronization (a barrier with itself, a release with an
+// acquire that reads its count or a count made from it by later additions) and by the program order of each thread, and
+// this order ("base causality order") is transitive: a release publishes what its thread knows through a barrier, too.
 // Source: PTX ISA 9.0, "Release and Acquire Patterns", "Memory synchronization", "Causality Order"; CUTLASS's
 // semaphore.h does the same with a store.
 //

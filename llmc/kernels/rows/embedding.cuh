@@ -104,7 +104,7 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream) 
     if (args.positions.of_rows) {
         where.reads(args.positions.of_rows, rows * sizeof(int));   // also rows of wpe that only the device knows
     } else if (args.positions.list) {
-        where.reads(args.positions.list, args.T * sizeof(int));   // likewise
+        where.reads(args.positions.list, args.T * sizeof(int));   // also rows of wpe that only the device knows
     } else if (args.wpe) {
         const std::size_t row_bytes = sizeof(Real) * args.C;
         where.reads(args.wpe + static_cast<std::int64_t>(args.positions.first) * args.C, args.T * row_bytes);

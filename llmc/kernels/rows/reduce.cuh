@@ -24,7 +24,7 @@ struct ReduceSum {
         return T(0);
     }
 };
-// As fmaxf: a number wins over NaN.
+// Takes the maximum as fmaxf does: a number wins over NaN.
 struct ReduceMax {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
     __device__ double operator()(double a, double b) const { return fmax(a, b); }
