@@ -6,7 +6,6 @@
 
 namespace host {
 
-extern std::atomic<std::size_t>
-    attention_workspace_bytes;   // bytes per object, allocated by prepare(); initially 0
+extern std::atomic<std::size_t> attention_workspace_bytes;   // bytes per object, allocated by prepare(); initially 0
 
 }

@@ -26,7 +26,7 @@ struct ncclComm {
     std::uint64_t finished = 0;           // operations finished
     std::deque<std::string> unfinished;   // names of the other operations, oldest first
     std::uint64_t collectives = 0, splits = 0;
-    std::vector<std::uint64_t> sent, received;   // sends to and receives from each rank, counted when issued
+    std::vector<std::uint64_t> sent, received;             // sends to and receives from each rank, counted when issued
     std::atomic<ncclResult_t> async_error = ncclSuccess;   // read from any thread
     std::string lost;                                      // message of ncclRemoteError, written before async_error
     bool aborted = false;

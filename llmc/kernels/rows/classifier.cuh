@@ -31,7 +31,7 @@ struct Classifier {
     int rows, V, Vp;
     float dloss;   // gradient of the total loss by one row's loss: 1 / global number of tokens
     ClassifierOutput output;
-    float z_loss = 0;   // c: adds c lse^2 to each row's loss, lse = log of its sum of exponentials (PaLM)
+    float z_loss = 0;           // c: adds c lse^2 to each row's loss, lse = log of its sum of exponentials (PaLM)
     float* margins = nullptr;   // (rows) largest logit minus the target's, 0 where that is ignored; or null
 };
 
