@@ -5,8 +5,9 @@
 // that the parameter table names; expert parallelism deals experts out instead. ZeRO then cuts the tp shard, as a flat
 // array, into equal ZeRO shards over the ranks of a ZeRO group. For that the tp shard is padded, so that ZeRO shards
 // are equal and aligned. The ZeRO cut is made for each tensor alone, never for a buffer of several: it depends on the
-// tensor and the mesh only, and two pipeline stages that both hold the tied embedding cut it alike. What ZeRO-1 does
-// not cut has an owner instead. Checkpoints, resharding, initialisation and collectives all use these functions.
+// tensor and the mesh only, and two pipeline stages that both hold the tied embedding cut it alike. A tensor that
+// ZeRO-1 does not cut has an owner instead. Checkpoints, resharding, initialisation and collectives all use these
+// functions.
 //
 // Storage of a rank: a state that ZeRO does not shard holds the whole tp shard, a sharded one the rank's ZeRO shard.
 // `local` offsets count from the beginning of that. Padding belongs to no global element.

@@ -13,8 +13,8 @@
 // never aborts.
 //
 // A thread that waits for memory to change must do so through atomics, fences, __ldcv or __nanosleep: they let other
-// threads of the block run now and then. Blocks start in the order of their numbers, as on a GPU; one that waits for a
-// later block waits until the limit of processor time makes that a fault.
+// threads of the block run now and then. Blocks start in the order of their numbers; one that waits for a later block
+// waits until the limit of processor time makes that a fault.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned full = 0xffffffffu;
 
 // Returns what `kernel` writes to `count` elements that were zero. Unit tests run it in ascending and descending order
-// of threads and blocks, which must agree; `order_matters` turns that off.
+// of threads and blocks, which must agree.
 template <class T, class... Parameters>
 std::vector<T> run(void (*kernel)(T*, Parameters...), dim3 grid, dim3 block, std::size_t count,
                    std::type_identity_t<Parameters>... arguments) {

@@ -1,9 +1,6 @@
 // Thread pool of the CPU build: `parallel_for` spreads independent items over a small fixed pool.
 //
-// Not OpenMP, whose threads oneDNN owns and which would spin against ours. Threads that have nothing to do sleep, so
-// several processes (ranks) and oneDNN can share a machine. The caller works too; a nested call runs on its thread
-// alone. Which thread takes which item is not fixed, so items must be independent; then results do not depend on the
-// number of threads.
+// Does not use OpenMP, whose threads belong to oneDNN and would spin against ours.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Stand-in for CUDA's <cuda.h>, the driver's interface: tensor maps, as far as this project makes them. Their names and
-// values are the driver's; it is found by cudaGetDriverEntryPointByVersion, as there.
+// values are the driver's; the program finds it by cudaGetDriverEntryPointByVersion, as with CUDA.
 #pragma once
 
 #ifdef __CUDACC__

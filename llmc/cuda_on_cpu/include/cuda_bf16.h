@@ -2,8 +2,8 @@
 // roundings (to nearest even unless the name says otherwise; every NaN made from a float is 0x7fff).
 //
 // Arithmetic is done in fp32 and rounded once. For + - * / and square root that equals the single rounding of the
-// hardware, because fp32 keeps more than twice bf16's digits; the fused multiply-add takes the detour that makes it so.
-// A subset: growing it means the function and its test.
+// hardware, because fp32 keeps more than twice bf16's digits; the fused multiply-add needs an extra step for that
+// (bf16_fma).
 #pragma once
 
 #ifdef __CUDACC__

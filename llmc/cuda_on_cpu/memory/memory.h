@@ -137,7 +137,7 @@ private:
 
 // ---- pinned host memory, which belongs to the process
 void* allocate_pinned(std::size_t bytes);                 // null if there is no room
-bool release_pinned(void* pointer);                       // false if it was not allocated so
+bool release_pinned(void* pointer);                       // false if allocate_pinned did not return it
 bool register_pinned(void* pointer, std::size_t bytes);   // false if part of it is pinned already
 bool unregister_pinned(void* pointer);                    // false if it was not registered
 bool is_pinned(const void* begin, std::size_t bytes);     // true if all of it is

@@ -103,9 +103,9 @@ struct AttentionForward {
     AttentionShape shape;
 };
 
-// Gradients of sum(out * dout), overwriting dq, dk and dv. `out` and `lse` are those of the whole row: when k and v are
-// one block of several they are the merged ones, and the dq of all blocks add up to the gradient.
-// G: element type of the gradients; float lets the blocks of a ring add up without rounding.
+// Arguments of backward, which overwrites dq, dk and dv with gradients of sum(out * dout). `out` and `lse` belong to
+// the whole row: if k and v are one of several blocks, they are the merged ones, and the dq of all blocks add up to the
+// gradient. G: element type of the gradients; float lets the blocks of a ring add up without rounding.
 template <class T, class G = T>
 struct AttentionBackward {
     HeadsView<G> dq, dk, dv;        // shaped as q, k, v

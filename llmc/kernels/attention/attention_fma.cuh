@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = GROUPED ? key_head(shape, head) : head;   // a division costs registers that D = 128 has not
+    const int kv_head = GROUPED ? key_head(shape, head) : head;   // D = 128 has no registers for a division
     HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];

@@ -64,7 +64,7 @@ __device__ __forceinline__ T* row_at(const HeadsView<T>& view, const HeadRow& at
 
 constexpr int kMergeThreads = 8;   // threads per row, so that a warp moves whole sectors of four rows
 
-// Block (threads of a row, rows). A template as every kernel in a header.
+// Block (threads of a row, rows). A template, as is every kernel in a header.
 template <class Args>
 __global__ void __launch_bounds__(kElementwiseThreads) merge_attention_kernel(Args args) {
     const HeadSizes& s = args.sizes;

@@ -1,4 +1,4 @@
-// The shape of kernels that reduce over rows of C elements and keep the row in registers between the steps.
+// Building blocks of kernels that reduce over rows of C elements and keep the row in registers between the steps.
 //
 // blockDim.x threads share a row: one warp up to C = 768, more warps beyond. A block holds blockDim.y rows. Each thread
 // keeps at most three pieces of eight elements, at columns 8 * (j * blockDim.x + threadIdx.x), so a row is read from
