@@ -199,7 +199,7 @@ template <class T>
 struct Finish {
     const float* __restrict sums;
     T* __restrict d;
-    const T* __restrict added;   // null if it is d
+    const T* __restrict added;   // read by the bias epilogue only
     const T* __restrict bias;
     T* __restrict aux;
 };
@@ -294,7 +294,7 @@ bool multiplies_bf16() {
 
 void gemm(const Gemm& g) {
     ENSURE(g.M > 0 && g.N > 0 && g.K > 0, "a matmul of nothing: M=", g.M, " N=", g.N, " K=", g.K);
-    const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // one pass
+    const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // D = sums
     ENSURE(!g.added || (plain ? g.added == g.d : g.epilogue == GemmEpilogue::bias && g.added != g.d),
            "an epilogue that adds no such matrix");
     ENSURE(g.bf16 != Bf16Gemm::native || multiplies_bf16(), "native bf16 on a processor without bf16 instructions");

@@ -72,7 +72,7 @@ bool may_be_shared(const std::string& name, const std::string& file) {
     for (const char* other : {"_ZZN4host", "_ZZNK4host", "_ZZNSt", "_ZZNKSt", "_ZZSt", "_ZZN7doctest", "_ZZNK7doctest"}) {
         if (begins_with(name, other)) return false;
     }
-    return file.empty() || file.find(".cu") != std::string::npos;   // known for symbols that only their file sees
+    return file.empty() || file.find(".cu") != std::string::npos;   // known for file-local symbols
 }
 
 }   // namespace
