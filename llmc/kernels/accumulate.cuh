@@ -1,4 +1,4 @@
-// Adding one buffer to another: sum[i] += x[i], in fp32, rounded to the sum's type once.
+// Adds one buffer to another: sum[i] += x[i], in fp32, rounded to the sum's type once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// sum (n) += x (n).
+// Adds x (n) to sum (n).
 template <class Real>
 void accumulate(Real* sum, const Real* x, std::int64_t n, cudaStream_t stream);
 

@@ -1,8 +1,8 @@
-// The exponential function of the kernels.
+// Computes the exponential function of the kernels.
 //
-// In bf16 builds it is the hardware's (relative error about 2^-21 (1 + |x|)): far below bf16's rounding. In fp32 builds
-// it is the polynomial below, with an error of at most 2 units in the last place, the same on every machine and free of
-// branches, so that compilers vectorise loops over it.
+// bf16 builds use the hardware's instruction (relative error about 2^-21 (1 + |x|), far below bf16's rounding). fp32
+// builds use the polynomial below, with an error of at most 2 units in the last place, the same on every machine and
+// free of branches, so that compilers vectorise loops over it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,13 +13,13 @@
 
 constexpr float kLog2E = 1.44269504f;
 
-// Rounded: never contracted with an addition that follows.
+// Returns x log2(e), rounded: never contracted with a following addition.
 __device__ __forceinline__ float times_log2_e(float x) { return __fmul_rn(x, kLog2E); }
 
-// x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r; coefficients of Cephes' expf (Moshier). Counts e^x as 0 below -87
-// (denormal numbers) and as infinite above 88; NaN gives NaN.
+// Returns e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r; coefficients of Cephes' expf (Moshier). Counts e^x
+// as 0 below -87 (denormal numbers) and as infinite above 88; NaN gives NaN.
 __device__ __forceinline__ float exp_fp32(float x) {
-    // adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
     const float shifted = fmaf(x, 1.44269504f, 12582912.0f);
     const float n = shifted - 12582912.0f;
     float r = fmaf(n, -0.693359375f, x);
@@ -36,7 +36,7 @@ __device__ __forceinline__ float exp_fp32(float x) {
     return x < -87.0f ? 0.0f : y;
 }
 
-// e^x as precisely as values stored in Real deserve.
+// Returns e^x as precisely as values stored in Real deserve.
 template <class Real>
 __device__ __forceinline__ float exp_for(float x) {
     if constexpr (std::is_same_v<Real, float>)
@@ -47,9 +47,9 @@ __device__ __forceinline__ float exp_for(float x) {
         return __expf(x);
 }
 
-// e^(x - reference), likewise, for many x and one reference: in bf16 builds one multiplication and addition before the
-// hardware's 2^x. There it errs by 2^-24 |reference| besides, by the same factor for every x, and gives 0 where the
-// reference is so large that its product with log2(e) is infinite.
+// Computes e^(x - reference), as precisely, for many x and one reference. In bf16 builds it takes one multiplication
+// and addition before the hardware's 2^x. The error there has an additional part of 2^-24 |reference|, by the same
+// factor for every x; the result is 0 if the reference times log2(e) is infinite.
 template <class Real>
 class ExpRelativeTo {
 public:
@@ -61,7 +61,8 @@ public:
         else
             return exp_for<Real>(x - reference_);
     }
-    // The factor that makes a sum relative to this reference that was relative to `other`: one where both are equal.
+    // Returns the factor that converts a sum relative to `other` into one relative to this reference: one if both are
+    // equal.
     __device__ __forceinline__ float from(float other) const {
         const float difference = ExpRelativeTo(other).reference_ - reference_;
         if constexpr (scales_before)
@@ -75,7 +76,7 @@ private:
     float reference_;
 };
 
-// 1 / (1 + e^-x), likewise.
+// Returns 1 / (1 + e^-x), as precisely.
 template <class Real>
 __device__ __forceinline__ float sigmoid_for(float x) {
     if constexpr (std::is_same_v<Real, float>)

@@ -1,7 +1,7 @@
-// GELU with the tanh approximation (Hendrycks and Gimpel, 2016), as GPT-2 uses it:
+// Computes GELU with the tanh approximation (Hendrycks and Gimpel, 2016), as GPT-2 uses it:
 //   gelu(x) = x/2 (1 + tanh(u)),  u = sqrt(2/pi) (x + 0.044715 x^3)
-// computed as x s with s = 1 / (1 + e^(-2u)), which is the same and needs one exponential: cheap enough to stay limited
-// by memory, and without the loss of digits of 1 + tanh(u) where u is very negative.
+// It is computed as x s with s = 1 / (1 + e^(-2u)), which is the same and needs one exponential: cheap enough to stay
+// limited by memory, and without the cancellation of 1 + tanh(u) for very negative u.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,11 +14,11 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// out[i] = gelu(in[i]) for n elements; `out` may be `in`.
+// Computes out[i] = gelu(in[i]) for n elements; `out` may be `in`.
 template <class Real>
 void gelu_forward(Real* out, const Real* in, std::int64_t n, cudaStream_t stream);
 
-// din[i] = dout[i] * gelu'(in[i]) for n elements; `din` may be `dout`.
+// Computes din[i] = dout[i] * gelu'(in[i]) for n elements; `din` may be `dout`.
 template <class Real>
 void gelu_backward(Real* din, const Real* dout, const Real* in, std::int64_t n, cudaStream_t stream);
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ float gelu_of(float x) {
     return x * sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
 }
 
-// s + x s (1 - s) 2u', with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+// Returns gelu'(x) = s + x s (1 - s) 2u', with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 template <class Real>
 __device__ __forceinline__ float gelu_slope(float x) {
     float s = sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));

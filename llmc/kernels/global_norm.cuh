@@ -1,9 +1,9 @@
-// The norm of all gradients, and from it the factor that clips them: all on the device, no host round trip.
+// Computes the norm of all gradients, and from it the factor that clips them: all on the device, no host round trip.
 //
 // Two stages, each in a fixed order, in double throughout: blocks sum squares of fixed pieces of the tensors, one block
-// adds the pieces. Then ranks that hold different elements may sum `sum` over each other. The square of a float is
-// exact in double. Additions in double are rounded, but so little that the norm, a float, hardly ever depends on how
-// elements are dealt out over ranks.
+// adds the pieces. The caller then adds `sum` up over ranks that hold different elements. The square of a float is
+// exact in double. Additions in double round so little that the norm, a float, hardly ever depends on how elements are
+// split over ranks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,10 +21,10 @@
 #include "llmc/kernels/rows/reduce.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// What AdamW reads on the device and the trainer downloads for its log.
+// Result that optimizers read on the device and the trainer downloads for its log.
 struct GradNorm {
     float norm;    // sqrt of the sum of squares
-    float scale;   // what gradients are multiplied with: min(1, max_norm / norm), or 1 when max_norm <= 0
+    float scale;   // factor of the gradients: min(1, max_norm / norm), or 1 when max_norm <= 0
     int skip;      // 1 when the norm or the loss is not finite: the update must not happen
 };
 
@@ -35,7 +35,7 @@ struct NormRange {
     std::int64_t first_block = 0;   // filled by make_norm_table
 };
 
-// The ranges whose squares are summed, on the device with their scratch; made once, used every step.
+// Ranges whose squares are summed, on the device with their scratch; made once, used every step.
 template <class Grad>
 struct NormTable {
     std::vector<NormRange<Grad>> ranges;
@@ -48,11 +48,11 @@ template <class Grad>
 NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange<Grad>> ranges,
                                 cudaStream_t stream);
 
-// sum[0] = sum of squares of every element of every range; added to what is there when `accumulate`.
+// Computes sum[0] = sum of squares of every element of every range; added to what is there when `accumulate`.
 template <class Grad>
 void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream);
 
-// result[0] from sum[0], the sum of squares, and loss[0], both over all ranks; `loss` may be null.
+// Computes result[0] from the sum of squares sum[0] and loss[0], both over all ranks; `loss` may be null.
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
                                cudaStream_t stream);
 
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     const BlockSpan span = span_of_block(range, blockIdx.x, kNormBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     const Extent extent{span.end, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
-    // several loads in flight on a GPU, several sums that do not wait for each other, vectors on a CPU
+    // Several sums keep several loads in flight on a GPU, do not wait for each other, and become vectors on a CPU.
     Vec8<double> sums[kNormSums] = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += kNormInFlight * step) {
         with_known_extent(i + (kNormInFlight - 1) * step, extent, [&](auto known) {

@@ -67,7 +67,7 @@ TEST_CASE("norm: gradients are scaled down to the largest norm, never up") {
 }
 
 TEST_CASE("norm: an element that is not finite, or a norm that no float holds, asks to skip the update") {
-    // of the large ones one has a norm that a float holds, though not its square; two have not
+    // One large value has a norm that a float holds, though not its square; the norm of two is too large.
     struct Bad {
         double value;
         int count, skip;

@@ -1,8 +1,9 @@
-// Which elements of a global tensor the consecutive elements of a local range are.
+// Maps the consecutive elements of a local range to elements of a global tensor.
 //
 // A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (a cut by columns), of which a ZeRO
-// shard may begin and end in the midst of a piece. Whatever must not depend on the layout (initial weights, stochastic
-// rounding) is keyed by the global element, found here: in kernels, and by folders that know no device (llmc/mesh).
+// shard may begin and end in the middle of a piece. Values that must not depend on the layout (initial weights,
+// stochastic rounding) are keyed by the global element, computed here: for kernels, and for folders that know no device
+// (llmc/mesh).
 #pragma once
 
 #include <cstdint>

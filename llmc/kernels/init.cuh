@@ -1,6 +1,6 @@
-// Filling and converting device memory: constants, normal random weights, casts.
+// Fills and converts device memory: constants, normal random weights, casts.
 //
-// Random weights are a function of (seed, tensor, global element), never of how tensors are laid out over ranks.
+// Random weights are a function of (seed, tensor, global element), never of the layout over ranks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,15 +14,15 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// out[i] = value for n elements.
+// Writes out[i] = value for n elements.
 template <class Real>
 void fill(Real* out, std::int64_t n, float value, cudaStream_t stream);
 
-// out[i] = deviation * normal(key, span.element(i)) for n elements, rounded to Real. `key`: random_key (rng.h).
+// Writes out[i] = deviation * normal(key, span.element(i)) for n elements, rounded to Real. `key`: random_key (rng.h).
 template <class Real>
 void fill_normal(Real* out, std::int64_t n, float deviation, std::uint64_t key, GlobalSpan span, cudaStream_t stream);
 
-// out[i] = in[i], rounded to nearest, for n elements. To and From are float or bf16.
+// Writes out[i] = in[i], rounded to nearest, for n elements. To and From are float or bf16.
 template <class To, class From>
 void cast(To* out, const From* in, std::int64_t n, cudaStream_t stream);
 

@@ -38,7 +38,7 @@ TEST_CASE_TEMPLATE("init: normal numbers are those of the counter, whatever piec
     for (int r = 0; r < rows; r++) part.insert(part.end(), all.begin() + r * columns + 12, all.begin() + r * columns + 24);
     CHECK(same_bits(cut.raw(), part));
 
-    // the same from the fifth element of its second row on, as a shard of such a cut begins
+    // Fills from the fifth element of the cut's second row on, as a shard of such a cut begins.
     auto shard = test.output<Real>(50);
     fill_normal(shard.data(), 50, 0.02f, key, GlobalSpan{columns + 12 + 5, columns, 12, 5}, test.stream);
     CHECK(same_bits(shard.raw(), std::vector<Real>(part.begin() + 12 + 5, part.begin() + 12 + 5 + 50)));

@@ -1,4 +1,4 @@
-// What the tests of kernels share: tensors on the device with guarded ends, random data, comparison with double loops.
+// Shared by the tests of kernels: tensors on the device with guarded ends, random data, comparison with double loops.
 //
 // Tolerances come from the arithmetic: `unit<T>` is the largest relative error of one rounding to T, and every test says
 // how large the numbers are that were rounded on the way.

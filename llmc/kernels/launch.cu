@@ -16,7 +16,7 @@
 
 namespace {
 
-// What the device allows. Grid and block limits are the same on every GPU since Kepler.
+// Limits of the device. Those of grid and block are the same on every GPU since Kepler.
 constexpr unsigned most_threads = 1024, most_block_x = 1024, most_block_y = 1024, most_block_z = 64;
 constexpr unsigned most_grid_x = 2147483647, most_grid_y = 65535, most_grid_z = 65535;
 
@@ -28,7 +28,7 @@ std::string shape(dim3 d) { return text("(", d.x, ",", d.y, ",", d.z, ")"); }
                                      " bytes of shared memory failed: ", cudaGetErrorName(status), ": ", why));
 }
 
-// What is wrong with the dimensions; empty if nothing is.
+// Returns what is wrong with the dimensions; empty if nothing is.
 std::string wrong_dimensions(const Launch& how) {
     dim3 grid = how.grid(), block = how.block();
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) return "a dimension is zero";
@@ -49,14 +49,15 @@ std::string name_of(const void* kernel) {
         cudaGetLastError();
         return "a kernel";
     }
-    int status = 0;   // a CPU's are readable already, and not to be taken for types ("f" for float)
+    int status = 0;   // a CPU's names are readable already; demangling takes "f" for float
     char* readable = symbol[0] == '_' ? abi::__cxa_demangle(symbol, nullptr, nullptr, &status) : nullptr;
     std::string name = readable ? readable : symbol;
     std::free(readable);
     return name;
 }
 
-// Dynamic shared memory the kernel may have: what a block may opt in to, less what the kernel declares statically.
+// Returns the dynamic shared memory that the kernel may have: the limit that a block may opt in to, minus the kernel's
+// static shared memory.
 std::size_t most_shared_bytes(const void* kernel) {
     int device = 0, block_bytes = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -70,13 +71,13 @@ void allow_shared_bytes(const void* kernel, std::size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// Checks the size, and raises the kernel's limit to what the device allows at its first launch that needs it.
+// Checks the size, and raises the kernel's limit to the device's at the kernel's first launch that needs it.
 void check_shared_memory(const Launch& how, const void* kernel) {
     constexpr std::size_t granted_to_all = 48 << 10;
     static std::mutex mutex;
     static std::map<const void*, std::size_t> limits;
     if (how.shared_bytes() == 0) return;
-    // static shared memory counts against the first 48 KiB too, so only small requests need no look
+    // Static shared memory counts against the first 48 KiB too, so only small requests need no check.
     if (how.shared_bytes() <= granted_to_all / 2) return;
     std::lock_guard<std::mutex> lock(mutex);
     auto found = limits.find(kernel);

@@ -1,12 +1,12 @@
-// Launching a kernel: launch(kernel<float>, Launch{grid, block, shared_bytes, stream}, arguments...).
+// Launches kernels: launch(kernel<float>, Launch{grid, block, shared_bytes, stream}, arguments...).
 //
-// The one way kernels are started, on a GPU and on a CPU (never <<<>>>). Arguments are converted to the kernel's
+// All kernels are started this way, on a GPU and on a CPU (never by <<<>>>). Arguments are converted to the kernel's
 // parameter types and copied at the call, as CUDA does. Limits are checked first, so that a launch that cannot work
-// throws an Error naming the kernel, the caller's file and line, and the limit. What a kernel does wrong while it runs
-// shows at a later synchronisation, as on a GPU.
+// throws an Error naming the kernel, the caller's file and line, and the limit. Errors of a running kernel show at a
+// later synchronisation, as on a GPU.
 //
-// Launch can also declare what the kernel reads and writes: the CPU build's checks use it (races between streams), and
-// its bytes are what the kernel moves by formula (operation_timer.h):
+// Launch can also declare what the kernel reads and writes. The CPU build's checks use it (races between streams), and
+// operation_timer.h takes from it the bytes that the kernel moves by formula:
 //     launch(add<float>, Launch{blocks, 256, 0, stream}.writes(out, n * 4).reads(in, n * 4), out, in, n);
 #pragma once
 
@@ -20,7 +20,7 @@
 #include "llmc/cuda_on_cpu/exec/launch.h"
 #endif
 
-// Blocks (or anything) of `size` that cover `count`.
+// Returns the number of blocks (or anything) of `size` that cover `count`.
 template <class T>
 __host__ __device__ constexpr T ceil_div(T count, std::type_identity_t<T> size) {
     return (count + size - 1) / size;
@@ -33,7 +33,8 @@ public:
            const char* file = __builtin_FILE(), int line = __builtin_LINE())
         : grid_(grid), block_(block), shared_bytes_(shared_bytes), stream_(stream), file_(file), line_(line) {}
 
-    // The kernel reads (writes) `bytes` from `pointer` on; both, if both are said. Null or zero bytes: nothing.
+    // Declares that the kernel reads (writes) `bytes` from `pointer` on. Both may be declared. Null or zero bytes:
+    // nothing.
     Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, false); }
     Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, true); }
 
@@ -76,7 +77,7 @@ void check_launch(const Launch& how, const void* kernel);
 // Throws if `status` is an error, naming the launch.
 void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 
-#ifndef HOST_EXECUTION_MODEL   // the same for a CPU: llmc/cuda_on_cpu/exec/launch.h
+#ifndef HOST_EXECUTION_MODEL   // for a CPU: llmc/cuda_on_cpu/exec/launch.h
 
 // Puts a launch that has been checked into its stream.
 template <class... Parameters>
@@ -90,23 +91,24 @@ cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how, std::
     return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
 }
 
-// For device functions that contain a collective: CALLER as the last parameter of the declaration and CALLER_HERE as
-// the last argument of the collective inside. On a CPU the collective then counts as called where the function is.
+// Mark device functions that contain a collective: CALLER is the last parameter of the declaration and CALLER_HERE the
+// last argument of the collective inside. A CPU then reports the place where the function is called as that of the
+// collective.
 #define CALLER
 #define CALLER_HERE
 
-// The threads of a block in a kernel that works with any number, because it deals a block's work out in steps of
-// blockDim: `threads`; on a CPU one.
+// Returns the threads of a block for a kernel that works with any number, because it deals a block's work out in steps
+// of blockDim: `threads`; on a CPU one.
 constexpr bool loop_threads_may_be_one = false;
 inline unsigned loop_threads(unsigned threads) { return threads; }
 
-// Declares `name` as a pointer to the block's dynamic shared memory, whose size the launch gave. 1,024-byte aligned: the
-// bulk copies and their swizzles need it, and the base is that anyway.
+// Declares `name` as a pointer to the block's dynamic shared memory, whose size is the launch's shared_bytes. Aligned
+// to 1,024 bytes: the bulk copies and their swizzles need it, and the base always is.
 #define DYNAMIC_SHARED(type, name)                                           \
     extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[]; \
     type* const name = reinterpret_cast<type*>(dynamic_shared_memory)
 
-// The value of lane (own xor distance), for any type of 4 or 8 bytes.
+// Returns the value of lane (own xor distance), for any type of 4 or 8 bytes.
 template <class T>
 __device__ __forceinline__ T shuffle_xor(const T& value, int distance) {
     static_assert(std::is_trivially_copyable_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -122,8 +124,8 @@ __device__ __forceinline__ T shuffle_xor(const T& value, int distance) {
     }
 }
 
-// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. op must
-// be commutative.
+// Computes v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order.
+// op must be commutative.
 template <class T, class Op>
 __device__ __forceinline__ T warp_butterfly(T value, Op op) {
 #pragma unroll
@@ -131,10 +133,10 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
     return value;
 }
 
-constexpr bool block_butterfly_exists = false;    // a whole block's at once
-constexpr bool vector_conversions_exist = false;   // Vec8 of vec.cuh to another type, by the host's instructions
+constexpr bool block_butterfly_exists = false;    // a whole block's butterfly at once
+constexpr bool vector_conversions_exist = false;   // converts Vec8 of vec.cuh by the host's instructions
 
-// The larger of two, in one instruction.
+// Returns the larger of two, in one instruction.
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
 #endif

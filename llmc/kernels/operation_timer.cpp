@@ -10,7 +10,8 @@ namespace {
 
 thread_local OperationTimer* timer_of_thread = nullptr;
 
-// "void layernorm_forward_kernel<float, PacketExtent>(...)" -> "layernorm_forward_kernel"
+// Returns a kernel's plain name: "void layernorm_forward_kernel<float, PacketExtent>(...)" ->
+// "layernorm_forward_kernel"
 std::string plain_name(std::string name) {
     const std::string unnamed = "(anonymous namespace)::";
     if (name.starts_with("void ")) name = name.substr(5);

@@ -1,4 +1,5 @@
-// The sum of a list of floats or doubles in a fixed order: the second stage of every two-stage sum.
+// Sums a list of floats or doubles in a fixed order: the second stage of every two-stage sum. Every thread of a block
+// of kOrderedSumThreads must call it; thread 0 gets the sum, in double.
 #pragma once
 
 #include <cuda_runtime.h>

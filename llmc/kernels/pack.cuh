@@ -1,4 +1,4 @@
-// Pieces of several buffers side by side in one, and back: so that what lies apart travels together.
+// Packs pieces of several buffers side by side into one buffer, and unpacks them, so that they travel in one transfer.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,11 +16,11 @@ template <class Real>
 struct PackRange {
     Real* data;                     // on a 16-byte boundary
     std::int64_t count;             // a multiple of eight
-    std::int64_t packed = 0;        // where it goes, as what follows
+    std::int64_t packed = 0;        // offset in the packed buffer; filled by make_pack_table
     std::int64_t first_block = 0;   // filled by make_pack_table
 };
 
-// The pieces in order, on the device with the buffer they are packed into; made once, used every step.
+// Pieces in order, on the device with the buffer they are packed into; made once, used every step.
 template <class Real>
 struct PackTable {
     std::vector<PackRange<Real>> ranges;
@@ -33,9 +33,9 @@ template <class Real>
 PackTable<Real> make_pack_table(Arena& arena, const std::string& name, std::vector<PackRange<Real>> ranges,
                                 cudaStream_t stream);
 template <class Real>
-void pack(const PackTable<Real>& table, cudaStream_t stream);   // to table.packed
+void pack(const PackTable<Real>& table, cudaStream_t stream);   // copies the pieces to table.packed
 template <class Real>
-void unpack(const PackTable<Real>& table, cudaStream_t stream);   // from it
+void unpack(const PackTable<Real>& table, cudaStream_t stream);   // copies them back
 
 // ---------------------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@
 
 namespace {
 
-// ||a - b|| / ||b||, infinite where a is not finite.
+// Returns ||a - b|| / ||b||, infinite if a is not finite.
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
     double difference = 0, norm = 0;
     for (std::size_t i = 0; i < a.size(); i++) {
@@ -28,8 +28,8 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
     return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
 }
 
-// Attention of one head by two implementations: more tiles than their pipelines have stages, the last ones partly
-// filled.
+// Compares two implementations of attention on one head, with more tiles than their pipelines have stages, the last
+// ones partly filled.
 class AttentionCheck {
 public:
     AttentionCheck(int tokens, int HS, cudaStream_t stream)
@@ -40,14 +40,14 @@ public:
         }
     }
 
-    // What disagrees, O being the type of output and gradients.
+    // Adds what disagrees to `result`; O is the type of output and gradients.
     template <class O>
     void add_disagreements(std::vector<std::string>& result, bool sm90) {
         Results<O> plain(*this), found(*this);
         launch_attention_forward_fma(plain.forward(), stream_);
         sm90 ? launch_attention_forward_hopper(found.forward(), stream_)
              : launch_attention_forward_mma(found.forward(), stream_);
-        // both from the plain output, so that forward's mistakes are not backward's
+        // Both use the plain output, so that forward's mistakes do not show in backward.
         launch_attention_delta(plain.backward(plain), stream_);
         launch_attention_backward_fma(plain.backward(plain), stream_);
         const auto workspace = arena_.allocate<float>("check/workspace", sm90 ? sm90_attention_workspace(shape_) : 0);
@@ -107,7 +107,7 @@ private:
                     check.view(dv.data()),
                     of.delta.data(),
                     check.view<const bf16>(check.dout_.data()),
-                    check.view<const bf16>(check.v_.data()),   // in the place of `out`: any numbers will do
+                    check.view<const bf16>(check.v_.data()),   // in place of `out`: any numbers will do
                     of.lse.data(),
                     check.view<const bf16>(check.q_.data()),
                     check.view<const bf16>(check.k_.data()),
@@ -123,7 +123,7 @@ private:
     DeviceBuffer<bf16> q_, k_, v_, dout_;
 };
 
-// Type of device, driver, and build of the program; one line.
+// Returns type of device, driver, and build of the program, as one line.
 std::string what_runs() {
     int version = 0;
     CUDA_CHECK(cudaDriverGetVersion(&version));
@@ -143,7 +143,8 @@ bool has_line(const std::string& file, const std::string& wanted) {
     return false;
 }
 
-// Replaced as a whole, so that ranks that start together never see a part of it; one line, of the latest.
+// Replaces the file as a whole, so that ranks that start together never see a part of it. It holds one line, the
+// latest.
 void note_line(const std::string& file, const std::string& line) {
     std::error_code ignored;
     std::filesystem::create_directories(std::filesystem::path(file).parent_path(), ignored);
@@ -153,7 +154,7 @@ void note_line(const std::string& file, const std::string& line) {
     if (ignored) std::filesystem::remove(temporary, ignored);
 }
 
-// Whether the code that this device runs was generated for instructions of sm_90a.
+// Writes 1 if the code that this device runs was generated for instructions of sm_90a, else 0.
 __global__ void look_for_sm90a(int* found) { *found = hopper_instructions; }
 
 bool built_for_sm90a(cudaStream_t stream) {
@@ -163,7 +164,7 @@ bool built_for_sm90a(cudaStream_t stream) {
     return found.download(stream).front() != 0;
 }
 
-// `sizes`: of heads, and with how many tokens.
+// `sizes`: head sizes, each with its number of tokens.
 std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
                                        std::initializer_list<std::pair<int, int>> sizes, bool sm90,
                                        cudaStream_t stream) {
@@ -189,7 +190,7 @@ std::vector<std::string> self_check(cudaStream_t stream) {
 }
 
 std::vector<std::string> self_check_sm90(cudaStream_t stream) {
-    // more tiles than twice what the rings hold
+    // More tiles than twice the rings' stages.
     return disagreements(hopper_instruction_checks, {{64, 900}, {128, 450}}, true, stream);
 }
 

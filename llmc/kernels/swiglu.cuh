@@ -1,5 +1,5 @@
-// SwiGLU (Shazeer, "GLU variants improve transformer", 2020): out = silu(gate) * up with silu(x) = x / (1 + e^-x), of
-// rows that have F gates and then F ups, and its backward pass. All arithmetic is fp32, rounded once.
+// Computes SwiGLU (Shazeer, "GLU variants improve transformer", 2020): out = silu(gate) * up with silu(x) = x / (1 +
+// e^-x), of rows that have F gates and then F ups, and its backward pass. All arithmetic is fp32, rounded once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,11 +12,11 @@
 #include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// out (rows, F), in (rows, 2F); F a multiple of 8.
+// Computes out (rows, F) from in (rows, 2F); F a multiple of 8.
 template <class Real>
 void swiglu_forward(Real* out, const Real* in, int rows, int F, cudaStream_t stream);
 
-// din (rows, 2F), dout (rows, F), in as given to forward.
+// Computes din (rows, 2F) from dout (rows, F) and `in` as given to forward.
 template <class Real>
 void swiglu_backward(Real* din, const Real* dout, const Real* in, int rows, int F, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Changing the order of pieces: out[j][i] = in[i][j] for a (rows, columns) table of pieces of adjacent elements.
+// Changes the order of pieces: out[j][i] = in[i][j] for a (rows, columns) table of pieces of adjacent elements.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,23 +11,25 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// in (rows, columns, piece), out (columns, rows, piece). `piece` is a multiple of 8; both are aligned to 16 bytes.
+// Transposes in (rows, columns, piece) to out (columns, rows, piece). `piece` is a multiple of 8; both are aligned to
+// 16 bytes.
 template <class Real>
 void transpose_pieces(Real* out, const Real* in, std::int64_t rows, std::int64_t columns, std::int64_t piece,
                       cudaStream_t stream);
 
-// Up to three blocks of columns (heads of q, k and v), each cut into as many equal pieces as there are ranks; of the
-// second and the third `copies` neighbouring ranks may have the same piece.
+// Up to three blocks of columns (heads of q, k and v), each cut into as many equal pieces as there are ranks; in the
+// second and the third, `copies` neighbouring ranks may have the same piece.
 struct RankedBlocks {
     std::int64_t piece[3];   // elements of a rank's piece of each block, a multiple of 8
     std::int64_t copies = 1;
-    std::int64_t columns() const { return piece[0] + piece[1] + piece[2]; }   // of one rank
+    std::int64_t columns() const { return piece[0] + piece[1] + piece[2]; }   // columns of one rank
 };
-// out (ranks, rows, columns of one rank): each rank's pieces of all blocks together; in (rows, blocks, pieces).
+// Gathers out (ranks, rows, columns of one rank): each rank's pieces of all blocks together, from in (rows, blocks,
+// pieces).
 template <class Real>
 void gather_ranks(Real* out, const Real* in, std::int64_t rows, std::int64_t ranks, const RankedBlocks& blocks,
                   cudaStream_t stream);
-// The way back: copies are added up, in fp32.
+// Scatters back: copies are added up, in fp32.
 template <class Real>
 void scatter_ranks(Real* out, const Real* in, std::int64_t rows, std::int64_t ranks, const RankedBlocks& blocks,
                    cudaStream_t stream);
@@ -57,7 +59,7 @@ void transpose_pieces(Real* out, const Real* in, std::int64_t rows, std::int64_t
            static_cast<unsigned>(piece / 8));
 }
 
-// RankedBlocks in eights: where each block begins in a row of one rank and in a row of all.
+// RankedBlocks in units of eight elements: begin of each block in a row of one rank and in a row of all.
 struct RankedEights {
     unsigned rows, ranks, own, all;   // widths of the two rows
     unsigned piece[3], copies[3], own_begin[3], all_begin[3];
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) scatter_ranks_kernel(Real
     store_packets(to, round_to<Real>(sum));
 }
 
-// From rows of so many eights to rows of so many.
+// Copies from rows of `in_columns` eights to rows of so many.
 template <class Real, class Kernel>
 void move_ranked_blocks(Kernel kernel, Real* out, const Real* in, const RankedEights& s, unsigned in_columns,
                         unsigned out_columns, cudaStream_t stream) {

@@ -1,11 +1,11 @@
-// 128-bit loads and stores, and the piece of work of one thread: eight consecutive elements.
+// 128-bit loads and stores, and a thread's unit of work: eight consecutive elements.
 //
 // A GPU moves the most bytes per instruction, and keeps the most bytes in flight, with 16-byte accesses. So every
 // element-wise or row-wise kernel gives a thread eight consecutive elements at a time: one access in bf16, two in fp32.
 // Eight in both keeps one source for both types, and is one AVX register of floats on a CPU.
 //
-// Any length and any alignment works: the host asks once whether all pointers of a launch can be read in packets
-// (`packets_fit`), and `load8`/`store8` fall back to single elements where they cannot, and at the end of a range.
+// Any length and any alignment works: the host checks once whether all pointers of a launch can be read in packets
+// (`packets_fit`); if not, and at the end of a range, `load8`/`store8` fall back to single elements.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,11 +31,10 @@ struct alignas(16) Vec {
 template <class T>
 using Packed = Vec<T, static_cast<int>(16 / sizeof(T))>;   // one 128-bit access
 template <class T>
-using Vec8 = Vec<T, 8>;   // what one thread handles at a time
+using Vec8 = Vec<T, 8>;   // one thread's elements
 
-// Loads and stores of whole packets; `p` must be 16-byte aligned. The copy of the struct is what compilers turn into
-// the widest accesses: 128 bits each on a GPU, one AVX register on a CPU (where two halves would stall the next wide
-// read).
+// Load and store whole packets; `p` must be 16-byte aligned. Compilers turn the copy of the struct into the widest
+// accesses: 128 bits each on a GPU, one AVX register on a CPU (two halves would stall the next wide read).
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_packets(const T* p) {
     return *reinterpret_cast<const Vec<T, N>*>(p);
@@ -46,14 +45,15 @@ __device__ __forceinline__ void store_packets(T* p, const Vec<T, N>& v) {
     *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// Eight elements copied as they are, in words: of elements of 16 bits, nvcc makes a store each.
+// Copies eight elements unconverted, in words: with 16-bit elements, nvcc would store one at a time.
 template <class T>
 __device__ __forceinline__ void copy8(T* to, const T* from) {
     constexpr int words = static_cast<int>(8 * sizeof(T) / sizeof(float));
     store_packets(reinterpret_cast<float*>(to), load_packets<words>(reinterpret_cast<const float*>(from)));
 }
 
-// One packet that is used once: marked to leave the caches first, so that it does not push out what is read again.
+// Loads a packet that is used once: marked to leave the caches first, so that it does not evict data that is read
+// again.
 template <class T>
 __device__ __forceinline__ Packed<T> load_packet_streaming(const T* p) {
     Packed<T> result;
@@ -66,21 +66,21 @@ __device__ __forceinline__ void store_packet_streaming(T* p, const Packed<T>& v)
     __stcs(reinterpret_cast<int4*>(p), *reinterpret_cast<const int4*>(&v));
 }
 
-// How far a range or row goes, and whether its elements can be moved in packets.
+// Length of a range or row, and whether its elements can be moved in packets.
 struct Extent {
     std::int64_t count;
     bool packets;
 };
 
-// The same where that is known when compiling: packets only, count a multiple of eight. Kernels that keep much in
-// registers are compiled for it, because the other way costs them registers.
+// Extent known at compile time: packets only, count a multiple of eight. Kernels that keep much in registers are
+// compiled for it, because the general Extent costs them registers.
 struct PacketExtent {
     std::int64_t count;
 };
 
-// Calls body(extent), which loads and stores elements i .. i+7 of any number of tensors: with a PacketExtent where they
+// Calls body(extent), which loads and stores elements i .. i+7 of any number of tensors: with a PacketExtent if they
 // are whole packets, else with the Extent. On a GPU a thread's loads are under way together only inside such a body: a
-// load8 that chooses for itself ends in code that both choices share, and waits there for what it has loaded.
+// load8 that chooses for itself waits for its loads where the two branches join.
 template <class Body>
 __device__ __forceinline__ void with_known_extent(std::int64_t i, Extent extent, Body body) {
     if (extent.packets && i + 8 <= extent.count) [[likely]] {
@@ -101,7 +101,7 @@ __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, PacketExten
         return load_packets<8>(p + i);
 }
 
-// Elements i .. i+7 of a range, of which those at or beyond the end read as zero.
+// Loads elements i .. i+7 of a range; those at or beyond the end read as zero.
 template <Cache cache = Cache::keep, class T>
 __device__ __forceinline__ Vec8<T> load8(const T* p, std::int64_t i, Extent extent) {
     if (extent.packets && i + 8 <= extent.count) [[likely]] {
@@ -134,8 +134,9 @@ __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, cons
     }
 }
 
-// Kernels compute on eight floats: to_floats what was loaded, round_to what is stored. Loops over both element types at
-// once would be the same on a GPU, but on a CPU they become half as wide at best: compilers want elements of one size.
+// Kernels compute on eight floats: to_floats converts loaded elements, round_to converts elements to store. A loop over
+// both element types at once would be the same on a GPU, but on a CPU half as wide at best: compilers want elements of
+// one size.
 template <class T>
 __device__ __forceinline__ Vec8<float> to_floats(const Vec8<T>& v) {
     if constexpr (std::is_same_v<T, float>) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
     }
 }
 
-// a + b, each sum rounded once.
+// Returns a + b, each sum rounded once.
 template <class T>
 __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
     const Vec8<float> x = to_floats(a), y = to_floats(b);
@@ -173,8 +174,8 @@ __device__ __forceinline__ Vec8<T> add8(const Vec8<T>& a, const Vec8<T>& b) {
     return round_to<T>(sum);
 }
 
-// The sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. The largest may
-// leave out not-a-number; the sum does not.
+// Return the sum and the largest of eight, as trees: short chains of dependent operations, and vectors on a CPU. max8
+// may ignore NaN; sum8 does not.
 template <class Real>
 __device__ __forceinline__ Real sum8(const Vec8<Real>& v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
@@ -183,19 +184,19 @@ __device__ __forceinline__ float max8(const Vec8<float>& v) {
     return larger(larger(larger(v[0], v[4]), larger(v[2], v[6])), larger(larger(v[1], v[5]), larger(v[3], v[7])));
 }
 
-// Whether every pointer can be read in packets of eight elements (null pointers, for optional operands, can).
+// Returns true if every pointer can be read in packets of eight elements (null pointers, for optional operands, can).
 template <class... T>
 bool packets_fit(const T*... pointers) {
     return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// The same for rows of C elements: every row must begin at a packet.
+// Returns the extent of rows of C elements: packets if every row of every pointer begins at a packet.
 template <class... T>
 Extent row_extent(std::int64_t C, const T*... pointers) {
     return {C, C % 8 == 0 && packets_fit(pointers...)};
 }
 
-// Calls launch_with(extent), with a PacketExtent where packets are all there is.
+// Calls launch_with(extent), with a PacketExtent if all elements are in packets.
 template <class LaunchWith>
 void with_extent_type(Extent extent, LaunchWith launch_with) {
     if (extent.packets)

@@ -132,7 +132,7 @@ TEST_CASE_TEMPLATE("exp: as precise as its type deserves", Real, float, bf16) {
     for (double value = -86; value < 87; value += 0.0137) x.push_back(rounded<float>(value));
     for (double value : x) {
         expected.push_back(std::exp(value));
-        double units = std::is_same_v<Real, float> ? 4 : 4 + 2 * std::abs(value);   // of 2^-24
+        double units = std::is_same_v<Real, float> ? 4 : 4 + 2 * std::abs(value);   // units of 2^-24
         error.push_back(units * unit<float> * expected.back());
     }
     auto in = test.tensor<float>(x), out = test.output<float>(x.size());

@@ -1,4 +1,4 @@
-// Context parallelism: which tokens of a sequence a rank has. Pure functions.
+// Computes which tokens of a sequence a rank has under context parallelism. Pure functions.
 //
 // The cp ranks are rings of Ulysses groups: rank = ring rank x ulysses + rank in the group, so that a group's ranks are
 // neighbours. A ring of N cuts the sequence into 2N chunks, and ring rank r has chunks r and 2N - 1 - r (zigzag, as in
@@ -23,13 +23,13 @@ struct TokenRange {
 
 struct ContextCut {
     int cp = 1;        // ranks that share a sequence
-    int ulysses = 1;   // of these, ranks of a group that exchanges heads for tokens; divides cp
-    int rank = 0;      // of cp
+    int ulysses = 1;   // ranks of a group that exchanges heads for tokens; divides cp
+    int rank = 0;      // rank among the cp ranks
 
     int ring_size() const { return cp / ulysses; }
     int ring_rank() const { return rank / ulysses; }
     int ulysses_rank() const { return rank % ulysses; }
-    // cp ranks of this rank's ring, in its order, and of its group.
+    // Return the cp ranks of this rank's ring, in the order of the ring, and of its Ulysses group.
     std::vector<int> ring_members() const {
         std::vector<int> members;
         for (int i = 0; i < ring_size(); i++) members.push_back(i * ulysses + ulysses_rank());
@@ -42,7 +42,7 @@ struct ContextCut {
     }
 };
 
-// What ring rank `ring_rank` of `ring_size` has of T tokens, in order.
+// Returns the tokens of ring rank `ring_rank` of `ring_size`, in order, out of T.
 inline std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
     if (ring_size == 1) return {{0, T}};
     ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);
@@ -50,13 +50,13 @@ inline std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::
     return {{ring_rank * chunk, chunk}, {(2 * ring_size - 1 - ring_rank) * chunk, chunk}};
 }
 
-// The tokens of a rank, in order: T / cp of them, in one range or two.
+// Returns the tokens of a rank, in order: T / cp of them, in one range or two.
 inline std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
     ENSURE(T % (2 * cut.cp) == 0 || cut.cp == 1, "a sequence of ", T, " tokens over ", cut.cp, " ranks");
     if (cut.cp == 1) return {{0, T}};
     const std::int64_t own = T / cut.cp, first = own * cut.ulysses_rank();
     std::vector<TokenRange> ranges;
-    std::int64_t before = 0;   // of the ring rank's tokens, those of earlier chunks
+    std::int64_t before = 0;   // the ring rank's tokens in earlier chunks
     for (const TokenRange& chunk : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
         const std::int64_t begin = std::max(first, before), end = std::min(first + own, before + chunk.length);
         if (begin < end) ranges.push_back({chunk.begin + begin - before, end - begin});
@@ -65,7 +65,7 @@ inline std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t 
     return ranges;
 }
 
-// Of a whole sequence's values those of these ranges, one after another.
+// Copies the values of these ranges out of a whole sequence, one range after another.
 template <class T>
 void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<TokenRange>& ranges) {
     auto to = own.begin();
@@ -76,13 +76,13 @@ void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<T
     }
 }
 
-// The tokens of a rank's Ulysses group, which are the queries of its attention and the keys it begins a ring with: in
-// order, T / ring_size of them.
+// Returns the tokens of a rank's Ulysses group, T / ring_size of them in order. They are the queries of its attention
+// and the keys of its first ring step.
 inline std::vector<TokenRange> attended_ranges(const ContextCut& cut, std::int64_t T) {
     return zigzag_ranges(cut.ring_size(), cut.ring_rank(), T);
 }
 
-// The position in the sequence of each of a rank's tokens.
+// Returns the position in the sequence of each of a rank's tokens.
 inline std::vector<int> token_positions(const std::vector<TokenRange>& ranges) {
     std::vector<int> positions;
     for (const TokenRange& range : ranges) {

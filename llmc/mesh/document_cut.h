@@ -1,9 +1,9 @@
-// Where documents begin, as each rank of a cut (context_cut.h) reads it. Pure functions.
+// Computes where documents begin, for each rank of a cut (context_cut.h). Pure functions.
 //
-// Documents are packed into sequences, and a token sees only its own: its `start` is the position where that begins, in
-// its sequence. Attention compares numbers of keys: at step s of a ring the keys at hand are those of ring rank
-// (own - s) mod N, in order, and a query sees none before the first that is not below its start. All of them, and no
-// key, are seen where documents say so.
+// Documents are packed into sequences, and a token sees only its own document. A token's `start` is the position in the
+// sequence where its document begins. Attention wants indices of keys: at step s of a ring, a rank has the keys of ring
+// rank (own - s) mod N, in order, and a query sees no key before the first one at or after its start. first_keys counts
+// the keys before that one; the count equals the number of keys where the query sees none.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 #include "llmc/mesh/context_cut.h"
 
-// Of each token the position of the last border up to it: `is_border(t)`, where a document begins at token t. The first
-// token of a sequence begins one too.
+// Writes for each token the position of the last border up to it. `is_border(t)`: a document begins at token t. The
+// first token of a sequence always begins one.
 template <class IsBorder>
 void document_starts(std::span<std::int32_t> starts, IsBorder is_border) {
     std::int32_t start = 0;
@@ -24,8 +24,8 @@ void document_starts(std::span<std::int32_t> starts, IsBorder is_border) {
     }
 }
 
-// first (ring steps, B, n): of each of a rank's queries the first key that it sees at each step, from their `starts`
-// (B, n), n = T / ring_size.
+// Writes first (ring steps, B, n): the first key that each of a rank's queries sees at each step, from the queries'
+// `starts` (B, n), n = T / ring_size.
 inline void first_keys(std::span<std::int32_t> first, std::span<const std::int32_t> starts, const ContextCut& cut,
                        std::int64_t T) {
     const int N = cut.ring_size();
@@ -43,9 +43,9 @@ inline void first_keys(std::span<std::int32_t> first, std::span<const std::int32
     }
 }
 
-// Of each step of a ring whether none of its queries sees one of its keys, from what first_keys gives of B sequences.
-// At those of earlier ranks all queries look at the first half of the keys, at those of later ones the second half at
-// all.
+// Returns for each ring step 1 if none of its queries sees any of its keys, from the result of first_keys for B
+// sequences. With the keys of earlier ranks, all queries see the first half of the keys; with those of later ranks, the
+// second half of the queries see all keys.
 inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const ContextCut& cut, std::int64_t B) {
     const auto N = static_cast<std::size_t>(cut.ring_size()), n = first.size() / N / static_cast<std::size_t>(B);
     std::vector<char> hidden(N, 0);
@@ -53,7 +53,7 @@ inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const
         const bool earlier = static_cast<int>(step) <= cut.ring_rank();
         const std::size_t query = earlier ? 0 : n / 2, keys = earlier ? n / 2 : n;
         hidden[step] = 1;
-        for (std::size_t b = 0; b < static_cast<std::size_t>(B); b++) {   // the first query sees the most
+        for (std::size_t b = 0; b < static_cast<std::size_t>(B); b++) {   // the first of them sees the most keys
             const auto at = (step * static_cast<std::size_t>(B) + b) * n + query;
             if (first[at] < static_cast<std::int32_t>(keys)) hidden[step] = 0;
         }
@@ -61,7 +61,7 @@ inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const
     return hidden;
 }
 
-// Of each of a rank's own tokens its place in its document, (B, T / cp), from the `starts` of the group's (B, n).
+// Writes each own token's position in its document, (B, T / cp), from the `starts` (B, n) of the rank's Ulysses group.
 inline void document_positions(std::span<std::int32_t> positions, std::span<const std::int32_t> starts,
                                const ContextCut& cut, std::int64_t T) {
     const std::vector<int> own = token_positions(token_ranges(cut, T));
@@ -73,7 +73,8 @@ inline void document_positions(std::span<std::int32_t> positions, std::span<cons
     }
 }
 
-// Pairs of a query and a key that a rank's group computes: of its queries, whose positions repeat for each sequence.
+// Returns the number of (query, key) pairs that a rank's Ulysses group computes. The positions of its queries repeat
+// for each sequence.
 inline std::int64_t visible_pairs(std::span<const std::int32_t> starts, const ContextCut& cut, std::int64_t T) {
     const std::vector<int> positions = token_positions(attended_ranges(cut, T));
     std::int64_t pairs = 0;

@@ -13,8 +13,8 @@ inline std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& 
 
 struct ElementHome {
     int tp_rank = -1;     // -1: on every tp rank (the tensor is not cut)
-    int tp_copies = 1;    // else on so many, from that one on
-    int ep_rank = -1;     // of experts that are dealt out; -1: they are not
+    int tp_copies = 1;    // else on so many ranks, from tp_rank on
+    int ep_rank = -1;     // rank of a dealt-out expert; -1: experts are not dealt out
     int zero_rank = -1;   // -1: on every rank of the ZeRO group (the state is not sharded)
     std::int64_t local = 0;
 };

@@ -1,14 +1,14 @@
-// Where a rank stands: the world of ranks as a grid pp x dp x cp x tp, tp fastest.
+// Places ranks in a mesh: the world of ranks is a grid pp x dp x cp x tp, tp fastest.
 //
 // The ranks of dp x cp hold the same part of the model. ZeRO cuts them another way, replica x shard: a state is cut
-// over `zero_group` neighbouring ranks of them and there are as many copies of it as such groups (hybrid sharding; Zhao
-// et al., "PyTorch FSDP", 2023; Zhang et al., "MiCS", 2022). So the same world is also a grid pp x replica x shard x
-// tp. Experts of a mixture are dealt out to `ep` neighbouring ranks of the dp x cp x tp of a stage, and dp cp tp / ep
+// over `zero_group` neighbouring ranks of these, and each such group holds one copy of it (hybrid sharding; Zhao et
+// al., "PyTorch FSDP", 2023; Zhang et al., "MiCS", 2022). So the same world is also a grid pp x replica x shard x tp.
+// Experts of a mixture are dealt out to `ep` neighbouring ranks among the dp x cp x tp of a stage, and dp cp tp / ep
 // such groups hold them: a third grid, pp x holder x ep.
 //
 // tp varies fastest because its traffic is the heaviest: neighbouring ranks share a node and its links. Pure functions,
-// no communication. A group of ranks is asked for by the axes along which its ranks differ; communicators are split
-// from the world by `group_color` and ordered by `group_rank`.
+// no communication. A group of ranks is named by the axes along which its ranks differ; communicators are split from
+// the world by `group_color` and ordered by `group_rank`.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
-// Slowest first. A set of axes has axes of one of the grids only.
+// Axes, slowest first. An AxisSet has axes of one of the grids only.
 enum class Axis : std::uint8_t { pp, dp, cp, replica, shard, tp, holder, ep };
 inline constexpr std::array<Axis, 8> mesh_axes{Axis::pp,    Axis::dp, Axis::cp,     Axis::replica,
                                                Axis::shard, Axis::tp, Axis::holder, Axis::ep};
@@ -42,12 +42,12 @@ private:
 // along the second. Gradients are summed over both.
 inline constexpr AxisSet zero_axes{Axis::shard};
 inline constexpr AxisSet replica_axes{Axis::replica};
-// The same of experts that are dealt out: their gradients are summed over the ranks that hold the same ones, and ZeRO
-// cuts over these.
+// Ranks that hold the same experts, when experts are dealt out: gradients of experts are summed over them, and ZeRO
+// cuts over them.
 inline constexpr AxisSet holder_axes{Axis::holder};
 // Ranks of one pipeline stage: each tensor that one of them holds a part of is whole among them.
 inline constexpr AxisSet stage_axes{Axis::dp, Axis::cp, Axis::tp};
-// Of these the ranks that hold one copy of each state.
+// Ranks of a stage that together hold one copy of each state.
 inline constexpr AxisSet copy_axes{Axis::shard, Axis::tp};
 
 struct MeshShape {
@@ -55,8 +55,8 @@ struct MeshShape {
     int dp = 1;           // data-parallel replicas
     int cp = 1;           // context-parallel pieces of each sequence
     int tp = 1;           // tensor-parallel shards of each matrix
-    int zero_group = 0;   // ranks of dp x cp that ZeRO cuts over, a divisor of these; 0: all
-    int ep = 1;           // ranks of dp x cp x tp that experts are dealt out to, a divisor of these
+    int zero_group = 0;   // neighbouring ranks of dp x cp that ZeRO cuts over, a divisor of dp x cp; 0: all
+    int ep = 1;           // ranks of dp x cp x tp that experts are dealt out to, a divisor of dp x cp x tp
 
     int size() const { return pp * dp * cp * tp; }
     int stage() const { return dp * cp * tp; }
@@ -99,7 +99,8 @@ inline int coordinate(const MeshShape& shape, const MeshCoordinates& at, Axis ax
                       of_stage % shape.ep}[static_cast<std::size_t>(axis)];
 }
 
-// A group: all ranks that differ along the axes of the set only. Its ranks are ordered as in the world.
+// Returns the number of ranks in a group. A group is all ranks that differ only along the axes of the set, ordered as
+// in the world.
 inline int group_size(const MeshShape& shape, AxisSet axes) {
     int size = 1;
     for (Axis axis : mesh_axes) {
@@ -116,13 +117,13 @@ inline int group_rank(const MeshShape& shape, const MeshCoordinates& at, AxisSet
     return rank;
 }
 
-// The axes of the set along which there is more than one rank: the same for two sets whose groups are the same. Where
-// replica and shard are dp and cp, or both of them together are, they go by these names; so do holder and ep where they
-// are axes of the first grid.
+// Returns the axes of the set along which there is more than one rank, so two sets with the same groups give the same
+// result. Where replica and shard equal dp and cp, or both together do, they go by these names; so do holder and ep
+// where they equal axes of the first grid.
 inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     AxisSet varying{};
     const bool ep = axes.contains(Axis::ep), holder = axes.contains(Axis::holder);
-    bool named = true;   // ep and holder otherwise
+    bool named = true;   // ep and holder are replaced by axes of the first grid
     if (shape.ep == 1 || (ep && holder)) {
         if (holder) axes = axes | stage_axes;
     } else if (shape.ep == shape.tp) {
@@ -149,7 +150,8 @@ inline AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     return varying;
 }
 
-// The same for all ranks of one group, different for different groups: the world rank of the group's first member.
+// Returns the same number for all ranks of a group and different ones for different groups: the world rank of the
+// group's first member.
 inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes) {
     if (axes.contains(Axis::pp)) at.pp = 0;
     if (axes.contains(Axis::dp)) at.dp = 0;
@@ -164,7 +166,7 @@ inline int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes)
     return at.pp * shape.stage() + of_stage;
 }
 
-// World ranks of the group of `at`, in the group's order.
+// Returns the world ranks of the group of `at`, in the group's order.
 inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
     std::vector<int> members(static_cast<std::size_t>(group_size(shape, axes)));
     for (int rank = 0; rank < shape.size(); rank++) {
@@ -176,7 +178,7 @@ inline std::vector<int> group_members(const MeshShape& shape, const MeshCoordina
     return members;
 }
 
-// For messages: varying_axes, as in "dp_cp".
+// Returns the names of varying_axes for messages, as in "dp_cp".
 inline std::string group_name(const MeshShape& shape, AxisSet axes) {
     constexpr const char* names[] = {"pp", "dp", "cp", "replica", "shard", "tp", "holder", "ep"};
     std::string name;
@@ -187,11 +189,12 @@ inline std::string group_name(const MeshShape& shape, AxisSet axes) {
     return name;
 }
 
-// Whether a rank adds its losses, or the answers it counts from them, to a sum over all ranks: where the head is, and
-// there on one of the tp ranks, which all have the same.
+// Returns true if a rank adds its losses, or the answers it counts from them, to a sum over all ranks: a rank with the
+// head and tp 0, because all tp ranks have the same losses.
 constexpr bool adds_losses(const MeshCoordinates& at, bool has_head) { return has_head && at.tp == 0; }
 
-// As it is kept in a MeshShape. Error(usage) where groups of so many ranks do not fit, with those that do.
+// Returns the value that MeshShape::zero_group keeps. Throws Error(usage), naming the values that fit, where `ranks`
+// cannot be cut into such groups.
 inline int checked_zero_group(int ranks, int zero_group) {
     if (zero_group == 0 || zero_group == ranks) return 0;
     if (zero_group > 1 && ranks % zero_group == 0) return zero_group;
@@ -206,7 +209,7 @@ inline int checked_zero_group(int ranks, int zero_group) {
                                 : text("Groups that work: ", fitting, "; for none, --zero 0."));
 }
 
-// Error(usage) where experts cannot be dealt out to groups of so many ranks of a stage.
+// Throws Error(usage) where experts cannot be dealt out to groups of mesh.ep ranks of a stage.
 inline void check_expert_ranks(const MeshShape& mesh) {
     if (mesh.ep > 1 && mesh.shards() < mesh.dp * mesh.cp) {
         throw Error(ErrorKind::usage,
@@ -225,8 +228,8 @@ inline void check_expert_ranks(const MeshShape& mesh) {
                 text("Values that work: ", fitting, "."));
 }
 
-// The mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given).
-// Throws Error(usage) when they do not fit.
+// Returns the mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given). Throws
+// Error(usage) when they do not fit.
 inline MeshShape make_mesh(int world, int pp, int cp, int tp, int dp = 0, int zero_group = 0, int ep = 1) {
     auto positive = [](int value, const char* flag) {
         if (value < 1) throw Error(ErrorKind::usage, text(flag, " is ", value), text(flag, " must be at least 1."));

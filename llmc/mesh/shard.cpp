@@ -17,7 +17,7 @@ std::vector<std::int64_t> blocks_of(const TensorSpec& tensor) {
     return tensor.blocks.empty() ? std::vector<std::int64_t>{tensor.rows} : tensor.blocks;
 }
 
-// Into how many different parts tp ranks cut a block.
+// Returns the number of different parts into which tp ranks cut a block.
 int parts_of(const TensorSpec& tensor, std::size_t block, int tp) {
     if (tensor.heads.empty() || tp <= tensor.heads[block]) return tp;
     const auto heads = static_cast<int>(tensor.heads[block]);
@@ -25,7 +25,7 @@ int parts_of(const TensorSpec& tensor, std::size_t block, int tp) {
     return heads;
 }
 
-// Elements [begin, end) of a range, with what they have before them in its storage gone.
+// Returns elements [begin, end) of a range; its `local_begin` is 0.
 OwnedRange part_of(const OwnedRange& range, std::int64_t begin, std::int64_t end) {
     OwnedRange part{{range.global.element(begin)}, 0, end - begin};
     const std::int64_t piece = range.global.length;
@@ -158,7 +158,7 @@ std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double em
     costs.front() += embedding_cost;
     costs.back() += classifier_cost;
     for (std::int64_t left = layers - parts; left > 0; left--) {
-        const auto cheapest = std::min_element(costs.begin(), costs.end()) - costs.begin();   // the first of several
+        const auto cheapest = std::min_element(costs.begin(), costs.end()) - costs.begin();   // first if equal
         sizes[static_cast<std::size_t>(cheapest)]++;
         costs[static_cast<std::size_t>(cheapest)] += 1.0;
     }

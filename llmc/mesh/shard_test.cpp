@@ -252,7 +252,7 @@ TEST_CASE("shard: the ranks that keep copies are those that own the same element
                             const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
                             if (!holds(place.at)) continue;
                             const auto own = owned_ranges(tensor, place, state);
-                            if (own.empty()) continue;   // of padding alone there are no copies to compare
+                            if (own.empty()) continue;   // a shard of padding alone has no copies to compare
                             std::vector<int> expected;
                             for (int other = 0; other < mesh.size(); other++) {
                                 const ShardPlace theirs{mesh, coordinates_of(mesh, other), zero_stage};

@@ -1,5 +1,5 @@
-// Attention on a CPU, block by block: blocks of queries against blocks of keys, multiplied by oneDNN, softmax in vector
-// loops. What cuDNN is on a GPU; llmc/kernels asks for it by its own argument structs (AttentionForward and
+// Computes attention on a CPU, block by block: blocks of queries against blocks of keys, multiplied by oneDNN, softmax
+// in vector loops. It serves as cuDNN does on a GPU; llmc/kernels passes its own argument structs (AttentionForward and
 // AttentionBackward, whose members are used here by name).
 //
 // Both passes keep a running block in fp32 (FlashAttention's online softmax, and its recomputation in backward). Blocks
@@ -25,7 +25,7 @@ using std::int64_t;
 
 constexpr int query_block = 128, key_block = 256;
 
-// bf16 as the vector conversions take it.
+// Maps bf16 to the type that the vector conversions take.
 template <class T>
 struct Stored {
     using type = T;
@@ -52,7 +52,7 @@ StoredType<Element<View>>* row_of(const View& view, int b, int h, int64_t t) {
     return reinterpret_cast<StoredType<Element<View>>*>(view.data + b * view.batch + t * view.token + h * view.head);
 }
 
-// Tokens t .. t+count-1 of one head: where they are if they are fp32, else widened into `buffer`.
+// Returns tokens t .. t+count-1 of one head: in place if they are fp32, else widened into `buffer`.
 template <class View>
 Rows load(const View& view, int b, int h, int64_t t, int count, int HS, std::vector<float>& buffer) {
     if constexpr (std::is_same_v<Element<View>, const float>) {
@@ -78,20 +78,20 @@ void store(const View& view, int b, int h, int64_t t, int count, int HS, const f
     }
 }
 
-// How many of the keys j0 .. j0+keys-1 query i sees.
+// Returns how many of the keys j0 .. j0+keys-1 query i sees.
 template <class Shape>
 int visible(const Shape& s, int64_t i, int64_t j0, int keys) {
     if (!s.causal) return keys;
     return static_cast<int>(std::clamp<int64_t>(s.q0 + i - s.k0 - j0 + 1, 0, keys));
 }
 
-// How many keys, from the first, the queries up to `last` see.
+// Returns how many keys, from the first, the queries up to `last` see.
 template <class Shape>
 int visible_keys(const Shape& s, int64_t last) {
     return visible(s, last, 0, s.Tk);
 }
 
-// How many of the keys j0 .. j0+keys-1, from the first, belong to documents before that of query i.
+// Returns how many of the keys j0 .. j0+keys-1, from the first, belong to documents before that of query i.
 template <class Shape>
 int hidden(const Shape& s, int b, int64_t i, int64_t j0, int keys) {
     if (s.documents.first == nullptr) return 0;
@@ -121,7 +121,7 @@ inline float largest(const float* x, int n) {
     return *std::max_element(lanes, lanes + 16);
 }
 
-// x[i] = exp(x[i] - shift) for the first n of `length` elements, 0 for the others; their sum.
+// Computes x[i] = exp(x[i] - shift) for the first n of `length` elements and 0 for the others; returns their sum.
 inline float exponentials(float* __restrict x, float shift, int n, int length) {
     float lanes[16] = {};
     int i = 0;
@@ -148,8 +148,8 @@ struct ForwardScratch {
     std::vector<float> q, k, v, scores, sums, highest, total;
 };
 
-// Takes a block of scores into the running softmax: scores become exp(score - highest), and what was summed so far is
-// rescaled where `highest` has grown.
+// Adds a block of scores to the running softmax: scores become exp(score - highest), and the sums so far are rescaled
+// where `highest` has grown.
 template <class Shape>
 void online_softmax(ForwardScratch& w, const Shape& s, int b, int64_t i0, int queries, int64_t j0, int keys) {
     for (int i = 0; i < queries; i++) {
@@ -173,7 +173,7 @@ void online_softmax(ForwardScratch& w, const Shape& s, int b, int64_t i0, int qu
     }
 }
 
-// The outputs of one block of queries of a head.
+// Computes the outputs of one block of queries of a head.
 template <class Forward>
 void forward_block(const Forward& a, int b, int h, int block) {
     static thread_local ForwardScratch w;
@@ -212,7 +212,7 @@ struct BackwardScratch {
     std::vector<float> q, k, v, dout, out, p, ds, dq, dk, dv;
 };
 
-// p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
+// Computes p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
 template <class Shape>
 void probabilities(BackwardScratch& w, const Shape& s, int b, const float* lse, const float* delta, int64_t i0,
                    int queries, int64_t j0, int keys) {
@@ -241,7 +241,7 @@ void compute_delta(const Backward& a, BackwardScratch& w, int b, int h, float* d
     }
 }
 
-// The contribution of one block of queries to the gradients: of its own dq, and of the keys' dk and dv.
+// Adds the contribution of one block of queries to the gradients: to its own dq, and to the keys' dk and dv.
 template <class Backward>
 void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const float* delta, float* dq, int64_t i0,
                    int64_t j0, int keys, const Rows& k, const Rows& v) {
@@ -264,7 +264,7 @@ void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const fl
                          dq + i0 * HS, HS);
 }
 
-// All gradients of a head of keys and values, and of the heads of queries that read it.
+// Computes all gradients of a head of k and v, and of the heads of q that read it.
 template <class Backward>
 void backward_kv_head(const Backward& a, int b, int kv_head) {
     static thread_local BackwardScratch w;

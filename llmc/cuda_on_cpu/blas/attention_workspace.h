@@ -1,4 +1,4 @@
-// For tests: a CPU's library attention needs no workspace; here it can be made to ask for one, as a GPU's does.
+// For tests: a CPU's library attention needs no workspace; this makes it ask for one, as a GPU's does.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,6 @@
 
 namespace host {
 
-extern std::atomic<std::size_t>
-    attention_workspace_bytes;   // of every object, allocated when it is made ready; first 0
+extern std::atomic<std::size_t> attention_workspace_bytes;   // bytes per object, allocated by prepare(); initially 0
 
 }

@@ -1,4 +1,4 @@
-// The stand-in of cuBLASLt: descriptors, the table of what is supported, and the operation put on the stream.
+// Stand-in for cuBLASLt: descriptors, the table of supported problems, and the operation put on the stream.
 
 #include <cublasLt.h>
 
@@ -38,13 +38,14 @@ struct cublasLtMatmulDescOpaque_t {
 
 struct cublasLtMatmulPreferenceOpaque_t {
     std::uint64_t max_workspace_bytes = 0;
-    std::uint32_t alignment_bytes[4] = {256, 256, 256, 256};   // of A, B, C, D
+    std::uint32_t alignment_bytes[4] = {256, 256, 256, 256};   // alignments of A, B, C, D
     std::uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 
 namespace {
 
-// What a real algorithm would use is unknown; a little, so that the race detector sees who shares a workspace.
+// Workspace that the stand-in declares. A real algorithm's is unknown; some bytes suffice to show the race detector who
+// shares a workspace.
 constexpr std::size_t nominal_workspace_bytes = 256;
 
 template <class Field>
@@ -80,7 +81,7 @@ bool has_aux(const MatmulRow& row) { return (row.epilogue & 128) != 0; }
 int refused_epilogue = 0;
 bool refuses_unaligned_addend = false;
 
-// The row that serves this problem; null where the table has none.
+// Returns the row that serves this problem; null if the table has none.
 const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
     for (const Layout* m : {&a, &b, &c, &d}) {
         if (m->order != CUBLASLT_ORDER_COL || m->batch_count != 1) return nullptr;
@@ -102,7 +103,7 @@ const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, co
     return row;
 }
 
-// Whether sizes and pointers agree with one another.
+// Returns true if sizes and pointers agree with one another.
 bool is_consistent(const Desc& desc, const MatmulRow& row, const Layout& a, const Layout& b, const Layout& c,
                    const Layout& d) {
     for (const Layout* m : {&a, &b, &c, &d}) {
@@ -141,7 +142,7 @@ host::GemmEpilogue epilogue_of(const MatmulRow& row) {
     }
 }
 
-// The same product as row-major matrices: transposed, hence with the operands exchanged.
+// Returns the same product for row-major matrices: transposed, so with exchanged operands.
 host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, const Layout& al, const void* b,
                      const Layout& bl, const void* added, void* d, const Layout& dl) {
     host::Gemm g{};
@@ -155,14 +156,14 @@ host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, cons
     g.output_bf16 = row.output == CUDA_R_16BF;
     g.added = added;
     g.epilogue = epilogue_of(row);
-    g.bias = const_cast<void*>(desc.bias);   // which some epilogues write
+    g.bias = const_cast<void*>(desc.bias);   // some epilogues write it
     g.aux = desc.aux, g.aux_stride = desc.aux_ld;
     return g;
 }
 
-// An algorithm of the stand-in says 1 + the row's index, so that one chosen for another row is refused; and its own
-// number among those there are. All compute the same: there are several so that which was chosen can be told. Only the
-// first is offered, unless a test asks for more: there is nothing to try.
+// An algorithm of the stand-in holds 1 + the row's index, so that one chosen for another row is refused, and its own
+// number. All compute the same; there are several so that a test can tell which was chosen. Only the first is offered,
+// unless a test asks for more: on a CPU there is nothing to time.
 int offered_algorithms = 1;
 constexpr std::uint64_t algorithms_per_row = 4;
 std::uint64_t algorithm_of(const MatmulRow& row) { return static_cast<std::uint64_t>(&row - matmul_rows) + 1; }

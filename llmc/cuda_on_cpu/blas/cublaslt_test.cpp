@@ -1,4 +1,4 @@
-// What the stand-in of cuBLASLt accepts and refuses: exactly the rows of matmul_rows.
+// Tests what the stand-in of cuBLASLt accepts and refuses: exactly the rows of matmul_rows.
 
 #include <cublasLt.h>
 #include <doctest/doctest.h>

@@ -23,13 +23,15 @@ namespace {
 using std::int64_t;
 using Bf16Bits = std::uint16_t;
 
-// oneDNN asks OpenMP how many threads to use; the answer is a setting of the calling thread.
+// Makes oneDNN use one thread on the calling thread. oneDNN asks OpenMP for the number of threads, which is a setting
+// of the calling thread.
 void one_dnn_on_this_thread() {
     static thread_local bool done = (omp_set_num_threads(1), true);
     (void)done;
 }
 
-// Where oneDNN gets no memory for the code that it generates, it writes to a null pointer.
+// Throws if address space is short: oneDNN writes to a null pointer if it gets no memory for the code that it
+// generates.
 void require_address_space() {
     constexpr std::size_t enough = 16 << 20;
     void* const memory = ::mmap(nullptr, enough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -37,7 +39,8 @@ void require_address_space() {
     ::munmap(memory, enough);
 }
 
-// Memory of one thread, kept from call to call: fresh pages would cost as much as the conversion into them.
+// Returns memory of the calling thread, kept from call to call: fresh pages would cost as much as the conversion into
+// them.
 float* scratch(int slot, std::size_t count) {
     struct Free {
         void operator()(float* p) const { std::free(p); }
@@ -64,7 +67,7 @@ struct Range {
     int64_t begin, size;
 };
 
-// Cut `size` into `parts` that differ by at most `unit`.
+// Cuts `size` into `parts` that differ by at most `unit`, and returns part `index`.
 Range part(int64_t size, int64_t parts, int64_t index, int64_t unit) {
     int64_t units = (size + unit - 1) / unit;
     int64_t begin = std::min(size, units * index / parts * unit);
@@ -75,13 +78,13 @@ struct Tiling {
     int64_t row_parts, column_parts;
 };
 
-constexpr int64_t row_unit = 8, column_unit = 16;   // pieces of a tile that oneDNN's inner loops like
-// Of a tile, lest it fall out of the core's cache. bf16 instructions multiply so fast that packing B for oneDNN is
-// felt: there, more rows share it (measured with vdpbf16ps, not with AMX).
+constexpr int64_t row_unit = 8, column_unit = 16;   // units that oneDNN's inner loops like
+// Limits of a tile, so that it stays in the core's cache. bf16 instructions multiply so fast that packing B for oneDNN
+// costs a noticeable part: there, more rows share it (measured with vdpbf16ps, not with AMX).
 constexpr int64_t most_rows = 256, most_rows_bf16 = 1024, most_columns = 512;
 
-// The tiling with the least work on the busiest thread, where a tile costs its multiplications and, per row and column,
-// the packing and widening of its operands (about 16 multiplications per element, measured).
+// Returns the tiling with the least work on the busiest thread. A tile's cost is its multiplications and, per row and
+// column, the packing and widening of its operands (about 16 multiplications per element, measured).
 Tiling choose_tiling(int64_t M, int64_t N, int64_t rows_at_most, int threads) {
     Tiling best{1, 1};
     double best_cost = 1e300;
@@ -99,7 +102,7 @@ Tiling choose_tiling(int64_t M, int64_t N, int64_t rows_at_most, int threads) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Multiplying one tile: C(mb,nb) in fp32 at `c`, added to what is there with `accumulate`
+// Multiplies one tile: C(mb,nb) in fp32 at `c`, added to what is there with `accumulate`
 
 void widen_block(const Bf16Bits* source, int64_t stride, int64_t rows, int64_t columns, float* out) {
     for (int64_t r = 0; r < rows; r++) {
@@ -171,7 +174,7 @@ void multiply_native_bf16(const Gemm& g, Range m, Range n, float* c, int64_t c_s
     one_dnn_on_this_thread();
     static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
     static thread_local dnnl::stream stream(engine);
-    // creating a primitive takes about a millisecond, so each thread keeps those it has met
+    // Creating a primitive takes about a millisecond, so each thread keeps those it has made.
     using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, bool>;
     static thread_local std::map<Key, NativeMatmul> cache;
     Key key{m.size, n.size, g.K, g.a_stride, g.b_stride, c_stride, g.a_transposed, g.b_transposed, accumulate};
@@ -190,13 +193,13 @@ void multiply_native_bf16(const Gemm& g, Range m, Range n, float* c, int64_t c_s
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Finishing one tile: the epilogue, and the rounding to D's type
+// Finishes one tile: the epilogue, and the rounding to D's type
 
 template <class T>
 struct Finish {
     const float* __restrict sums;
     T* __restrict d;
-    const T* __restrict added;   // where it is not d
+    const T* __restrict added;   // read by the bias epilogue only
     const T* __restrict bias;
     T* __restrict aux;
 };
@@ -247,7 +250,7 @@ void finish_tile(const Gemm& g, Range m, Range n, const float* sums) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums of op(A)'s rows, which are columns in memory
 
-// Rows of memory are added in blocks: short chains of sums.
+// Sums are taken over blocks of rows of memory: short chains of sums.
 constexpr int64_t columns_at_once = 128, rows_at_once = 64;
 
 template <class T, class Sum>
@@ -291,15 +294,15 @@ bool multiplies_bf16() {
 
 void gemm(const Gemm& g) {
     ENSURE(g.M > 0 && g.N > 0 && g.K > 0, "a matmul of nothing: M=", g.M, " N=", g.N, " K=", g.K);
-    const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // as D goes
+    const bool plain = g.epilogue == GemmEpilogue::none || g.epilogue == GemmEpilogue::row_sums;   // D = sums
     ENSURE(!g.added || (plain ? g.added == g.d : g.epilogue == GemmEpilogue::bias && g.added != g.d),
            "an epilogue that adds no such matrix");
     ENSURE(g.bf16 != Bf16Gemm::native || multiplies_bf16(), "native bf16 on a processor without bf16 instructions");
     bool native_bf16 = g.bf16 == Bf16Gemm::automatic ? multiplies_bf16() : g.bf16 == Bf16Gemm::native;
-    bool direct = !g.output_bf16 && plain;   // D is fp32 itself
+    bool direct = !g.output_bf16 && plain;   // multiply straight into D
     Tiling tiling = choose_tiling(g.M, g.N, g.input_bf16 && native_bf16 ? most_rows_bf16 : most_rows, thread_count());
     auto compute_tile = [&](int64_t tile) {
-        // neighbouring tiles share columns of B, which is the bigger operand as a rule (the weights)
+        // Neighbouring tiles share columns of B, which is usually the bigger operand (the weights).
         Range m = part(g.M, tiling.row_parts, tile % tiling.row_parts, row_unit);
         Range n = part(g.N, tiling.column_parts, tile / tiling.row_parts, column_unit);
         if (m.size == 0 || n.size == 0) return;

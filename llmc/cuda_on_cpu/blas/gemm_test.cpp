@@ -90,7 +90,7 @@ double error_of(const Case& c) {
             if (c.epilogue == host::GemmEpilogue::dgelu) expected *= gelu_derivative(aux_before.at(m, n));
             worst = std::max(worst, std::abs(d.at(m, n) - expected) / scale);
         }
-        for (int64_t gap = c.N; gap < d.stride; gap++) {   // what lies between rows stays as it was
+        for (int64_t gap = c.N; gap < d.stride; gap++) {   // bytes between rows stay as they were
             if (d.at(m, gap) != d_before.at(m, gap)) return 1e9;
         }
     }

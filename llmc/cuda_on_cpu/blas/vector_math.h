@@ -7,7 +7,7 @@
 
 namespace host {
 
-// e^x to about 2 units in the last place: x = n ln2 + r with |r| <= ln2/2, then 2^n times a polynomial in r
+// Returns e^x to about 2 units in the last place: x = n ln2 + r with |r| <= ln2/2, then 2^n times a polynomial in r
 // (Cephes' expf). Zero below -87.3 (also at -infinity), about 1e38 at most.
 inline float vector_exp(float x) {
     float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
@@ -27,16 +27,17 @@ inline float vector_exp(float x) {
 
 inline float vector_sigmoid(float x) { return 1.0f / (1.0f + vector_exp(-x)); }
 
-// GELU by the tanh approximation; (1 + tanh(y)) / 2 is sigmoid(2y), which loses no digits where tanh is near -1.
+// Returns GELU by the tanh approximation; (1 + tanh(y)) / 2 is sigmoid(2y), which loses no digits where tanh is near
+// -1.
 inline float vector_gelu(float x) { return x * vector_sigmoid(1.5957691216f * (x + 0.044715f * x * x * x)); }
 
 inline float vector_gelu_derivative(float x) {
     float e = vector_exp(-1.5957691216f * (x + 0.044715f * x * x * x));
-    float s = 1.0f / (1.0f + e);   // and 1 - s is e s
+    float s = 1.0f / (1.0f + e);   // 1 - s is e s
     return s + x * (e * s) * s * 1.5957691216f * (1.0f + 0.134145f * x * x);
 }
 
-// bf16 is the upper half of an fp32 number.
+// Widens bf16, which is the upper half of an fp32 number.
 inline float widen(std::uint16_t x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16); }
 inline float widen(float x) { return x; }
 

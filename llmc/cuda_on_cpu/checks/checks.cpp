@@ -10,7 +10,8 @@
 namespace host {
 namespace {
 
-// Read once per process; written only while nothing is queued, so reading it needs no lock.
+// Returns the checks in force. Read once per process; written only while nothing is queued, so reading it needs no
+// lock.
 Checks& current() {
     static Checks checks = [] {
         const char* list = std::getenv("TRAIN_GPT_CHECKS");

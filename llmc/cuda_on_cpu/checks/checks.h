@@ -7,7 +7,7 @@
 //   races    operations that touch the same bytes without an order between them are reported (races.h)
 //   order    streams advance in a random order that depends only on the seed
 //   shape    blocks have the shape that they have on a GPU (loop_threads in kernels/launch.cuh), so that what is
-//            checked is what runs there; it orders some sums otherwise. No other check changes a bit of any result.
+//            checked is what runs there; it changes the order of some sums. No other check changes a bit of any result.
 //
 // From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED,shape (or `all`, `none`). Unit tests start with all on.
 #pragma once
@@ -24,22 +24,23 @@ struct Checks {
     bool random_order = false;
     bool gpu_shape = false;
     std::uint64_t order_seed = 1;
-    double no_progress_seconds = 60;   // how long queues may stand still before that is a fault
+    double no_progress_seconds = 60;   // limit of time without progress in the queues; beyond it is a fault
 };
 
-// The checks in force. First use reads TRAIN_GPT_CHECKS.
+// Returns the checks in force. The first call reads TRAIN_GPT_CHECKS.
 const Checks& checks();
 
-// Replaces them. Allocations keep the protection they were made with; call this while nothing is queued.
+// Replaces the checks in force. Must be called while nothing is queued. Allocations keep the protection they were made
+// with.
 void set_checks(const Checks& checks);
 
-// Reads a list as described above on top of `base`. Throws Error(usage) naming a word it does not know.
+// Adds the checks of a list, as described above, to `base`. Throws Error(usage) naming a word it does not know.
 Checks parse_checks(const std::string& list, Checks base = {});
 
 }   // namespace host
 
 // For programs that are also built for GPUs, which declare these weak and find them null there.
 extern "C" {
-void turn_on_device_checks();      // all of them, unless TRAIN_GPT_CHECKS says otherwise
-const char* take_device_fault();   // the message of this thread's device's fault, which is forgotten; null if none
+void turn_on_device_checks();      // turns on all, unless TRAIN_GPT_CHECKS says otherwise
+const char* take_device_fault();   // returns and clears the message of this thread's device's fault; null if none
 }

@@ -15,13 +15,13 @@
 namespace host {
 namespace {
 
-constexpr int checked_launches = 2;   // per launch site, kernel and shape
+constexpr int checked_launches = 2;   // launches checked per launch site, kernel and shape
 constexpr std::size_t piece_bytes = 64 << 10;
 
 class WriteLog;
 __thread WriteLog* active_log = nullptr;
 
-// Address space that takes memory as it is written.
+// Reserved addresses that take memory only when written.
 class Scratch {
 public:
     explicit Scratch(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
@@ -40,13 +40,13 @@ private:
     char* memory_;
 };
 
-// While it lives, device memory is read-only until it is first written, and what it held before is kept.
+// Logs writes to device memory while it lives: memory is read-only until first written, and its old contents are kept.
 class WriteLog {
 public:
     struct Piece {
         char* memory;
         std::size_t bytes;
-        std::size_t offset;   // of its copies in before() and after()
+        std::size_t offset;   // offset of its copies in before() and after()
     };
 
     explicit WriteLog(const Memory& memory)
@@ -81,7 +81,7 @@ public:
         return true;
     }
 
-    // Keeps what the pieces hold now as the result to compare with.
+    // Keeps the current contents of the pieces as the result to compare with.
     void keep_result() {
         kept_ = pieces_.size();
         for (const Piece& piece : pieces_) std::memcpy(after_.data() + piece.offset, piece.memory, piece.bytes);
@@ -89,8 +89,8 @@ public:
     void restore() {
         for (const Piece& piece : pieces_) std::memcpy(piece.memory, before_.data() + piece.offset, piece.bytes);
     }
-    // The first byte that is not as in the kept result; null if all are. Pieces written only since had to stay as they
-    // were.
+    // Returns the first byte that differs from the kept result; null if none does. Pieces written only in the second
+    // run must be unchanged.
     const char* first_difference() const {
         for (std::size_t i = 0; i < pieces_.size(); i++) {
             const Piece& piece = pieces_[i];
@@ -99,7 +99,7 @@ public:
         }
         return nullptr;
     }
-    // The first byte that has changed outside of the ranges that may be written; null if none has.
+    // Returns the first byte that has changed outside of the ranges that may be written; null if none has.
     const char* first_change_outside(std::vector<Access> ranges) const {
         std::erase_if(ranges, [](const Access& range) { return !range.write; });
         std::sort(ranges.begin(), ranges.end(), [](const Access& a, const Access& b) { return a.begin < b.begin; });
@@ -118,10 +118,10 @@ public:
     }
 
 private:
-    // The pages of one allocation.
+    // Pages of one allocation.
     struct Region {
         char *begin, *end;
-        std::size_t offset, first_piece;   // of all regions' bytes and pieces
+        std::size_t offset, first_piece;   // in the bytes and pieces of all regions
     };
     std::size_t collect(const std::vector<Memory::Pages>& all) {
         std::size_t pieces = 0;
@@ -148,7 +148,7 @@ private:
 
     std::vector<Memory::Pages> runs_;
     std::vector<Region> regions_;   // ascending
-    std::size_t bytes_ = 0;         // of all regions
+    std::size_t bytes_ = 0;         // bytes of all regions
     std::vector<bool> saved_;
     Scratch before_, after_;
     std::vector<Piece> pieces_;

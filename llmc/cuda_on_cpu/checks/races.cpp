@@ -12,8 +12,8 @@ void join(Clock& into, const Clock& from) {
     for (std::size_t i = 0; i < from.size(); i++) into[i] = std::max(into[i], from[i]);
 }
 
-// Numbers of closed streams are used again once the host knows all their work to be done: the new stream continues the
-// old one's count, and the two cannot be confused.
+// Returns a number for the stream. Numbers of closed streams are used again once the host knows all their work to be
+// done: the new stream continues the old one's count, so the two cannot be confused.
 int Races::open_stream(int id) {
     host_.resize(std::max(host_.size(), streams_.size()));
     std::size_t number = 0;
@@ -36,7 +36,7 @@ void Races::close_stream(int stream) { streams_[static_cast<std::size_t>(stream)
 
 void Races::host_waited_for_all() {
     for (std::size_t i = 0; i < streams_.size(); i++) join(host_, streams_[i].clock);
-    segments_.clear();   // nothing before can race with anything after
+    segments_.clear();   // no earlier operation can race with any after
 }
 
 bool Races::ordered(const Touch& touch, const Clock& clock) const {
@@ -117,7 +117,7 @@ std::string Races::message(const Touch& first, bool first_writes, const Touch& s
                 ") with no order between them: an event wait or a synchronisation is missing");
 }
 
-// Forgets what the host knows to be done: every later operation is ordered after it.
+// Forgets operations that the host knows to be done: every later operation is ordered after it.
 void Races::prune() {
     for (auto segment = segments_.begin(); segment != segments_.end();) {
         Segment& known = segment->second;

@@ -1,10 +1,10 @@
 // Finds operations that touch the same bytes, at least one of them writing, without an order between them.
 //
-// Vector clocks (Lamport; Mattern, "Virtual time and global states of distributed systems", 1988) over streams: a clock
-// says for each stream up to which of its operations everything is known to have happened. Recording an event copies
-// the clock of its stream, waiting for it joins that into another stream's; a host that waits joins it into its own
-// clock, which every later operation inherits. Two operations are ordered exactly if the later one's clock contains the
-// earlier one. The verdict depends on what the program asked for, never on how this run happened to be interleaved.
+// Uses vector clocks (Lamport; Mattern, "Virtual time and global states of distributed systems", 1988) over streams: a
+// clock says for each stream up to which of its operations everything is known to have happened. Recording an event
+// copies the clock of its stream, waiting for it joins that into another stream's; a host that waits joins it into its
+// own clock, which every later operation inherits. Two operations are ordered exactly if the later one's clock contains
+// the earlier one. The verdict depends on the program's requests, never on the interleaving of this run.
 //
 // Only declared accesses are seen (queue.h); the host's own accesses to pinned memory are not.
 #pragma once
@@ -35,8 +35,8 @@ public:
     const Clock& clock(int stream) const { return streams_[static_cast<std::size_t>(stream)].clock; }
     void stream_waits(int stream, const Clock& clock) { join(streams_[static_cast<std::size_t>(stream)].clock, clock); }
     void host_waited(const Clock& clock) { join(host_, clock); }
-    void host_waited_for_all();                          // everything before is ordered before everything after
-    void forget(const void* begin, std::size_t bytes);   // the memory is given back
+    void host_waited_for_all();                          // orders all earlier work before all later work
+    void forget(const void* begin, std::size_t bytes);   // drops freed memory
     std::size_t segments() const { return segments_.size(); }
 
 private:
@@ -45,7 +45,7 @@ private:
         bool open = false;
         Clock clock;   // its own entry is the number of operations it has been given
     };
-    // An operation that touched a segment; names are kept once per operation.
+    // An operation that touched a segment. Each operation's name is kept once.
     struct Label {
         std::string name;
         const char* file;
@@ -60,7 +60,7 @@ private:
     struct Segment {
         std::uintptr_t end;
         Touch writer;                 // the last one
-        std::vector<Touch> readers;   // since then, the last one of each stream
+        std::vector<Touch> readers;   // the last one of each stream since then
     };
     using Segments = std::map<std::uintptr_t, Segment>;
 

@@ -413,5 +413,5 @@ TEST_CASE("races: a long program does not fill memory with its past") {
         if (i % 500 == 0) cudaStreamSynchronize(one);
     }
     CHECK(device->races.segments() <= 8192);
-    CHECK(touch(one, "read", never_awaited, 64, false) == cudaErrorLaunchFailure);   // what matters is kept
+    CHECK(touch(one, "read", never_awaited, 64, false) == cudaErrorLaunchFailure);   // still detected
 }

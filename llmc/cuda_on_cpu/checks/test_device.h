@@ -1,5 +1,4 @@
-// Shared by the stand-in's tests: a device of one's own, so that faults and memory of one test are not those of
-// another.
+// Shared by the stand-in's tests: a device per test, so that faults and memory of one test do not affect another.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,19 +13,19 @@
 
 namespace host {
 
-// All checks on, streams in order of creation.
+// Returns the strict checks; streams run in order of creation.
 inline Checks strict_checks() {
     Checks checks = parse_checks("memory,poison,races,shape");
     checks.no_progress_seconds = 0.05;
     return checks;
 }
 
-// A fresh device, bound to this thread, under the given checks; both are put back at the end.
+// Binds a fresh device to this thread, under the given checks, and restores both at the end.
 class TestDevice {
 public:
     explicit TestDevice(const Checks& wanted = strict_checks()) : previous_(checks()), bind_(device_) {
         set_checks(wanted);
-        cudaGetLastError();   // of an earlier test
+        cudaGetLastError();   // clears an earlier test's error
     }
     ~TestDevice() {
         device_.take_fault();
@@ -54,7 +53,7 @@ private:
     BindDevice bind_;
 };
 
-// An operation that touches what it is told to and runs `body`.
+// Returns an operation that declares `accesses` and runs `body`.
 inline Operation operation(
     std::string name, std::vector<Access> accesses, std::function<void()> body = [] {},
     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

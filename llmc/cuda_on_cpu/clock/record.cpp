@@ -29,7 +29,7 @@ private:
     }
 };
 
-// Sets a recorder while it lives.
+// Sets a recorder while the object lives.
 class RecorderScope {
 public:
     explicit RecorderScope(Recorder* recorder) {

@@ -1,9 +1,9 @@
-// Recording what a program asks of its device, and replaying it on a virtual clock.
+// Records what a program asks of its device, and replays it on a virtual clock.
 //
-// Two shared cores say nothing about overlap, pipeline bubbles or a layout's speed. A recording holds the order that
-// the program itself imposed: streams, events, what the host waited for, and which operations of different ranks meet.
-// The replay gives every operation a duration by formula and finds when each would run: the longest path through that
-// order. Time costs nothing there, and a change that destroys an overlap changes a number.
+// Measuring on two shared cores says nothing about overlap, pipeline bubbles or a layout's speed. A recording holds the
+// order that the program itself imposed: streams, events, the host's waits, and which operations of different ranks
+// meet. The replay gives every operation a duration by formula and finds when each would run: the longest path through
+// that order. So a change that destroys an overlap changes a number.
 #pragma once
 
 #include "llmc/base/clock/step_graph.h"
@@ -11,15 +11,14 @@
 
 namespace host {
 
-using namespace virtual_clock;   // NOLINT: what is recorded and replayed
+using namespace virtual_clock;   // NOLINT: types of the recording
 
-// Runs `program`, which uses this thread's device as ever, and returns what it asked for. Nested calls are refused with
-// Error(bug).
+// Runs `program` on this thread's device and returns a recording of its requests. Nested calls throw Error(bug).
 Recording record(const std::function<void()>& program);
 
 }   // namespace host
 
-// For programs that are also built for GPUs, which declare these weak and find them null there: runs `body` on a device
-// that records and performs nothing (Device(true)); and records.
+// For programs that are also built for GPUs, which declare these weak and find them null there. stand_in_on_dry_device
+// runs `body` on a device that records and performs nothing (Device(true)); stand_in_recording records.
 void stand_in_on_dry_device(const std::function<void()>& body);
 virtual_clock::Recording stand_in_recording(const std::function<void()>& program);

@@ -13,7 +13,8 @@ namespace {
 
 using Kind = RecordedStep::Kind;
 
-// Streams most of whose operations exchange something with other ranks are for communication, the others compute.
+// Returns a stream's name: it is a communication stream if most of its operations exchange data with other ranks, else
+// a computation stream.
 std::string name_of_stream(int stream, int exchanges, int others) {
     return text(exchanges > others ? "communication" : "computation", " (stream ", stream, ")");
 }
@@ -91,7 +92,7 @@ CostModel trace_machine() {
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs) {
     Json events = Json::array();
     for (std::size_t rank = 0; rank < ranks.size(); rank++) {
-        std::map<int, std::pair<int, int>> streams;   // operations that exchange, and others
+        std::map<int, std::pair<int, int>> streams;   // numbers of exchanges and of other operations
         for (const RecordedStep& step : ranks[rank]) {
             if (step.kind != Kind::operation) continue;
             auto& [exchanges, others] = streams[step.stream];

@@ -1,8 +1,8 @@
-// A step as a picture: what the ranks asked of their devices (record.h), replayed on the virtual clock of a stated
-// machine and written as a Chrome trace, which chrome://tracing and https://ui.perfetto.dev show.
+// Writes a step as a Chrome trace, which chrome://tracing and https://ui.perfetto.dev show: the requests of the ranks
+// to their devices (record.h), replayed on the virtual clock of a stated machine.
 //
-// A process of the trace is a rank, a thread one of its streams. An exchange that waits for its peers is shown as
-// "waiting" until the last has come.
+// In the trace, a process is a rank and a thread is one of its streams. An exchange that waits for its peers is shown
+// as "waiting" until the last has come.
 #pragma once
 
 #include <string>
@@ -12,19 +12,19 @@
 
 namespace host {
 
-// A recording as text, to travel between processes, and back. Places in the source are left out.
+// Convert a recording to text, for other processes, and back. Call sites are left out.
 std::string to_text(const Recording& recording);
-Recording recording_from(const std::string& text);   // Error(bug) where it is not such a text
+Recording recording_from(const std::string& text);   // throws Error(bug) for any other text
 
-// The machine whose clock traces show: about one H100 per rank and 400 Gbit/s between any two of them.
+// Returns the machine of the traces: about one H100 per rank and 400 Gbit/s between any two of them.
 CostModel trace_machine();
 
-// JSON in Chrome's trace event format. Times are microseconds since the beginning.
+// Returns JSON in Chrome's trace event format. Times are microseconds since the beginning.
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs);
 
 }   // namespace host
 
-// For programs that are also built for GPUs, which declare these weak and find them null there: the recording of a
-// program as text; and the trace of all ranks' recordings.
+// For programs that are also built for GPUs, which declare these weak and find them null there. Return the recording of
+// a program as text, and the trace of all ranks' recordings.
 std::string stand_in_record(const std::function<void()>& program);
 std::string stand_in_trace(const std::vector<std::string>& recordings);

@@ -73,7 +73,7 @@ TEST_CASE("trace: ranks are processes, streams threads, operations lie where the
             CHECK(event.at("dur").get<double>() == doctest::Approx(3e6));
         }
     }
-    // what every viewer wants of an event, and a process for each rank
+    // Checks what every viewer wants of an event, and a process for each rank
     std::set<int> processes;
     for (const auto& event : json.at("traceEvents")) {
         processes.insert(event.at("pid").get<int>());

@@ -22,7 +22,7 @@ namespace {
 __thread Block* running_block = nullptr;
 __thread std::uint64_t blocks_run = 0;
 
-// The first candidate after position `after` going up (or down), starting over at the other end.
+// Returns the first candidate after position `after` going up (or down), starting over at the other end.
 unsigned next_up(std::uint32_t candidates, unsigned after) {
     std::uint32_t above = after >= 31 ? 0 : candidates & (~0u << (after + 1));
     return static_cast<unsigned>(__builtin_ctz(above ? above : candidates));
@@ -32,7 +32,8 @@ unsigned next_down(std::uint32_t candidates, unsigned after) {
     return 31u - static_cast<unsigned>(__builtin_clz(below ? below : candidates));
 }
 
-// Of the calling thread. Not the time of day: on a loaded machine that passes while nobody has had a chance to run.
+// Returns the CPU time of the calling thread. Wall time would not do: on a loaded machine it passes while no thread
+// runs.
 double processor_seconds() {
     timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -112,7 +113,7 @@ HOST_NO_ADDRESS_SANITIZER void Block::fiber_main() {
     __builtin_trap();   // next_thread() leaves a finished fiber
 }
 
-// Threads before the current one are done, those after it have not begun.
+// Leaves the plain loop: threads before the current one are done, those after it have not begun.
 void Block::leave_plain_loop() {
     plain_ = false;
     something_happened();
@@ -142,7 +143,7 @@ unsigned Block::choose(std::uint32_t candidates, unsigned after) {
     return next_up(candidates, static_cast<unsigned>(random_ >> 59));
 }
 
-// The next thread that can run: of this warp if there is one, else of the next warp that has one.
+// Returns the next thread that can run: of this warp if there is one, else of the next warp that has one.
 unsigned Block::pick() {
     unsigned w = current_ / warp_lanes;
     Warp& here = warps_[w];
@@ -151,11 +152,11 @@ unsigned Block::pick() {
     warps_ready_ &= ~(1u << w);
     if (!warps_ready_) return nobody;
     w = choose(warps_ready_, w);
-    // a warp entered anew begins at its end
+    // Begins at the warp's end when it is entered anew.
     return w * warp_lanes + choose(warps_[w].ready, order_ == ThreadOrder::descending ? 32 : 31);
 }
 
-// The running thread has to wait (it is no longer marked ready): runs others until it is ready again.
+// Makes the running thread wait (it is no longer marked ready): runs others until it is ready again.
 void Block::suspend() {
     if (slack_bytes_) check_slack();
     unsigned next = pick();
@@ -183,7 +184,7 @@ void Block::switch_to(unsigned next) {
 #endif
 }
 
-// The running fiber ends here. Nothing may be left poisoned on its stack, which the next one takes over.
+// Ends the running fiber. No byte of its stack may stay poisoned, because the next fiber uses the stack.
 HOST_NO_ADDRESS_SANITIZER void Block::leave_fiber_for(void* stack_pointer, [[maybe_unused]] StackBounds stack) {
 #ifdef HOST_ADDRESS_SANITIZER
     __sanitizer_start_switch_fiber(nullptr, stack.bottom, stack.bytes);
@@ -197,7 +198,7 @@ void Block::leave_for_main() {
 }
 
 bool Block::next_thread_elsewhere() {
-    if (plain_) leave_for_main();   // that was the last thread
+    if (plain_) leave_for_main();   // this was the last thread
     if (at_thread_end) at_thread_end();
     if (slack_bytes_) check_slack();
     unsigned me = current_;
@@ -228,9 +229,9 @@ void Block::thread_left() {
     if (here.arrived) finish_after_exit(here);
 }
 
-// Lanes may have waited only for the one that has just left the kernel.
+// Completes collectives whose lanes may have waited only for the lane that has just left the kernel.
 void Block::finish_after_exit(Warp& here) {
-    std::uint32_t waiting = here.arrived;   // and not looked at yet
+    std::uint32_t waiting = here.arrived;   // waiting lanes not looked at yet
     while (waiting) {
         unsigned first = static_cast<unsigned>(__builtin_ctz(waiting));
         std::uint32_t participants = here.members[first] & here.alive, together = 0;
@@ -299,8 +300,8 @@ std::uint64_t Block::meet(Site site, BlockFinish finish) {
 
 // ---- warps
 
-// The lanes that wait in the collective that `lane` has just reached, where not all do. Others may well wait elsewhere,
-// for lanes of their own; not so if they wait for this one while it waits for them.
+// Returns the lanes that wait in the collective that `lane` has just reached, if not all arrived lanes do. Other lanes
+// may wait elsewhere, for lanes of their own, but not for this lane while it waits for them.
 std::uint32_t Block::find_together(Warp& here, unsigned lane) {
     std::uint32_t together = 0;
     here.apart = true;
@@ -326,7 +327,7 @@ std::uint32_t Block::active_mask(Site site) {
     return static_cast<std::uint32_t>(here.out[me]);
 }
 
-// No lane of the warp can go on otherwise: those that wait at one __activemask are what it is asked for.
+// Releases the lanes that wait at one __activemask: no lane of the warp can go on otherwise, so they are its result.
 void Block::release_converged(Warp& here) {
     unsigned first = static_cast<unsigned>(__builtin_ctz(here.converging));
     std::uint32_t together = 0;
@@ -345,19 +346,19 @@ void Block::release_converged(Warp& here) {
 void Block::wait_until(bool (*ready)(void*), void* context, const char* what, Site site) {
     if (plain_) leave_plain_loop();
     while (!ready(context)) {
-        // Once every thread that can run has looked in vain, and nothing else has happened, nothing ever will; unless one
-        // of them spins on something that another block may change, which is given time.
+        // Once every thread that can run has polled in vain and nothing else has happened, nothing ever will. If one of
+        // them spins on memory that another block may change, it is given time.
         if (++failed_polls_ > 2 * alive_ && (!spinning_ || spun_too_long())) {
             std::string message = text("deadlock: waits for ", what, " at ", site.file, ":", site.line,
                                        ", which nothing will bring about", describe_waits());
-            fail(FaultKind::deadlock, std::move(message));   // no temporary of the text is left on a fiber that ends here
+            fail(FaultKind::deadlock, std::move(message));   // moved: a temporary left on this fiber would leak
         }
         let_others_run();
     }
     something_happened();
 }
 
-// A fair turn: everybody else that can run comes before this thread again. False if there is nobody else.
+// Gives a fair turn: every other thread that can run comes before this one again. Returns false if there is none.
 bool Block::let_others_run() {
     Warp& here = warp();
     std::uint32_t bit = 1u << lane();
@@ -376,7 +377,8 @@ bool Block::let_others_run() {
     return true;
 }
 
-// At least a fifth of a second: another block, on another thread of the pool, may have to be waited for, and cores are shared.
+// Returns at least a fifth of a second: another block, on another thread of the pool, may have to be waited for, and
+// cores are shared.
 double Block::spin_limit() { return std::max(0.2, checks().no_progress_seconds); }
 
 bool Block::spun_too_long() const { return processor_seconds() - spinning_since_ > spin_limit(); }
@@ -391,7 +393,7 @@ void Block::yield_poll() {
                                    "can wait for an earlier one only)", describe_waits());
         fail(FaultKind::deadlock, std::move(message));
     }
-    if (!let_others_run()) sched_yield();   // it may be another block, on another core, that this thread waits for
+    if (!let_others_run()) sched_yield();   // it may wait for another block, on another core
 }
 
 }   // namespace host

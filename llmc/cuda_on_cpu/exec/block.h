@@ -1,4 +1,4 @@
-// One CUDA block on one CPU thread: its threads as lazily started fibers, its barriers and its warp collectives.
+// Runs one CUDA block on one CPU thread: its threads as lazily started fibers, its barriers and its warp collectives.
 //
 // A fiber runs thread after thread in a plain loop until one has to wait; only then does the next thread get a stack of
 // its own. A kernel that never waits therefore never switches. Threads are started and resumed in a fixed order
@@ -9,11 +9,12 @@
 // - lanes that meet in a warp collective name the same mask at the same line, themselves included, and read only from
 //   lanes that take part. Lanes that have left the kernel may be named in a mask, but not read from. Lanes of one warp
 //   may wait in different collectives (independent thread scheduling), unless two of them wait for each other.
-// What breaks these rules, or leaves no thread able to run, ends the block with a BlockFault; it never aborts.
+// A kernel that breaks these rules, or leaves no thread able to run, ends the block with a BlockFault; the process
+// never aborts.
 //
 // A thread that waits for memory to change must do so through atomics, fences, __ldcv or __nanosleep: they let other
-// threads of the block run now and then. Blocks start in the order of their numbers, as on a GPU; one that waits for a
-// later block waits until the limit of processor time makes that a fault.
+// threads of the block run now and then. Blocks start in the order of their numbers; one that waits for a later block
+// waits until the limit of processor time makes that a fault.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ constexpr unsigned most_block_threads = 1024;
 constexpr unsigned most_block_warps = most_block_threads / warp_lanes;
 constexpr unsigned barrier_count = 16;   // as many as PTX's bar.sync has; 0 is __syncthreads
 
-// Where in the source a barrier or collective was called.
+// Place in the source where a barrier or collective was called.
 struct Site {
     const char* file;
     int line;
@@ -38,17 +39,16 @@ struct Site {
 bool operator==(const Site& a, const Site& b);
 #define HOST_SITE const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
 
-// For tests of what the instructions of a kernel are there for: asked by every thread at each call of a barrier of the
-// block or of an instruction of ptx/, it says whether the call is made. Empty: all are. It may be asked by several
-// threads at once.
+// For tests of which instructions a kernel needs: every thread calls it before each barrier of the block or instruction
+// of ptx/; the call is made only if it returns true. Empty: all calls are made. Several threads may call it at once.
 inline std::function<bool(const char* instruction, const Site& site)> call_watcher;
 #define UNLESS_LEFT_OUT \
     if (!host::call_watcher || host::call_watcher(__func__, {site_file, site_line}))
 
-// Run by the last lane that arrives, for all `participants` (a mask) of the collective.
+// Function that the last arriving lane runs for all `participants` (a mask) of the collective.
 struct Warp;
 using WarpFinish = void (*)(Warp& warp, std::uint32_t participants);
-// The same for a block: the last thread's call returns what all threads get.
+// Function that a block's last arriving thread runs; all threads get its result.
 using BlockFinish = std::uint64_t (*)(const Warp* warps, unsigned warp_count);
 
 struct Warp {
@@ -57,10 +57,10 @@ struct Warp {
     std::uint32_t arrived;      // lanes waiting in a collective
     bool apart;                 // the arrived lanes may be of several collectives
     std::uint32_t converging;   // lanes waiting in __activemask
-    std::uint32_t members[warp_lanes];   // of an arrived lane: the mask it named
+    std::uint32_t members[warp_lanes];   // mask that an arrived lane named
     WarpFinish finish[warp_lanes];
     Site site[warp_lanes];
-    // What a lane brings and gets. A lane's slots are its own again when its collective returns.
+    // Values that a lane brings and gets. A lane's slots are its own again when its collective returns.
     std::uint64_t in[warp_lanes];
     std::uint64_t out[warp_lanes];
     std::uint8_t source[warp_lanes];     // shuffles: the lane to read from
@@ -72,16 +72,16 @@ enum class FaultKind { none, illegal_address, misaligned_address, stack_overflow
 struct BlockFault {
     FaultKind kind = FaultKind::none;
     unsigned thread = 0;              // linear index in the block
-    const void* address = nullptr;    // of the access, where the kind has one
+    const void* address = nullptr;    // address of the access, if the kind has one
     bool write = false;
-    std::string text;                 // what happened; complete for all kinds but those found by a signal
+    std::string text;                 // description; complete for all kinds but those found by a signal
 };
 
 std::string trap_text(const char* file, int line);
 
 enum class ThreadOrder { ascending, descending, shuffled };
 
-// The part of the work that knows the kernel: calls it once per thread while `next_thread` says so.
+// Part of the work that knows the kernel: calls it once per thread while `next_thread` returns true.
 struct BlockTask {
     void (*run)(void* context);
     void* context;
@@ -93,16 +93,16 @@ public:
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
 
-    // The block this thread is running; null outside of kernels.
+    // Returns the block that this thread is running; null outside of kernels.
     static Block* current();
-    // This thread's, made at its first use.
+    // Returns this thread's block object, made at its first use.
     static Block& of_this_thread();
 
-    // Runs one block. blockDim, gridDim and blockIdx are set by the caller. False: it ended with fault().
+    // Runs one block. blockDim, gridDim and blockIdx are set by the caller. Returns false if it ended with fault().
     bool run(const BlockTask& task, dim3 dimensions, ThreadOrder order, std::uint64_t seed);
     const BlockFault& fault() const { return fault_; }
 
-    // Called by BlockTask::run after each thread: whether to run another on this stack.
+    // Called by BlockTask::run after each thread. Returns true if another thread shall run on this stack.
     bool next_thread() {
         if (plain_ && current_ + 1 < threads_) {
             set_current(current_ + 1);
@@ -117,11 +117,11 @@ public:
     unsigned threads() const { return threads_; }
     std::uint64_t serial() const { return serial_; }   // differs for every block this thread runs
 
-    // Waits until `expected` threads have arrived at barrier `id`; the number of true predicates among them.
+    // Waits until `expected` threads have arrived at barrier `id`; returns the number of true predicates among them.
     std::uint64_t barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site, BlockFinish finish = nullptr);
 
-    // Waits for all threads of the block, each with a value of its own in warp().in[lane()]; the last one runs `finish`,
-    // whose result every thread gets. The block is made of whole warps.
+    // Waits for all threads of the block, each with its own value in warp().in[lane()]; the last one runs `finish`, and
+    // every thread gets its result. The block must consist of whole warps.
     std::uint64_t meet(Site site, BlockFinish finish);
 
     // Waits for the lanes of `mask`; the last of them runs `finish` before any returns.
@@ -134,7 +134,7 @@ public:
         here.site[me] = site;
         here.finish[me] = finish;
         if (!(mask & bit)) fail_mask(mask);
-        std::uint32_t together = here.arrived;   // of this collective
+        std::uint32_t together = here.arrived;   // lanes in this collective
         if (together && (here.apart || !same_collective(here, me, static_cast<unsigned>(__builtin_ctz(together))))) {
             together = find_together(here, me);
         }
@@ -155,22 +155,23 @@ public:
     // Lets other threads run until ready(context) is true: for models of instructions that wait on memory.
     void wait_until(bool (*ready)(void*), void* context, const char* what, Site site);
 
-    // The running thread has done what a thread that spins does. Every so often others get their turn; after a while in
-    // which nothing else happened in the block, the wait is a fault. `urgent`: now, not every so often.
+    // Notes that the running thread has done something that a spinning thread does. Every so often other threads get a
+    // turn; if nothing else happens in the block for a while, the wait becomes a fault. `urgent`: gives a turn now.
     void polled(bool urgent = false) {
         if (poller_ != current_) poller_ = current_, polls_ = 0;
         if (++polls_ >= polls_per_turn || urgent) yield_poll();
     }
 
-    // Ends the block: the fault is the running thread's unless one is given.
+    // Ends the block with a fault, of the running thread unless another is given.
     [[noreturn]] void fail(FaultKind kind, std::string text) { fail(kind, current_, std::move(text)); }
     [[noreturn]] void fail(FaultKind kind, unsigned thread, std::string text);
 
-    // Bytes behind the dynamic shared memory that must keep `canary`, looked at whenever a thread stops (0 bytes: none).
+    // Watches bytes behind the dynamic shared memory that must keep `canary`; checked whenever a thread stops (0 bytes:
+    // none).
     void watch_slack(const char* slack, unsigned bytes) { slack_ = slack, slack_bytes_ = bytes; }
     static constexpr unsigned char canary = 0xa5;
 
-    // For the signal handler (kernel_fault.cpp), which may only touch plain data.
+    // Data for the signal handler (kernel_fault.cpp), which may only touch plain data.
     struct Signal {
         int number = 0;
         const void* address = nullptr;
@@ -195,7 +196,7 @@ private:
         std::uint32_t waiting[most_block_warps];
     };
     static constexpr unsigned nobody = ~0u;
-    static constexpr unsigned polls_per_turn = 1024;   // so many that atomics that do not spin seldom cost a switch
+    static constexpr unsigned polls_per_turn = 1024;   // atomics outside spin loops rarely cost a switch
 
     static bool same_collective(const Warp& warp, unsigned a, unsigned b) {
         return warp.members[a] == warp.members[b] && warp.finish[a] == warp.finish[b] &&
@@ -243,9 +244,9 @@ private:
     bool one_row_ = true;    // blockDim.y and .z are 1
     unsigned alive_ = 0;
     unsigned failed_polls_ = 0;
-    unsigned poller_ = nobody;      // who has polled last, and how often since others had a turn
+    unsigned poller_ = nobody;      // last polling thread, and its polls since others had a turn
     unsigned polls_ = 0;
-    bool spinning_ = false;         // since spinning_since_ threads have polled, and nothing else has happened
+    bool spinning_ = false;         // threads have polled since spinning_since_, and nothing else has happened
     double spinning_since_ = 0;     // in this thread's processor time
     std::uint32_t warps_ready_ = 0;
     unsigned warp_count_ = 0;
@@ -259,9 +260,9 @@ private:
     const char* slack_ = nullptr;
     unsigned slack_bytes_ = 0;
 
-    int first_stack_ = 0;                          // which one the plain loop runs on
+    int first_stack_ = 0;                          // stack that the plain loop runs on
     void* main_stack_pointer_ = nullptr;
-    void* stack_pointer_[most_block_threads];      // of a suspended thread; null: not begun
+    void* stack_pointer_[most_block_threads];      // stack pointer of a suspended thread; null: not begun
     std::uint16_t stack_of_[most_block_threads];
     Warp warps_[most_block_warps];
     Barrier barriers_[barrier_count];
@@ -269,8 +270,8 @@ private:
     LentStacks lent_stacks_{most_block_threads};
     FiberStacks& stacks_ = *lent_stacks_;
     StackBounds main_stack_;
-    void* discarded_ = nullptr;                    // the context of a fiber that ends
-    alignas(64) char landing_stack_[4096];         // where a signal handler's switch to main stands
+    void* discarded_ = nullptr;                    // context of an ending fiber
+    alignas(64) char landing_stack_[4096];         // stack of a signal handler's switch to main
 #ifdef HOST_ADDRESS_SANITIZER
     void* fake_stack_[most_block_threads];
     void* main_fake_stack_ = nullptr;
@@ -303,9 +304,9 @@ inline void Block::set_current(unsigned thread) {
     }
 }
 
-// For models of asynchronous instructions: a look at every thread of a kernel as it ends, which may end its block with
-// a fault (Block::fail). Set when such an instruction is first met; of the calling thread of the pool, for good, so
-// that the function must tell for itself whether it has anything to say about the running block.
-extern __thread void (*at_thread_end)();   // null: nothing to do. Threads that never waited are not looked at.
+// Function for models of asynchronous instructions, called as each thread of a kernel ends; it may end the block with a
+// fault (Block::fail). Set when such an instruction is first met, for the calling thread of the pool and for good, so
+// the function must find out itself whether it concerns the running block.
+extern __thread void (*at_thread_end)();   // null: nothing to do; not called for threads that never waited
 
 }   // namespace host

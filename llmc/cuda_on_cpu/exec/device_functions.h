@@ -1,4 +1,4 @@
-// What kernels are written with: barriers, warp collectives, atomics, loads and stores with cache hints, intrinsics.
+// Device functions for kernels: barriers, warp collectives, atomics, loads and stores with cache hints, intrinsics.
 //
 // Included by the stand-in <cuda_runtime.h>; kernels include that. A subset with CUDA's names and meanings: growing it
 // means the function and its test (device_functions_test.cu). Execution-space words and vector types are in
@@ -46,7 +46,7 @@ inline void __threadfence_system() { __threadfence(); }
 
 namespace host {
 
-// The lanes of `mask` meet; the last one to arrive calls finish(warp, participants) for all, then each goes on.
+// Makes the lanes of `mask` meet; the last one to arrive calls finish(warp, participants) for all, then each goes on.
 // Lanes bring values in warp().in[lane()] before and find results in warp().out[lane()] after.
 template <class Finish>
 inline void warp_meet(std::uint32_t mask, Site site, Finish) {
@@ -58,9 +58,9 @@ inline void warp_meet(std::uint32_t mask, Site site, Finish) {
 // Ends the block: a warp-wide operation was reached by a warp of which some lanes do not exist or have left.
 [[noreturn]] void fail_partial_warp();
 
-// For models of warp-wide instructions (llmc/cuda_on_cpu/ptx). Every lane of a full warp leaves the address of its
-// operands, which stay where they are on the lanes' own stacks; the last lane to arrive calls finish(Operands**) with
-// all 32 and may read and write them in place.
+// Runs models of warp-wide instructions (llmc/cuda_on_cpu/ptx). Every lane of a full warp passes the address of its
+// operands, which stay on the lane's own stack; the last lane to arrive calls finish(Operands**) with all 32 and may
+// read and write them in place.
 template <class Operands, class Finish>
 inline void warp_collective(Operands& operands, Finish, HOST_SITE) {
     static_assert(std::is_empty_v<Finish>, "the finishing function must not capture: it is another lane that calls it");
@@ -77,7 +77,8 @@ inline void warp_collective(Operands& operands, Finish, HOST_SITE) {
     asm volatile("" ::: "memory");
 }
 
-// Where the running thread stands, for models that keep state per thread, and a number that tells blocks apart.
+// Return the running thread's index in its block, and a number that differs from block to block, for models that keep
+// state per thread.
 inline unsigned thread_in_block() { return Block::current()->thread(); }
 inline std::uint64_t block_serial() { return Block::current()->serial(); }
 
@@ -104,7 +105,7 @@ inline T from_slot(std::uint64_t slot) {
     return value;
 }
 
-// The one rendezvous behind all shuffles; `source` is the lane to read from.
+// Finishes a shuffle, for all kinds; `source` is the lane to read from.
 void finish_shuffle(Warp& warp, std::uint32_t participants);
 template <class T>
 inline T shuffle(std::uint32_t mask, T value, unsigned source, Site site) {
@@ -127,7 +128,7 @@ inline std::uint32_t ballot(std::uint32_t mask, bool predicate, Site site) {
     return static_cast<std::uint32_t>(warp.out[lane]);
 }
 
-// Integer reductions over the lanes of a mask; op is associative and commutative, so the order does not matter.
+// Reduces integers over the lanes of a mask; op is associative and commutative, so the order does not matter.
 template <class T, class Op>
 inline T reduce(std::uint32_t mask, T value, Op, Site site) {
     Block& block = *Block::current();
@@ -207,7 +208,7 @@ inline int __reduce_add_sync(unsigned mask, int value, HOST_SITE) {
 
 namespace host {
 
-// T as an integer of its size, which is what compare-and-swap works on.
+// Integer type of T's size, which compare-and-swap works on.
 template <class T>
 using AtomicBits =
     std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
@@ -305,7 +306,7 @@ inline T __ldlu(const T* address) {
     return *address;
 }
 template <class T>
-inline T __ldcv(const T* address) {   // always from memory: what a thread that waits for another reads
+inline T __ldcv(const T* address) {   // always from memory, for threads that wait for another
     host::Block::current()->polled();
     return *static_cast<const volatile T*>(address);
 }

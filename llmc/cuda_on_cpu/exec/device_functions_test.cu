@@ -15,8 +15,8 @@ namespace {
 
 constexpr unsigned full = 0xffffffffu;
 
-// Returns what `kernel` leaves in `count` elements that were zero. Unit tests run it in ascending and descending order of
-// threads and blocks, which must agree.
+// Returns what `kernel` writes to `count` elements that were zero. Unit tests run it in ascending and descending order
+// of threads and blocks, which must agree.
 template <class T, class... Parameters>
 std::vector<T> run(void (*kernel)(T*, Parameters...), dim3 grid, dim3 block, std::size_t count,
                    std::type_identity_t<Parameters>... arguments) {
@@ -221,7 +221,7 @@ __global__ void some_before_all(int* out, unsigned some) {
     out[threadIdx.x] = __shfl_xor_sync(full, value, 1);
 }
 
-// The same with __syncwarp, which is how data in shared memory is handed over within a part of a warp.
+// Does the same with __syncwarp, which hands data in shared memory over within a part of a warp.
 __global__ void halves_then_all(int* out) {
     __shared__ int shared[32];
     const unsigned lane = threadIdx.x, half = lane / 16;

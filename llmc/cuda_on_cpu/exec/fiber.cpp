@@ -58,7 +58,7 @@ StackBounds thread_stack() {
 }
 
 FiberStacks::FiberStacks(int most) : most_(most) {
-    // address space only: a stack takes memory once it is used
+    // Reserves addresses only: a stack takes memory once it is used.
     void* memory = mmap(nullptr, span * most, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -75,7 +75,7 @@ FiberStacks::~FiberStacks() {
 
 void FiberStacks::make_one() {
     char* guard = memory_ + span * made_;
-    // Where the kernel allows no further mappings the guard is missing, and that stack's overflow goes unnamed.
+    // If the kernel allows no further mappings, the guard is missing, and an overflow of that stack is not named.
     if (!install_guard_pages(guard, guard_bytes)) mprotect(guard, guard_bytes, PROT_NONE);
     free_.push_back(made_++);
 }
@@ -84,7 +84,7 @@ void FiberStacks::reset() {
     free_.clear();
     for (int index = made_ - 1; index >= 0; index--) free_.push_back(index);
 #ifdef HOST_ADDRESS_SANITIZER
-    // frames that were abandoned in the middle left their red zones behind
+    // Frames that were abandoned in the middle left their red zones behind.
     for (int index = 0; index < made_; index++) __asan_unpoison_memory_region(bounds(index).bottom, stack_bytes);
 #endif
 }
@@ -92,12 +92,13 @@ void FiberStacks::reset() {
 void* FiberStacks::start(int index, void (*entry)()) const {
     StackBounds stack = bounds(index);
 #ifdef HOST_ADDRESS_SANITIZER
-    // the thread that had it before left from the middle of its kernel's caller, whose red zones are still there
+    // The thread that had this stack before left from the middle of its kernel's caller, whose red zones are still
+    // there.
     __asan_unpoison_memory_region(stack.bottom, stack.bytes);
 #endif
     std::size_t stagger = 64 * (static_cast<std::size_t>(index) * 5 % 48);
     void** top = reinterpret_cast<void**>(stack.bottom + stack.bytes - stagger);
-    *--top = nullptr;   // the return address of `entry`: there is none, and the stack is aligned as after a call
+    *--top = nullptr;   // `entry` has no return address; the stack is aligned as after a call
     *--top = reinterpret_cast<void*>(entry);
     for (int word = 0; word < saved_words; word++) *--top = nullptr;
     return top;

@@ -1,4 +1,4 @@
-// Fibers: stacks a thread can switch between, the ground on which the threads of a CUDA block run on a CPU.
+// Fibers: stacks a thread can switch between. The threads of a CUDA block run on them on a CPU.
 //
 // A switch saves the callee-saved registers and ends in `jmp` (4-7 ns; ending in `ret` costs the branch predictor
 // 20 ns, ucontext 150 ns). A fiber never moves to another thread, so thread-local variables keep their addresses.
@@ -37,10 +37,10 @@ struct StackBounds {
     bool contains(const void* address) const { return address >= bottom && address < bottom + bytes; }
 };
 
-// The bounds of the calling thread's own stack.
+// Returns the bounds of the calling thread's own stack.
 StackBounds thread_stack();
 
-// The stacks of one thread's fibers, made as they are first needed and kept.
+// Stacks of one thread's fibers, made as they are first needed and kept.
 class FiberStacks {
 public:
     explicit FiberStacks(int most);
@@ -48,7 +48,7 @@ public:
     FiberStacks(const FiberStacks&) = delete;
     FiberStacks& operator=(const FiberStacks&) = delete;
 
-    // A free stack. There must be one: at most `most` are ever taken at once.
+    // Returns a free stack. There must be one: at most `most` are ever taken at once.
     int take() {
         if (free_.empty()) make_one();
         int index = free_.back();
@@ -57,17 +57,17 @@ public:
     }
     void give_back(int index) { free_.push_back(index); }
 
-    // All stacks are free again, whatever was running on them.
+    // Frees all stacks, whatever was running on them.
     void reset();
 
     StackBounds bounds(int index) const { return {memory_ + span * index + guard_bytes, stack_bytes}; }
 
-    // The stack pointer from which host_fiber_switch starts `entry` on stack `index`. `entry` must not return.
+    // Returns the stack pointer from which host_fiber_switch starts `entry` on stack `index`. `entry` must not return.
     void* start(int index, void (*entry)()) const;
 
     int most() const { return most_; }
 
-    // Whether the address lies in the guard page of one of the stacks: a stack overflow.
+    // Returns true if the address lies in the guard page of one of the stacks: a stack overflow.
     bool in_guard(const void* address) const;
 
 #ifdef HOST_ADDRESS_SANITIZER
@@ -87,8 +87,8 @@ private:
     std::vector<int> free_;
 };
 
-// The stacks of the calling thread. When it ends the next thread gets them: tests make many short-lived threads, and
-// the pages and guards of a thousand stacks take longer than many a kernel.
+// Stacks of the calling thread. When the thread ends, the next new thread gets them: tests make many short-lived
+// threads, and the pages and guards of a thousand stacks take longer than many kernels.
 class LentStacks {
 public:
     explicit LentStacks(int most);

@@ -1,4 +1,4 @@
-// What CUDA's runtime says of a kernel, given its address.
+// CUDA's runtime calls that describe a kernel, given its address.
 #include <cuda_runtime_api.h>
 
 #include "llmc/cuda_on_cpu/exec/grid.h"
@@ -16,7 +16,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     return cudaSuccess;
 }
 
-// Every kernel may have as much as the device allows; more is refused, as CUDA does.
+// Allows every kernel as much shared memory as the device allows; refuses more, as CUDA does.
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     if (!kernel || attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
         return host::fail(cudaErrorInvalidValue, "no kernel, or an attribute that the CPU stand-in does not know");

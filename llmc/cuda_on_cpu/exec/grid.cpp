@@ -29,8 +29,8 @@ constexpr std::size_t shared_region_bytes = (most_shared_bytes + page - 1) / pag
 constexpr std::int64_t few_threads = 1024;   // waking the pool costs more than running these, each with a few elements
 constexpr unsigned char poison = 0xff;       // not a number as float and bf16, -1 as an integer
 
-// One thread's dynamic shared memory. It ends at an inaccessible page; a size that is no multiple of CUDA's 16-byte
-// alignment leaves some slack before that page, which is watched instead.
+// Dynamic shared memory of one pool thread. It ends at an inaccessible page; a size that is no multiple of CUDA's
+// 16-byte alignment leaves some slack before that page, which is watched instead.
 class SharedMemory {
 public:
     SharedMemory() {
@@ -49,7 +49,7 @@ public:
         return *memory;
     }
 
-    // With `guard_below` the pages before it are inaccessible as well.
+    // Places memory of `bytes`; with `guard_below` the pages before it are inaccessible as well.
     void place(std::size_t bytes, bool guard_below) {
         bytes_ = bytes;
         slack_ = (16 - bytes % 16) % 16;
@@ -82,7 +82,7 @@ private:
 
 std::string coordinates(uint3 at) { return text("(", at.x, ",", at.y, ",", at.z, ")"); }
 
-// What a wild access hit.
+// Describes what an illegal access hit.
 std::string describe_access(const BlockFault& fault, const Grid& grid) {
     const SharedMemory& shared = SharedMemory::of_this_thread();
     const char* access = fault.write ? "write to " : "read of ";
@@ -120,7 +120,7 @@ public:
 
     GridFault run() {
         std::int64_t threads = std::int64_t{grid_.threads.x} * grid_.threads.y * grid_.threads.z;
-        // a block of one thread loops over all its work (loop_threads), which may be much
+        // A block of one thread loops over all its work (loop_threads), which may be long.
         bool alone = order_.on_one_thread || count_ == 1 || (threads > 1 && count_ * threads <= few_threads);
         std::int64_t pieces = 8 * static_cast<std::int64_t>(thread_count());
         std::int64_t grain = alone ? count_ : std::max<std::int64_t>(1, count_ / pieces);
@@ -171,7 +171,7 @@ private:
     RunOrder order_;
     std::int64_t count_;
     std::atomic<bool> faulted_{false};
-    std::mutex mutex_;   // guards what follows
+    std::mutex mutex_;   // guards the members below
     std::int64_t faulting_block_ = 0;
     GridFault fault_;
 };

@@ -1,4 +1,4 @@
-// What happens when a kernel is wrong: the message, and the way from the middle of a kernel back to Block::run.
+// Handles faults of kernels: makes the message, and returns from the middle of a kernel to Block::run.
 #include <signal.h>
 #include <ucontext.h>
 
@@ -38,7 +38,7 @@ void Block::fail(FaultKind kind, unsigned thread, std::string message) {
     fault_.kind = kind;
     fault_.thread = thread;
     fault_.address = nullptr;
-    std::string().swap(fault_.text);   // else `message` would get its memory, and is never destroyed: the fiber ends here
+    std::string().swap(fault_.text);   // else `message` would get its memory and leak: the fiber ends here
     fault_.text = std::move(message);
     leave_for_main();
 }
@@ -64,7 +64,7 @@ void Block::fail_collective(unsigned lane, unsigned other) {
                                " with mask ", hex(here.members[other])));
 }
 
-// One line per kind of wait, naming the first thread of each.
+// Returns one line per kind of wait, naming the first thread of each.
 std::string Block::describe_waits() const {
     std::string waits;
     for (unsigned id = 0; id < barrier_count; id++) {
@@ -142,11 +142,11 @@ namespace {
 
 struct sigaction previous_actions[NSIG];
 
-// Takes a fault away from the kernel that is running on this thread, if one is.
+// Handles a fault of the kernel that runs on this thread; returns false if none runs.
 bool take_fault_of_kernel(const Fault& fault) {
     Block* block = Block::current();
     if (!block) return false;
-    if (fault.write && fault.address_known && log_write(fault.address)) return true;   // the write is then repeated
+    if (fault.write && fault.address_known && log_write(fault.address)) return true;   // the write repeats
     auto* registers = static_cast<ucontext_t*>(fault.context)->uc_mcontext.gregs;
     block->abandon_from_signal({fault.signal, fault.address, fault.address_known, fault.write},
                                reinterpret_cast<void**>(&registers[REG_RSP]),
@@ -187,14 +187,14 @@ void prepare_thread_for_kernels() {
     prepare_thread_for_faults();
 }
 
-// Makes the interrupted context, when the handler returns, switch to Block::run instead.
+// Changes the interrupted context so that it switches to Block::run when the handler returns.
 void Block::abandon_from_signal(const Signal& signal, void** stack_pointer, void** argument0, void** argument1, void** pc) {
     signal_ = signal;
     fault_.thread = current_;
 #ifdef HOST_ADDRESS_SANITIZER
     __sanitizer_start_switch_fiber(nullptr, main_stack_.bottom, main_stack_.bytes);
 #endif
-    // the fiber's own stack may have no room left, so the switch is made from another
+    // The fiber's own stack may be full, so the switch uses another stack.
     *stack_pointer = landing_stack_ + sizeof landing_stack_ - 64;
     *argument0 = &discarded_;
     *argument1 = main_stack_pointer_;
@@ -217,7 +217,7 @@ void Block::describe_signal() {
         fault_.kind = FaultKind::stack_overflow;
         fault_.text = text("stack overflow: a thread has ", FiberStacks::stack_bytes >> 10, " KiB of local memory here");
     } else {
-        fault_.kind = FaultKind::illegal_address;   // text: by run_grid, which knows the shared memory
+        fault_.kind = FaultKind::illegal_address;   // run_grid adds the text: it knows the shared memory
         fault_.text.clear();
     }
 }

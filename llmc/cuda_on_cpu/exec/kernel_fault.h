@@ -8,8 +8,8 @@ namespace host {
 
 struct Warp;
 
-// To be called on every thread before it runs a block: from then on a fault inside a kernel ends that block instead of
-// the process. Repeated calls cost nothing.
+// Prepares the calling thread to run blocks: from then on a fault inside a kernel ends that block instead of the
+// process. Must be called on every thread that runs blocks. Repeated calls cost nothing.
 void prepare_thread_for_kernels();
 
 // Ends the running block because `lane` shuffles from a lane that takes no part.

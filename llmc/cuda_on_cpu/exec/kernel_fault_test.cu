@@ -170,7 +170,7 @@ __global__ void write_at(int* data, long index) {
     if (threadIdx.x == 3 && threadIdx.y == 1 && blockIdx.y == 2) data[index] = 1;
 }
 __global__ void read_at(int* out, const int* data, long index) { out[threadIdx.x] = data[index]; }
-// What is planted in some kernels is the processor's to find, not a sanitizer's.
+// Some kernels have planted faults, which the processor must find and not a sanitizer.
 __attribute__((no_sanitize("alignment"))) __global__ void read_misaligned(float4* out, const float* data) {
     *reinterpret_cast<volatile int*>(out) = static_cast<int>(data[0]);
 #ifdef __SSE2__

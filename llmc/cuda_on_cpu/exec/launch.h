@@ -1,4 +1,4 @@
-// What a kernel is started and written with, on a CPU: the half of llmc/kernels/launch.cuh that a GPU does otherwise.
+// Starts kernels on a CPU, and holds the parts of llmc/kernels/launch.cuh that differ from a GPU's.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -55,19 +55,20 @@ cudaError_t start_kernel(void (*kernel)(Parameters...), const How& how, std::typ
     return host::enqueue(how.stream(), std::move(operation));
 }
 
-// Where a function with a collective inside was called: faults name the kernel's line, and threads that call the
-// function in different branches do not meet.
+// Pass on the place where a function with a collective inside was called: faults name the kernel's line, and threads
+// that call the function in different branches do not meet.
 #define CALLER , const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
 #define CALLER_HERE , site_file, site_line
 
-// One, since a thread's loop over all of a block's work is faster than many threads with a share each, above all where
-// they meet. With the check `shape` (as in tests) as many as on a GPU, so that what runs there is what is tested.
+// Returns one, because one thread's loop over all of a block's work is faster than many threads with a share each,
+// above all if they meet. With the check `shape` (as in tests) returns the GPU's number, so that tests run the same
+// shape.
 constexpr bool loop_threads_may_be_one = true;
 inline unsigned loop_threads(unsigned threads) { return host::checks().gpu_shape ? threads : 1; }
 
 #define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(host::dynamic_shared_memory)
 
-// Eight elements of one type as another (Vec8 of vec.cuh), by vector instructions.
+// Convert eight elements of one type to another (Vec8 of vec.cuh), by vector instructions.
 constexpr bool vector_conversions_exist = true;
 template <class Floats, class Halves>
 __forceinline__ Floats widened8(const Halves& from) {
@@ -82,12 +83,13 @@ __forceinline__ Halves narrowed8(const Floats& from) {
     return to;
 }
 
-// The larger of two, in one instruction; either where one is not a number.
+// Returns the larger of two, in one instruction; either one if one is NaN.
 __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
 
 namespace host {
 
-// What every lane of a warp ends with when v_i = op(v_i, v_{i xor d}) for d = 16, 8, 4, 2, 1, op being commutative.
+// Returns the value that every lane of a warp gets from v_i = op(v_i, v_{i xor d}) for d = 16, 8, 4, 2, 1, with op
+// commutative.
 template <class T, class Op>
 inline T butterfly_of(T (&v)[warp_lanes], Op op) {
     for (unsigned distance = warp_lanes / 2; distance > 0; distance /= 2) {
@@ -104,8 +106,8 @@ inline T butterfly_of_slots(const std::uint64_t (&slots)[warp_lanes], Op op) {
 
 }   // namespace host
 
-// v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order. One
-// rendezvous instead of five; the same bits, because op is commutative.
+// Computes v_i = op(v_i, v_{i xor 16}), then 8, 4, 2, 1: every lane of a full warp gets op over all 32, in that order.
+// One rendezvous instead of five; the same bits, because op is commutative.
 template <class T, class Op>
 inline T warp_butterfly(T value, Op, HOST_SITE) {
     static_assert(std::is_empty_v<Op> && std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
@@ -121,9 +123,10 @@ inline T warp_butterfly(T value, Op, HOST_SITE) {
     return host::from_slot<T>(warp.out[lane]);
 }
 
-// The result of a block in whole warps: every warp's butterfly, then one over the warps' results, with op's neutral
-// element for the warps up to 32 that do not exist. The last thread to arrive computes it for all, so each thread waits
-// once; the bits are those of the shuffles and barriers that a GPU needs (block_reduce_by_warps in reduce.cuh).
+// Returns the result of a block in whole warps: every warp's butterfly, then one over the warps' results, with op's
+// neutral element for the warps up to 32 that do not exist. The last thread to arrive computes it for all, so each
+// thread waits once; the bits are those of the shuffles and barriers that a GPU needs (block_reduce_by_warps in
+// reduce.cuh).
 constexpr bool block_butterfly_exists = true;
 template <class T, class Op>
 inline T block_butterfly(T value, Op, HOST_SITE) {

@@ -51,10 +51,11 @@ inline float rcbrtf(float x) { return 1.0f / cbrtf(x); }
 inline float fdividef(float a, float b) { return a / b; }
 inline float normcdff(float x) { return 0.5f * erfcf(x * -0.70710678118654752440f); }
 
-// Without branches and calls, so that loops over it become vector instructions: x = n ln 2 + r with |r| <= ln 2 / 2, and
-// e^x = 2^n e^r with Cephes' polynomial for e^r. At most 2 units in the last place; 0 below -87, infinite above 88.
+// Returns e^x. Has no branches and calls, so that loops over it become vector instructions: x = n ln 2 + r with |r| <=
+// ln 2 / 2, and e^x = 2^n e^r with Cephes' polynomial for e^r. At most 2 units in the last place; 0 below -87, infinite
+// above 88.
 __forceinline__ float __expf(float x) {
-    const float shifted = fmaf(x, 1.44269504f, 12582912.0f);   // + 1.5 * 2^23: the integer n stands in the low bits
+    const float shifted = fmaf(x, 1.44269504f, 12582912.0f);   // + 1.5 * 2^23: the integer n is in the low bits
     const float n = shifted - 12582912.0f;
     const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));
     float p = fmaf(1.9875691500e-4f, r, 1.3981999507e-3f);
@@ -100,7 +101,7 @@ inline long long __double_as_longlong(double x) { return std::bit_cast<long long
 inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
 
 namespace host {
-// Rounded already; out of range goes to the nearest limit, NaN to 0.
+// Converts a rounded value to an integer; out of range gives the nearest limit, NaN gives 0.
 template <class Integer>
 inline Integer saturate(float rounded) {
     if (std::isnan(rounded)) return 0;

@@ -24,8 +24,8 @@ namespace {
 
 bool begins_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
-// "void layernorm<float>(float*, int)" -> "layernorm<float>": up to the parameters, after the return type (which only
-// templates have). Brackets nest, and "(anonymous namespace)" is part of a name.
+// Removes the signature: "void layernorm<float>(float*, int)" -> "layernorm<float>": up to the parameters, after the
+// return type (which only templates have). Brackets nest, and "(anonymous namespace)" is part of a name.
 std::string without_signature(const std::string& name) {
     static const std::string anonymous = "(anonymous namespace)";
     std::size_t begin = 0;
@@ -65,14 +65,14 @@ struct Elf {
     }
 };
 
-// A mangled name "_ZZ..." is of something inside a function. Our own are in namespace host; std's and doctest's are
-// not kernels either.
+// Returns true if a symbol may be static __shared__ memory. A mangled name "_ZZ..." names something inside a function.
+// The stand-in's own are in namespace host; std's and doctest's are not kernels either.
 bool may_be_shared(const std::string& name, const std::string& file) {
     if (!begins_with(name, "_ZZ")) return false;
     for (const char* other : {"_ZZN4host", "_ZZNK4host", "_ZZNSt", "_ZZNKSt", "_ZZSt", "_ZZN7doctest", "_ZZNK7doctest"}) {
         if (begins_with(name, other)) return false;
     }
-    return file.empty() || file.find(".cu") != std::string::npos;   // known for symbols that only their file sees
+    return file.empty() || file.find(".cu") != std::string::npos;   // known for file-local symbols
 }
 
 }   // namespace
@@ -93,7 +93,7 @@ Symbols::Symbols() {
     if (file < 0) return;
     if (fstat(file, &status) == 0) {
         auto bytes = static_cast<std::size_t>(status.st_size);
-        void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);   // kept: names point into it
+        void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);   // stays mapped: names point into it
         if (mapped != MAP_FAILED) read(static_cast<const char*>(mapped), bytes);
     }
     close(file);
@@ -146,7 +146,7 @@ std::string Symbols::function(const void* address) const {
 
 const std::string& kernel_name(const void* kernel) {
     static std::mutex mutex;
-    static std::map<const void*, std::string> known;   // what was given out stays where it is
+    static std::map<const void*, std::string> known;   // a map, so that returned strings never move
     std::lock_guard<std::mutex> lock(mutex);
     auto found = known.find(kernel);
     if (found != known.end()) return found->second;

@@ -1,4 +1,4 @@
-// The program's own symbol table: what turns the address of a kernel into its name, and finds static __shared__ memory.
+// Reads the program's own symbol table: finds the name of a kernel from its address, and static __shared__ memory.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@ namespace host {
 
 class Symbols {
 public:
-    // Of the running program, read at the first call. Empty if it was stripped.
+    // Returns the symbols of the running program, read at the first call. Empty if it was stripped.
     static const Symbols& of_program();
 
-    // Demangled and without its parameters, e.g. "layernorm_forward<float>"; empty if not known.
+    // Returns a function's name, demangled and without parameters, e.g. "layernorm_forward<float>"; empty if not known.
     std::string function(const void* address) const;
 
-    // Variables that are static in a function and have a copy per thread: offsets relative to the same thread's
-    // threadIdx. Those of the stand-in itself, and those with constructors, are left out: what remains is __shared__.
+    // Variable that is static in a function and has a copy per thread; its offset is relative to the same thread's
+    // threadIdx. Variables of the stand-in itself, and those with constructors, are left out: the rest is __shared__.
     struct ThreadLocal {
         std::string name;
         std::ptrdiff_t offset;

@@ -102,7 +102,7 @@ private:
     }
 
     void help(int number) {
-        prepare_thread_for_faults();   // oneDNN may be at work on it when a fault comes, its stack pointer in the heap
+        prepare_thread_for_faults();   // oneDNN may run on it when a fault comes, with its stack pointer in the heap
         current_thread_number = number;
         std::uint64_t seen = 0;
         std::unique_lock<std::mutex> lock(mutex_);
@@ -139,7 +139,7 @@ private:
     std::atomic<int> count_;
     std::vector<std::thread> helpers_;   // touched only under callers_
 
-    std::mutex mutex_;   // guards what follows
+    std::mutex mutex_;   // guards the members below
     std::condition_variable wake_, done_;
     Job* job_ = nullptr;
     std::uint64_t generation_ = 0;

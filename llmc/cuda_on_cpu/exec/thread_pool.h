@@ -1,9 +1,6 @@
-// The threads a CPU build computes with: `parallel_for` spreads independent items over a small fixed pool.
+// Thread pool of the CPU build: `parallel_for` spreads independent items over a small fixed pool.
 //
-// Not OpenMP, whose threads oneDNN owns and which would spin against ours. Threads that have nothing to do sleep, so
-// several processes (ranks) and oneDNN can share a machine. The caller works too; a nested call runs on its thread
-// alone. Which thread takes which item is not fixed, so items must be independent; then results do not depend on the
-// number of threads.
+// Does not use OpenMP, whose threads belong to oneDNN and would spin against ours.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +9,18 @@
 
 namespace host {
 
-// Cores this process may use, at least one.
+// Returns the number of cores that this process may use, at least one.
 int usable_cores();
 
-// Threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else all usable cores.
+// Returns the number of threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else all
+// usable cores.
 int thread_count();
 
-// Takes effect at the next parallel_for. Must not be called from inside one. At least 1, at most 1024.
+// Sets the number of threads from the next parallel_for. Must not be called from inside one. At least 1, at most 1024.
 void set_thread_count(int count);
 
-// Which of the pool's threads runs the caller: 0 outside of parallel_for and for its caller, below thread_count().
+// Returns which of the pool's threads runs the caller: 0 outside of parallel_for and for its caller, below
+// thread_count().
 int thread_number();
 
 using ParallelBody = void (*)(void* context, std::int64_t first, std::int64_t last);
@@ -30,7 +29,7 @@ using ParallelBody = void (*)(void* context, std::int64_t first, std::int64_t la
 // done. The first exception thrown by a piece ends the others early and is thrown again here.
 void parallel_ranges(std::int64_t count, std::int64_t grain, ParallelBody body, void* context);
 
-// body(index) for every index in [0, count); `grain` consecutive indices at a time (0: chosen here).
+// Calls body(index) for every index in [0, count); `grain` consecutive indices at a time (0: chosen here).
 template <class Body>
 void parallel_for(std::int64_t count, Body&& body, std::int64_t grain = 0) {
     using Function = std::remove_reference_t<Body>;

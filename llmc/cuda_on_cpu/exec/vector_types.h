@@ -1,5 +1,5 @@
-// What kernels are written with, first part: execution-space words, vector types and dim3, as CUDA names and lays them
-// out. Included by the stand-in <cuda_runtime.h> and <cuda_bf16.h>; the rest is in device_functions.h.
+// Language parts for kernels: execution-space words, vector types and dim3, as CUDA names and lays them out. Included
+// by the stand-in <cuda_runtime.h> and <cuda_bf16.h>; device_functions.h has the rest.
 #pragma once
 
 #ifdef __CUDACC__

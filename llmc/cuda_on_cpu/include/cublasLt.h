@@ -2,10 +2,10 @@
 // defaults.
 //
 // cublasLtMatmul performs exactly the rows of `matmul_rows` (llmc/base/matmul_rows.h) and refuses all others with
-// CUBLAS_STATUS_NOT_SUPPORTED; what contradicts itself is CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
+// CUBLAS_STATUS_NOT_SUPPORTED; contradictory arguments give CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
 // read during the call and may be changed or destroyed after it, while the multiplication itself is an operation on the
-// stream. Served by oneDNN (llmc/cuda_on_cpu/blas/gemm.h).
-// Not modelled: alignment demands of single kernels, rounding order, search modes, fp8, batches.
+// stream. Served by oneDNN (llmc/cuda_on_cpu/blas/gemm.h). Not modelled: alignment demands of single kernels, rounding
+// order, search modes, fp8, batches.
 #pragma once
 
 #ifdef __CUDACC__
@@ -84,7 +84,7 @@ enum cublasLtMatmulDescAttributes_t {
 
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,      // uint64
-    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,    // uint32, of those that split sums may be put together by
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,    // uint32, schemes by which split sums may be added
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,    // uint32, default 256
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
@@ -150,7 +150,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned);
 
-// Whether an algorithm (from a file, another process) serves this problem here.
+// Returns success if an algorithm (from a file, another process) serves this problem here.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result);

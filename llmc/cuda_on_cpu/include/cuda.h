@@ -1,5 +1,5 @@
 // Stand-in for CUDA's <cuda.h>, the driver's interface: tensor maps, as far as this project makes them. Their names and
-// values are the driver's; it is found by cudaGetDriverEntryPointByVersion, as there.
+// values are the driver's; the program finds it by cudaGetDriverEntryPointByVersion, as with CUDA.
 #pragma once
 
 #ifdef __CUDACC__
@@ -19,11 +19,11 @@ enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_128B = 2 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
 struct CUtensorMap {
-    alignas(128) cuuint64_t opaque[16];   // what is in it: llmc/cuda_on_cpu/ptx/tensor_map.h
+    alignas(128) cuuint64_t opaque[16];   // contents: llmc/cuda_on_cpu/ptx/tensor_map.h
 };
 
-// Makes maps of four dimensions of bf16 alone, unstrided, read as zeros outside; what the driver's documentation
-// forbids is CUDA_ERROR_INVALID_VALUE.
+// Makes maps of bf16 tensors in four dimensions only, unstrided, read as zeros outside. Returns
+// CUDA_ERROR_INVALID_VALUE for what the driver's documentation forbids.
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,

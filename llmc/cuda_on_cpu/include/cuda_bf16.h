@@ -2,8 +2,8 @@
 // roundings (to nearest even unless the name says otherwise; every NaN made from a float is 0x7fff).
 //
 // Arithmetic is done in fp32 and rounded once. For + - * / and square root that equals the single rounding of the
-// hardware, because fp32 keeps more than twice bf16's digits; the fused multiply-add takes the detour that makes it so.
-// A subset: growing it means the function and its test.
+// hardware, because fp32 keeps more than twice bf16's digits; the fused multiply-add needs an extra step for that
+// (bf16_fma).
 #pragma once
 
 #ifdef __CUDACC__
@@ -32,18 +32,19 @@ inline float bf16_bits_to_float(unsigned short bits) {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-// Round to nearest, ties to even. Written without branches, so that loops over it become vector instructions.
+// Rounds to nearest, ties to even. Written without branches, so that loops over it become vector instructions.
 inline unsigned short float_to_bf16_bits(float value) {
     std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
     std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
 }
 
-// Eight at once in one vector register each way, which compilers do not find by themselves where 16 bits meet 32.
+// Convert eight at once in one vector register each way, which compilers do not find by themselves when 16-bit and
+// 32-bit elements meet.
 using Halves8 = std::uint16_t __attribute__((vector_size(16)));
 using Shorts8 = short __attribute__((vector_size(16)));
 using Words8 = std::uint32_t __attribute__((vector_size(32)));
-using Integers8 = std::int32_t __attribute__((vector_size(32)));   // compare as signed: AVX2 has no other comparison
+using Integers8 = std::int32_t __attribute__((vector_size(32)));   // signed: AVX2 has no other comparison
 inline void bf16_bits_to_float8(const void* bits, float* values) {
     Halves8 halves;
     std::memcpy(&halves, bits, sizeof halves);
@@ -66,7 +67,8 @@ inline void float_to_bf16_bits8(const float* values, void* bits) {
     std::memcpy(bits, &halves, sizeof halves);
 }
 
-// Directed rounding: `away` says whether a number with a remainder moves away from zero.
+// Rounds in one direction: `away_if_positive` and `away_if_negative` tell if a number with a remainder moves away from
+// zero.
 inline unsigned short float_to_bf16_bits_directed(float value, bool away_if_positive, bool away_if_negative) {
     std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
@@ -75,8 +77,8 @@ inline unsigned short float_to_bf16_bits_directed(float value, bool away_if_posi
     return static_cast<unsigned short>((bits >> 16) + (away && !exact ? 1u : 0u));
 }
 
-// A double as the fp32 number that rounds to bf16 as the double itself would: cut, with the last bit set where
-// something was cut ("round to odd").
+// Returns the fp32 number that rounds to bf16 as the double itself would: truncated, with the last bit set if something
+// was cut ("round to odd").
 inline float double_to_float_odd(double value) {
     float nearest = static_cast<float>(value);
     if (static_cast<double>(nearest) == value || std::isnan(value) || std::isinf(nearest)) return nearest;
@@ -84,7 +86,8 @@ inline float double_to_float_odd(double value) {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(cut) | 1u);
 }
 
-// a b + c rounded to odd at double precision: the product of two bf16 is exact, the error of the sum is known exactly.
+// Returns a b + c rounded to odd at double precision: the product of two bf16 is exact, the error of the sum is known
+// exactly.
 inline float bf16_fma(float a, float b, float c) {
     double product = static_cast<double>(a) * b, addend = c;
     double sum = product + addend;
@@ -97,7 +100,7 @@ inline float bf16_fma(float a, float b, float c) {
     return double_to_float_odd(std::bit_cast<double>(bits));
 }
 
-// To an integer, towards zero; out of range goes to the nearest limit and NaN to 0, as on the GPU.
+// Converts to an integer, towards zero; out of range goes to the nearest limit and NaN to 0, as on the GPU.
 template <class Integer>
 inline Integer float_to_integer_rz(float value) {
     constexpr double lowest = static_cast<double>(std::numeric_limits<Integer>::min());
@@ -254,7 +257,7 @@ inline int __hisinf(__nv_bfloat16 a) {
 }
 inline bool __hne(__nv_bfloat16 a, __nv_bfloat16 b) { return !__hisnan(a) && !__hisnan(b) && float(a) != float(b); }
 
-// The other operand if one is NaN; +0 counts as larger than -0.
+// Returns the larger; the other operand if one is NaN. +0 counts as larger than -0.
 HOST_BF16 __hmax(__nv_bfloat16 a, __nv_bfloat16 b) {
     if (__hisnan(a)) return __hisnan(b) ? __ushort_as_bfloat16(0x7fff) : b;
     if (__hisnan(b)) return a;

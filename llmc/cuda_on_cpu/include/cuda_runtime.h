@@ -1,4 +1,4 @@
-// Stand-in for CUDA's <cuda_runtime.h>: the runtime calls (cuda_runtime_api.h) and what kernels are written with
+// Stand-in for CUDA's <cuda_runtime.h>: the runtime calls (cuda_runtime_api.h) and the language parts for kernels
 // (llmc/cuda_on_cpu/exec/device_functions.h: __global__, threadIdx, vector types, barriers, shuffles, atomics).
 #pragma once
 

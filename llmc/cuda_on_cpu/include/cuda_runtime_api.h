@@ -28,7 +28,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
-// Finds cuTensorMapEncodeTiled (cuda.h); versions and flags are not looked at.
+// Finds cuTensorMapEncodeTiled (cuda.h); ignores version and flags.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                              unsigned long long flags, cudaDriverEntryPointQueryResult* result);
 

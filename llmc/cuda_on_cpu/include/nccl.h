@@ -1,9 +1,9 @@
 // Stand-in for NCCL's header on machines without a GPU: the calls the program uses, with NCCL's names and meanings.
 //
-// Served over sockets by llmc/cuda_on_cpu/nccl. What a person should know:
+// Served over sockets by llmc/cuda_on_cpu/nccl. Its properties:
 //   - reductions add the ranks' values in rank order, in fp32 for bf16, so that results never depend on timing;
 //   - a send finishes only when the matching receive has been posted, and operations of one communicator run one after
-//     another in the order in which the host asked for them, whatever their streams. So a program that could deadlock on
+//     another in the order in which the host issued them, whatever their streams. So a program that could deadlock on
 //     GPUs does so here, and every rank says what it waits for;
 //   - ranks that disagree about an operation (kind, type, count, reduction) are named, instead of hanging;
 //   - a rank that dies leaves the others' operations waiting, as on GPUs: ncclCommGetAsyncError tells, ncclCommAbort frees.
@@ -68,7 +68,7 @@ typedef struct {
     unsigned int magic;
     unsigned int version;
     int blocking;           // only 1, or left undefined
-    int maxCTAs;            // multiprocessors that its operations may take: recordings hold it (clock/record.h)
+    int maxCTAs;            // multiprocessors that its operations may use: recordings hold it (clock/record.h)
     const char* commName;   // shown in messages
 } ncclConfig_t;
 
@@ -79,7 +79,7 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);   // of the calling thread, or the loss of a peer of `comm`
+const char* ncclGetLastError(ncclComm_t comm);   // last error of the calling thread, or the loss of a peer of `comm`
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank);

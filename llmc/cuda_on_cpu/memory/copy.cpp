@@ -20,7 +20,7 @@
 namespace host {
 namespace {
 
-// Pageable sources up to this size are kept aside, longer ones wait for the stream, as CUDA does it.
+// Limit of staging: pageable sources up to this size are copied aside, longer ones wait for the stream, as in CUDA.
 constexpr std::size_t staging_limit_bytes = 64 << 10;
 
 enum class Where { device, pinned, pageable };
@@ -55,7 +55,7 @@ void copy_rows(const Rows& to, const Rows& from) {
         std::memcpy(target + row * to.pitch, from.begin + row * from.pitch, to.width);
 }
 
-// Where a range lies; an error with a detail if part of it is not usable.
+// Finds the kind of memory of a range. Returns an error with a detail if part of it is not usable.
 cudaError_t locate(Device& device, const Rows& rows, Where* where) {
     const std::size_t bytes = rows.span();
     if (!rows.begin) return fail(cudaErrorInvalidValue, "a null pointer");
@@ -101,7 +101,8 @@ std::uint64_t fingerprint(const Rows& rows) {
     return value;
 }
 
-// The step of a deferred copy from pinned memory, which also notices that the host changed the source too early.
+// Returns the step of a deferred copy from pinned memory, which also detects that the host changed the source too
+// early.
 std::function<bool()> pinned_upload(const Copy& copy) {
     const std::uint64_t before = fingerprint(copy.from);
     return [copy, before] {
@@ -114,7 +115,7 @@ std::function<bool()> pinned_upload(const Copy& copy) {
     };
 }
 
-// Only where nothing queued may legitimately fill the source first.
+// Returns true if no queued operation may legitimately fill the source first.
 bool source_is_settled(const Device& device, const Rows& rows) {
     int stream = 0;
     if (device.queued_on(rows.begin, rows.span(), &stream)) return false;
@@ -154,7 +155,7 @@ cudaError_t enqueue_copy(Device& device, CUstream_st& stream, Copy copy) {
         operation.step = pinned_upload(copy);
     }
 
-    // on a GPU the host waits for the stream before it copies a long one: what a recording must show
+    // On a GPU the host waits for the stream before it copies a long source: a recording must show that.
     if (upload && bytes > staging_limit_bytes && device.recorder) {
         device.recorder->host_waited_for_stream(stream.progress->id);
     }
@@ -166,7 +167,7 @@ cudaError_t enqueue_copy(Device& device, CUstream_st& stream, Copy copy) {
     return cudaSuccess;
 }
 
-// What the calls below share: the lock, the stream, the device's state.
+// Runs `work` as the calls below need it: with the lock, the stream and the device's state.
 template <class Work>
 cudaError_t on_stream(cudaStream_t handle, Work work) {
     Device& device = host::device();
@@ -218,8 +219,8 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes, const char* file, int 
                                                 device.memory.bytes_total(), " in use"));
 }
 
-// CUDA waits for the device before it frees; here as well, but freeing under queued work is reported: the next version
-// of the program, or a memory pool, would free too early. Not while an exception unwinds: its cause matters then.
+// Waits for the device before it frees, as CUDA does. But freeing under queued work is reported: the next version of
+// the program, or a memory pool, would free too early. Not reported while an exception unwinds: its cause matters then.
 cudaError_t cudaFree(void* pointer, const char* file, int line) {
     if (!pointer) return cudaSuccess;
     Device& device = host::device();

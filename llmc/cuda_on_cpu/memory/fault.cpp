@@ -22,7 +22,7 @@ constexpr int most_handlers = 8;
 std::atomic<FaultHandler> handlers[most_handlers];
 std::atomic<int> handler_count = 0;
 
-// Where a fault of this thread resumes, if somewhere; and what it was.
+// Place where a fault of this thread resumes, or null; and the fault's message.
 thread_local sigjmp_buf* resume_at = nullptr;
 thread_local std::string resume_message;
 
@@ -55,7 +55,7 @@ void install_handler() {
     for (int signal : {SIGSEGV, SIGBUS}) sigaction(signal, &action, nullptr);
 }
 
-// The alternate stack of one thread, given back when the thread ends.
+// Alternate stack of one thread, freed when the thread ends.
 struct HandlerStack {
     HandlerStack() {
         stack_t present{};
@@ -100,7 +100,7 @@ void prepare_thread_for_faults() {
     (void)stack;
 }
 
-// Apart, because variables of a function that calls setjmp are not safe after the jump.
+// A function of its own, because variables of a function that calls setjmp are not safe after the jump.
 [[gnu::noinline]] static void take_message(std::string* message) { message->swap(resume_message); }
 
 bool run_guarded(const std::function<bool()>& step, bool* finished, std::string* message) {

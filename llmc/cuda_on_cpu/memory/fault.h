@@ -5,8 +5,8 @@
 //   2. a fault inside an operation, on the thread that runs it, becomes the device's sticky error;
 //   3. a fault of host code under `host_fault_of` is returned by that;
 //   4. otherwise the message goes to stderr, and the process dies of the signal as it would have.
-// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so what
-// handlers do is limited by what that instruction may have interrupted, not by the list of async-signal-safe functions.
+// Handlers run on an alternate stack. The faults are synchronous, made by the program's own instruction, so handlers
+// are limited by the code that it may have interrupted, not by the list of async-signal-safe functions.
 #pragma once
 
 #include <functional>
@@ -23,23 +23,23 @@ struct Fault {
     void* context;   // ucontext_t*, which a handler may change to resume elsewhere
 };
 
-// True if it has dealt with the fault; execution then resumes from the context. It may also leave by a long jump
-// (the signal stays unblocked).
+// Handles a fault. Returns true if it has dealt with the fault; execution then resumes from the context. It may also
+// leave by a long jump (the signal stays unblocked).
 using FaultHandler = bool (*)(const Fault& fault);
 void add_fault_handler(FaultHandler handler);
 
-// Gives the calling thread an alternate stack for handlers, and installs the process's handler if that has not
-// happened. Called by every thread that runs operations; repeated calls cost nothing.
+// Gives the calling thread an alternate stack for handlers, and installs the process's handler if this has not
+// happened. Every thread that runs operations calls it; repeated calls cost nothing.
 void prepare_thread_for_faults();
 
 // Runs `body`; returns the message of the fault that ended it, or "" if none did. Destructors between the fault and
 // here do not run: for tests, and simple bodies.
 std::string host_fault_of(const std::function<void()>& body);
 
-// As above for one step of an operation, cheap enough for each: false and a message if it faulted.
+// Runs one step of an operation as above, but cheaply enough for each; returns false and a message if it faulted.
 bool run_guarded(const std::function<bool()>& step, bool* finished, std::string* message);
 
-// "read of 0x..., 4 bytes past the end of ...".
+// Returns, for example, "read of 0x..., 4 bytes past the end of ...".
 std::string describe(const Fault& fault);
 
 }   // namespace host

@@ -1,5 +1,5 @@
-// Pages that fault when they are touched and yet do not split the mapping they lie in, so that one mprotect changes all
-// of it and they stay as they are. Linux 6.13 has them; before, the calls below fail and change nothing.
+// Pages that fault when touched but do not split their mapping, so one mprotect changes the whole mapping and they stay
+// guarded. Linux 6.13 has them; on older kernels the calls below fail and change nothing.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,12 +13,12 @@
 
 namespace host {
 
-// Whole pages of private anonymous memory; what they held is lost.
+// Guards whole pages of private anonymous memory; their contents are lost.
 inline bool install_guard_pages(void* begin, std::size_t bytes) {
     return madvise(begin, bytes, MADV_GUARD_INSTALL) == 0;
 }
 
-// Makes them ordinary pages of zeros; others in the range keep what they hold.
+// Makes guard pages ordinary pages of zeros; other pages in the range keep their contents.
 inline bool remove_guard_pages(void* begin, std::size_t bytes) { return madvise(begin, bytes, MADV_GUARD_REMOVE) == 0; }
 
 }   // namespace host

@@ -35,7 +35,7 @@ std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) { return (value 
 void* pointer_to(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// What the device has: the machine's memory, or what its control group allows if that is less.
+// Returns the device's memory: the machine's memory, or the limit of its control group if that is less.
 std::size_t machine_memory() {
     auto bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page_size();
     for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
@@ -46,7 +46,7 @@ std::size_t machine_memory() {
     return bytes;
 }
 
-// Every device, so that an address can be described without knowing whose it is.
+// All devices, so that an address can be described without knowing its device.
 struct Registry {
     std::mutex mutex;
     std::vector<const Memory*> memories;
@@ -58,7 +58,7 @@ Registry& registry() {
     return *registry;
 }
 
-// A fault handler must not wait for ever for a lock that the interrupted code may hold.
+// Lock for a fault handler, which must not wait forever for a lock that the interrupted code may hold.
 class LockForHandler {
 public:
     explicit LockForHandler(std::mutex& mutex) : mutex_(mutex) {
@@ -82,7 +82,7 @@ void protect(const Memory::Pages& pages, int protection) {
     mprotect(pages.begin, static_cast<std::size_t>(pages.end - pages.begin), protection);
 }
 
-// The first byte in [begin, end) that is not the canary, or end.
+// Returns the first byte in [begin, end) that is not the canary, or end.
 std::uintptr_t first_damaged(std::uintptr_t begin, std::uintptr_t end) {
     const auto* bytes = static_cast<const unsigned char*>(pointer_to(begin));
     for (std::uintptr_t i = 0; i < end - begin; i++)
@@ -97,7 +97,7 @@ std::uintptr_t first_damaged(std::uintptr_t begin, std::uintptr_t end) {
 
 Memory::Memory(bool addresses_only)
     : addresses_only_(addresses_only), bytes_total_(addresses_only ? std::size_t{1} << 42 : machine_memory()) {
-    // Reserving costs nothing; where a limit on addresses is set (ulimit -v), less is taken.
+    // Reserving costs nothing; if there is a limit on addresses (ulimit -v), less is reserved.
     std::size_t bytes = std::max<std::size_t>(8 * bytes_total_, std::size_t{1} << 38);
     void* range = MAP_FAILED;
     for (; range == MAP_FAILED && bytes >= huge_page; bytes /= 2)
@@ -121,9 +121,9 @@ Memory::~Memory() {
     munmap(pointer_to(range_begin_), range_end_ - range_begin_);
 }
 
-// Finds `bytes` (whole pages) of addresses. For guarded allocations fresh ones are looked for behind the last ones
-// taken, so that those given back stay unused as long as possible; else the lowest are taken, which keeps page tables
-// small. 0 if there are none.
+// Finds `bytes` (whole pages) of addresses. For guarded allocations it searches behind the last ones taken, so that
+// freed addresses stay unused as long as possible; else it takes the lowest, which keeps page tables small. Returns 0
+// if there are none.
 std::uintptr_t Memory::take_addresses(std::size_t bytes, std::size_t alignment, bool guarded) {
     auto fits = [&](std::uintptr_t begin, std::uintptr_t end) {
         std::uintptr_t start = round_up(begin, alignment);
@@ -174,7 +174,7 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     const std::uintptr_t map_begin = take_addresses(pages + page_size(), alignment, guarded);
     if (!map_begin) return nullptr;
     const std::uintptr_t map_end = map_begin + pages;
-    // A block or the guard page of one may have been here before.
+    // A block or its guard page may have been here before.
     if (guarded && guard_pages_)
         guard_pages_ =
             remove_guard_pages(pointer_to(map_begin), pages) && install_guard_pages(pointer_to(map_end), page_size());
@@ -189,7 +189,7 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     }
     if (alignment == huge_page) madvise(pointer_to(map_begin), pages, MADV_HUGEPAGE);
 
-    // Guarded allocations touch the guard page with their end, others begin their first page.
+    // Guarded allocations end at the guard page, others begin at their first page.
     const std::uintptr_t begin = guarded ? map_end - padded : map_begin;
     if (checks().poison) std::memset(pointer_to(begin), poison_byte, bytes);
     if (guarded) {
@@ -216,7 +216,7 @@ bool Memory::release(void* pointer) {
     return true;
 }
 
-// Makes the pages inaccessible for good, and the memory free.
+// Makes the pages inaccessible, and frees their memory.
 void Memory::give_back_pages(const Block& block) {
     void* pages = pointer_to(block.map_begin);
     const std::size_t bytes = block.map_end - block.map_begin;
@@ -262,10 +262,10 @@ std::vector<Memory::Pages> Memory::live_pages() const {
     return result;
 }
 
-// Neighbours as one where only guard pages lie between them.
+// Joins neighbours that have only guard pages between them.
 std::vector<Memory::Pages> Memory::runs(bool only_guarded) const {
     std::vector<Pages> result;
-    bool goes_on = false;   // may the last one be continued?
+    bool goes_on = false;   // true if the last run may be continued
     for (const auto& [begin, block] : live_) {
         char* const pages = static_cast<char*>(pointer_to(block.map_begin));
         char* const end = static_cast<char*>(pointer_to(block.map_end));
@@ -368,7 +368,8 @@ std::string Memory::text_of(std::uintptr_t begin, const Block& block, bool live)
 std::string Memory::describe(const void* pointer) const {
     LockForHandler lock(mutex_);
     const std::uintptr_t address = address_of(pointer);
-    // The nearest block at or below the address, and whether it covers it including its padding and guard page.
+    // Finds the nearest block at or below the address, and whether it covers the address including its padding and
+    // guard page.
     for (const auto& [blocks, live] : {std::pair<const Blocks&, bool>{live_, true}, {freed_, false}}) {
         auto next = blocks.upper_bound(address);
         if (next != blocks.begin()) {

@@ -104,7 +104,7 @@ TEST_CASE("memory: many allocations and frees in any order") {
     for (char* pointer : held) REQUIRE(cudaFree(pointer) == cudaSuccess);
     CHECK(device->memory.bytes_used() == 0);
 
-    // what was given back in pieces can be taken as a whole
+    // Memory freed in pieces can be allocated as a whole.
     char* lowest = device.allocate<char>(4096);
     char* second = device.allocate<char>(4096);
     char* third = device.allocate<char>(4096);

@@ -36,11 +36,11 @@ Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double time
     const double deadline = now_seconds() + timeout_seconds;
     std::vector<FabricAddress> table = meet(rendezvous, listener.address, rank, ranks, timeout_seconds);
     struct Greeting {
-        std::uint64_t key;   // of who is greeted
+        std::uint64_t key;   // key of the process that is greeted
         std::int64_t rank;
     };
-    // Connect to every lower rank, be connected to by every higher one. Listening queues hold connections that are not
-    // accepted yet, so nobody waits in a circle.
+    // Connects to every lower rank, and accepts every higher one. Listening queues hold connections that are not
+    // accepted yet, so there is no circular wait.
     for (std::int32_t lower = 0; lower < rank; lower++) {
         const FabricAddress& address = table[static_cast<std::size_t>(lower)];
         Descriptor connection = connect_to(address, deadline);
@@ -135,7 +135,7 @@ void Fabric::match_with_self(const TransferKey& key) {
 void Fabric::start_send(Peer& peer, const TransferKey& key, const Header& credit, Pending send) {
     Header data = header(kData, key, send.bytes, send.what);
     if (credit.bytes != send.bytes || std::strcmp(credit.what, data.what) != 0) {
-        send.transfer->mismatch = credit.what;   // our side names both; the peer waits, as it would on a GPU
+        send.transfer->mismatch = credit.what;   // this side reports both; the peer waits, as it would on a GPU
         return;
     }
     peer.outgoing.push_back({data, send.data, 0, send.transfer});
@@ -146,8 +146,8 @@ void Fabric::drop(std::uint64_t comm) {
     for (Peer& peer : peers_) {
         std::erase_if(peer.sends, of_comm);
         std::erase_if(peer.credits, of_comm);
-        std::erase_if(peer.receives, of_comm);   // bytes that still come for them are read and forgotten
-        // A message that is partly on the wire cannot be taken back: its memory may be gone, so the connection is too.
+        std::erase_if(peer.receives, of_comm);   // later bytes for them are read and dropped
+        // A message that is partly sent cannot be taken back: its memory may be gone, so the connection is closed too.
         const bool torn = std::any_of(peer.outgoing.begin(), peer.outgoing.end(), [comm](const Outgoing& out) {
             return out.header.key.comm == comm && out.payload != nullptr && out.sent > 0;
         });
@@ -245,7 +245,8 @@ bool Fabric::read_some(Peer& peer) {
     }
 }
 
-// Acts on the message whose header is complete, if its payload is too. False: the connection is of no more use.
+// Acts on the message whose header is complete, if its payload is too. Returns false if the connection is useless from
+// now on.
 bool Fabric::take_message(Peer& peer) {
     const Header& h = peer.incoming;
     if (h.magic != Header{}.magic) {

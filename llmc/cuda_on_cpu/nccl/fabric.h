@@ -1,11 +1,11 @@
-// The wires between ranks: one socket to every peer, unix where both live on one host, TCP otherwise.
+// Connects ranks: one socket to every peer, Unix if both are on one host, else TCP.
 //
-// A transfer is named by a key that both sides compute alike. The receiver posts first: it sends a credit, and only then
-// does the sender put its bytes on the wire. So a send never finishes without its receive, nothing needs buffering, and
-// the credit's description of the operation lets the sender notice that the two ranks mean different things.
+// Both sides compute the same key for a transfer. The receiver posts first: it sends a credit, and only then the sender
+// sends its bytes. So a send never finishes without its receive, nothing needs buffering, and the credit's description
+// of the operation lets the sender notice that the two ranks mean different things.
 //
-// Nothing here waits, except connecting and the orderly farewell of the destructor. Not for several threads at once: a
-// fabric belongs to one rank and is driven by that rank's queues.
+// No call waits, except connecting and the destructor's goodbye. Not thread-safe: a fabric belongs to one rank and is
+// driven by that rank's queues.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace host {
 
-// How to reach a process: by unix socket when `host` is one's own, else by TCP.
+// Address of a process: reached by Unix socket when `host` is one's own, else by TCP.
 struct FabricAddress {
-    std::uint64_t key = 0;         // said first by whoever connects: strangers do not know it
+    std::uint64_t key = 0;         // sent first by whoever connects: strangers do not know it
     std::uint64_t host = 0;        // machine and network namespace
     std::uint32_t ip = 0;          // IPv4, network order
     std::uint16_t port = 0;        // network order
     char unix_name[26] = {};       // in the abstract namespace
 };
 
-// Which transfer this is, the same on both sides.
+// Identity of a transfer, the same on both sides.
 struct TransferKey {
     std::uint64_t comm = 0;
     std::uint64_t sequence = 0;   // the operation's number within its communicator or pair of ranks
@@ -37,17 +37,17 @@ struct TransferKey {
 
 struct Transfer {
     bool done = false;
-    std::string mismatch;   // the peer means another operation: what it said
+    std::string mismatch;   // if the peer means another operation: its description
     int peer = -1;          // rank in the fabric
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
 class Fabric {
 public:
-    // Begins to serve the rendezvous of the ranks, in a thread of its own; returns where to find it.
+    // Starts to serve the rendezvous of the ranks, in a thread of its own; returns its address.
     static FabricAddress serve_rendezvous();
     // Meets the other ranks there and connects to all of them. Throws std::runtime_error naming the ranks that have not
-    // come within `timeout_seconds`, or what failed.
+    // come within `timeout_seconds`, or the failure.
     Fabric(const FabricAddress& rendezvous, int rank, int ranks, double timeout_seconds);
     ~Fabric();   // says goodbye to every peer and waits a moment for theirs
     Fabric(const Fabric&) = delete;
@@ -56,7 +56,8 @@ public:
     int rank() const { return rank_; }
     int ranks() const { return ranks_; }
 
-    // The memory must stay valid until the transfer is done or dropped. `what` is compared between the two sides.
+    // Post a transfer. The memory must stay valid until the transfer is done or dropped. `what` is compared between the
+    // two sides.
     TransferPtr send(int peer, const TransferKey& key, const void* data, std::size_t bytes, const std::string& what);
     TransferPtr receive(int peer, const TransferKey& key, void* data, std::size_t bytes, const std::string& what);
     void drop(std::uint64_t comm);   // forgets the communicator's unfinished transfers
@@ -82,18 +83,18 @@ private:
     struct Outgoing {
         Header header;
         const char* payload = nullptr;
-        std::size_t sent = 0;   // of header and payload together
+        std::size_t sent = 0;   // bytes of header and payload
         TransferPtr transfer;
     };
     struct Peer {
         int socket = -1;
         bool lost = false;
-        bool goodbye = false;                        // it has said so: losing the connection is no surprise
+        bool goodbye = false;                        // the peer said goodbye: losing the connection is no surprise
         std::deque<Outgoing> outgoing;
-        std::map<TransferKey, Pending> sends;        // wait for a credit
-        std::map<TransferKey, Header> credits;       // wait for their send
-        std::map<TransferKey, Pending> receives;     // wait for data
-        Header incoming;                             // being read
+        std::map<TransferKey, Pending> sends;        // sends that wait for a credit
+        std::map<TransferKey, Header> credits;       // credits that wait for their send
+        std::map<TransferKey, Pending> receives;     // receives that wait for data
+        Header incoming;                             // header being read
         std::size_t header_read = 0, payload_read = 0;
     };
 

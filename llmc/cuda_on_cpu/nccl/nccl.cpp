@@ -1,4 +1,4 @@
-// NCCL's calls, over Fabric: communicators, groups, and operations as steps of the stand-in's queues.
+// NCCL's calls on top of Fabric: communicators, groups, and operations as steps of the stand-in's queues.
 #include <nccl.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ ncclResult_t refuse(ncclResult_t result, std::string why) {
     return result;
 }
 
-// How long ranks wait for one another when a communicator is made.
+// Returns how long ranks wait for one another when a communicator is made.
 double rendezvous_seconds() {
     const char* given = std::getenv("TRAIN_GPT_NCCL_RENDEZVOUS_SECONDS");
     if (!given) return 120;
@@ -69,7 +69,7 @@ public:
             tasks_.push_back({plan(call), 0, {}});
             const std::vector<CollectivePhase>& phases = tasks_.back().phases;
             if (stays_at_home) continue;
-            if (phases.empty() || phases[0].parts.empty()) continue;   // alone in the communicator
+            if (phases.empty() || phases[0].parts.empty()) continue;   // the only rank of the communicator
             exchanges_.push_back(exchange_of(call, phases[0].parts[0].key));
         }
     }
@@ -77,7 +77,7 @@ public:
     const std::string& what() const { return what_; }
     const std::vector<Exchange>& exchanges() const { return exchanges_; }
 
-    // True when every call of the group has finished.
+    // Returns true when every call of the group has finished.
     bool step() {
         if (comm_->aborted) return true;
         if (!started_) {
@@ -117,7 +117,7 @@ private:
     struct Task {
         std::vector<CollectivePhase> phases;
         std::size_t phase;
-        std::vector<TransferPtr> open;   // of the current phase
+        std::vector<TransferPtr> open;   // transfers of the current phase
     };
 
     void post(Task& task) {
@@ -178,7 +178,7 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     for (const CollectiveCall& call : calls) {
         for (const Access& access : accesses(call)) operation.accesses.push_back(access);
     }
-    // it touches more than it declares: its step also takes in what peers have sent to others that wait on this rank
+    // It touches more than it declares: its step also reads what peers have sent to other operations of this rank.
     operation.touches = Touches::anything;
     operation.work.exchanges = conversation->exchanges();
     operation.work.multiprocessors = first.comm->most_multiprocessors;
@@ -188,7 +188,8 @@ ncclResult_t enqueue_group(const std::vector<CollectiveCall>& calls) {
     return error == cudaSuccess ? ncclSuccess : refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
 }
 
-// Calls on one communicator become one operation, so that sends and receives of a group go on together.
+// Queues the calls of a group. Calls on one communicator become one operation, so that sends and receives of a group
+// run together.
 ncclResult_t flush_group(std::vector<CollectiveCall> calls) {
     while (!calls.empty()) {
         auto same = [comm = calls[0].comm](const CollectiveCall& c) { return c.comm == comm; };
@@ -245,7 +246,7 @@ ncclComm* make_comm(std::shared_ptr<Fabric> fabric, std::uint64_t id, std::vecto
     return comm;
 }
 
-// Waits until the host-side transfers are done; false when a peer is gone or nothing moves for too long.
+// Waits until the host-side transfers are done; returns false when a peer is gone or nothing moves for too long.
 bool finish(Fabric& fabric, const std::vector<TransferPtr>& transfers) {
     double deadline = now_seconds() + rendezvous_seconds();
     for (;;) {
@@ -268,7 +269,7 @@ struct SplitChoice {
     int color, key;
 };
 
-// What every member of `comm` chose, by rank; empty if a member is gone.
+// Returns the choices of all members of `comm`, by rank; empty if a member is gone.
 std::vector<SplitChoice> exchange_choices(ncclComm& comm, SplitChoice own) {
     std::vector<SplitChoice> choices(comm.members.size());
     std::vector<TransferPtr> transfers;
@@ -308,7 +309,7 @@ using host::refuse;
 
 extern "C" {
 
-// Of a run that is planned (llmc/process/comm.h), on a dry device.
+// Returns a communicator of a planned run (llmc/process/comm.h), on a dry device. The caller owns it.
 ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, const char* name,
                                          int multiprocessors) {
     auto* comm = new ncclComm;
@@ -424,7 +425,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    comm->aborted = true;   // queued operations see it and finish, so they are performed before the memory goes
+    comm->aborted = true;   // queued operations see it and finish, so they run before the memory is freed
     comm->fabric->drop(comm->id);
     cudaDeviceSynchronize();
     delete comm;

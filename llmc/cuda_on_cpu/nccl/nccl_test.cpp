@@ -17,7 +17,8 @@
 
 namespace {
 
-// What a rank works with. Failed requirements are thrown and end up in the test that started the ranks.
+// Communicator, stream and memory of a rank. Failed requirements are thrown and end up in the test that started the
+// ranks.
 struct Rank {
     int rank, ranks;
     ncclComm_t world;

@@ -1,6 +1,6 @@
-// How each collective is carried out: every rank sends what others need straight to them, then reduces in rank order.
-// One hop each way, at most n - 1 messages per rank and phase; no ring, because a ring's order of additions would depend
-// on where it starts.
+// Plans each collective: every rank sends others' data straight to them, then reduces in rank order. One hop each way,
+// at most n - 1 messages per rank and phase. No ring, because a ring's order of additions would depend on where it
+// starts.
 #include <algorithm>
 #include <cstddef>
 
@@ -32,7 +32,7 @@ public:
     explicit Planner(const CollectiveCall& call)
         : call_(call), comm_(*call.comm), what_(describe(call)), sequence_(next_key(call).sequence) {}
 
-    // Everyone's `block(r)` of `in` goes to rank r, which reduces what it gets into `out`.
+    // Sends every rank's `block(r)` of `in` to rank r, which reduces them into `out`.
     template <class BlockOf>
     CollectivePhase reduce_blocks(const void* in, BlockOf block, void* out, std::uint32_t part) {
         CollectivePhase phase;
@@ -54,7 +54,7 @@ public:
         return phase;
     }
 
-    // Rank r's block, which lies at `own` there, reaches `out` at block(r) everywhere.
+    // Sends rank r's block, which is at `own` there, to block(r) of `out` on all ranks.
     template <class BlockOf>
     CollectivePhase gather_blocks(const void* own, BlockOf block, void* out, std::uint32_t part) {
         CollectivePhase phase;
@@ -146,7 +146,7 @@ std::vector<Access> accesses(const CollectiveCall& call) {
 
 Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
     const double n = call.comm->size(), bytes = static_cast<double>(call.count * size_of(call.type));
-    std::uint64_t pair = 0;   // a transfer's number is its own only between two ranks
+    std::uint64_t pair = 0;   // a transfer's number is unique only between two ranks
     if (call.kind == Kind::send || call.kind == Kind::receive) {
         const bool is_send = call.kind == Kind::send;
         const auto from = static_cast<std::uint64_t>(is_send ? call.comm->rank : call.peer);
@@ -155,7 +155,7 @@ Exchange exchange_of(const CollectiveCall& call, const TransferKey& key) {
     }
     const std::uint64_t communicator = mix64(key.comm) % 0xffff + 1;
     const std::uint64_t of_it = mix64(mix64(mix64(key.comm) ^ key.sequence) ^ pair) >> (64 - communicator_shift);
-    double each_way = bytes;   // of a ring
+    double each_way = bytes;   // bytes of a ring
     if (call.kind == Kind::all_reduce) each_way = 2 * (n - 1) / n * bytes;
     if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather) each_way = (n - 1) * bytes;
     return {communicator << communicator_shift | of_it, pair ? 2 : call.comm->size(),
@@ -185,7 +185,8 @@ std::vector<CollectivePhase> plan(const CollectiveCall& call) {
             return {planner.reduce_blocks(call.in, only_root, call.out, 0)};
         }
         case Kind::all_reduce: {
-            // each rank reduces one piece, then all pieces go to all: the same bits everywhere, whatever the sizes
+            // Each rank reduces one piece, then all pieces go to all ranks: the same bits everywhere, whatever the
+            // sizes.
             const std::size_t piece = (count + n - 1) / n;
             auto block = [count, piece](int r) {
                 const std::size_t begin = std::min(count, static_cast<std::size_t>(r) * piece);

@@ -28,7 +28,7 @@ template <class T, class Wide> inline T narrow(Wide x) {
     }
 }
 
-// Blocks that fit the nearest cache, so that every contribution is read once.
+// Elements of a block that fits the nearest cache, so that every contribution is read once.
 constexpr std::size_t block_elements = 2048;
 
 template <class T, class Combine>

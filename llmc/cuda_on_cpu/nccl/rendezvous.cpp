@@ -26,7 +26,8 @@ namespace {
 
 [[noreturn]] void fail_with_errno(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
 
-// Machine and network namespace, so that unix sockets are used exactly where they reach. NCCL_HOSTID replaces it.
+// Returns a number for the machine and network namespace, so that Unix sockets are used exactly where they work.
+// NCCL_HOSTID replaces it.
 std::uint64_t host_id() {
     if (const char* given = std::getenv("NCCL_HOSTID")) return std::hash<std::string>{}(given);
     std::string boot;
@@ -36,8 +37,8 @@ std::uint64_t host_id() {
     return std::hash<std::string>{}(boot) ^ (network.st_ino * 0x9e3779b97f4a7c15ull);
 }
 
-// The address others reach this host by: of the interface that NCCL_SOCKET_IFNAME names (a prefix), else of the first
-// that is up and no loopback, else loopback.
+// Returns the address by which others reach this host: that of the interface that NCCL_SOCKET_IFNAME names (a prefix),
+// else of the first that is up and no loopback, else loopback.
 in_addr_t own_ip() {
     const char* wanted = std::getenv("NCCL_SOCKET_IFNAME");
     in_addr_t result = htonl(INADDR_LOOPBACK);
@@ -54,7 +55,7 @@ in_addr_t own_ip() {
     return result;
 }
 
-// An abstract name: a leading zero byte, no file to leave behind.
+// Fills an abstract address: a leading zero byte, no file to leave behind.
 socklen_t unix_address(const char* name, sockaddr_un* out) {
     *out = {};
     out->sun_family = AF_UNIX;
@@ -70,7 +71,7 @@ struct Introduction {
     FabricAddress address;
 };
 
-// What the rendezvous answers: 0 and then the table, or the number of ranks that are missing and then those.
+// Answer of the rendezvous: 0 and then the table, or the number of missing ranks and then their numbers.
 struct Answer {
     std::int32_t missing = 0;
 };
@@ -266,7 +267,7 @@ void serve_rendezvous_on(Listener listener) {
                 write_all(connection.get(), missing.data(), missing.size() * sizeof missing[0]);
             }
         } catch (const std::runtime_error&) {
-            // it died meanwhile; the others will notice
+            // The rank died meanwhile; the others will notice
         }
     }
 }

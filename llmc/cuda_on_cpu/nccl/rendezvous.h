@@ -1,4 +1,4 @@
-// How ranks find each other: blocking sockets, used only while connecting.
+// Lets ranks find each other: blocking sockets, used only while connecting.
 #pragma once
 
 #include <netinet/in.h>
@@ -13,7 +13,7 @@
 
 namespace host {
 
-double now_seconds();   // of a steady clock
+double now_seconds();   // seconds of a steady clock
 
 // A file descriptor that closes itself.
 class Descriptor {
@@ -41,14 +41,14 @@ struct Listener {
 
 };
 
-// What comes to a listener that is open to all: of each connection a greeting of so many bytes, whose first eight are the
-// listener's key. Strangers cost nothing: all are listened to at once, who says something else is dropped, and of many
-// that say too little the oldest are.
+// Connections to a listener that is open to all. Each must send a greeting of a given number of bytes, whose first
+// eight are the listener's key. All connections are heard at once; one that sends anything else is dropped, and if too
+// many have sent too little, the oldest are dropped.
 class Comers {
 public:
     Comers(const Listener& listener, std::size_t greeting_bytes) : listener_(listener), bytes_(greeting_bytes) {}
 
-    // The next connection that has greeted, with its greeting; -1 when `deadline` (now_seconds) passes.
+    // Returns the next connection that has greeted, with its greeting; -1 when `deadline` (now_seconds) passes.
     Descriptor next(void* greeting, double deadline);
 
 private:
@@ -56,8 +56,8 @@ private:
         Descriptor connection;
         std::vector<char> said = {};
     };
-    bool hear(Comer& comer) const;   // false: it is of no use
-    static constexpr std::size_t most = 128;   // that have not greeted yet
+    bool hear(Comer& comer) const;   // false: drop it
+    static constexpr std::size_t most = 128;   // connections that have not greeted yet
 
     const Listener& listener_;
     std::size_t bytes_;
@@ -67,11 +67,11 @@ private:
 // Connects, retrying until the deadline. Throws std::runtime_error.
 Descriptor connect_to(const FabricAddress& address, double deadline);
 
-// All of it or std::runtime_error.
+// Write or read all bytes, else throw std::runtime_error.
 void write_all(int fd, const void* data, std::size_t bytes);
 void read_all(int fd, void* data, std::size_t bytes, double deadline);
 
-// The rendezvous: every rank introduces itself, then all are told about all.
+// Meets at the rendezvous: every rank sends its address, then all ranks get the addresses of all.
 std::vector<FabricAddress> meet(const FabricAddress& rendezvous, const FabricAddress& own, int rank, int ranks,
                                 double timeout_seconds);
 void serve_rendezvous_on(Listener listener);

@@ -46,7 +46,7 @@ std::set<CallSite> calls_in(const std::string& file, Run run) {
     return calls;
 }
 
-// What run() gives where one call is left out.
+// Returns the result of run() with one call left out.
 template <class Run>
 auto without(const CallSite& left_out, Run run) {
     const WatchedCalls watched(

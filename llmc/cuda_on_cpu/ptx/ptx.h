@@ -1,10 +1,10 @@
-// The functions of llmc/kernels/ptx/ptx.cuh where there is no GPU: models of the instructions, in plain C++. What each
-// does is said there.
+// Models of the instructions in llmc/kernels/ptx/ptx.cuh, in plain C++, for machines without a GPU. That file describes
+// each function.
 //
-// What a warp does together is a rendezvous (host::warp_collective): each lane brings its operands, the last to arrive
+// Warp-wide instructions are a rendezvous (host::warp_collective): each lane brings its operands, the last to arrive
 // computes for all 32. Asynchronous copies are kept in a list per thread until a wait delivers them, which is as late
-// as a GPU may: all other threads that can run have come as far as they can, and what they wrote in the meantime to
-// where a copy was under way is a fault. So is a thread that ends with copies that it has not waited for.
+// as a GPU may: all other threads that can run have come as far as they can. A write of theirs to the target of a
+// pending copy is a fault. A thread that ends with copies that it has not waited for is a fault, too.
 #pragma once
 
 #ifdef __CUDACC__
@@ -25,7 +25,7 @@
 
 namespace ptx_model {
 
-// For tests of what finds hardware that is wrong: from now on this instruction gives a wrong result.
+// For tests of code that detects faulty hardware: from now on this instruction gives a wrong result.
 enum class Damage {
     none,
     ldmatrix,
@@ -56,7 +56,7 @@ inline std::uint32_t pack(float low, float high) {
     return bits_of(low) | bits_of(high) << 16;
 }
 
-// The bf16 in the low or high half of a register.
+// Return the bf16 in the low or high half of a register.
 inline float low_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 inline float high_of(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
@@ -117,7 +117,7 @@ inline void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32
     });
 }
 
-// The copies a thread has issued: `groups` counts, for each committed group, the copies up to its end.
+// Copies that a thread has issued: `groups` counts, for each committed group, the copies up to its end.
 struct AsyncCopies {
     struct Copy {
         unsigned char* target;
@@ -127,10 +127,11 @@ struct AsyncCopies {
     };
     std::vector<Copy> copies;
     std::vector<std::size_t> groups;
-    std::uint64_t block = 0;   // whose thread issued them
+    std::uint64_t block = 0;   // block whose thread issued them
 };
 
-// Of the calling thread of the running block; what a block that ended with a fault has left is forgotten.
+// Returns the copies of the calling thread of the running block; those left by a block that ended with a fault are
+// dropped.
 inline AsyncCopies& my_copies() {
     static thread_local std::vector<AsyncCopies> of_thread(1024);
     AsyncCopies& mine = of_thread[host::thread_in_block()];
@@ -142,14 +143,14 @@ inline AsyncCopies& my_copies() {
     return mine;
 }
 
-constexpr unsigned char under_way = 0xff;   // what a target holds until its copy is delivered: NaN in fp32 and bf16
+constexpr unsigned char under_way = 0xff;   // byte of a target until its copy is delivered: NaN in fp32 and bf16
 
 inline void let_others_run() {
     bool had_a_turn = false;
     host::wait_until([&] { return std::exchange(had_a_turn, true); }, "its turn");
 }
 
-// Looked at when a thread ends.
+// Faults if a thread ends with pending copies. Called when a thread ends.
 inline void require_no_copies() {
     const std::size_t left = my_copies().copies.size();
     if (left == 0) return;
@@ -163,7 +164,7 @@ inline void async_copy(std::uintptr_t address, const void* source, int bytes, bo
     auto* target = reinterpret_cast<unsigned char*>(address);
     if (my_copies().copies.empty()) {
         host::at_thread_end = require_no_copies;
-        host::wait_until([] { return true; }, "nothing");   // from now on ends of this block's threads are looked at
+        host::wait_until([] { return true; }, "nothing");   // makes threads call at_thread_end
     }
     std::memset(target, under_way, static_cast<std::size_t>(bytes));
     my_copies().copies.push_back({target, source, bytes, valid});
@@ -203,7 +204,7 @@ inline void wait_copies(int pending) {
     for (std::size_t& end : mine.groups) end -= count;
 }
 
-// Both let other threads of the block run now and then.
+// Both functions let other threads of the block run now and then.
 inline void add_release(int* count, int value) {
     host::Block::current()->polled();
     __atomic_fetch_add(count, damage == Damage::add_release ? 2 * value : value, __ATOMIC_RELEASE);

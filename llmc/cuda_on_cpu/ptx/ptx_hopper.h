@@ -1,9 +1,10 @@
-// The functions of llmc/kernels/ptx/ptx_hopper.cuh where there is no GPU, as ptx.h has those of ptx.cuh.
+// Models of the instructions in llmc/kernels/ptx/ptx_hopper.cuh, for machines without a GPU, as ptx.h has those of
+// ptx.cuh.
 //
 // Copies and products run as late as a GPU may: when a thread waits for them, after all others that can run have come
-// as far as they can. Until then the target of a copy and the sums of a product are not-a-number, and what others write
-// there meanwhile is a fault. Copies and products see shared memory through a memory of their own (the asynchronous
-// proxy's), which ordinary stores reach only by fence_proxy_async.
+// as far as they can. Until then the target of a copy and the sums of a product are NaN, and writes of other threads
+// there are a fault. Copies and products see a separate copy of shared memory (the asynchronous proxy's), which
+// ordinary stores reach only by fence_proxy_async.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ namespace ptx_model {
     host::Block::current()->fail(host::FaultKind::trap, std::move(what));
 }
 
-// In dynamic shared memory, where swizzles repeat every 1,024 bytes.
+// Returns the offset in dynamic shared memory, where swizzles repeat every 1,024 bytes.
 inline std::uint32_t shared_offset(std::uintptr_t address) {
     const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(host::dynamic_shared_memory);
     if (offset >= host::dynamic_shared_bytes)
@@ -46,20 +47,20 @@ struct Coordinates {
 
 struct TensorLoad {
     std::uint32_t target;
-    TensorMap map;   // copied: the thread that issued it may have ended
+    TensorMap map;   // a copy: the thread that issued it may have ended
     std::uintptr_t barrier;
     Coordinates from;
 };
 
 struct Wgmma {
     float* d;
-    const std::uint32_t* a_registers;   // null: in shared memory, as `a` says
+    const std::uint32_t* a_registers;   // null: in shared memory at `a`
     std::uint64_t a, b;
     int n;
     bool accumulate, a_transposed, b_transposed;
 };
 
-// The sums of the products under way into one array of registers.
+// Sums of the pending products into one array of registers.
 struct Sums {
     float* registers;
     std::size_t products;
@@ -68,7 +69,7 @@ struct Sums {
 
 struct ThreadState {
     std::vector<Wgmma> products;
-    std::vector<std::size_t> batches;   // for each one committed, the products up to its end
+    std::vector<std::size_t> batches;   // for each committed batch, the products up to its end
     std::vector<Sums> sums;
     std::size_t performed = 0;   // products of this thread's warp so far
     bool fenced = false;
@@ -77,13 +78,13 @@ struct ThreadState {
         TensorMap map;
         std::uint32_t source;
         Coordinates to;
-        std::vector<unsigned char> when_issued;   // of the source: it may be read at any time from then on
+        std::vector<unsigned char> when_issued;   // source at issue: it may be read at any time from then on
     };
     std::vector<Store> stores;
     std::size_t committed_stores = 0;
 };
 
-// What the four warps of a group found as the operands of one product: all must find the same.
+// Operands of one product that the four warps of a group passed: all must pass the same.
 struct Operands {
     std::uint64_t a, b, sum;
     unsigned warps;
@@ -92,16 +93,16 @@ struct Operands {
 struct BlockState {
     std::uint64_t serial = 0;
     std::vector<unsigned char> seen =
-        std::vector<unsigned char>(host::most_shared_bytes);   // by the asynchronous proxy
+        std::vector<unsigned char>(host::most_shared_bytes);   // shared memory as the asynchronous proxy sees it
     std::vector<TensorLoad> loads;
     std::vector<ThreadState> threads = std::vector<ThreadState>(host::most_block_threads);
-    std::vector<Operands> operands[host::most_block_threads / 128];   // of a group's products, from its first on
+    std::vector<Operands> operands[host::most_block_threads / 128];   // operands of each group's products
     unsigned ended = 0;
 };
 
 inline BlockState& block_state();
 
-// Looked at when a thread ends.
+// Faults if a thread ends with pending copies or products. Called when a thread ends.
 inline void require_nothing_under_way() {
     require_no_copies();
     BlockState& block = block_state();
@@ -114,7 +115,7 @@ inline void require_nothing_under_way() {
     }
 }
 
-// Of the running block. What another has left, that ended with a fault, is forgotten.
+// Returns the state of the running block; state left by a block that ended with a fault is dropped.
 inline BlockState& block_state() {
     static thread_local std::unique_ptr<BlockState> state;
     if (!state) state = std::make_unique<BlockState>();
@@ -125,7 +126,7 @@ inline BlockState& block_state() {
         std::memset(state->seen.data(), under_way, state->seen.size());
         state->serial = host::block_serial();
         host::at_thread_end = require_nothing_under_way;
-        host::wait_until([] { return true; }, "nothing");   // from now on ends of this block's threads are looked at
+        host::wait_until([] { return true; }, "nothing");   // makes threads call at_thread_end
     }
     return *state;
 }
@@ -136,7 +137,7 @@ inline ThreadState& thread_state() { return block_state().threads[host::thread_i
 
 struct Barrier {
     std::uint16_t expected, pending;
-    std::int32_t bytes : 22;   // said to come less those that came
+    std::int32_t bytes : 22;   // expected bytes minus arrived bytes
     std::uint32_t phase : 1, fenced : 1, made : 8;
     static constexpr std::uint32_t is_made = 0x4d;
 };
@@ -182,7 +183,7 @@ inline void mbarrier_wait(std::uintptr_t address, int parity) {
     auto ended = [&] {
         Barrier& barrier = barrier_at(address);
         if (barrier.phase != static_cast<unsigned>(parity)) return true;
-        // Taken out one by one: a fault in `deliver` leaves this thread's stack behind, with all that lies there.
+        // Loads are removed one by one: a fault in `deliver` abandons this thread's stack and everything on it.
         for (std::size_t i = 0; i < block.loads.size() && barrier.phase == static_cast<unsigned>(parity);) {
             const TensorLoad load = block.loads[i];
             if (load.barrier != address) {
@@ -288,7 +289,7 @@ inline void fence_proxy_async(std::uintptr_t first, int bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma
 
-// For tests of the order in which groups of warps compute: the group of each batch, as batches are committed.
+// For tests of the order in which groups of warps compute: group of each batch, in the order of commits.
 inline std::vector<int>* commit_log = nullptr;
 
 inline void wgmma_fence() { thread_state().fenced = true; }
@@ -323,7 +324,7 @@ inline float widened_bf16(const unsigned char* bytes) {
     return __uint_as_float(std::uint32_t{bits} << 16);
 }
 
-// Element (row, k) of an operand in shared memory, row counting its M or N.
+// Returns element (row, k) of an operand in shared memory, row counting its M or N.
 inline const unsigned char* operand_element(const BlockState& block, std::uint64_t operand, bool transposed, int row,
                                             int k) {
     const auto field = [&](int bit) { return static_cast<std::uint32_t>(operand >> bit & 0x3fff) << 4; };
@@ -334,7 +335,7 @@ inline const unsigned char* operand_element(const BlockState& block, std::uint64
     if (offset + 2 > host::dynamic_shared_bytes) fault("an operand of a product lies outside of shared memory");
     return &block.seen[offset];
 }
-// `count`: of its M or N.
+// Checks an operand. `count`: its M or N.
 inline void require_operand(std::uint64_t operand, bool transposed, int count) {
     if (operand >> 62 != 1) fault("an operand of a product is not swizzled in 128 bytes");
     const std::uint32_t start = static_cast<std::uint32_t>(operand << 4) & 0x3ff;
@@ -343,7 +344,8 @@ inline void require_operand(std::uint64_t operand, bool transposed, int count) {
     if (static_cast<int>(start) + row > 128) fault("rows of a product's operand end beyond the 128 bytes of a panel's");
 }
 
-// One product of one warp: sums (16, n) of rows 16 `quarter` .. of the group, and a number that tells its operands.
+// Computes one product of one warp: sums (16, n) of rows 16 `quarter` .. of the group. Returns a number that identifies
+// its operands.
 inline std::uint64_t multiply(const BlockState& block, const Wgmma& product, float (*sums)[128],
                               const float (*left)[16], int quarter) {
     static thread_local float rows[64][16], right[16][128];
@@ -395,7 +397,7 @@ inline void require_same(const Wgmma& a, const Wgmma& b) {
     fault("lanes of a warp disagree about a product's operands");
 }
 
-// The next product of a warp, for all its lanes.
+// Performs the next product of a warp, for all its lanes.
 inline void perform_one(WarpWait* const* lanes, std::size_t index) {
     BlockState& block = block_state();
     const unsigned warp = host::thread_in_block() / 32, group = warp / 4, quarter = warp % 4;
@@ -440,7 +442,7 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
     }
 }
 
-// For tests: a warp that is behind all others when products end.
+// For tests: number of a warp that runs after all others when products end.
 inline int slow_warp = -1;
 
 inline void wgmma_wait(int pending) {
@@ -507,7 +509,7 @@ inline void fence_proxy_async(SharedAddress first, int bytes, HOST_SITE) {
     UNLESS_LEFT_OUT ptx_model::fence_proxy_async(first, bytes);
 }
 
-// Of one to three arrays of registers, as kernels have them: a defaulted argument cannot come after a pack.
+// Overloads for one to three arrays of registers, as kernels have them: a defaulted argument cannot come after a pack.
 template <class A>
 void wgmma_fence(A&, HOST_SITE) {
     UNLESS_LEFT_OUT ptx_model::wgmma_fence();

@@ -97,7 +97,7 @@ __global__ void small_product(const __grid_constant__ TensorMap in, const __grid
     if (mistake != Mistake::no_store_wait) tma_store_wait();
 }
 
-// What a mistake leads to: a fault, or "" with the largest difference of the result, infinite where it is no number.
+// Outcome of a mistake: a fault, or "" with the largest difference of the result, infinite if that is NaN.
 struct Outcome {
     std::string fault;
     double difference = 0;
@@ -136,7 +136,7 @@ Outcome outcome_of(Mistake mistake) {
 TEST_CASE("sm90: models: copies, a product and a store with all that orders them are right") {
     const Outcome outcome = outcome_of(Mistake::none);
     CHECK(outcome.fault == "");
-    CHECK(outcome.difference < 0.15);   // of sums up to 35, rounded to bf16
+    CHECK(outcome.difference < 0.15);   // error of sums up to 35, rounded to bf16
 }
 
 TEST_CASE("sm90: models: a mistake is a fault that says which") {

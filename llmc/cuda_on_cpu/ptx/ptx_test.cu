@@ -26,7 +26,7 @@ struct Problem {
     AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v, inputs.dout);
 };
 
-// What attention does wrong; empty if nothing.
+// Returns what attention does wrong; empty if nothing.
 std::string mistake(bool grouped) {
     host::TestDevice device(without_order_check());
     const Problem p(grouped);

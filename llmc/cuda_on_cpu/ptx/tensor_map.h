@@ -1,4 +1,4 @@
-// What the stand-in keeps in a CUtensorMap.
+// Contents of the stand-in's CUtensorMap.
 #pragma once
 
 #include <cstdint>

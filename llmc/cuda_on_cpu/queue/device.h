@@ -1,4 +1,4 @@
-// The state of one stand-in device: its memory, its streams, its fault. Internal to llmc/cuda_on_cpu.
+// State of one stand-in device: its memory, its streams, its fault. Internal to llmc/cuda_on_cpu.
 //
 // A thread uses the device bound to it, else the process's first one. Several ranks can thus live in one process, each
 // a thread with a device of its own; that is how layouts are tested without a launcher.
@@ -22,7 +22,7 @@
 #include "llmc/cuda_on_cpu/memory/memory.h"
 #include "llmc/cuda_on_cpu/queue/queue.h"
 
-// How far a stream has come. Outlives the stream, because events refer to it.
+// Progress of a stream. Outlives the stream, because events refer to it.
 struct StreamProgress {
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
@@ -30,17 +30,18 @@ struct StreamProgress {
 };
 
 struct CUstream_st {
-    // An operation and what must be done elsewhere before it may start (only the legacy default stream causes these).
+    // An operation and the work of other streams that must finish before it may start (only the legacy default stream
+    // causes these).
     struct Queued {
         host::Operation operation;
         std::vector<std::pair<std::shared_ptr<StreamProgress>, std::uint64_t>> after;
-        std::uint64_t opened = 0;   // what it touches was opened in the opening of this number
+        std::uint64_t opened = 0;   // number of the opening in which its memory was opened
     };
     std::shared_ptr<StreamProgress> progress;
     std::deque<Queued> queue;
     unsigned flags = 0;
     int priority = 0;
-    int clock = 0;   // its number in the race detector
+    int clock = 0;   // number in the race detector
 
     bool blocking() const { return !(flags & cudaStreamNonBlocking); }
 };
@@ -64,8 +65,7 @@ namespace host {
 
 class Device {
 public:
-    // `dry`: what is asked of it is recorded and not performed, whatever is waited for has happened, and memory is
-    // addresses only.
+    // `dry`: requests are recorded and not performed, every wait returns at once, and memory is addresses only.
     explicit Device(bool dry = false);
     ~Device();
     Device(const Device&) = delete;
@@ -93,18 +93,18 @@ public:
     cudaError_t wait_for(CUstream_st& stream);
     cudaError_t wait_for(const CUevent_st::Record& record);
     cudaError_t wait_for_all();
-    // The same without what the host may conclude from it: for calls that need not wait on a GPU.
+    // Perform the same work, but the host may conclude nothing from it: for calls that need not wait on a GPU.
     cudaError_t perform(CUstream_st& stream);
     cudaError_t perform_all();
-    void poll();   // one round, for queries: a program that polls makes progress too
+    void poll();   // performs one round, for queries: a program that polls makes progress too
 
-    // An error if the runtime may not be called now: inside an operation, or after a fault.
+    // Returns an error if the runtime may not be called now: inside an operation, or after a fault.
     cudaError_t usable();
     bool idle() const;
     void note_progress() { moved_ = true; }
-    void close_memory();   // to host code in the midst of a wait; operations open what they touch again
+    void close_memory();   // closes memory to host code during a wait; operations open what they touch again
 
-    // The first queued operation that touches the range, and its stream's number; null if there is none.
+    // Returns the first queued operation that touches the range, and its stream's number; null if there is none.
     const Operation* queued_on(const void* begin, std::size_t bytes, int* stream) const;
 
     // ---- the fault
@@ -134,8 +134,8 @@ private:
     std::uint64_t random_ = 0;
     std::uint64_t random_seed_ = 0;
     bool in_step_ = false;
-    bool opened_all_ = false;     // memory, since a wait began
-    std::uint64_t opening_ = 1;   // ends with the wait, or where host code comes between
+    bool opened_all_ = false;     // all memory was opened since a wait began
+    std::uint64_t opening_ = 1;   // an opening ends with the wait, or when host code comes between
     bool moved_ = false;
 
     mutable std::mutex fault_mutex_;
@@ -144,10 +144,10 @@ private:
     int fault_reports_ = 0;
 };
 
-// The device of the calling thread.
+// Returns the device of the calling thread.
 Device& device();
 
-// Binds a device to the calling thread while it lives.
+// Binds a device to the calling thread while the object lives.
 class BindDevice {
 public:
     explicit BindDevice(Device& device);
@@ -163,7 +163,7 @@ private:
 cudaError_t fail(cudaError_t error, std::string detail = "");
 inline cudaError_t pass_on(cudaError_t error) { return error == cudaSuccess ? error : fail(error); }
 
-// "main.cu:12", or nothing where the place is unknown.
+// Returns "main.cu:12", or "an unknown place" if the place is unknown.
 std::string place(const char* file, int line);
 
 }   // namespace host

@@ -18,7 +18,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 thread_local Device* bound_device = nullptr;
 
-// Waits a little longer each time nothing moved: first by giving way, then by sleeping.
+// Waits a little longer each time nothing moved: first by yielding, then by sleeping.
 void rest(int idle_rounds) {
     if (idle_rounds < 64)
         sched_yield();
@@ -144,7 +144,7 @@ cudaError_t Device::record_event(CUevent_st& event, CUstream_st& stream, const c
 
 cudaError_t Device::wait_in_stream(CUstream_st& stream, CUevent_st& event, const char* file, int line) {
     auto record = event.record;
-    if (!record) return cudaSuccess;   // as CUDA has it: an event never recorded is complete
+    if (!record) return cudaSuccess;   // as in CUDA, an event never recorded is complete
     Operation operation{"cudaStreamWaitEvent", file, line, {}, {}, {}, {}, Touches::nothing};
     operation.step = [record] { return record->finished(); };
     operation.waiting = [record] { return text("waits for an event recorded in stream ", record->stream->id); };
@@ -180,7 +180,7 @@ cudaError_t Device::usable() {
     return fault();
 }
 
-// Tries the head of one stream. True if it finished.
+// Runs a step of the head of one stream. Returns true if the head finished.
 bool Device::advance(CUstream_st& stream) {
     if (stream.queue.empty()) return false;
     CUstream_st::Queued& head = stream.queue.front();
@@ -192,8 +192,8 @@ bool Device::advance(CUstream_st& stream) {
     return true;
 }
 
-// Opens what an operation touches, until the wait ends. Most waits are for one copy, which touches little: to open all
-// took a fifth of the time of tests of many ranks.
+// Opens the memory that an operation touches, until the wait ends. Most waits are for one copy, which touches little:
+// opening all memory took a fifth of the time of tests of many ranks.
 void Device::open_for(CUstream_st::Queued& queued) {
     const Operation& operation = queued.operation;
     if (memory.is_open() || operation.touches == Touches::nothing || queued.opened == opening_) return;
@@ -219,14 +219,15 @@ void Device::close_opened() {
     opening_++;
 }
 
-// With memory checked, a fault inside the step ends the step and becomes the device's; else it ends the process.
+// Runs one step. With the memory check on, a fault inside the step ends the step and becomes the device's; else it ends
+// the process.
 bool Device::run_step(CUstream_st::Queued& queued) {
     Operation& operation = queued.operation;
     auto fault_of_operation = [&](cudaError_t error, const std::string& message) {
         report_fault(error, text("'", operation.name, "' (", place(operation.file, operation.line), "): ", message));
     };
     open_for(queued);
-    const int open_count = memory.open_count();   // a host function closes it meanwhile
+    const int open_count = memory.open_count();   // a host function closes memory meanwhile
     in_step_ = true;
     bool finished = true;
     try {
@@ -236,7 +237,7 @@ bool Device::run_step(CUstream_st::Queued& queued) {
         } else if (!run_guarded(operation.step, &finished, &message)) {
             fault_of_operation(cudaErrorIllegalAddress, message);
         }
-    } catch (const std::exception& exception) {   // a GPU has no exceptions: whoever waits sees an error
+    } catch (const std::exception& exception) {   // a GPU has no exceptions: the waiting call returns an error
         const bool no_memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
         fault_of_operation(no_memory ? cudaErrorMemoryAllocation : cudaErrorUnknown, exception.what());
     }
@@ -245,7 +246,7 @@ bool Device::run_step(CUstream_st::Queued& queued) {
     return finished;
 }
 
-// One round over all streams: one operation each; with random order, some streams get several turns and some none.
+// Does one round over all streams: one operation each; with random order, some streams get several turns and some none.
 bool Device::advance() {
     if (!checks().random_order) {
         bool any = false;
@@ -266,7 +267,7 @@ bool Device::advance() {
     return false;
 }
 
-// Closes what operations have opened.
+// Closes the memory that operations have opened.
 struct Device::CloseOpened {
     Device& device;
     ~CloseOpened() { device.close_opened(); }
@@ -292,7 +293,7 @@ cudaError_t Device::run_until(Done done) {
             report_fault(cudaErrorLaunchTimeout, standstill());
             break;
         }
-        mutex.unlock();   // other threads may add what is waited for
+        mutex.unlock();   // other threads may add the awaited work
         rest(idle_rounds);
         mutex.lock();
     }
@@ -334,7 +335,7 @@ cudaError_t Device::wait_for(const CUevent_st::Record& record) {
 }
 
 cudaError_t Device::wait_for_all() {
-    OpenMemory open(memory);   // once, for the work and for the look at what surrounds allocations
+    OpenMemory open(memory);   // opened once, for the work and for the check of bytes around allocations
     if (cudaError_t error = perform_all(); error != cudaSuccess) return error;
     if (checks().races) races.host_waited_for_all();
     if (recorder)

@@ -1,11 +1,12 @@
-// Streams as deferred, in-order queues: the one way by which work reaches the stand-in's device.
+// Streams as deferred, in-order queues: all work reaches the stand-in's device through them.
 //
-// Kernel launches, copies, library calls and collectives are all an Operation given to `enqueue`. Nothing happens then;
-// operations are performed while the host waits, one stream's head after another's, each stream in its own order. An
-// operation is a step that is called until it says it has finished, so that it may also be a conversation with a peer.
+// Kernel launches, copies, library calls and collectives are each an Operation given to `enqueue`, which only stores
+// it. Operations are performed while the host waits, one stream's head after another's, each stream in its own order.
+// An operation is a step that is called until it returns that it has finished, so it may also be an exchange with a
+// peer.
 //
-// What must hold: a step never waits itself (it returns false and is asked again), never calls the runtime, and touches
-// only memory that stays valid until it has finished.
+// What must hold: a step never waits itself (it returns false and is called again), never calls the runtime, and
+// touches only memory that stays valid until it has finished.
 #pragma once
 
 #include <driver_types.h>
@@ -29,16 +30,16 @@ struct Access {
 using virtual_clock::Exchange;
 using virtual_clock::Work;
 
-// What of the device's memory a step may touch. Where memory is checked, it finds only that open.
+// Device memory that a step may touch. With the memory check on, only that memory is open.
 enum class Touches {
     anything,
-    declared,   // what `accesses` name, all of which are said
-    nothing,    // it is the host's code, or none
+    declared,   // only `accesses`, which must then be complete
+    nothing,    // the step is host code, or empty
 };
 
 struct Operation {
-    std::string name;        // the kernel or call, as a person would name it
-    const char* file = "";   // where the program asked for it; must live as long as the program
+    std::string name;        // kernel or call, as a person would name it
+    const char* file = "";   // call site in the program; must live as long as the program
     int line = 0;
     std::vector<Access> accesses;           // optional; an operation that declares none is not checked for races
     std::function<bool()> step;             // does some work; true when finished, polled until then
@@ -53,7 +54,8 @@ struct Operation {
 cudaError_t enqueue(cudaStream_t stream, Operation operation);
 inline constexpr std::size_t queue_limit = 1024;
 
-// An unfinished step that moved something all the same (bytes on a socket) says so, lest it be taken for stuck.
+// Must be called by an unfinished step that moved something all the same (bytes on a socket), so that it is not taken
+// for stuck.
 void note_progress();
 
 // ---- faults
@@ -61,16 +63,17 @@ void note_progress();
 // report is kept as the cause; later ones are added to its message. Called on the thread that runs the step.
 void report_fault(cudaError_t error, std::string message);
 
-// The message of the sticky fault, empty if there is none.
+// Returns the message of the sticky fault, empty if there is none.
 std::string last_fault();
 
-// For tests: the message of the sticky fault, which is then forgotten; memory, streams and events stay.
+// For tests: returns and clears the sticky fault's message; memory, streams and events stay.
 std::string take_fault();
 
 // ---- recording
-// Sees what the host asks of the device, in the order it asks: the seam for replaying a program on a virtual clock, as
-// record.h does.
-// Streams are numbered from 0 (the legacy default stream) in the order of their creation, events by their records.
+
+// Receives the host's requests to the device, in their order. This interface serves replays of a program on a virtual
+// clock (record.h). Streams are numbered from 0 (the legacy default stream) in the order of their creation, events by
+// their records.
 class Recorder {
 public:
     virtual ~Recorder() = default;

@@ -17,7 +17,7 @@
 namespace host {
 namespace {
 
-// What the last failing call of this thread returned, and what was wrong beyond the code.
+// Result of the last failing call of this thread, and a text with more than the code.
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaError_t detailed_error = cudaSuccess;
 thread_local std::string detail_text;
@@ -42,7 +42,7 @@ std::string place(const char* file, int line) {
 
 namespace {
 
-// Every call below: locks the device, and refuses to go on after a fault or inside an operation.
+// Locks the device for each call below, and refuses to go on after a fault or inside an operation.
 struct Call {
     Device& device = host::device();
     std::lock_guard<std::recursive_mutex> lock{device.mutex};
@@ -78,7 +78,7 @@ std::string processor_name() {
     return "unknown processor";
 }
 
-// The limits of a current GPU (compute capability 9.0), so that a launch that fits here fits there.
+// Returns the limits of a current GPU (compute capability 9.0), so that a launch that fits here fits there.
 cudaDeviceProp properties_of_device() {
     cudaDeviceProp p{};
     std::string name = "CPU stand-in on " + processor_name();
@@ -197,7 +197,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     return "unrecognized error code";
 }
 
-// CUDA's text; behind it what the stand-in knows, if this is the thread's latest error or the device's fault.
+// Returns CUDA's text, followed by the stand-in's, if this is the thread's latest error or the device's fault.
 const char* cudaGetErrorString(cudaError_t error) {
     static thread_local std::string whole;
     const char* plain = "unrecognized error code";
@@ -259,8 +259,8 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
     return cudaSuccess;
 }
 
-// CUDA lets the work of a destroyed stream finish later; here it is performed at once. That orders nothing: later work
-// must still wait for what it needs.
+// Performs the stream's work at once, while CUDA lets it finish later. That orders nothing: later work must still wait
+// for what it needs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     host::Device& device = host::device();
     std::lock_guard lock(device.mutex);
@@ -306,7 +306,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     host::Operation operation{"host function", file, line, {}, {}, {}, {}, host::Touches::nothing};
     operation.step = [function, user_data, &device = call.device] {
         const int open_count = device.memory.open_count();
-        device.close_memory();   // it is the host, after all
+        device.close_memory();   // memory stays closed to the host
         function(user_data);
         device.memory.restore_open_count(open_count);
         return true;
@@ -393,10 +393,10 @@ void stand_in_own_device(void (*body)(void*), void* argument) {
     host::Device device;
     host::BindDevice bind(device);
     body(argument);
-    device.take_fault();   // told to the body already, and nobody else's
+    device.take_fault();   // reported to the body already, and to nobody else
 }
 
-// Here because this file is part of every program.
+// In this file because it is part of every program.
 void stand_in_on_dry_device(const std::function<void()>& body) {
     host::Device device(true);
     host::BindDevice bind(device);

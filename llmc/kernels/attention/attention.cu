@@ -20,7 +20,7 @@ void check_shape(const AttentionShape& shape) {
     ENSURE(shape.group > 0 && shape.NH % shape.group == 0, shape.NH, " heads of queries in groups of ", shape.group);
     ENSURE(shape.B <= 65535 && shape.NH <= 65535, "B, NH are ", shape.B, ", ", shape.NH, ": more than a grid holds");
     ENSURE(shape.Tq <= 1 << 29 && shape.Tk <= 1 << 29, "Tq, Tk are ", shape.Tq, ", ", shape.Tk);   // sums fit an int
-    ENSURE(shape.scale > 0, "scale is ", shape.scale);   // the largest score is that of the largest product
+    ENSURE(shape.scale > 0, "scale is ", shape.scale);   // so that the largest product has the largest score
 }
 
 template <class T>
@@ -33,7 +33,7 @@ void check_view(const HeadsView<T>& view, const char* name) {
     ENSURE(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0, name, " is not aligned to 16 bytes");
 }
 
-// Of forward or backward: what both have.
+// Checks the arguments that forward and backward have in common.
 template <class Arguments>
 void check_inputs(const Arguments& a) {
     check_shape(a.shape);

@@ -1,11 +1,11 @@
-// What an attention is asked for: the argument structs that own attention (attention.cuh) and library attention share.
+// Arguments of attention, shared by own attention (attention.cu) and library attention (library_attention.h).
 //
 // For every batch b, head h and query i, with the keys j that query i may see:
 //     s_ij  = scale * <q_i, k_j>
 //     lse_i = log(sum_j exp(s_ij))                      natural logarithm
 //     out_i = sum_j exp(s_ij - lse_i) v_j
-// No Tq x Tk matrix is ever stored; lse is what backward needs to recompute the probabilities, and what merges the
-// results of several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
+// No Tq x Tk matrix is ever stored. Backward recomputes the probabilities from lse, and lse merges the results of
+// several key blocks exactly (Dao et al., "FlashAttention", 2022, algorithms 1 and 4).
 //
 // Must hold: HS is a multiple of 8 and at most kLargestHead; every stride is a multiple of 8 elements and every pointer
 // aligned to 16 bytes, so that a head's channels can be read in 16-byte pieces; outputs do not overlap inputs or one
@@ -24,9 +24,9 @@
 
 #include "llmc/base/dtype.h"
 
-// Which implementation computes attention (--attention). `auto_`: the library on a CPU, the fastest one on a GPU.
-// `own_sm90`: our own with the kernels for sm_90a, of bf16; they serve once their self-check has passed. They have not
-// run on a GPU yet.
+// Implementation that computes attention (--attention). `auto_`: the library on a CPU, the fastest one on a GPU.
+// `own_sm90`: our own bf16 kernels for sm_90a, used only after their self-check has passed. They have not run on a GPU
+// yet.
 enum class AttentionKind : std::uint8_t { auto_, own, library, own_sm90 };
 
 // A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].
@@ -36,21 +36,21 @@ struct HeadsView {
     T* data;
     std::int64_t batch, token, head;
 
-    template <class Const>   // only a view of const T: an input may be another kernel's output
+    template <class Const>   // converts only to a view of const T: an input may be another kernel's output
     requires(std::is_same_v<Const, const T> && !std::is_const_v<T>) operator HeadsView<Const>() const {
         return {data, batch, token, head};
     }
 };
 
-// A tensor of its own, (B, T, NH, HS) without gaps.
+// Returns a view of a tensor of its own, (B, T, NH, HS) without gaps.
 template <class T>
 HeadsView<T> contiguous_heads(T* data, int tokens, int heads, int head_size) {
     std::int64_t row = std::int64_t{heads} * head_size;
     return {data, tokens * row, row, head_size};
 }
 
-// Part 0 (q), 1 (k) or 2 (v) of the packed output of the qkv matmul: rows of NH heads of q, then as many of k and v as
-// there are, `kv_heads` (0: NH).
+// Returns a view of part 0 (q), 1 (k) or 2 (v) in the packed output of the qkv matmul. A row has NH heads of q, then
+// `kv_heads` (0: NH) heads of k and as many of v.
 template <class T>
 HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size, int kv_heads = 0) {
     if (kv_heads == 0) kv_heads = heads;
@@ -59,31 +59,32 @@ HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size
     return {qkv + first * head_size, tokens * row, row, head_size};
 }
 
-inline constexpr int kLargestHead = 256;       // HS
-inline constexpr int kLargestHeadSm90 = 128;   // of the kernels for sm_90a
+inline constexpr int kLargestHead = 256;       // largest HS
+inline constexpr int kLargestHeadSm90 = 128;   // largest HS of the kernels for sm_90a
 
 // Documents that share a sequence and do not see each other: query i of batch b sees no key before first[b * batch +
-// i]. These never fall along a sequence, and may lie past the last key: then the query sees none.
+// i]. first[] never decreases along a sequence. It may lie past the last key: then the query sees none.
 struct FirstKeys {
-    const int* first = nullptr;   // on the device; null: all keys are seen that the rest of the mask leaves
-    std::int64_t batch = 0;       // from one sequence to the next
-    // Of a ring, on the host: at each of its steps, which has first keys of its own, whether no query sees any.
+    const int* first = nullptr;   // on the device; null: documents mask no key
+    std::int64_t batch = 0;       // elements from one sequence to the next
+    // For a ring, on the host: element s is nonzero if no query sees any key at step s. Each step has its own first
+    // keys.
     const char* hidden_steps = nullptr;
 };
 
-// Sizes and mask. Query i stands at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i
-// sees key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention
-// has any of them.
+// Sizes and mask. Query i is at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i sees
+// key j only where k0 + j <= q0 + i. Plain self-attention has Tq = Tk and q0 = k0 = 0; a block of ring attention has
+// any of them.
 struct AttentionShape {
     int B, NH, Tq, Tk, HS;
-    float scale;   // of the scores, usually 1 / sqrt(HS)
+    float scale;   // factor of the scores, usually 1 / sqrt(HS)
     bool causal = true;
     std::int64_t q0 = 0, k0 = 0;
-    // Heads of queries that share one of keys and values: Ainslie et al., "GQA: training generalized multi-query
-    // transformer models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
+    // Heads of q that share one head of k and v: Ainslie et al., "GQA: training generalized multi-query transformer
+    // models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
     int group = 1;
     FirstKeys documents = {};
-    bool masks_documents = false;   // calls will have them: for who asks beforehand whether they can be served
+    bool masks_documents = false;   // calls will have `documents`: tells refusal() beforehand
 
     int kv_heads() const { return NH / group; }
 };
@@ -92,8 +93,8 @@ inline AttentionShape self_attention_shape(int B, int T, int NH, int HS, bool ca
     return {B, NH, T, T, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, 0, 0, group};
 }
 
-// T: element type of q, k, v (float or bf16). O: of the output; float lets the results of several key blocks be merged
-// without rounding in between.
+// T: element type of q, k, v (float or bf16). O: element type of the output; float lets the results of several key
+// blocks be merged without rounding in between.
 template <class T, class O = T>
 struct AttentionForward {
     HeadsView<O> out;             // (B, Tq, NH, HS)
@@ -102,9 +103,9 @@ struct AttentionForward {
     AttentionShape shape;
 };
 
-// Gradients of sum(out * dout), overwriting dq, dk and dv. `out` and `lse` are those of the whole row: when k and v are
-// one block of several they are the merged ones, and the dq of all blocks add up to the gradient.
-// G: element type of the gradients; float lets the blocks of a ring add up without rounding.
+// Arguments of backward, which overwrites dq, dk and dv with gradients of sum(out * dout). `out` and `lse` belong to
+// the whole row: if k and v are one of several blocks, they are the merged ones, and the dq of all blocks add up to the
+// gradient. G: element type of the gradients; float lets the blocks of a ring add up without rounding.
 template <class T, class G = T>
 struct AttentionBackward {
     HeadsView<G> dq, dk, dv;        // shaped as q, k, v
@@ -115,31 +116,33 @@ struct AttentionBackward {
     AttentionShape shape;
 };
 
-// Own attention, asynchronously on `stream`. With masks of documents that of bf16 runs on fp32 multiply-adds:
-// tensor-core kernels have no such mask. Compiled in attention.cu for T = O = G = float, T = O = G = bf16, and T = bf16
-// with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the conditions
-// above do not hold.
+// Compute own attention, asynchronously on `stream`. With masks of documents, bf16 runs on fp32 multiply-adds, because
+// the tensor-core kernels have no such mask. Compiled in attention.cu for T = O = G = float, T = O = G = bf16, and T =
+// bf16 with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the
+// conditions above do not hold.
 template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
 template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
-// Those for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh), O and G being bf16 or float. Of
-// grouped queries backward is that of other GPUs, and of heads above kLargestHeadSm90 both passes are.
+// Compute own attention with the kernels for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh); O
+// and G are bf16 or float. Backward of grouped queries, and both passes of heads above kLargestHeadSm90, use the
+// kernels of attention_mma.cuh. `workspace` is device memory, overwritten.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>
 void sm90_attention_backward(const AttentionBackward<bf16, G>& arguments, std::span<float> workspace,
                              cudaStream_t stream);
 
-// How many numbers the workspace of backward has, on the device: nothing is kept there. Enough for fewer tokens, too.
+// Returns the size, in floats, of backward's workspace on the device. No values are kept there between calls. It
+// suffices for fewer tokens too.
 std::size_t sm90_attention_workspace(const AttentionShape& shape);
 
-// Why the current device cannot run it: it is another one, or disagrees with plain kernels, which are tried at every
-// call (self_check_sm90). Empty if it can.
+// Returns why the current device cannot run the kernels for sm_90a; empty if it can. Either it is not an sm_90 device,
+// or it disagrees with plain kernels, which every call tries (self_check_sm90).
 std::string sm90_attention_refusal();
 
-// Whether own attention of bf16 runs on tensor cores, as it does unless told otherwise, or on fp32 multiply-adds: where
-// the device's tensor-core instructions are found to disagree with their models (self_check.h). For the whole process.
+// Chooses for the whole process whether own bf16 attention runs on tensor cores (the default) or on fp32 multiply-adds,
+// for devices whose tensor-core instructions disagree with their models (self_check.h).
 void use_tensor_cores(bool use);
 bool uses_tensor_cores();

@@ -1,14 +1,13 @@
-// Attention of new tokens over everything that was read before them: what a model does when it writes.
+// Computes attention of new tokens over all tokens before them, for text generation.
 //
-// The output of the qkv matmul goes straight into the cache, for one sequence: a row of a position has NH heads of q,
-// then as many of k and v as there are (grouped queries: attention.h). The row of
-// position p sees the keys of positions 0 .. p:
+// The cache is the output of the qkv matmul for one sequence. The row of a position has NH heads of q, then the heads
+// of k and of v (grouped queries: attention.h). The row of position p sees the keys of positions 0 .. p:
 //     out_p = sum_j softmax_j(<q_p, k_j> / sqrt(HS)) v_j
-// Keys are taken a few hundred at a time, and what was summed before is scaled when a larger score comes (Milakov and
+// Keys are taken kCachedKeys at a time, and the sums so far are rescaled when a larger score comes (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018): no row of scores is stored. The sums of a row do not
 // depend on how many rows are computed at once.
 //
-// For one sequence and few rows. A whole prompt works too, at less than the speed of attention.h.
+// Meant for one sequence and few rows. A whole prompt works too, but slower than attention.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,13 +26,13 @@
 template <class Real>
 struct CachedAttention {
     Real* out;         // (rows, NH, HS)
-    const Real* qkv;   // (first + rows, (NH + 2 kv heads) HS): of all positions so far
+    const Real* qkv;   // (first + rows, (NH + 2 kv heads) HS): all positions so far
     int first, rows;   // the new rows are positions first .. first + rows - 1
     int NH, HS;        // HS a multiple of 8, at most kLargestHead
     int group = 1;     // heads of q that share one of k and v
 };
 
-// Asynchronously on `stream`. Error(usage) for heads of another size.
+// Runs asynchronously on `stream`. Throws Error(usage) for an HS that does not fit.
 template <class Real>
 void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream);
 
@@ -42,8 +41,8 @@ void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream);
 constexpr int kCachedThreads = 128;
 constexpr int kCachedKeys = 256;   // scores that exist at once
 
-// Grid (NH, rows). A block has one row of one head. Of the output each thread sums a piece of eight channels over some
-// of the keys, which groups of threads share; these partial sums meet at the end, in a fixed order.
+// Grid (NH, rows): a block computes one head of one row. Each thread sums eight channels of the output over some of the
+// keys; the partial sums of the threads are then added in a fixed order.
 template <class Real>
 __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(CachedAttention<Real> a, float scale) {
     __shared__ float query[kLargestHead], scores[kCachedKeys];
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         const int count = min(kCachedKeys, position + 1 - begin);
         const Real* const keys = kv_head + begin * token;
         const Real* const values = keys + kv_row;
-        __syncthreads();   // the query is there; nobody reads the scores before these
+        __syncthreads();   // the query is loaded, and the scores of the previous keys have been read
         float own_largest = largest;
         for (int j = thread; j < count; j += threads) {
             Vec8<float> dot = {};
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
             own_largest = fmaxf(own_largest, scores[j]);
         }
         const float now_largest = block_max(own_largest);
-        const float kept = exp_for<Real>(largest - now_largest);   // of what was summed before
+        const float kept = exp_for<Real>(largest - now_largest);   // rescales the sums so far
         float own_total = 0.0f;
         for (int j = thread; j < count; j += threads) own_total += scores[j] = exp_for<Real>(scores[j] - now_largest);
         total = total * kept + block_sum(own_total);

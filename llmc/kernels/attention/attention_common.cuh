@@ -1,4 +1,4 @@
-// What all own attention kernels share: the mask, heads as strided rows, and the row sums `delta` of backward.
+// Shared parts of all own attention kernels: the mask, heads as strided rows, and the row sums `delta` of backward.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,8 @@
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Query i sees key j where j <= i + diagonal (and j < Tk). One int for causal with offsets and for full attention.
+// Query i sees key j where j <= i + diagonal (and j < Tk). Returns that one int, for causal masks with offsets and for
+// full attention.
 __device__ inline int mask_diagonal(const AttentionShape& shape) {
     if (!shape.causal) return shape.Tk;
     std::int64_t diagonal = shape.q0 - shape.k0;
@@ -21,15 +22,15 @@ __device__ inline int mask_diagonal(const AttentionShape& shape) {
     return static_cast<int>(diagonal);
 }
 
-// The first key that no query up to `last_query` sees.
+// Returns the first key that no query up to `last_query` sees.
 __device__ inline int key_end(const AttentionShape& shape, int diagonal, int last_query) {
     return max(0, min(shape.Tk, last_query + diagonal + 1));
 }
 
-// The first query that sees `first_key` (and all keys before it).
+// Returns the first query that sees `first_key` (and all keys before it).
 __device__ inline int query_begin(int diagonal, int first_key) { return max(0, first_key - diagonal); }
 
-// Of masked documents: the first key that each query of a batch sees.
+// Returns the first key that each query of a batch sees, for masks of documents.
 __device__ inline const int* first_keys(const AttentionShape& shape, int batch) {
     return shape.documents.first + batch * shape.documents.batch;
 }
@@ -53,7 +54,7 @@ __device__ HeadRows<T> head_rows(const HeadsView<T>& view, int batch, int head) 
     return {view.data + batch * view.batch + head * view.head, view.token};
 }
 
-// The head of keys and values that a head of queries reads.
+// Returns the head of k and v that a head of q reads.
 __device__ inline int key_head(const AttentionShape& shape, int head) {
     return static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(shape.group));
 }
@@ -62,14 +63,13 @@ __device__ HeadRows<T> key_rows(const HeadsView<T>& view, const AttentionShape& 
     return head_rows(view, batch, key_head(shape, head));
 }
 
-// delta = sum over channels of dout * out, one number per query and head: the part of the softmax's gradient that is
-// common to a row of scores (Dao et al. 2022, algorithm 4: dS = P * (dP - delta)).
-// Reads both tensors once; 8 threads share a row, each with 8 adjacent channels at a time, so that a warp reads whole
-// sectors of four rows.
+// Computes delta = sum over channels of dout * out, one number per query and head: the part of the softmax's gradient
+// that is common to a row of scores (Dao et al. 2022, algorithm 4: dS = P * (dP - delta)). Reads both tensors once; 8
+// threads share a row, each with 8 adjacent channels at a time, so that a warp reads whole sectors of four rows.
 constexpr int DELTA_THREADS = 256;
-constexpr int DELTA_ROWS = DELTA_THREADS / 8;   // rows of a block
+constexpr int DELTA_ROWS = DELTA_THREADS / 8;   // rows per block
 
-// Grid (ceil(B * Tq * NH / DELTA_ROWS)). Rows are counted as (b, t, h), the order of `out` in memory.
+// Grid (ceil(B * Tq * NH / DELTA_ROWS)). Rows are numbered (b, t, h), the order of `out` in memory.
 template <class T, class G>
 __global__ void __launch_bounds__(DELTA_THREADS) attention_delta(AttentionBackward<T, G> a) {
     const AttentionShape& shape = a.shape;

@@ -29,7 +29,8 @@ void* load() {
         throw Error(ErrorKind::no_device, text("cuDNN 9 cannot be loaded: ", dlerror()),
                     "Install libcudnn9, or use --attention own.");
     }
-    // cuDNN for another CUDA ends the program at its first real call, for want of that CUDA's cuBLASLt
+    // A cuDNN built for another CUDA version ends the program at its first real call, because it misses that version's
+    // cuBLASLt.
     void* const cudart_version = dlsym(library, "cudnnGetCudartVersion");
     const std::size_t theirs = reinterpret_cast<decltype(&cudnnGetCudartVersion)>(cudart_version)() / 1000;
     const std::size_t ours = CUDART_VERSION / 1000;
@@ -37,15 +38,16 @@ void* load() {
         throw Error(ErrorKind::no_device, text("libcudnn is for CUDA ", theirs, ", and this build for CUDA ", ours),
                     text("Install cuDNN 9 for CUDA ", ours, ", or use --attention own."));
     }
-    // of several CUDA runtimes on a machine the frontend would take the oldest
+    // With several CUDA runtimes on a machine the frontend would take the oldest.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", text("libcudart.so.", ours).c_str(), 0);
     return fe::cudnn_dlhandle = library;
 }
 
-// Before any call of the frontend.
+// Loads cuDNN once. Must run before any call of the frontend.
 void need_cudnn() { [[maybe_unused]] static void* const library = load(); }
 
-// What the frontend and cuDNN say goes on for pages: the first lines name the reason.
+// Throws Error(no_device) with the first three lines of `why`: messages of the frontend and cuDNN fill pages, and the
+// first lines name the reason.
 [[noreturn]] void refuse(const std::string& what, const std::string& why) {
     std::size_t end = 0;
     for (int line = 0; line < 3 && end < why.size(); line++) end = std::min(why.find('\n', end + 1), why.size());
@@ -58,7 +60,8 @@ void check(cudnnStatus_t status, const std::string& what) {
     if (status != CUDNN_STATUS_SUCCESS) refuse(what, fe::detail::get_error_string(status));
 }
 
-// What `body` does; an exception of the frontend, thrown where a library lacks a function, is an Error.
+// Runs `body` and returns its result. Turns an exception of the frontend, thrown where a library lacks a function, into
+// an Error.
 template <class Body>
 auto guarded(Body body) {
     try {
@@ -71,7 +74,7 @@ auto guarded(Body body) {
     }
 }
 
-// The shape of a tensor of the layout, given to it.
+// Gives `t` the shape, strides and id of a tensor of the layout.
 fe::graph::Tensor_attributes& shape(fe::graph::Tensor_attributes& t, const AttentionLayout& l, Attended which) {
     const std::int64_t NH = l.NH, Tq = l.Tq;
     t.set_uid(static_cast<std::int64_t>(which));
@@ -149,7 +152,7 @@ CudnnAttention::CudnnAttention(const AttentionLayout& layout, CudnnTarget target
 void CudnnAttention::find_engine(std::size_t workspace_limit_bytes) const {
     guarded([&] {
         const std::string limit = text(workspace_limit_bytes);
-        // beyond this the frontend asks for an engine that orders the additions to dQ
+        // Beyond this limit the frontend asks for an engine that orders the additions to dQ.
         setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", limit.c_str(), 1);
         check(target_.handle ? graph_->build_operation_graph(target_.handle) : graph_->build_operation_graph(),
               "building the graph of attention");

@@ -1,14 +1,14 @@
-// cuDNN's attention: the graph of it for a layout, and the plan that cuDNN makes of the graph for a device.
+// Describes attention to cuDNN as a graph for a layout, and holds the plan that cuDNN makes of the graph for a device.
 //
 // The graph is described to cudnn-frontend, NVIDIA's header-only library over cuDNN's backend, which writes attention
-// in the forms that cuDNN's engines know and makes up for what single versions lack. That it is the attention of
-// attention.h is checked without a GPU (attention_cudnn_test.cpp), and so is that engines of cuDNN accept it for an
-// H200. Not yet run on a GPU.
+// in the forms that cuDNN's engines know and works around defects of single versions. attention_cudnn_test.cpp checks
+// without a GPU that the graph is the attention of attention.h, and that engines of cuDNN accept it for an H200. Not
+// yet run on a GPU.
 //
-// Engines whose results depend on timing are never taken. Of the others cuDNN names the fastest first; the first whose
-// workspace is within a limit becomes the plan. It is not chosen by measuring, so that a run that is resumed has the
-// same plan. Backward's fastest on sm_90 writes dS, 2 B NH Tq Tk bytes; where that is too much, cuDNN 9.25 and later
-// order the additions to dQ instead, which needs 4 B NH Tq HS bytes and is slower.
+// Engines whose results depend on timing are never taken. cuDNN lists the others, the fastest first; the first whose
+// workspace is within a limit becomes the plan. The choice is not measured, so a resumed run has the same plan.
+// Backward's fastest engine on sm_90 writes dS, 2 B NH Tq Tk bytes; where that is too much, cuDNN 9.25 and later order
+// the additions to dQ instead, which needs 4 B NH Tq HS bytes and is slower.
 //
 // cuDNN is loaded when first used, not linked: a machine without it runs the program all the same, with own attention.
 #pragma once
@@ -32,19 +32,19 @@ class Graph;
 // The tensors of attention; also their ids in a graph.
 enum class Attended : std::uint8_t { q = 1, k, v, out, dout, dq, dk, dv, lse };
 
-// (batch, head, token) strides of a tensor of heads.
+// Strides (batch, head, token) of a tensor of heads.
 using HeadStrides = std::array<std::int64_t, 3>;
 
-// All that a plan depends on.
+// Everything that a plan depends on.
 struct AttentionLayout {
     int B, NH, KV, Tq, Tk, HS;   // KV: heads of keys and values
     float scale;
-    bool masked, backward;                  // masked: causal, and not so that every query sees every key
-    std::array<HeadStrides, 9> strides{};   // by Attended; of those that the call has
+    bool masked, backward;                  // masked: causal, and some query does not see every key
+    std::array<HeadStrides, 9> strides{};   // by Attended; set for tensors of the call
     auto operator<=>(const AttentionLayout&) const = default;
 };
 
-// visit(tensor, view) for the tensors of heads of a call.
+// Calls visit(tensor, view) for each tensor of heads of a call.
 template <class T, class O, class Visit>
 void for_heads(const AttentionForward<T, O>& a, Visit visit) {
     visit(Attended::q, a.q), visit(Attended::k, a.k), visit(Attended::v, a.v), visit(Attended::out, a.out);
@@ -57,7 +57,7 @@ void for_heads(const AttentionBackward<T, G>& a, Visit visit) {
 
 inline bool sees_less_than_all(const AttentionShape& s) { return s.causal && s.k0 + s.Tk - 1 > s.q0; }
 
-// Of a forward or backward call.
+// Returns the layout of a forward or backward call.
 template <class Arguments>
 AttentionLayout layout_of(const Arguments& a) {
     const AttentionShape& s = a.shape;
@@ -69,25 +69,26 @@ AttentionLayout layout_of(const Arguments& a) {
     return layout;
 }
 
-// The layout of the program's own calls: q, k, v and their gradients packed, the others without gaps.
+// Returns the layout of the program's own calls: q, k, v and their gradients packed, the others without gaps.
 AttentionLayout packed_layout(const AttentionShape& shape, bool backward);
 
-// Why cuDNN is not to be asked for this shape on a device of this compute capability (90: sm_90); empty where it is.
-// Besides what it does not offer, what it is reported to do wrong.
+// Returns why cuDNN must not be used for this shape on a device of this compute capability (90: sm_90); empty if it
+// may. Covers unsupported shapes, and shapes for which errors of cuDNN are reported.
 std::string unsupported_by_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
 
-// What a plan is made for: the device of a handle, or (to ask for support where there is no GPU) a description of one
-// as cuDNN 9.8 and later write it: JSON.
+// Target of a plan: the device of a handle, or (to ask for support where there is no GPU) a JSON description of a
+// device as cuDNN 9.8 and later write it.
 struct CudnnTarget {
     cudnnHandle_t handle = nullptr;
     std::string device_json;
-    int compute_capability = 0;   // of the description
+    int compute_capability = 0;   // compute capability of the described device
 };
 
-// A handle of the current device. Throws Error(no_device) where cuDNN cannot be loaded or used.
+// Returns a new handle of the current device; the caller owns it. Throws Error(no_device) where cuDNN cannot be loaded
+// or used.
 cudnnHandle_t make_cudnn_handle();
 
-// A graph, and what cuDNN makes of it. Every call throws Error(no_device) with cuDNN's reason.
+// A graph of attention and its plan. Every call throws Error(no_device) with cuDNN's reason.
 class CudnnAttention {
 public:
     using Graph = cudnn_frontend::graph::Graph;
@@ -95,14 +96,15 @@ public:
     CudnnAttention(const AttentionLayout& layout, CudnnTarget target);
     Graph& graph() const { return *graph_; }
 
-    // Asks for engines. Needs no GPU, but libcuda (its stub will do).
+    // Finds the engines for the graph and takes the first within the limit. Needs no GPU, but libcuda (its stub will
+    // do).
     void find_engine(std::size_t workspace_limit_bytes) const;
 
-    // Makes the plan of the first engine.
+    // Builds the plan of the first engine.
     void build() const;
     std::size_t workspace_bytes() const;
 
-    // Device memory by the tensors' ids.
+    // Runs the plan on `stream`. `memory`: device pointers by the tensors' ids.
     void run(std::unordered_map<std::int64_t, void*> memory, void* workspace, cudaStream_t stream) const;
 
 private:

@@ -260,7 +260,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 
 const CudnnTarget an_h200{nullptr, h200, 90};
 
-// What cuDNN makes of attention for an H200; nothing, and it says why, where it cannot be asked.
+// Returns cuDNN's attention for an H200; prints why and returns nothing if cuDNN cannot be asked.
 std::optional<CudnnAttention> on_h200(const AttentionLayout& layout) {
     if (!dlopen("libcuda.so.1", RTLD_NOW)) {
         MESSAGE("skipped: no libcuda.so.1");

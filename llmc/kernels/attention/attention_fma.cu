@@ -6,7 +6,7 @@
 namespace {
 
 // Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
-// In bf16, where these kernels only stand in for others, there are three.
+// In bf16 only three sizes exist, because these kernels only replace others.
 template <class T, class Run>
 void with_padded_head_size(int HS, Run run) {
     if constexpr (std::is_same_v<T, float>) {

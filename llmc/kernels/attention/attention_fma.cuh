@@ -1,11 +1,11 @@
-// Attention with fp32 multiply-adds: the exact path of PRECISION=fp32, and of bf16 where there are no tensor cores.
+// Computes attention with fp32 multiply-adds: exact, for PRECISION=fp32 and for bf16 where there are no tensor cores.
 //
 // Flash attention: a block keeps 64 rows (24 of large heads) of the score matrix and streams the other side past them
 // in tiles, so the score matrix exists only tile by tile in registers. Forward keeps the running maximum and sum of
 // each row and rescales (online softmax, Milakov and Gimelshein 2018); backward recomputes the probabilities from lse.
 // Backward is two kernels, one keeping queries (dq) and one keeping keys (dk, dv), so that no gradient is shared
-// between blocks: no atomics, and every sum has one fixed order. DOCUMENTS: with such masks, whose tiles that nobody
-// sees are passed over; the kernels without are what they are without them.
+// between blocks: no atomics, and every sum has one fixed order. DOCUMENTS: with masks of documents; tiles that no
+// query sees are skipped.
 //
 // The work of a block of 128 threads, all tiles in fp32 whatever T is:
 //     thread (y, x) = (threadIdx.x / 16, threadIdx.x % 16) owns rows y + 8 i (i < rows / 8) and columns x + 16 j of
@@ -31,8 +31,8 @@ struct FmaTile {
     static constexpr int row_slots = rows / 8;                         // owned by one thread
     static constexpr int column_slots = columns / 16;
     static constexpr int channel_slots = D / 16;
-    static constexpr int pitch = D + 4;               // of a row of D channels
-    static constexpr int score_pitch = columns + 4;   // of a row of scores
+    static constexpr int pitch = D + 4;               // elements between rows of D channels
+    static constexpr int score_pitch = columns + 4;   // elements between rows of scores
 
     static constexpr int forward_bytes = 4 * ((rows + columns) * pitch + rows * score_pitch);
     static constexpr int backward_bytes = 4 * (2 * (rows + columns) * pitch + rows * score_pitch);
@@ -50,7 +50,7 @@ __device__ void load_tile(float* tile, HeadRows<const T> source, int first, int 
     }
 }
 
-// scores[i][j] = <row y + 8 i of kept (rows, D), row x + 16 j of streamed (columns, D)>
+// Computes scores[i][j] = <row y + 8 i of kept (rows, D), row x + 16 j of streamed (columns, D)>
 template <int D, int UNROLL = 2>
 __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots], const float* kept,
                              const float* streamed) {
@@ -85,7 +85,7 @@ template <int D>
 __device__ void store_scores(float* tile, const float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots]) {
     using Tile = FmaTile<D>;
     int y = threadIdx.x / 16, x = threadIdx.x % 16;
-    __syncwarp();   // what the tile held before has been read
+    __syncwarp();   // the tile's old scores have been read
 #pragma unroll
     for (int i = 0; i < Tile::row_slots; i++)
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ void store_scores(float* tile, const float (&scores)[FmaTile<D>::row_
     __syncwarp();
 }
 
-// sums[i][c] += sum over columns j of tile[y + 8 i][j] * streamed[j][x + 16 c]: (rows, columns) x (columns, D)
+// Adds sums[i][c] += sum over columns j of tile[y + 8 i][j] * streamed[j][x + 16 c]: (rows, columns) x (columns, D)
 template <int D>
 __device__ void accumulate(float (&sums)[FmaTile<D>::row_slots][FmaTile<D>::channel_slots], const float* tile,
                            const float* streamed) {
@@ -138,7 +138,7 @@ __device__ void store_rows(HeadRows<O> target, const float (&sums)[FmaTile<D>::r
     }
 }
 
-// Combines a value of the 16 threads that share a row.
+// Combines the values of the 16 threads that share a row.
 template <class Combine>
 __device__ float across_row(float value, Combine combine) {
 #pragma unroll
@@ -146,8 +146,9 @@ __device__ float across_row(float value, Combine combine) {
     return value;
 }
 
-// One tile of online softmax: turns scores (in units of log 2, -infinity where masked) into probabilities relative to
-// the row's new maximum, and rescales what was summed under the old one. `row_sum` is this thread's columns only.
+// Does online softmax on one tile: turns scores (in units of log 2, -infinity where masked) into probabilities relative
+// to the row's new maximum, and rescales the sums made with the old maximum. `row_sum` covers this thread's columns
+// only.
 template <int D>
 __device__ void softmax_tile(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots],
                              float (&row_max)[FmaTile<D>::row_slots], float (&row_sum)[FmaTile<D>::row_slots],
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
         load_tile<Tile::columns, D>(kv_tile, k, first_key, keys, shape.HS);
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots];
-        // of 128 channels one step at a time, for there registers are scarce
+        // For 128 channels one step at a time: registers are scarce there.
         dot_products<D, D == 128 ? 1 : 2>(scores, q_tile, kv_tile);
         __syncthreads();
         load_tile<Tile::columns, D>(kv_tile, v, first_key, keys, shape.HS);
@@ -232,8 +233,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
     store_rows<D>(head_rows(a.out, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
-// dq of a tile of queries. Grid (query tiles, NH, B). Shared: q, dout (rows, D), k, v (columns, D), dscores (rows,
-// columns).
+// Computes dq of a tile of queries. Grid (query tiles, NH, B). Shared: q, dout (rows, D), k, v (columns, D), dscores
+// (rows, columns).
 template <class T, class G, int D, bool GROUPED = false, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_queries_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
     int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
     float scale_log2 = shape.scale * LOG2_E;
-    const int kv_head = GROUPED ? key_head(shape, head) : head;   // a division costs registers that D = 128 has not
+    const int kv_head = GROUPED ? key_head(shape, head) : head;   // D = 128 has no registers for a division
     HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
     float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];
@@ -290,9 +291,9 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     store_rows<D>(head_rows(a.dq, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
-// dk and dv of a tile of keys, over the heads of queries that share them. Grid (key tiles, kv heads, B). Shared: k, v
-// (rows, D), q, dout (columns, D), one tile (rows, columns) for the transposed probabilities, then the transposed
-// dscores.
+// Computes dk and dv of a tile of keys, over the heads of queries that share them. Grid (key tiles, kv heads, B).
+// Shared: k, v (rows, D), q, dout (columns, D), one tile (rows, columns) for the transposed probabilities, then the
+// transposed dscores.
 template <class T, class G, int D, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_fma(AttentionBackward<T, G> a) {
     using Tile = FmaTile<D>;
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
         std::int64_t statistics = (std::int64_t{batch} * shape.NH + head) * shape.Tq;
         for (int first_query = query_begin(diagonal, first_key); first_query < shape.Tq; first_query += Tile::columns) {
             if (DOCUMENTS && first_seen[first_query] >= first_key + Tile::rows)
-                break;         // nor does any later one see it
+                break;         // no later query sees it either
             __syncthreads();   // the previous tiles have been read
             load_tile<Tile::columns, D>(q_tile, q, first_query, shape.Tq, shape.HS);
             load_tile<Tile::columns, D>(dout_tile, dout, first_query, shape.Tq, shape.HS);

@@ -1,5 +1,5 @@
-// Building blocks of attention for sm_90a: tiles in shared memory, one tile of softmax,
-// and which block does which tile. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
+// Building blocks of attention for sm_90a: tiles in shared memory, one tile of softmax, and the assignment of tiles to
+// blocks. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
 //
 // Not yet run on a GPU.
 #pragma once
@@ -13,17 +13,17 @@
 #include "llmc/kernels/attention/attention_mma.cuh"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
 
-// Tensors as a kernel's copies see them: coordinates are channel, token, head, batch.
+// Tensor maps for a kernel's TMA copies: coordinates are channel, token, head, batch.
 struct HopperForwardMaps {
-    TensorMap q, k, v, out;   // out: where it is bf16
+    TensorMap q, k, v, out;   // out: only where it is bf16
 };
 
 constexpr int HOPPER_PANEL = 64;   // channels of a panel: 128 bytes a row
 constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
 
-// Which tile a block does, of queries (forward) or of keys (backward). Blocks start in the order of their numbers: the
-// last tile first; and `together` heads before the next ones, as many as the second-level cache holds. In forward the
-// last causal rows are the longest, so that short ones fill the end.
+// Tile that a block computes: of queries (forward) or of keys (backward). Blocks start in the order of their numbers:
+// the last tile first, and `together` heads, as many as the L2 cache holds, before the next ones. In forward the last
+// tiles of a causal mask take longest, so they start first and short ones fill the end.
 struct HopperPlace {
     int tile, head;   // head counts (B, NH)
 };
@@ -33,7 +33,7 @@ __host__ __device__ inline HopperPlace hopper_place(int block, int tiles, int he
     return {tiles - 1 - within / here, first + within % here};
 }
 
-// A place in the ring: tiles pass through the stages in turn.
+// Position in the ring of stages: tiles pass through the stages in turn.
 template <int STAGES>
 struct HopperRing {
     int stage = 0, parity = 0;
@@ -42,8 +42,8 @@ struct HopperRing {
     }
 };
 
-// Sets scores of a group's 64 queries to -infinity where the query does not see the key. `row` and `pair` are the
-// lane's first row of the group and first column of eight.
+// Sets scores of a group's 64 queries to -infinity where the query does not see the key. `query` is the lane's first
+// query and `pair` its first column of eight.
 template <int HALF_N>
 __device__ __forceinline__ void mask_scores(float (&scores)[HALF_N], int query, int first_key, int keys, int diagonal,
                                             int pair) {
@@ -54,8 +54,8 @@ __device__ __forceinline__ void mask_scores(float (&scores)[HALF_N], int query, 
     }
 }
 
-// One tile of online softmax: scores become exp(scale * score - largest of the row so far). What was summed before must
-// still be multiplied by `rescale`. row_max is of unscaled scores; row_sum is of this lane's columns only.
+// Does online softmax on one tile: scores become exp(scale * (score - largest of the row so far)). The caller must
+// still multiply the sums so far by `rescale`. row_max is of unscaled scores; row_sum covers this lane's columns only.
 template <int HALF_N>
 __device__ __forceinline__ void online_softmax(float (&scores)[HALF_N], float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float scale_log2) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8
     for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
 }
 
-// Lane l of four gives its pieces[i] to lane i, as its pieces[l].
+// Transposes pieces in each group of four lanes: lane l gives its pieces[i] to lane i, which keeps it as pieces[l].
 __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&pieces)[4]) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
@@ -102,9 +102,9 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&pieces)[4]) {
     }
 }
 
-// Warps write what they hold of sums, times `factor`. `row` is the lane's first one, `channel` the warp's; rows past
-// the end and channels past HS are not written. fp32: each lane writes its pairs, four lanes a whole sector of 32
-// bytes.
+// Writes a warp's part of sums, times `factor`. `row` is the lane's first row, `channel` the warp's first channel; rows
+// past the end and channels past HS are not written. fp32: each lane writes its pairs, so four lanes write a sector of
+// 32 bytes.
 template <int HALF_N>
 __device__ __forceinline__ void store_fragment(HeadRows<float> rows, const float (&sums)[HALF_N], float factor, int row,
                                                int row_count, int channel, int HS) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_fragment(HeadRows<float> rows, const float
         }
     }
 }
-// bf16: four lanes exchange theirs, so that each writes 16 bytes, and all four 64 adjacent ones.
+// bf16: four lanes exchange values, so that each writes 16 bytes and the four write 64 adjacent bytes.
 template <int HALF_N>
 __device__ __forceinline__ void store_fragment(HeadRows<bf16> rows, const float (&sums)[HALF_N], float factor, int row,
                                                int row_count, int channel, int HS) {

@@ -11,11 +11,11 @@
 //                 and dk. ds is also written to shared memory; from there each group makes dq of all 128 keys for half
 //                 of the channels.
 //
-// dq is a sum over blocks, in memory, in a fixed order: a tile of queries takes its keys from the last tile of keys
-// that it sees down to the first. A block waits until those before it have added (a count for each tile of queries and
-// group), adds, and says so. Blocks draw numbers as they start, the last keys first: whom a block waits for has started
-// before it, so all of them end. In this order a causal block is the first to add to the tile it begins with. The block
-// of the first keys is the last to add: it writes dq.
+// dq is a sum over blocks, in global memory and in a fixed order: a tile of queries adds the tiles of keys from the
+// last one that it sees down to the first. A block waits until the blocks before it have added (a counter for each tile
+// of queries and group), adds, and then increments the counter. Blocks draw numbers as they start, the last keys first.
+// So every block that a block waits for has started before it, and all of them end. In this order a causal block is the
+// first to add to its own first tile. The block of the first keys is the last to add: it writes dq.
 //
 // Not yet run on a GPU.
 #pragma once
@@ -26,8 +26,8 @@ struct HopperBackwardMaps {
     TensorMap q, k, v, dout;
 };
 
-// What blocks share, in memory: counts that begin at zero, and sums of dq, in the order in which a group's lanes hold
-// them.
+// State that blocks share in global memory: counters that begin at zero, and sums of dq, in the order in which a
+// group's lanes hold them.
 struct HopperBackwardShared {
     int* numbers;   // [0]: the next block's; then, for each head, tile of queries and group: blocks that have added
     float4* sums;   // (heads, tiles of queries, groups, D / 16, threads of a group)
@@ -36,13 +36,13 @@ struct HopperBackwardShared {
 template <int D>
 struct HopperBackwardTile {
     static_assert(D == 64 || D == 128);
-    static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: that compute
+    static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: computing groups only
     static constexpr int group_keys = 64, keys = groups * group_keys, queries = 64;
     static constexpr int stages = D == 64 ? 3 : 2;
     static constexpr int panels = D / HOPPER_PANEL;
     static constexpr int key_panel = keys * HOPPER_ROW_BYTES, query_panel = queries * HOPPER_ROW_BYTES;
     static constexpr int key_bytes = panels * key_panel, query_bytes = panels * query_panel;
-    static constexpr int staging_bytes = keys * HOPPER_ROW_BYTES;   // of ds: (keys, queries)
+    static constexpr int staging_bytes = keys * HOPPER_ROW_BYTES;   // ds (keys, queries)
     static constexpr int stage_offset = 2 * key_bytes, staging_offset = stage_offset + 2 * stages * query_bytes;
     static constexpr int statistic_offset = staging_offset + 2 * staging_bytes;
     static constexpr int statistic_bytes = 2 * queries * 4;   // lse, delta
@@ -53,7 +53,7 @@ struct HopperBackwardTile {
     static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
 };
 
-// mbarriers of a block, 8 bytes each, and its number.
+// mbarriers of a block, 8 bytes each, and the block's number.
 template <int D>
 struct HopperBackwardBarriers {
     SharedAddress first;
@@ -67,18 +67,18 @@ struct HopperBackwardBarriers {
     __device__ void make() const {
         mbarrier_init(key(), 1);
         for (int stage = 0; stage < stages; stage++) {
-            mbarrier_init(full(stage), 1 + 32);   // who copies, and the warp of lse and delta
-            mbarrier_init(free(stage), 4 * HopperBackwardTile<D>::groups);   // a lane of each warp
+            mbarrier_init(full(stage), 1 + 32);   // the copying thread, and the warp of lse and delta
+            mbarrier_init(free(stage), 4 * HopperBackwardTile<D>::groups);   // one lane of each warp
         }
         mbarrier_init_fence();
     }
 };
 
-// Where a block's work lies.
+// Tiles and head that a block computes.
 struct HopperBackwardWork {
-    int batch, head, heads_head;   // heads_head counts (B, NH)
+    int batch, head, heads_head;   // heads_head: index into (B, NH)
     int key_tile, first_key, diagonal;
-    int begin, end;   // tiles of queries
+    int begin, end;   // first and end tile of queries
 };
 template <int D>
 __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const AttentionShape& shape, int number,
@@ -99,7 +99,7 @@ __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const Attenti
     return work;
 }
 
-// Group 0's one thread: copies k and v, and fills the ring.
+// Copies k and v, and fills the ring of q and dout. Runs on one thread of group 0.
 template <int D>
 __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps& maps, const HopperBackwardWork& work,
                                                         SharedAddress shared, HopperBackwardBarriers<D> barriers) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps
     }
 }
 
-// Group 0's second warp: lse, in units of log 2, and delta of the ring's tiles. Zeros past the end, where q and dout
-// are zeros too: those queries add nothing.
+// Writes lse, in units of log 2, and delta of the ring's tiles. Runs on group 0's second warp. Past the end it writes
+// zeros, and q and dout are zeros there too: those queries add nothing.
 template <int D>
 __device__ __forceinline__ void hopper_backward_statistics(const float* lse, const float* delta, int Tq,
                                                            const HopperBackwardWork& work, unsigned char* shared,
@@ -145,11 +145,11 @@ __device__ __forceinline__ void hopper_backward_statistics(const float* lse, con
     }
 }
 
-// One of the two groups that compute, `group` being 0 or 1: its 64 keys.
+// One of the two computing groups (`group` is 0 or 1), with its 64 keys.
 template <int D, class G>
 struct HopperBackwardGroup {
     using Tile = HopperBackwardTile<D>;
-    static constexpr int HALF_N = Tile::queries / 2, QUERY_HALF_N = D / 4;   // of scores; of dq
+    static constexpr int HALF_N = Tile::queries / 2, QUERY_HALF_N = D / 4;   // registers per thread: scores; dq
     static constexpr int staging_barrier = 1, group_barrier = 2;             // + group
 
     const AttentionBackward<bf16, G>& a;
@@ -158,7 +158,7 @@ struct HopperBackwardGroup {
     unsigned char* shared;
     SharedAddress base;
     HopperBackwardBarriers<D> barriers;
-    int group, thread;   // of the group
+    int group, thread;   // index of the group; of the thread in it
     float dk[D / 2], dv[D / 2];
 
     __device__ __forceinline__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
@@ -183,7 +183,7 @@ struct HopperBackwardGroup {
                   wgmma_operand(queries, 0, panel * Tile::query_panel + within), step > 0);
         }
     }
-    // sums += weights rows, `rows` being a tile of q or dout.
+    // Starts sums += weights rows, `rows` being a tile of q or dout.
     __device__ __forceinline__ void accumulate(float (&sums)[D / 2], const std::uint32_t (&weights)[HALF_N / 8][4],
                                                SharedAddress rows) {
 #pragma unroll
@@ -193,7 +193,7 @@ struct HopperBackwardGroup {
                         true);
         }
     }
-    // dq = ds^T k, this group's half of the channels.
+    // Starts dq = ds^T k for this group's half of the channels.
     __device__ __forceinline__ void multiply_queries(float (&dq)[QUERY_HALF_N], SharedAddress staging) {
         const SharedAddress keys = base + (D == 64 ? group * HOPPER_ROW_BYTES / 2 : group * Tile::key_panel);
 #pragma unroll
@@ -203,7 +203,7 @@ struct HopperBackwardGroup {
         }
     }
 
-    // Scores become p, masked.
+    // Masks scores and turns them into p.
     __device__ __forceinline__ void probabilities(float (&scores)[HALF_N], int first_query, const float* lse) {
         const int first_key = work.first_key + group * Tile::group_keys;
         if (first_key + Tile::group_keys > a.shape.Tk ||
@@ -223,7 +223,7 @@ struct HopperBackwardGroup {
                 scores[e] = exp2_approximate(scores[e] * scale_log2 - (e % 2 ? of_columns.y : of_columns.x));
         }
     }
-    // dscores become ds = p (dscores - delta).
+    // Turns dscores into ds = p (dscores - delta).
     __device__ __forceinline__ void score_gradients(float (&dscores)[HALF_N], const float (&p)[HALF_N],
                                                     const float* delta) {
 #pragma unroll
@@ -233,14 +233,14 @@ struct HopperBackwardGroup {
             for (int e = i; e < i + 4; e++) dscores[e] = p[e] * (dscores[e] - (e % 2 ? of_columns.y : of_columns.x));
         }
     }
-    // Depends on all of p, which has no sign.
+    // Returns a value that depends on all of p. Its sign bit is 0, because no p is negative.
     __device__ __forceinline__ static std::uint32_t any_sign(const std::uint32_t (&p)[HALF_N / 8][4]) {
         std::uint32_t any = 0;
 #pragma unroll
         for (const auto& step : p) any |= step[0] | step[1] | step[2] | step[3];
         return any;
     }
-    // Rows are keys, columns queries.
+    // Writes ds to shared memory and waits for the other group. Rows are keys, columns queries.
     __device__ __forceinline__ void stage(const std::uint32_t (&weights)[HALF_N / 8][4], int staging_offset) {
         const int first_row = group * Tile::group_keys + row();
 #pragma unroll
@@ -254,15 +254,15 @@ struct HopperBackwardGroup {
         named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
     }
 
-    // The number of this group's part of a tile of queries.
+    // Returns the index of this group's part of a tile of queries.
     __device__ __forceinline__ std::int64_t part(int tile) const {
         return (std::int64_t{work.heads_head} * work.end + tile) * Tile::groups + group;
     }
-    // This thread's part of what lies in memory of dq.
+    // Returns this thread's part of the sums of dq in global memory.
     __device__ __forceinline__ float4* sums(int tile) const {
         return in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
     }
-    // Waits until the blocks before have added to dq; false where there are none.
+    // Waits until the blocks before this one have added to dq; returns false if there are none.
     __device__ __forceinline__ bool take_turn(int tile) {
         const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
         const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
@@ -271,7 +271,7 @@ struct HopperBackwardGroup {
         named_barrier_sync(group_barrier + group, Tile::group_threads);
         return true;
     }
-    // sum += what lies in memory of dq's elements FIRST to FIRST + COUNT.
+    // Adds elements FIRST to FIRST + COUNT of dq's sums in global memory to `sum`.
     template <int FIRST, int COUNT>
     __device__ __forceinline__ void fetch(float* sum, int tile) const {
 #pragma unroll
@@ -283,8 +283,8 @@ struct HopperBackwardGroup {
             sum[i + 3] += here.w;
         }
     }
-    // Ends dq = ds^T k and adds to it what lies in memory. Of that comes while products are made what registers suffice
-    // for.
+    // Waits for dq = ds^T k and adds the sums in global memory. The first `early` of these are loaded while the
+    // products run; registers do not suffice for more.
     __device__ __forceinline__ void end_queries(float (&dq)[QUERY_HALF_N], std::uint32_t (&p)[HALF_N / 8][4],
                                                 int tile) {
         constexpr int early = 16;
@@ -296,14 +296,15 @@ struct HopperBackwardGroup {
         for (int i = 0; i < early; i++) dq[i] += sum[i];
         if (added_to) fetch<early, QUERY_HALF_N - early>(dq + early, tile);
     }
-    // Puts back what is now added up. The last block writes dq.
+    // Stores the new sums in global memory; the last block writes dq instead.
     __device__ __forceinline__ void put(const float (&dq)[QUERY_HALF_N], int tile) {
         if (work.key_tile == 0) return write(dq, tile);
 #pragma unroll
         for (int i = 0; i < QUERY_HALF_N; i += 4)
             __stcg(sums(tile) + i / 4 * Tile::group_threads, make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]));
     }
-    // Says that the block has added. Some time after it has, so that nothing waits for the memory.
+    // Increments the counter of blocks that have added to the tile. Called some time after put(), so that nothing waits
+    // for the memory.
     __device__ __forceinline__ void pass_turn(int tile) {
         if (work.key_tile == 0) return;
         named_barrier_sync(group_barrier + group, Tile::group_threads);
@@ -314,7 +315,7 @@ struct HopperBackwardGroup {
                        a.shape.Tq, group * D / 2, a.shape.HS);
     }
 
-    // One tile of queries.
+    // Computes one tile of queries.
     __device__ __forceinline__ void compute(int tile, HopperRing<Tile::stages> ring) {
         const int staging_offset = Tile::staging_offset + (tile & 1) * Tile::staging_bytes;
         const SharedAddress queries = base + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
@@ -332,7 +333,7 @@ struct HopperBackwardGroup {
         wgmma_wait<0>(dscores);
         wgmma_fence(dv, p);
         accumulate(dv, p, queries + Tile::query_bytes);
-        wgmma_commit();   // nothing waits for it alone: it may end with the next ones
+        wgmma_commit();   // nothing waits for this product alone: it may end with the next ones
         score_gradients(dscores, scores, lse + Tile::queries);
         pack_weights(ds, dscores);
         stage(ds, staging_offset);
@@ -359,7 +360,7 @@ struct HopperBackwardGroup {
         store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
         if (work.key_tile > 0) return;
         const float none[QUERY_HALF_N] = {};
-        for (int tile = 0; tile < work.begin; tile++) write(none, tile);   // they see no key
+        for (int tile = 0; tile < work.begin; tile++) write(none, tile);   // these queries see no key
     }
 };
 
@@ -376,7 +377,7 @@ __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>
         *number = atomicAdd(in_memory.numbers, 1);
     }
     __syncthreads();
-    // from one lane, so that the compiler knows that a warp agrees
+    // Values from one lane tell the compiler that they are equal in the whole warp.
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
     const HopperBackwardWork work = hopper_backward_work<D>(a.shape, __shfl_sync(~0u, *number, 0), together);
     if (group < 0) {

@@ -28,7 +28,7 @@ void backward(const AttentionBackward<bf16, float>& a, cudaStream_t stream) {
 // 512 queries are eight tiles: more than the ring holds. The first tile of keys is seen by all of them.
 AttentionShape shape_of(int keys) { return {1, 1, 512, keys, 64, 0.125f, true, 0, 0}; }
 
-// What the kernel does wrong; empty if nothing.
+// Returns what the kernel does wrong; empty if nothing.
 std::string mistake(int slow_warp, int keys = 256) {
     host::TestDevice device(host::strict_checks());
     const SlowWarp slow(slow_warp);
@@ -45,8 +45,8 @@ std::string mistake(int slow_warp, int keys = 256) {
     }
 }
 
-// What comes before a thread says that its block has added to dq: the barrier that all of its group have to have come
-// to.
+// Returns the call before add_release, by which a thread reports that its block has added to dq: the barrier that all
+// of its group must have reached.
 host::CallSite call_before_release() {
     host::CallSite last, before;
     const host::WatchedCalls watched([&](const char* instruction, const host::Site& site) {
@@ -59,7 +59,8 @@ host::CallSite call_before_release() {
     return before;
 }
 
-// Whether a block says so before all of a group have come there. The last block of two says so alone.
+// Returns true if a block reports it before all threads of a group have reached the barrier. The last block of two
+// reports alone.
 bool says_too_early(const host::CallSite& left_out, const host::CallSite& barrier) {
     int came[Tile::groups] = {};
     bool early = false;
@@ -151,7 +152,7 @@ TEST_CASE("sm90: attention backward: without any one of its instructions it is w
             CHECK(says_too_early(call, barrier));
             continue;
         }
-        if (call.instruction == "wgmma_commit") {   // of p dout, which may end with the next products
+        if (call.instruction == "wgmma_commit") {   // the product p dout, which may end with the next products
             with_the_next++;
             continue;
         }

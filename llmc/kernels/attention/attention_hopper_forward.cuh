@@ -21,7 +21,7 @@
 template <int D>
 struct HopperForwardTile {
     static_assert(D == 64 || D == 128);
-    static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: that compute
+    static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: computing groups only
     static constexpr int group_queries = 64, queries = groups * group_queries, keys = 128;
     static constexpr int stages = D == 64 ? 3 : 2;
     static constexpr int panels = D / HOPPER_PANEL;
@@ -29,7 +29,8 @@ struct HopperForwardTile {
     static constexpr int query_bytes = panels * query_panel, key_bytes = panels * key_panel;
     static constexpr int barrier_offset = query_bytes + 2 * stages * key_bytes;
     static constexpr int shared_bytes = barrier_offset + 1024;   // D = 64: 113 KiB, D = 128: 161 KiB
-    // what a block gets at its launch, of 65,536 registers and by eight a thread, is shared out anew
+    // Registers a thread has at launch: 65,536 per block, in multiples of eight. setmaxnreg then moves some between
+    // groups.
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 40, consumer_registers = 232;
     static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
@@ -48,7 +49,7 @@ struct HopperForwardBarriers {
     __device__ SharedAddress unused() const { return first + 8 * (1 + 4 * stages); }
 
     __device__ void make() const {
-        constexpr int readers = 4 * HopperForwardTile<D>::groups;   // one lane of each warp says that a tile is read
+        constexpr int readers = 4 * HopperForwardTile<D>::groups;   // one lane of each warp reports that a tile is read
         mbarrier_init(query(), 1);
         for (int stage = 0; stage < stages; stage++) {
             mbarrier_init(key_full(stage), 1);
@@ -60,10 +61,10 @@ struct HopperForwardBarriers {
     }
 };
 
-// Where a block's work lies.
+// Queries, head and keys that a block computes.
 struct HopperForwardWork {
     int batch, head, kv_head, first_query;
-    int diagonal, keys, tiles;   // keys that any of the block's queries sees, and tiles of them
+    int diagonal, keys, tiles;   // keys: those that any of the block's queries sees; tiles: their number of tiles
 };
 template <int D, class O>
 __device__ __forceinline__ HopperForwardWork hopper_forward_work(const AttentionForward<bf16, O>& a, int together) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ HopperForwardWork hopper_forward_work(const Attention
     return work;
 }
 
-// Group 0's one thread: fills the ring.
+// Fills the ring. Runs on one thread of group 0.
 template <int D>
 __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& maps, const HopperForwardWork& work,
                                                        SharedAddress shared, HopperForwardBarriers<D> barriers) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
     }
 }
 
-// One of the two groups that compute, `group` being 0 or 1: its 64 queries, from their scores to sums and row
+// One of the two computing groups (`group` is 0 or 1), with its 64 queries, from their scores to sums and row
 // statistics.
 template <int D>
 struct HopperForwardGroup {
@@ -118,7 +119,7 @@ struct HopperForwardGroup {
     const HopperForwardWork& work;
     SharedAddress q_rows, k_tiles, v_tiles;
     HopperForwardBarriers<D> barriers;
-    int group, query, pair, lane;   // of this lane: its first query and first column of eight
+    int group, query, pair, lane;   // query, pair: this lane's first query and first column of eight
     float scale_log2;
     HopperRing<Tile::stages> k_ring, v_ring;
     float scores[HALF_N], sums[D / 2], row_max[2], row_sum[2], rescale[2];
@@ -154,11 +155,11 @@ struct HopperForwardGroup {
         }
         wgmma_commit();
     }
-    // PENDING: batches that were started after the scores.
+    // Waits for the scores and frees their tile of k. PENDING: batches of products that were started after the scores.
     template <int PENDING>
     __device__ __forceinline__ void end_scores() {
         wgmma_wait<PENDING>(scores);
-        if (lane == 0) mbarrier_arrive(barriers.key_free(k_ring.stage));   // one of each warp tells the producer
+        if (lane == 0) mbarrier_arrive(barriers.key_free(k_ring.stage));   // one lane of each warp tells the producer
         k_ring.next();
     }
     __device__ __forceinline__ void end_sums() {
@@ -174,10 +175,10 @@ struct HopperForwardGroup {
         online_softmax(scores, row_max, row_sum, rescale, scale_log2);
     }
 
-    // All tiles. Not called where there is none.
+    // Computes all tiles. Must not be called if there is none.
     __device__ __forceinline__ void compute() {
         mbarrier_wait(barriers.query(), 0);
-        if (group == 1) pass_turn();   // the other one begins
+        if (group == 1) pass_turn();   // the other group begins
         take_turn();
         start_scores();
         if (group == 0 || work.tiles > 1) pass_turn();
@@ -188,7 +189,7 @@ struct HopperForwardGroup {
             take_turn();
             start_scores();
             start_sums(tile > 1);
-            if (group == 0 || tile + 1 < work.tiles) pass_turn();   // nobody waits for the last one
+            if (group == 0 || tile + 1 < work.tiles) pass_turn();   // nobody waits for the last turn
             end_scores<1>();
             softmax(tile);
             computed_before_wait(__float_as_uint(row_sum[0] + row_sum[1]), barriers.unused());
@@ -201,7 +202,7 @@ struct HopperForwardGroup {
         end_sums();
     }
 
-    // Sums become outputs; lse is written. Everything that another warp needs of q has been read.
+    // Turns sums into outputs and writes lse. Other warps have read all they need of q by then.
     __device__ __forceinline__ void finish(float* lse, const AttentionShape& shape) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -219,11 +220,12 @@ struct HopperForwardGroup {
             }
         }
     }
-    // fp32: each lane writes what it holds.
+    // fp32: each lane writes its own values.
     __device__ __forceinline__ void store(const HeadsView<float>& out, const AttentionShape& shape) {
         store_fragment(head_rows(out, work.batch, work.head), sums, 1.0f, query, shape.Tq, 0, shape.HS);
     }
-    // bf16: the group's 64 rows go into the place of its queries, and from there by one copy for each panel.
+    // bf16: copies the group's 64 rows to the shared memory of its queries, and from there to `out` with one TMA copy
+    // per panel.
     __device__ __forceinline__ void store(unsigned char* q_tile, const TensorMap& out) {
         const int thread = static_cast<int>(threadIdx.x) % Tile::group_threads, row = thread / 32 * 16 + lane / 4;
         const int warp_rows = (group * Tile::group_queries + thread / 32 * 16) * HOPPER_ROW_BYTES;
@@ -256,7 +258,7 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
     DYNAMIC_SHARED(unsigned char, shared);
     const SharedAddress base = shared_address(shared);
     const HopperForwardBarriers<D> barriers{base + Tile::barrier_offset};
-    // from one lane, so that the compiler knows that a warp agrees
+    // Values from one lane tell the compiler that they are equal in the whole warp.
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
     const HopperForwardWork work = hopper_forward_work<D>(a, together);
     if (threadIdx.x == 0) barriers.make();

@@ -28,7 +28,7 @@ struct SlowWarp {
     ~SlowWarp() { ptx_model::slow_warp = -1; }
 };
 
-// What the kernel does wrong; empty if nothing.
+// Returns what the kernel does wrong; empty if nothing.
 std::string mistake(int slow_warp, int queries = 256) {
     host::TestDevice device(host::strict_checks());
     const SlowWarp slow(slow_warp);
@@ -88,8 +88,8 @@ std::vector<int> order_of_batches(int slow_warp) {
     return log;
 }
 
-// Of five tiles: q k^T of the first, then four times q k^T and p v together. The last p v, a group's tenth batch, needs
-// no turn.
+// Returns true if the groups take turns over five tiles: q k^T of the first, then four times q k^T and p v together.
+// The last p v, a group's tenth batch, needs no turn.
 bool takes_turns(const std::vector<int>& log) {
     std::vector<int> expected{1, 2}, found;
     for (int i = 0; i < 4; i++) expected.insert(expected.end(), {1, 1, 2, 2});

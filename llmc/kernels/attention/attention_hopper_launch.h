@@ -11,8 +11,8 @@
 #include "llmc/kernels/attention/attention_hopper_forward.cuh"
 #include "llmc/kernels/attention/attention_kernels.h"
 
-// Boxes of `rows` tokens of one head. Heads come before tokens: where heads are packed, as in the model, strides grow
-// from dimension to dimension; the driver's documentation shows no others.
+// Returns a tensor map with boxes of `rows` tokens of one head. Heads come before tokens: where heads are packed, as in
+// the model, strides grow from dimension to dimension; the driver's documentation shows no others.
 template <class T>
 TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int heads, int rows) {
     auto size = [](int count) { return static_cast<std::uint64_t>(count); };
@@ -22,13 +22,14 @@ TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, in
                            {1, static_cast<std::uint32_t>(rows), 1});
 }
 
-// As many heads as the second-level cache holds what all blocks of one read, beside what passes through it.
+// Returns how many heads fit the L2 cache at once: `head_bytes` is read by all blocks of one head, and some of the
+// cache is left to other data.
 inline int heads_together(const AttentionShape& shape, std::int64_t head_bytes) {
-    constexpr std::int64_t cache_bytes = 32 << 20;   // of 50 MB
+    constexpr std::int64_t cache_bytes = 32 << 20;   // an H100's L2 cache has 50 MB
     return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / head_bytes, 1, std::int64_t{shape.B} * shape.NH));
 }
 
-// Of tiles of `rows` of all heads' tokens.
+// Returns the grid with one block for each tile of `rows` tokens of every head.
 inline dim3 hopper_grid(const AttentionShape& shape, int tokens, int rows) {
     const std::int64_t blocks = ceil_div(std::int64_t{tokens}, rows) * shape.B * shape.NH;
     ENSURE(blocks <= std::numeric_limits<int>::max(), blocks, " blocks");
@@ -50,11 +51,11 @@ void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stre
            maps, heads_together(shape, keys_and_values));
 }
 
-// Where blocks add up dq, in a workspace of fp32 numbers.
+// Offsets of the counters and sums in the workspace in which blocks add up dq.
 template <int D>
 struct HopperBackwardPlaces {
     using Tile = HopperBackwardTile<D>;
-    std::size_t numbers, sums;   // of four bytes
+    std::size_t numbers, sums;   // sizes in units of four bytes
 
     explicit HopperBackwardPlaces(const AttentionShape& shape) {
         const std::size_t parts = static_cast<std::size_t>(ceil_div(shape.Tq, Tile::queries)) * Tile::groups *

@@ -17,7 +17,7 @@ void launch_attention_forward_fma(const AttentionForward<T, O>& arguments, cudaS
 template <class T, class G>
 void launch_attention_backward_fma(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
-// delta, which both backwards read (attention.cu).
+// Computes delta, which both backward implementations read (attention.cu).
 template <class T, class G>
 void launch_attention_delta(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
@@ -34,7 +34,8 @@ template <class G>
 void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, float* workspace,
                                       cudaStream_t stream);
 
-// From the first to past the last byte a view touches, for the check that unordered operations do not share memory.
+// Returns the bytes from the first to past the last one that a view touches, to check that unordered operations do not
+// share memory.
 template <class T>
 std::size_t view_bytes(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int heads) {
     std::int64_t last = (shape.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + shape.HS;
@@ -55,7 +56,7 @@ inline std::size_t first_keys_bytes(const AttentionShape& shape) {
     return sizeof(int) * static_cast<std::size_t>((shape.B - 1) * shape.documents.batch + shape.Tq);
 }
 
-// With what the mask reads.
+// Returns a launch that declares what the mask reads.
 inline Launch attention_launch(const AttentionShape& shape, dim3 grid, int threads, int shared_bytes,
                                cudaStream_t stream) {
     Launch where(grid, threads, shared_bytes, stream);
@@ -73,7 +74,7 @@ Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, i
         .writes(a.lse, row_bytes(a.shape));
 }
 
-// What both kernels of backward read; each adds what it writes.
+// Returns a launch that declares what both kernels of backward read; each adds what it writes.
 template <class T, class G>
 Launch backward_launch(const AttentionBackward<T, G>& a, dim3 grid, int threads, int shared_bytes,
                        cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// What joins the results of several blocks of keys: of attention, merged by log-sum-exp, and of its gradients, added.
+// Merges the results of several blocks of keys: outputs by their log-sum-exp, gradients by addition.
 //
 // The softmax over all keys is that over each block, weighted by the block's share of the sum of exponentials (Dao et
 // al., "FlashAttention", 2022; Liu et al., "Ring attention with blockwise transformers", 2023). All in fp32.
@@ -20,11 +20,11 @@ struct HeadSizes {
     __host__ __device__ std::int64_t rows() const { return std::int64_t{B} * T * NH; }
 };
 
-// The attention of T queries over the keys so far, and over one block of keys more, merged into `out` and `lse`.
-// A query that sees no key of a block has lse = -infinity there.
+// Merges the attention of T queries over one more block of keys into `out` and `lse`, their attention over the keys so
+// far. A query that sees no key of a block has lse = -infinity there.
 struct AttentionMerge {
     HeadsView<float> out;               // (B, T, NH, HS)
-    float* lse;                         // (B, NH, lse_tokens), of which this uses T from where it points
+    float* lse;                         // (B, NH, lse_tokens); uses T numbers from this pointer on
     HeadsView<const float> block_out;   // (B, T, NH, HS)
     const float* block_lse;             // (B, NH, T)
     HeadSizes sizes;
@@ -32,7 +32,7 @@ struct AttentionMerge {
 };
 inline void merge_attention(const AttentionMerge& args, cudaStream_t stream);
 
-// out = in, or out += in, rounded once. Both (B, T, NH, HS), anywhere in memory.
+// Copies out = in, or adds out += in, rounded once. Both (B, T, NH, HS), anywhere in memory.
 template <class Out, class In>
 void copy_heads(const HeadsView<Out>& out, const HeadsView<In>& in, const HeadSizes& sizes, bool accumulate,
                 cudaStream_t stream);
@@ -47,8 +47,8 @@ std::size_t heads_bytes(const HeadsView<T>& view, const HeadSizes& s) {
 struct HeadRow {
     std::int64_t batch, token, head;
 };
-// Rows are counted as (b, t, h), the order of a tensor in memory. 32 bits are enough for them (`check_sizes`), and are
-// divided much faster than 64.
+// Returns the place of a row. Rows are numbered (b, t, h), the order of a tensor in memory. 32 bits are enough for them
+// (`check_sizes`), and divide much faster than 64.
 __device__ __forceinline__ HeadRow head_row(unsigned row, const HeadSizes& s) {
     const auto heads = static_cast<unsigned>(s.NH), tokens = static_cast<unsigned>(s.T);
     return {row / heads / tokens, row / heads % tokens, row % heads};
@@ -62,9 +62,9 @@ __device__ __forceinline__ T* row_at(const HeadsView<T>& view, const HeadRow& at
     return view.data + at.batch * view.batch + at.token * view.token + at.head * view.head;
 }
 
-constexpr int kMergeThreads = 8;   // of a row, so that a warp moves whole sectors of four rows
+constexpr int kMergeThreads = 8;   // threads per row, so that a warp moves whole sectors of four rows
 
-// Block (threads of a row, rows). A template as every kernel in a header.
+// Block (threads of a row, rows). A template, as is every kernel in a header.
 template <class Args>
 __global__ void __launch_bounds__(kElementwiseThreads) merge_attention_kernel(Args args) {
     const HeadSizes& s = args.sizes;
@@ -105,7 +105,7 @@ inline void merge_attention(const AttentionMerge& args, cudaStream_t stream) {
     launch(merge_attention_kernel<AttentionMerge>, where, args);
 }
 
-// A thread per eight channels.
+// Each thread copies eight channels.
 template <class Out, class In>
 __global__ void __launch_bounds__(kElementwiseThreads)
     copy_heads_kernel(HeadsView<Out> out, HeadsView<In> in, HeadSizes sizes, bool accumulate) {

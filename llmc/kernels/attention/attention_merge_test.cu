@@ -72,7 +72,7 @@ void check_merge(int B, int NH, int T, int HS, int half, int first_query) {
     }
     CHECK(out_error < 5e-6);   // lse up to 16, rounded to 1e-6, weighs outputs up to 4
     CHECK(merged_lse_error < 1e-5);
-    CHECK(mean_error > 0.1);   // of a merge that leaves log-sum-exp out
+    CHECK(mean_error > 0.1);   // error of a merge without log-sum-exp
 }
 
 }   // namespace

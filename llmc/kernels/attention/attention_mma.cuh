@@ -18,8 +18,8 @@
 #include "llmc/kernels/attention/attention_common.cuh"
 #include "llmc/kernels/ptx/ptx.cuh"
 
-// Whether two blocks with so much shared memory fit a multiprocessor of sm_90 and sm_100: 228 KiB, of which each block
-// takes 1 KiB more than it asks for.
+// Returns true if two blocks with so much shared memory fit a multiprocessor of sm_90 and sm_100: 228 KiB, of which
+// each block takes 1 KiB more than it asks for.
 constexpr bool fits_twice(int shared_bytes) { return 2 * (shared_bytes + 1024) <= 228 * 1024; }
 
 // A tile of rows of D bf16, 16-byte chunks swizzled: chunk c of row r lies at chunk c ^ s(r). Eight adjacent rows read
@@ -32,12 +32,13 @@ struct SwizzledTile {
     static constexpr int chunks = D / 8;
     static constexpr int span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;   // chunks permuted among themselves
 
-    // Byte offset of a chunk.
+    // Returns the byte offset of a chunk.
     __host__ __device__ static int offset(int row, int chunk) {
         return (row * chunks + (chunk ^ row / (8 / span) % span)) * 16;
     }
-    // From the address of chunk 0 or 1 of a row to that of the same chunk of a later pair of the row. Two instructions
-    // on the address itself: kernels need not keep one register for every pair. The tile must be aligned to 128 bytes.
+    // Returns the address of the same chunk in pair `pair` of a row, given the address of chunk 0 or 1 of the row. It
+    // takes two instructions on the address, so kernels need no register for every pair. The tile must be aligned to
+    // 128 bytes.
     __host__ __device__ static SharedAddress at_pair(SharedAddress address, int pair) {
         constexpr int pairs = span / 2;
         return (address ^ static_cast<SharedAddress>(pair % pairs * 32)) + pair / pairs * span * 16;
@@ -78,9 +79,9 @@ __device__ __forceinline__ void load_statistics_async(SharedAddress target, cons
     }
 }
 
-// scores[m][n] = kept rows 16 m .. x streamed rows 8 n .., over D channels. `kept` is the warp's first row, a multiple
-// of 16 rows into its tile. Per 16 channels: M + N / 2 loads for M N instructions. UNROLL bounds how many such steps
-// the compiler interleaves: fewer where registers are short.
+// Computes scores[m][n] = kept rows 16 m .. x streamed rows 8 n .., over D channels. `kept` is the warp's first row, a
+// multiple of 16 rows into its tile. Per 16 channels: M + N / 2 loads for M N instructions. UNROLL bounds how many such
+// steps the compiler interleaves: fewer where registers are short.
 template <int D, int UNROLL = D / 16, int M, int N>
 __device__ __forceinline__ void multiply_transposed(float (&scores)[M][N][4], SharedAddress kept,
                                                     SharedAddress streamed) {
@@ -130,8 +131,8 @@ __device__ __forceinline__ void mask_scores(float (&scores)[M][N][4], int first_
             }
 }
 
-// lse in units of log 2, for p = 2^(score - lse). A query that sees nothing has only scores of -infinity: with 0 in
-// place of its lse all of its p are 0, not NaN.
+// Returns lse in units of log 2, for p = 2^(score - lse). A query that sees nothing has only scores of -infinity: with
+// 0 instead of its lse all of its p are 0, not NaN.
 __device__ __forceinline__ float finite_lse_log2(float lse) { return lse == -INFINITY ? 0.0f : lse * LOG2_E; }
 
 // Rounds scores to bf16 as left operands: weights[m][k] covers columns 16 k .. 16 k + 16 of block m.
@@ -148,8 +149,8 @@ __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[M][N / 2][
             }
 }
 
-// sums[m][c] += weights[m] x streamed, channels 8 c .. 8 c + 8, of the D that a row of `streamed` has. Per 16 rows: C /
-// 2 loads for M C instructions.
+// Adds weights[m] x streamed to sums[m][c] for channels 8 c .. 8 c + 8, of the D that a row of `streamed` has. Per 16
+// rows: C / 2 loads for M C instructions.
 template <int D, int M, int K, int C>
 __device__ __forceinline__ void accumulate_weighted(float (&sums)[M][C][4], const std::uint32_t (&weights)[M][K][4],
                                                     SharedAddress streamed) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ void store_sums(HeadRows<G> target, const float (&sum
             }
     } else {
         using Tile = SwizzledTile<D>;
-        __syncwarp();   // the rows that lay here have been read
+        __syncwarp();   // the rows staged before have been read
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -221,7 +222,7 @@ __device__ __forceinline__ void store_sums(HeadRows<G> target, const float (&sum
     }
 }
 
-// Combines a value of the 4 lanes that share a row of an accumulator.
+// Combines the values of the 4 lanes that share a row of an accumulator.
 template <class Combine>
 __device__ __forceinline__ float across_quad(float value, Combine combine) {
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, 1));

@@ -3,7 +3,7 @@
 //     p = exp(scale q k - lse)      dp = dout v      ds = p (dp - delta)      dq = scale ds k
 //                                                    dv = p^T dout            dk = scale ds^T q
 // Seven products where atomics would need five; in exchange every sum has one fixed order. Kernels for grouped queries
-// are instances of their own (GROUPED): the others have no register for it.
+// are instances of their own (GROUPED): the others have no register to spare.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"
@@ -14,7 +14,7 @@
 template <int D, bool GROUPED = false>
 struct MmaQueriesTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = D <= 128 ? 2 : 1;                                        // of 16 queries, a warp
+    static constexpr int blocks = D <= 128 ? 2 : 1;                                        // 16-query blocks per warp
     static constexpr int queries = warps * blocks * 16;                                    // kept: 128 or 64
     static constexpr int keys = D <= 64 ? 64 : D > 128 || (GROUPED && D > 96) ? 16 : 32;   // streamed
     static constexpr int stages = 2;
@@ -25,7 +25,7 @@ struct MmaQueriesTile {
         2 * query_bytes + 2 * statistic_bytes + stages * 2 * key_bytes;   // D = 128: 97 KiB
 };
 static_assert(MmaQueriesTile<128>::shared_bytes == 97 * 1024 && fits_twice(MmaQueriesTile<128>::shared_bytes));
-static_assert(MmaQueriesTile<256>::shared_bytes <= 99 * 1024);   // what sm_86, sm_89 and sm_120 give a block
+static_assert(MmaQueriesTile<256>::shared_bytes <= 99 * 1024);   // the limit per block on sm_86, sm_89 and sm_120
 
 // Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
 // the registers up to D = 64, one up to 128. Above, two warps share a block of 16 keys: both make its scores, and each
@@ -34,8 +34,8 @@ template <int D, bool GROUPED = false>
 struct MmaKeysTile {
     static constexpr int threads = 128, warps = 4;
     static constexpr int sharing = D <= 128 ? 1 : 2;             // warps that share keys
-    static constexpr int channels = D / sharing;                 // that a warp sums
-    static constexpr int blocks = D <= 64 ? 2 : 1;               // of 16 keys, a warp
+    static constexpr int channels = D / sharing;                 // channels that a warp sums
+    static constexpr int blocks = D <= 64 ? 2 : 1;               // blocks of 16 keys per warp
     static constexpr int keys = warps / sharing * blocks * 16;   // kept: 128, 64 or 32
     static constexpr int queries = D <= 64 ? GROUPED ? 16 : 32 : D <= 96 ? 64 : D <= 128 ? 48 : 16;   // streamed
     static constexpr int stages = 2;
@@ -48,8 +48,8 @@ struct MmaKeysTile {
 static_assert(MmaKeysTile<128>::shared_bytes == 323 * 256 && fits_twice(MmaKeysTile<128>::shared_bytes));
 static_assert(fits_twice(MmaKeysTile<256>::shared_bytes));
 
-// Grid (query tiles, NH, B). Shared: q, dout (queries, D), lse, delta
-// (queries), then `stages` of k and v (keys, D). scale > 0.
+// Computes dq of a tile of queries. Grid (query tiles, NH, B). Shared: q, dout (queries, D), lse, delta (queries), then
+// `stages` of k and v (keys, D). scale > 0.
 template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     SharedAddress statistics = dout_tile + Tile::query_bytes, q_rows = shared_address(warp_rows);
     SharedAddress stages = statistics + 2 * Tile::statistic_bytes;
     const float* lse =
-        reinterpret_cast<const float*>(shared + 2 * Tile::query_bytes) + warp * 16 * M;   // of the warp's rows
+        reinterpret_cast<const float*>(shared + 2 * Tile::query_bytes) + warp * 16 * M;   // for the warp's rows
     const float* delta = lse + Tile::queries;
 
-    auto load_keys = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
+    auto load_keys = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
         if (tile < tiles) {
             SharedAddress stage = stages + tile % Tile::stages * 2 * Tile::key_bytes;
             load_tile_async<Tile::keys, D, Tile::threads>(stage, k, tile * Tile::keys, keys, shape.HS);
@@ -134,8 +134,9 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     store_sums<D>(head_rows(a.dq, batch, head), sums, factor, warp_query, shape.Tq, shape.HS, warp_rows);
 }
 
-// Over the heads of queries that share the keys. Grid (key tiles, kv heads, B). Shared: k, v (keys, D), then `stages`
-// of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys, columns queries. scale > 0.
+// Computes dk and dv of a tile of keys, over the heads of q that share them. Grid (key tiles, kv heads, B). Shared: k,
+// v (keys, D), then `stages` of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys,
+// columns queries. scale > 0.
 template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     int diagonal = mask_diagonal(shape), begin = query_begin(diagonal, first_key);
     int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp / Tile::sharing * 16 * M;
-    const int first_channel = warp % Tile::sharing * Tile::channels;   // of those that the warp sums
+    const int first_channel = warp % Tile::sharing * Tile::channels;   // first channel that the warp sums
     float scale_log2 = shape.scale * LOG2_E;
     const int group = GROUPED ? shape.group : 1;
     int head = kv_head * group;
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     unsigned char* stages = shared + 2 * Tile::key_bytes;
 
     auto load_queries =
-        [&](int tile) {   // of `head`; one group a tile, empty past the last, so that waits can count groups
+        [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
             if (tile < tiles) {
                 SharedAddress stage = shared_address(stages) + tile % Tile::stages * Tile::stage_bytes;
                 int first_query = begin + tile * Tile::queries;

@@ -11,7 +11,7 @@
 template <int D>
 struct MmaForwardTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = D <= 128 ? 2 : 1;       // of 16 queries, a warp
+    static constexpr int blocks = D <= 128 ? 2 : 1;       // blocks of 16 queries per warp
     static constexpr int queries = warps * blocks * 16;   // kept: 128 or 64
     static constexpr int keys = D <= 96 ? 64 : 32;        // streamed; 64 would spill registers at D = 128
     static constexpr int stages = 2;
@@ -22,8 +22,8 @@ struct MmaForwardTile {
 static_assert(MmaForwardTile<128>::shared_bytes == 64 * 1024 && fits_twice(MmaForwardTile<128>::shared_bytes));
 static_assert(MmaForwardTile<256>::shared_bytes == 96 * 1024 && fits_twice(MmaForwardTile<256>::shared_bytes));
 
-// One tile of online softmax, in place: scores become exp(scale * score - largest of the row so far), and the sums so
-// far are rescaled to it. row_max is of unscaled scores; row_sum is of this lane's columns only.
+// Does online softmax on one tile, in place: scores become exp(scale * (score - largest of the row so far)), and the
+// sums so far are rescaled to it. row_max is of unscaled scores; row_sum covers this lane's columns only.
 template <int D, int M, int N>
 __device__ __forceinline__ void online_softmax(float (&scores)[M][N][4], float (&row_max)[M][2], float (&row_sum)[M][2],
                                                float (&sums)[M][D / 8][4], float scale_log2) {
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     SharedAddress q_tile = shared_address(shared), k_tiles = q_tile + Tile::query_bytes;
     SharedAddress v_tiles = k_tiles + Tile::stages * Tile::key_bytes, q_rows = shared_address(warp_rows);
 
-    auto load_keys = [&](int tile) {   // one group a tile, empty past the last, so that waits can count groups
+    auto load_keys = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
         if (tile < tiles) {
             int stage = tile % Tile::stages;
             load_tile_async<Tile::keys, D, Tile::threads>(k_tiles + stage * Tile::key_bytes, k, tile * Tile::keys, keys,

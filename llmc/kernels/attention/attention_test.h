@@ -87,7 +87,7 @@ private:
     AttentionShape shape_;
     int tokens_, heads_;
     cudaStream_t stream_;
-    HeadsView<T> strides_{};   // of a null pointer
+    HeadsView<T> strides_{};   // strides, with a null pointer
     std::int64_t offset_ = 0;
     std::vector<T> elements_;
     DeviceBuffer<T> buffer_;
@@ -242,8 +242,8 @@ constexpr AttentionTolerance attention_tolerance() {
     return sizeof(T) == 4 ? AttentionTolerance{2e-6, 1e-5, 5e-6} : AttentionTolerance{5e-3, 2e-5, 1e-2};
 }
 
-// The same documents in shapes of every kind: several tiles of them, borders inside tiles and at their edges, documents
-// of one token, and queries that see none of these keys. `check(shape)`.
+// Calls `check(shape)` with the same documents in shapes of every kind: several tiles of them, borders inside tiles and
+// at their edges, documents of one token, and queries that see none of these keys.
 template <class Check>
 void check_documents(Check check) {
     const std::vector<std::vector<int>> begins = {{0, 1, 2, 63, 127, 190}, {0}, {0, 64, 65, 128}};

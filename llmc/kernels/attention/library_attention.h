@@ -1,8 +1,10 @@
-// Attention by a library: cuDNN on a GPU (library_attention_cudnn.cpp), oneDNN on a CPU (library_attention_onednn.cpp).
+// Computes attention with a library: cuDNN on a GPU (library_attention_cudnn.cpp), oneDNN on a CPU
+// (library_attention_onednn.cpp).
 //
-// What is computed, in which layouts, is said in attention.h; this is its other implementation (`--attention library`).
-// A library has limits that our own kernels do not have, so ask first: `refusal` says why it cannot serve, and
-// `--attention auto` then takes our own. Asked for by name, a missing library or an unsupported shape is an error.
+// attention.h says what is computed and in which layouts; this is its other implementation (`--attention library`). A
+// library has limits that our own kernels do not have, so ask first: `refusal` says why it cannot serve, and
+// `--attention auto` then takes our own. With `--attention library`, a missing library or an unsupported shape is an
+// error.
 //
 //            element types                      shapes
 //   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
@@ -10,9 +12,9 @@
 //                                              offsets (q0, k0), masks of documents, and what it is reported to
 //                                              do wrong (unsupported_by_cudnn)
 //
-// Deterministic. One object serves one stream at a time (it owns a workspace, "workspace/attention" in the arena). Its
-// size is the library's choice: oneDNN asks for none; cuDNN's deterministic backward may ask for 2 B NH Tq Tk bytes, up
-// to a sixteenth of the device's memory, and refuses what needs more.
+// Deterministic. One object serves one stream at a time, because it owns a workspace ("workspace/attention" in the
+// arena). The library chooses its size: oneDNN needs none; cuDNN's deterministic backward may need 2 B NH Tq Tk bytes,
+// up to a sixteenth of the device's memory; plans that need more are refused.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,19 +29,19 @@
 
 class LibraryAttention {
 public:
-    // Why the library cannot serve this element type and shape on this machine; empty if it can. `G`: element type of
-    // the output, and of the gradients if `backward`. Does not throw. What had to be built to know (cuDNN's plans) is
-    // kept for the calls, and for the next who asks.
+    // Returns why the library cannot serve this element type and shape on this machine; empty if it can. `G`: element
+    // type of the output, and of the gradients if `backward`. Does not throw. Plans that cuDNN had to build for the
+    // answer are kept for the calls and for later questions.
     template <class T, class G = T>
     static std::string refusal(const AttentionShape& shape, bool backward = true);
 
-    // What calls of this shape take as workspace on this machine, all of them together. Throws Error(no_device) with
-    // the refusal where there is one.
+    // Returns the bytes of workspace that calls of this shape share on this machine. Throws Error(no_device) with the
+    // refusal if there is one.
     template <class T, class G = T>
     static std::size_t workspace_bytes(const AttentionShape& shape, bool backward = true);
 
-    // Whether it is known, without measuring, that the library is faster than our own: on a CPU, where our own runs
-    // models of a GPU's instructions.
+    // Returns true if the library is known, without measuring, to be faster than our own kernels: on a CPU, where our
+    // own run models of a GPU's instructions.
     static bool surely_faster();
 
     explicit LibraryAttention(Arena& arena);
@@ -47,15 +49,15 @@ public:
     LibraryAttention(const LibraryAttention&) = delete;
     LibraryAttention& operator=(const LibraryAttention&) = delete;
 
-    // Makes ready what calls of this shape and these strides need, plan and workspace, which else the first of them
-    // does. No call may be under way. Throw as the calls do, and Error(no_device) where the device has no room.
+    // Builds the plan and allocates the workspace for calls of this shape and these strides; else the first call does.
+    // No call may be under way. Throws as the calls do, and Error(no_device) where the device has no room.
     template <class T, class O>
     void prepare(const AttentionForward<T, O>& arguments);
     template <class T, class G>
     void prepare(const AttentionBackward<T, G>& arguments);
 
-    // Throw Error(no_device) with the refusal where there is one. (T, O) and (T, G): (float, float), (bf16, bf16) or
-    // (bf16, float).
+    // Compute attention. Throw Error(no_device) with the refusal if there is one. (T, O) and (T, G): (float, float),
+    // (bf16, bf16) or (bf16, float).
     template <class T, class O>
     void forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);
     template <class T, class G>
@@ -66,7 +68,7 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// The seam as functions, beside own_attention_forward and own_attention_backward.
+// Call `library` with the signatures of own_attention_forward and own_attention_backward.
 template <class T, class O>
 void library_attention_forward(LibraryAttention& library, const AttentionForward<T, O>& arguments,
                                cudaStream_t stream) {

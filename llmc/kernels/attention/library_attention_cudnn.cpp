@@ -1,4 +1,4 @@
-// Library attention on a GPU: cuDNN's flash attention (attention_cudnn.h). Not yet run on a GPU.
+// Library attention on a GPU: uses cuDNN's flash attention (attention_cudnn.h). Not yet run on a GPU.
 
 #include "llmc/kernels/attention/library_attention.h"
 
@@ -15,9 +15,9 @@
 
 namespace {
 
-// The handle and the plans of this thread's device, made once and kept to the end of the process: models and tries of a
-// model come and go, and a plan can take half a second. Never destroyed: at the end of a process the device may be
-// gone.
+// Handle and plans of this thread's device, made once and kept to the end of the process: models come and go (also
+// those built only to try sizes), and a plan can take half a second. Never destroyed: at the end of a process the
+// device may be gone.
 struct Cudnn {
     cudnnHandle_t handle = nullptr;
     int compute_capability = 0;              // 90: sm_90
@@ -40,7 +40,8 @@ struct Cudnn {
         return *cudnn;
     }
 
-    // Throws Error(no_device) with the reason where there is none.
+    // Returns the plan of a layout, building it at the first call. Throws Error(no_device) with the reason if there is
+    // none.
     const CudnnAttention& plan(const AttentionShape& shape, const AttentionLayout& layout) {
         const std::string reason = unsupported_by_cudnn(shape, layout.backward, compute_capability);
         if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
@@ -65,13 +66,13 @@ struct LibraryAttention::Impl {
     Arena& arena;
     DeviceBuffer<std::uint8_t> workspace;
 
-    // The plan, with room for it.
+    // Returns the plan and allocates workspace for it.
     template <template <class, class> class Arguments, class T, class O>
     const CudnnAttention& prepare(const Arguments<T, O>& a) {
         refuse_types<T, O>();
         const CudnnAttention& plan = Cudnn::get().plan(a.shape, layout_of(a));
         if (plan.workspace_bytes() > workspace.bytes()) {
-            workspace = {};   // given back before more is asked for
+            workspace = {};   // freed before more is allocated
             workspace = arena.allocate<std::uint8_t>("workspace/attention", plan.workspace_bytes());
         }
         return plan;

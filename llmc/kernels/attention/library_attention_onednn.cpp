@@ -15,7 +15,7 @@
 
 namespace {
 
-// All that a view touches, gaps between its rows included.
+// Returns the memory that a view touches, gaps between its rows included.
 template <class T>
 host::Access access(const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
     std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + s.HS;
@@ -32,7 +32,8 @@ void add_mask(host::Operation& operation, const AttentionShape& s) {
     operation.accesses.push_back({s.documents.first, static_cast<std::size_t>(keys) * sizeof(int), false});
 }
 
-// Of one of attention's products: of all pairs of a query and a key that it may see, were they of one document.
+// Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
+// documents are not counted.
 double matmul_flops(const AttentionShape& s) {
     double pairs = 0;
     for (int q = 0; q < s.Tq; q++) {
@@ -102,7 +103,7 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
             std::int64_t{a.shape.B} * a.shape.NH * blocks,
             [&](std::int64_t task) {
                 std::int64_t head = task / blocks;
-                // longest first: with a causal mask the last queries see the most keys
+                // Longest first: with a causal mask the last queries see the most keys
                 int block = blocks - 1 - static_cast<int>(task % blocks);
                 host::attention::forward_block(a, static_cast<int>(head / a.shape.NH),
                                                static_cast<int>(head % a.shape.NH), block);

@@ -1,8 +1,9 @@
-// What a mixture of experts does row by row beside its matmuls: tokens' rows to their experts and back, and what stands
-// between an expert's two matrices. Assignments, `source` and `row_of` are those of router.cuh.
+// Row-by-row operations of a mixture of experts beside its matmuls: copying tokens' rows to their experts and back, and
+// the activation between an expert's two matrices. Assignments, `source` and `row_of` are those of router.cuh.
 //
-// A row is weighted before the expert's second matrix: so what comes out of that is only added, and the weight's
-// gradient needs no kept output. Sums over a token's experts are fp32, in ascending order of experts, rounded once.
+// A row is multiplied by its weight before the expert's second matrix: so the outputs of that matrix are only added,
+// and the weight's gradient needs no kept output. Sums over a token's experts are fp32, in ascending order of experts,
+// rounded once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,31 +17,33 @@
 #include "llmc/kernels/rows/reduce.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// out (rows, C) = row source[row] / K of in (tokens, C).
+// Copies out (rows, C) = row source[row] / K of in (tokens, C).
 template <class Real>
 void gather_rows(Real* out, const Real* in, const std::int32_t* source, int rows, int tokens, int K, int C,
                  cudaStream_t stream);
 
-// out (tokens, C) = the sum of a token's K rows of in (tokens K, C), and of `more` (tokens, C) or null; may be `more`.
+// Writes out (tokens, C) = the sum of a token's K rows of in (tokens K, C), and of `more` (tokens, C) or null; may be
+// `more`.
 template <class Real>
 void combine_rows(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, int tokens, int K, int C,
                   cudaStream_t stream);
 
-// out[i] = in[index[i]], of `n` numbers: of assignments to those of rows, or back.
+// Copies out[i] = in[index[i]] for `n` numbers: from the order of assignments to that of rows, or back.
 inline void take_values(float* out, const float* in, const std::int32_t* index, int n, cudaStream_t stream);
 
-// Between the matrices: `in` (rows, F), or gates and ups (rows, 2F); out (rows, F) = weight[source[row]] act(in).
+// Activation between the two matrices: `in` is (rows, F), or gates and ups (rows, 2F); out (rows, F) =
+// weight[source[row]] act(in).
 template <class Real>
 struct ExpertActivation {
     const Real* in;
-    const float* weight;          // of each assignment
-    const std::int32_t* source;   // null: assignments are in the order of rows
+    const float* weight;          // one per assignment
+    const std::int32_t* source;   // null: assignment i is row i
     int rows, F;
     bool gated;   // SwiGLU, else GELU
 };
 template <class Real>
 void expert_activation(Real* out, const ExpertActivation<Real>& args, cudaStream_t stream);
-// din, as large as `in` and perhaps the same, and dweight of each assignment, from dout (rows, F).
+// Computes din, of the size of `in` and perhaps `in` itself, and dweight of each assignment, from dout (rows, F).
 template <class Real>
 void expert_activation_backward(Real* din, float* dweight, const Real* dout, const ExpertActivation<Real>& args,
                                 cudaStream_t stream);
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i < n) out[i] = in[index[i]];
 }
 
-// Eight elements of act(in), and what turns their gradients into that of `in`: of gates, and of ups.
+// Eight elements of act(in), and its derivatives by gates and by ups.
 struct ActivatedPiece {
     Vec8<float> out, dgate, dup;
 };
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     store_packets(out + static_cast<std::int64_t>(at.row) * args.F + at.column, round_to<Real>(piece.out));
 }
 
-constexpr int kExpertRowsOfBlock = 8;   // a warp has a row
+constexpr int kExpertRowsOfBlock = 8;   // each warp computes one row
 
 template <class Real>
 __global__ void __launch_bounds__(32 * kExpertRowsOfBlock)

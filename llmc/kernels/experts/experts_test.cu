@@ -126,7 +126,7 @@ Routed route(const Doubles& logits, const Doubles& bias, Index E, Index K, Route
     return result;
 }
 
-// What backward differentiates: sum of d x weight, and the two losses with fixed counts.
+// Computes the loss that backward differentiates: sum of d x weight, and the two losses with fixed counts.
 double router_loss(const Doubles& logits, const Routed& routed, const Doubles& d, const std::vector<int>& counts,
                    Index E, Index K, RouterKind kind, Index T, double balance, double z) {
     double loss = 0;
@@ -274,7 +274,7 @@ TEST_CASE("experts: biases rise by a fixed amount where an expert got fewer toke
     const DeviceBuffer<int> counts = test.ints({1, 2, 3, 4, 4, 5});   // means of 2, and of 13/3
     const DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("norm", 1);
     norm.upload(std::vector<GradNorm>{{1, 1, 1}}, test.stream);
-    update_router_bias(bias.data(), counts.data(), norm.data(), 2, 3, test.stream);   // of a step that is skipped
+    update_router_bias(bias.data(), counts.data(), norm.data(), 2, 3, test.stream);   // this step is skipped
     CHECK(bias.values() == Doubles{0, 0, 0.5, 0, 0, 0});
     norm.upload(std::vector<GradNorm>{{1, 1, 0}}, test.stream);
     update_router_bias(bias.data(), counts.data(), norm.data(), 2, 3, test.stream);

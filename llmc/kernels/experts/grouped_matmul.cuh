@@ -1,15 +1,15 @@
-// Matmuls of groups of rows, each with a matrix of its own: the linear layers of a mixture of experts.
+// Multiplies groups of rows, each with a matrix of its own: the linear layers of a mixture of experts.
 //
-// Rows of one group follow each other: group g has the rows offsets[g] ... offsets[g + 1] - 1. The offsets are on the
-// device, and only it reads them: no host waits to learn how many rows a group has. A group may have none.
+// Rows of one group are adjacent: group g has the rows offsets[g] ... offsets[g + 1] - 1. The offsets are on the device
+// and only read there: no host waits to learn how many rows a group has. A group may have none.
 //     forward           out(M,N)        = in(M,K) weight(g,N,K)^T
 //     input gradient    dinp(M,K)       = dout(M,N) weight(g,N,K)
 //     weight gradient   dweight(g,N,K)  = dout(M,N)^T in(M,K), over the rows of the group
-// One kernel makes all three, by fp32 FMA: a block has a tile of 64 x 64 of the result, and each of its 64 threads 8 x
-// 8 of that in registers; operands come through shared memory, 32 steps of the sum at a time.
+// One kernel computes all three, by fp32 FMA. A block computes a tile of 64 x 64 of the result, and each of its 64
+// threads 8 x 8 of that in registers; operands come through shared memory, 32 steps of the sum at a time.
 //
-// An element's sum is taken in ascending order whatever else there is: so a row's results do not depend on the rows
-// beside it, nor on which ranks have the other groups.
+// An element's sum is taken in ascending order in every case. So a row's results do not depend on the rows beside it,
+// nor on which ranks have the other groups.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,16 +20,18 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// Rows of all groups: `M` at most, as many as offsets[groups] says. Null offsets: one group has all M rows.
+// Sizes of a grouped matmul. All groups together have at most `M` rows, in fact offsets[groups]. Null offsets: one
+// group has all M rows.
 struct GroupedShape {
     int groups, M, N, K;
     const std::int32_t* offsets;
 };
 
-// A and B: element types of the two factors, as they are named here in order; Out: of the result. N and K may be any.
+// Computes the forward product. A and B: element types of the two factors, in the order of the arguments; Out: of the
+// result. N and K need not be multiples of anything.
 template <class Out, class A, class B>
 void grouped_forward(Out* out, const A* in, const B* weight, const GroupedShape& shape, cudaStream_t stream);
-// With `accumulate`, += : rounded once.
+// Computes the gradient; with `accumulate`, adds it to the result, rounded once.
 template <class Out, class A, class B>
 void grouped_input_gradient(Out* dinp, const A* dout, const B* weight, const GroupedShape& shape, bool accumulate,
                             cudaStream_t stream);
@@ -40,11 +42,11 @@ void grouped_weight_gradient(Out* dweight, const A* dout, const B* in, const Gro
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kGroupedTile = 64;      // rows and columns of a block's part of the result
-constexpr int kGroupedStep = 32;      // of the sum, at once in shared memory
+constexpr int kGroupedStep = 32;      // steps of the sum in shared memory at once
 constexpr int kGroupedThreads = 64;   // 8 x 8, each with 8 x 8 elements
 
-// out(M,N) = sum over k of a(m,k) b(n,k). Either the rows of a and out belong to groups, each with a b of its own, or
-// the steps of the sum do, each group with an out of its own.
+// out(M,N) = sum over k of a(m,k) b(n,k). Either the rows of a and out belong to groups, and each group has its own b;
+// or the steps of the sum belong to groups, and each group has its own out.
 template <class Out, class A, class B>
 struct GroupedProduct {
     Out* out;
@@ -56,9 +58,9 @@ struct GroupedProduct {
     bool a_packets, b_packets, accumulate;
 };
 
-enum class Along { sum, rows };   // which index of a factor has its elements next to each other in memory
+enum class Along { sum, rows };   // index of a factor whose elements are adjacent in memory
 
-// 64 rows x 32 steps of a factor into shared memory, [step][row], zeros outside.
+// Loads 64 rows x 32 steps of a factor into shared memory as [step][row], with zeros outside.
 template <Along along, class T>
 __device__ __forceinline__ void load_grouped_tile(float (&tile)[kGroupedStep][kGroupedTile], const T* from,
                                                   std::int64_t stride, bool packets, int row, int row_end, int step,
@@ -83,7 +85,8 @@ __device__ __forceinline__ void load_grouped_tile(float (&tile)[kGroupedStep][kG
     }
 }
 
-// The group and the first row of tile number `tile` of all groups' rows; false: there are fewer.
+// Finds the group and the rows [row, end) of tile number `tile`, counted over all groups; returns false if there are
+// fewer tiles.
 __device__ __forceinline__ bool grouped_tile(const std::int32_t* offsets, int groups, int tile, int& group, int& row,
                                              int& end) {
     for (group = 0; group < groups; group++) {
@@ -153,7 +156,7 @@ void launch_grouped(GroupedProduct<Out, A, B> p, const GroupedShape& shape, cuda
     if (p.M == 0 || p.N == 0 || p.groups == 0) return;
     p.a_packets = p.a_stride % 8 == 0 && packets_fit(p.a);
     p.b_packets = p.b_stride % 8 == 0 && packets_fit(p.b);
-    // the last tile of every group may be short
+    // The last tile of every group may be short.
     const int row_tiles =
         ceil_div(p.M, kGroupedTile) + (sums_belong_to_groups || p.offsets == nullptr ? 0 : p.groups - 1);
     const std::size_t a_elements = static_cast<std::size_t>(shape.M) * static_cast<std::size_t>(p.a_stride);

@@ -1,5 +1,5 @@
-// The router of a mixture of experts: which experts each token goes to, with what weight, and in what order the experts
-// take them. Shazeer et al., "Outrageously large neural networks", 2017; the balance loss as in Fedus et al., "Switch
+// Routes tokens in a mixture of experts: chooses each token's experts and their weights, and orders the tokens by
+// expert. Shazeer et al., "Outrageously large neural networks", 2017; the balance loss as in Fedus et al., "Switch
 // transformers", 2021, for K experts a token and each sequence alone (DeepSeek-AI, "DeepSeek-V3", 2024); the z-loss of
 // Zoph et al., "ST-MoE", 2022.
 //
@@ -7,11 +7,12 @@
 //   sigmoid   s = sigmoid(logits); the K of the largest s + bias; weights s, or s / sum: the bias only chooses
 //   losses    of a sequence (a E/K) sum_e (n_e / T) (sum_t p_te / T), n_e of its T tokens sent to e (sigmoid: p is s
 //             divided by its sum over e); and z mean(lse(logits)^2)
-// All arithmetic is fp32. Of equal scores the lower index wins, not-a-number is the least. A token's experts are kept
-// in ascending order. An assignment is (token, which of its K): number token * K + k. Experts take assignments in order
-// of (expert, token): a row of theirs is `source[row]`, an assignment's row is `row_of[assignment]`.
+// All arithmetic is fp32. Among equal scores the lower index wins; NaN counts as the least score. A token's experts are
+// stored in ascending order. An assignment is a pair (token, k-th of its K experts), with number token * K + k. Experts
+// process assignments in order of (expert, token): row `row` belongs to assignment `source[row]`, and an assignment's
+// row is `row_of[assignment]`.
 //
-// A thread has a token: E numbers are few beside the experts' work.
+// Each thread routes one token: E numbers are few beside the experts' work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,13 +27,13 @@
 #include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// softmax or sigmoid, and whether a token's weights add up to one.
+// Softmax or sigmoid scores; `normalized`: a token's weights add up to one.
 struct RouterKind {
     bool sigmoid, normalized;
 };
 
-// Chooses: index (rows, K) and weight (rows, K) from logits (rows, E), and `bias` (E) or null. With `again` the indices
-// are given, and only weights made.
+// Chooses index (rows, K) and weight (rows, K) from logits (rows, E) and `bias` (E) or null. With `again` the indices
+// are inputs, and only weights are computed.
 struct RouterForward {
     std::int32_t* index;
     float* weight;
@@ -43,17 +44,17 @@ struct RouterForward {
 };
 inline void router_forward(const RouterForward& args, cudaStream_t stream);
 
-// counts (sequences, E): assignments to each expert, added to what is there. Exact whatever the order.
+// Adds to counts (sequences, E) the number of assignments to each expert. Exact in any order.
 inline void count_experts(std::int32_t* counts, const std::int32_t* index, int rows, int E, int K,
                           const RowSequences& sequences, cudaStream_t stream);
 
-// offsets (E + 1), source (rows K), row_of (rows K).
+// Orders assignments by expert: writes offsets (E + 1), source (rows K) and row_of (rows K).
 inline void order_by_expert(std::int32_t* offsets, std::int32_t* source, std::int32_t* row_of,
                             const std::int32_t* index, int rows, int E, int K, cudaStream_t stream);
 
-// dlogits (rows, E) from the gradient of the weights, (rows, K); may be `logits`. `balance`: a (E / K) / T^2 times what
-// a sequence counts in the loss, of counts that all ranks have added; `z`: 2 z times what a token counts. `losses`
-// (2, rows): what each row adds to the balance loss, and to the z-loss; or null.
+// Computes dlogits (rows, E), which may be `logits`, from the gradient of the weights (rows, K). `balance`: a (E / K) /
+// T^2 times the weight of a sequence in the loss, with counts that all ranks have added up; `z`: 2 z times the weight
+// of a token. `losses` (2, rows) or null: what each row adds to the balance loss and to the z-loss.
 struct RouterBackward {
     float* dlogits;
     const float *logits, *dweight;
@@ -70,12 +71,12 @@ inline void router_backward(const RouterBackward& args, cudaStream_t stream);
 
 constexpr int kRouterThreads = 128;
 
-// softmax(logits) of a row, or of a sigmoid router the scores divided by their sum.
+// Probabilities of a row: softmax(logits), or in a sigmoid router the scores divided by their sum.
 struct RouterRow {
     const float* logits;
     int E;
     RouterKind kind;
-    float most, sum;   // of logits; of exp(logit - most), or of sigmoids
+    float most, sum;   // largest logit; sum of exp(logit - most), or of sigmoids
 
     __device__ __forceinline__ RouterRow(const float* row, int experts, RouterKind of)
         : logits(row), E(experts), kind(of) {
@@ -87,7 +88,7 @@ struct RouterRow {
     __device__ __forceinline__ float probability(int e) const {
         return (kind.sigmoid ? sigmoid(e) : exp_for<float>(logits[e] - most)) / sum;
     }
-    // What a weight is made of.
+    // Returns the score that weights are computed from.
     __device__ __forceinline__ float score(int e) const { return kind.sigmoid ? sigmoid(e) : probability(e); }
     __device__ __forceinline__ float log_sum_exp() const {
         float exps = kind.sigmoid ? 0.0f : sum;
@@ -96,7 +97,7 @@ struct RouterRow {
     }
 };
 
-// The index of the best score behind (value, expert) in the order of choice.
+// Returns the index of the best score that comes after (value, expert) in the order of choice.
 template <class Score>
 __device__ __forceinline__ int next_best(int E, float& value, int expert, Score score) {
     int best = -1;
@@ -141,12 +142,12 @@ __global__ void __launch_bounds__(kThreads) count_experts_kernel(std::int32_t* c
     atomicAdd(counts + static_cast<std::int64_t>(sequences.of(assignment / K)) * E + index[assignment], 1);
 }
 
-// A block has an expert, a thread some assignments in a row.
+// Each block handles one expert, each thread some adjacent assignments.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
     order_by_expert_kernel(std::int32_t* offsets, std::int32_t* source, std::int32_t* row_of, const std::int32_t* index,
                            int assignments, int E) {
-    __shared__ int before[kThreads], own[kThreads];   // to lower experts, and to this one
+    __shared__ int before[kThreads], own[kThreads];   // assignments to lower experts, and to this one
     const int expert = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     const int threads = static_cast<int>(blockDim.x), share = ceil_div(assignments, threads);
     const int first = min(thread * share, assignments), end = min(first + share, assignments);
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) router_backward_kernel(RouterBackwar
     }
     mean /= of_chosen;
     auto dbalance = [&](int e) { return counts ? args.balance * static_cast<float>(counts[e]) : 0.0f; };
-    // gradient of expert e's score by the weights
+    // Returns the gradient of expert e's score through the weights. Must be called in ascending order of e.
     int next = 0;
     auto dscore = [&](int e) {
         if (next == K || index[next] != e) return 0.0f;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kThreads) router_backward_kernel(RouterBackwar
     next = 0;
     const float lse = args.z == 0 ? 0.0f : router.log_sum_exp(), z = args.z * lse;
     if (args.losses) args.losses[row] = balance_mean, args.losses[args.rows + row] = 0.5f * z * lse;
-    float exps = 0;   // of softmax, for the z-loss of a sigmoid router
+    float exps = 0;   // denominator of softmax, for a sigmoid router's z-loss
     for (int e = 0; e < E && args.kind.sigmoid && z != 0; e++) exps += exp_for<float>(router.logits[e] - router.most);
     float* const out = args.dlogits + static_cast<std::int64_t>(row) * E;
     for (int e = 0; e < E; e++) {

@@ -1,5 +1,6 @@
-// The update of the biases with which a sigmoid router chooses (DeepSeek-AI, "DeepSeek-V3", 2024): b += rate sign(mean
-// - n), n the tokens of a step that an expert got and mean that of its layer. Signs are exact: of whole numbers.
+// Updates the biases with which a sigmoid router chooses (DeepSeek-AI, "DeepSeek-V3", 2024): b += rate sign(mean - n),
+// where n is the number of tokens that an expert got in a step, and mean is that of its layer. Signs are exact: they
+// compare whole numbers.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 constexpr float kRouterBiasRate = 1e-3f;
 
-// bias, counts (layers, E). Nothing where norm->skip; `norm` may be null.
+// Updates bias from counts, both (layers, E). Does nothing if norm->skip; `norm` may be null.
 inline void update_router_bias(float* bias, const std::int32_t* counts, const GradNorm* norm, int layers, int E,
                                cudaStream_t stream);
 

@@ -1,10 +1,10 @@
-// Which sequence of a micro-batch each of a rank's rows belongs to.
+// Maps each of a rank's rows to its sequence in the micro-batch.
 #pragma once
 
 #include <cuda_runtime.h>
 
-// Rows come in chunks of `chunk` of all ranks that share them, of which this one has `own`, from `first` on; sequences
-// have T rows.
+// Rows come in chunks of `chunk` rows that several ranks share. This rank has `own` rows of each chunk, from `first`
+// on. Sequences have T rows.
 struct RowSequences {
     int T, own, chunk, first;
     __host__ __device__ int of(int row) const { return (row / own * chunk + first + row % own) / T; }

@@ -13,9 +13,9 @@ namespace {
 constexpr int least_rows_per_split = 32, most_splits = 256;
 constexpr int rows_in_flight = 8, partial_threads = 64;
 
-// A thread sums eight neighbouring columns (one 16-byte access in bf16) over the rows of one split. Told that eight
-// blocks need to share a multiprocessor, nvcc keeps a row in registers for each load; untold it saves them, and loads
-// in turn.
+// Sums eight neighbouring columns per thread (one 16-byte access in bf16) over the rows of one split. The bound of
+// eight blocks per multiprocessor makes nvcc keep a row in registers for each load; without it, nvcc saves registers
+// and loads one row after another.
 template <class T>
 __global__ void __launch_bounds__(partial_threads, 8)
     bias_gradient_partial(float* partial, const T* dout, BiasGradientShape shape, int rows, bool packets) {
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(partial_threads, 8)
     }
 }
 
-// A thread sums one column of the partials (neighbouring threads read neighbouring columns). There are few threads:
-// each must have many loads under way, for it has little else to wait for.
+// Sums one column of the partials per thread (neighbouring threads read neighbouring columns). There are few threads,
+// so each needs many loads under way.
 template <class G>
 __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits, int N, bool accumulate) {
     const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -45,7 +45,7 @@ __global__ void bias_gradient_finish(G* dbias, const float* partial, int splits,
     dbias[column] = static_cast<G>(sum);
 }
 
-// (__grid_constant__: read where the parameters are, though indexed by blockIdx, not from a copy of each thread's own.)
+// __grid_constant__: blockIdx.y indexes the parameters where they are, without a copy for each thread.
 __global__ void add_bias_sums_kernel(const __grid_constant__ BiasSums sums) {
     const int i = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (column < sums.channels[i]) sums.to[i][column] += sums.from[i][column];

@@ -32,7 +32,7 @@ int multiprocessors() {
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Behind the workspace: where gradients of biases wait to be added to what there is already.
+// Returns where waiting bias gradients begin: behind the workspace.
 std::size_t waiting_begins(const MatmulOptions& options) { return rounded_up(options.workspace_bytes); }
 std::size_t waiting_bytes(const MatmulOptions& options) { return options.workspace_bytes / 32; }
 
@@ -43,12 +43,12 @@ struct Matmul::Impl {
     cublasLtHandle_t handle = nullptr;
     int left_free = 0;   // multiprocessors
     double tried_seconds = 0;
-    DeviceBuffer<std::uint8_t> workspace;   // of cuBLASLt and bias_gradient, then what waits
+    DeviceBuffer<std::uint8_t> workspace;   // for cuBLASLt and bias_gradient, then waiting bias gradients
     BiasSums waiting;
     std::size_t waiting_used = 0;
     std::map<MatmulProblem, MatmulPlan> plans;
-    std::map<std::string, MatmulAlgorithm> given;   // by name of the problem
-    std::vector<std::string> refused;               // of those: why they could not be used
+    std::map<std::string, MatmulAlgorithm> given;   // by the problem's name
+    std::vector<std::string> refused;               // why some of `given` could not be used
 
     Impl(Arena& arena, MatmulOptions o)
         : options(o),
@@ -84,10 +84,10 @@ struct Matmul::Impl {
         return !std::is_same_v<T, float> || options.fuse_fp32_gelu;
     }
     std::string last_refusal;
-    MatmulPlan* just_timed = nullptr;   // by the last call
+    MatmulPlan* just_timed = nullptr;   // plan timed by the last call
 };
 
-// The plan of a problem, made when it is first met. `bias` and `aux` matter only for their alignment, which the
+// Returns the plan of a problem, made when it is first met. `bias` and `aux` matter only for their alignment, which the
 // heuristic reads off the pointers.
 MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, const void* aux) {
     auto [place, is_new] = plans.try_emplace(problem);
@@ -124,7 +124,7 @@ MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, c
     return plan;
 }
 
-// True when there is one and it serves.
+// Takes the algorithm given for this problem; returns true if there is one and cuBLASLt accepts it.
 bool Matmul::Impl::take_given_algorithm(MatmulPlan& plan, const MatmulRow& row) {
     auto found = given.find(plan.name);
     if (found == given.end()) return false;
@@ -145,8 +145,9 @@ bool Matmul::Impl::take_given_algorithm(MatmulPlan& plan, const MatmulRow& row) 
     return false;
 }
 
-// Takes the algorithm given for this problem, else the first of cuBLASLt's heuristic, and notes the others that are to
-// be tried. None adds partial sums where the result is: their order would not be fixed, or they would be rounded.
+// Takes the algorithm given for this problem, else the first of cuBLASLt's heuristic, and notes the others to be timed.
+// Algorithms that add partial sums in the result are excluded: their order would not be fixed, or they would be
+// rounded.
 void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem) {
     const MatmulRow& row = matmul_rows[problem.row];
     if (take_given_algorithm(plan, row)) return;
@@ -179,7 +180,7 @@ void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& probl
     cublas_check(status, "heuristic for " + plan.name);
     plan.algorithm = found[0].algo;
     plan.workspace_bytes = found[0].workspaceSize;
-    // one alone is timed where it may be slower than two operations
+    // A single candidate is timed only where it may be slower than two operations.
     if (most == 1 || (count == 1 && row.epilogue != CUBLASLT_EPILOGUE_BGRADB)) return;
     for (const cublasLtMatmulHeuristicResult_t& one : std::span(found).first(static_cast<std::size_t>(count))) {
         if (one.state == CUBLAS_STATUS_SUCCESS) plan.candidates.push_back({one.algo, one.workspaceSize});
@@ -190,8 +191,8 @@ double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t strea
     return options.timer ? options.timer(work, stream) : least_seconds(work, stream, 3);
 }
 
-// Multiplies with each of the candidates. What adds to its result adds to other memory meanwhile; where there is none,
-// the heuristic's first stays.
+// Times each candidate and takes the fastest. A product that accumulates adds to other memory meanwhile; if none can be
+// allocated, the heuristic's first stays.
 void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
                                 cudaStream_t stream) {
     const std::vector<MatmulCandidate> candidates = std::exchange(plan.candidates, {});
@@ -232,8 +233,8 @@ void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
     tried_seconds += steady_seconds() - start;
 }
 
-// `c`, of D's layout, is added: D itself, another matrix or, null, none. False, with nothing done but `last_refusal`
-// said, where cuBLASLt has no algorithm for the problem.
+// Multiplies; adds `c`, which has D's layout: D itself, another matrix or null for none. Returns false, having only set
+// `last_refusal`, if cuBLASLt has no algorithm for the problem.
 bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a,
                            const MatmulOperand& am, const void* b, const MatmulOperand& bm, const void* bias,
                            const void* aux, const void* c, cudaStream_t stream) {
@@ -263,7 +264,7 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
 
 namespace {
 
-// GELU as a kernel of its own, over `rows` rows that may have gaps between them: apply(first element, elements).
+// Runs GELU as a kernel of its own over `rows` rows that may have gaps between them: apply(first element, elements).
 template <class Apply>
 void for_rows(int rows, int columns, std::int64_t stride, Apply apply) {
     if (stride == 0 || stride == columns) return apply(std::int64_t{0}, std::int64_t{rows} * columns);
@@ -368,19 +369,19 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
     const std::size_t bytes = rounded_up(sizeof(G) * static_cast<std::size_t>(s.N));
     const std::size_t room = waiting_bytes(impl_->options);
     BiasSums& waiting = impl_->waiting;
-    // In one launch each sum is added by threads of its own: two of the same bias would race.
+    // One launch adds all waiting sums in parallel: two of the same bias would race.
     const auto all = std::span(waiting.to).first(static_cast<std::size_t>(waiting.count));
     const bool waits_already = std::ranges::find(all, static_cast<void*>(dbias)) != all.end();
     if (waits_already || (accumulate && (waiting.count == BiasSums::most || impl_->waiting_used + bytes > room))) {
         add_bias_gradients(stream);
     }
-    // A bf16 sum that waits would be rounded twice.
+    // A waiting bf16 sum would be rounded twice.
     const bool may_wait = std::is_same_v<G, float> && bytes <= room;
     G* const sums =
         !accumulate
             ? dbias
             : reinterpret_cast<G*>(impl_->workspace.data() + waiting_begins(impl_->options) + impl_->waiting_used);
-    // Whether both are made faster apart than by the plan that was just timed: then so from the next call on.
+    // Times the two gradients apart; from the next call on they stay apart if that is faster than the plan just timed.
     auto try_apart = [&](MatmulPlan& together) {
         Arena arena;
         DeviceBuffer<G> weight_sums, bias_sums;
@@ -451,7 +452,7 @@ std::vector<MatmulAlgorithm> Matmul::algorithms() const {
 
 void Matmul::use_algorithms(std::span<const MatmulAlgorithm> algorithms) {
     for (const MatmulAlgorithm& algorithm : algorithms) impl_->given[algorithm.problem] = algorithm;
-    impl_->plans.clear();   // made again, with the given algorithms, when next met
+    impl_->plans.clear();   // remade, with the given algorithms, when next met
 }
 
 const std::vector<std::string>& Matmul::refused_algorithms() const { return impl_->refused; }

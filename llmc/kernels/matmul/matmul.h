@@ -1,4 +1,4 @@
-// Matrix multiplication: the matmuls of a transformer, forward and backward, through cuBLASLt.
+// Multiplies matrices: the matmuls of a transformer, forward and backward, through cuBLASLt.
 //
 // Everything is row-major. With tokens M, output channels N, input channels K:
 //     forward           out(M,N)     = in(M,K) weight(N,K)^T + bias(N)          optionally followed by GELU
@@ -36,27 +36,28 @@
 // them (0: no gaps). A `pre_gelu` has the layout of its GELU's output.
 struct MatmulShape {
     int M, N, K;
-    std::int64_t out_stride = 0;      // of out and dout (M,N)
-    std::int64_t in_stride = 0;       // of in and dinp (M,K)
-    std::int64_t weight_stride = 0;   // of weight and dweight (N,K)
+    std::int64_t out_stride = 0;      // row stride of out and dout (M,N)
+    std::int64_t in_stride = 0;       // row stride of in and dinp (M,K)
+    std::int64_t weight_stride = 0;   // row stride of weight and dweight (N,K)
 };
 
 struct MatmulOptions {
     bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
-    std::size_t workspace_bytes = std::size_t{32} << 20;   // what cuBLAS recommends for Hopper
-    // GELU inside fp32 matmuls. Off: cuBLASLt does not say how exact its tanh is, and fp32 promises 1e-5.
+    std::size_t workspace_bytes = std::size_t{32} << 20;   // recommended by cuBLAS for Hopper
+    // Fuses GELU into fp32 matmuls. Off by default: cuBLASLt does not say how exact its tanh is, and fp32 promises
+    // 1e-5.
     bool fuse_fp32_gelu = false;
-    // Algorithms that are timed when a problem is first met, of which the fastest is taken; 1: the first that
-    // cuBLASLt's heuristic names, untimed; 0: 16 on a GPU, 1 on a CPU. Which one is the fastest may differ from run to
-    // run, and with it last bits.
+    // Number of algorithms timed when a problem is first met; the fastest is taken. 1: the first of cuBLASLt's
+    // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
+    // bits of results.
     int tries = 1;
-    double most_seconds = 15;   // of all tries together; the problems met later get the heuristic's first
-    // Seconds of work on a stream; null: the least of three times between events. Tests plant another.
+    double most_seconds = 15;   // limit of all tries together; later problems get the heuristic's first
+    // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
 };
 
 // An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
-// machine: the text names the problem, the words are the cublasLtMatmulAlgo_t as it is.
+// machine: the text names the problem, the words are the raw cublasLtMatmulAlgo_t.
 struct MatmulAlgorithm {
     std::string problem;
     std::array<std::uint64_t, 8> words;
@@ -74,76 +75,77 @@ public:
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
-    // out = in weight^T + bias; `bias` may be null.
+    // Computes out = in weight^T + bias; `bias` may be null.
     template <class T>
     void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
-    // The same where rows are few: a single one is a matrix times a vector (matvec.cuh).
+    // Computes forward for few rows; a single row is a matrix times a vector (matvec.cuh).
     template <class T>
     void forward_few(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                      cudaStream_t stream);
 
-    // out = residual(M,N) + in weight^T + bias; rows have no gaps, and `out` is not `residual`. Rounded once, but twice
-    // where the residual is added by a kernel of its own: cuBLASLt has no algorithm with it (`unfused` says so), or
-    // `bias` is null.
+    // Computes out = residual(M,N) + in weight^T + bias. Rows have no gaps, and `out` is not `residual`. Rounded once;
+    // twice where a kernel of its own adds the residual, because cuBLASLt has no algorithm for it (`unfused` says so)
+    // or `bias` is null.
     template <class T>
     void forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                      cudaStream_t stream);
 
-    // pre_gelu(M,N) = in weight^T + bias, out = gelu(pre_gelu). GELU is a kernel of its own where cuBLASLt has no
-    // algorithm with it (`unfused` says so; rows not a multiple of 8 elements apart are such), and in fp32 unless
-    // asked.
+    // Computes pre_gelu(M,N) = in weight^T + bias and out = gelu(pre_gelu). GELU is a kernel of its own where cuBLASLt
+    // has no algorithm for it (`unfused` says so; for example, if rows are not a multiple of 8 elements apart), and in
+    // fp32 unless fuse_fp32_gelu is set.
     template <class T>
     void forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                       cudaStream_t stream);
 
-    // dinp = dout weight; with `accumulate`, dinp += dout weight.
+    // Computes dinp = dout weight; with `accumulate`, dinp += dout weight.
     template <class T>
     void input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& shape, bool accumulate,
                         cudaStream_t stream);
 
-    // dinp = (dout weight) * gelu'(pre_gelu), elementwise; pre_gelu(M,K) as forward_gelu of the layer before stored it.
-    // Fused or not as there.
+    // Computes dinp = (dout weight) * gelu'(pre_gelu), elementwise; pre_gelu(M,K) is from forward_gelu of the layer
+    // before. Fused under the same conditions as forward_gelu.
     template <class T>
     void input_gradient_gelu(T* dinp, const T* dout, const T* weight, const T* pre_gelu, const MatmulShape& shape,
                              cudaStream_t stream);
 
-    // dweight = dout^T in; with `accumulate`, +=.
+    // Computes dweight = dout^T in; with `accumulate`, +=.
     template <class T, class G>
     void weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& shape, bool accumulate,
                          cudaStream_t stream);
 
-    // The same, and dbias = sum of dout's rows; with `accumulate`, both +=, but dbias perhaps only in
-    // add_bias_gradients. One pass over dout where cuBLASLt has an algorithm for both (`unfused` says where it has
-    // none); two with `accumulate` in bf16, whose sum would be rounded twice.
+    // Computes weight_gradient, and dbias = sum of dout's rows. With `accumulate`, both are added, but dbias perhaps
+    // only in add_bias_gradients. One pass over dout where cuBLASLt has an algorithm for both (`unfused` lists where it
+    // has none); two passes with `accumulate` in bf16, whose sum would be rounded twice.
     template <class T, class G>
     void weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& shape,
                                   bool accumulate, cudaStream_t stream);
 
-    // From the next call on, so many of the device's multiprocessors are left to communication that runs beside: a
-    // kernel that is made for all of them would need a second wave. Another number is another problem for algorithms.
+    // Leaves so many of the device's multiprocessors, from the next call on, to communication that runs at the same
+    // time: a kernel made for all of them would need a second wave. Each number has its own plans.
     void leave_free(int multiprocessors);
 
-    // Adds what gradients of biases wait for, several in one launch: before anybody reads them.
+    // Adds the waiting bias gradients to their sums in one launch. Must be called before anybody reads the sums.
     void add_bias_gradients(cudaStream_t stream);
 
-    // dbias = sum of dout's rows; with `accumulate`, +=. Of the shape only M, N and out_stride matter.
+    // Computes dbias = sum of dout's rows; with `accumulate`, +=. Uses only M, N and out_stride of the shape.
     template <class T, class G>
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
 
-    // Whether problems met from now on have algorithms timed; and from now on none has.
+    // tries_algorithms returns true if algorithms of new problems are timed; stop_trying ends that for all later
+    // problems.
     bool tries_algorithms() const;
     void stop_trying();
 
-    // The algorithms of all problems met so far, ordered by name; and the same given back, for example from another
-    // rank or a checkpoint: problems named there use the given algorithm, all others choose one. So does one whose
-    // given algorithm cuBLASLt refuses here, or that needs more workspace than there is: `refused_algorithms` says
-    // which and why, one sentence each, as they are met.
+    // Return the algorithms of all problems met so far, ordered by name, and take them back, for example from another
+    // rank or a checkpoint. Problems named there use the given algorithm; all others choose one. A problem also chooses
+    // one if cuBLASLt refuses the given algorithm here, or if it needs more workspace than there is:
+    // `refused_algorithms` says which and why, one sentence each, as they are met.
     std::vector<MatmulAlgorithm> algorithms() const;
     void use_algorithms(std::span<const MatmulAlgorithm> algorithms);
     const std::vector<std::string>& refused_algorithms() const;
 
-    // Why matmuls met so far have GELU, residual or bias gradient in a kernel of its own though it was to be fused: one
-    // sentence for each problem that cuBLASLt has no algorithm for.
+    // Returns why matmuls met so far have GELU, residual or bias gradient in a kernel of its own though it was to be
+    // fused: one sentence for each problem that cuBLASLt has no algorithm for.
     std::vector<std::string> unfused() const;
 
 private:

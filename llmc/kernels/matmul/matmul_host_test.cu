@@ -1,4 +1,4 @@
-// What Matmul does where cuBLASLt refuses, which only the stand-in can be told to do.
+// Tests Matmul where cuBLASLt refuses, which only the stand-in can be told to do.
 
 #include "llmc/cuda_on_cpu/blas/gemm.h"
 #include "llmc/kernels/init.cuh"
@@ -110,7 +110,7 @@ TEST_CASE("matmul: algorithms are tried until their time is over, or until it is
     CHECK(!matmul.tries_algorithms());
     multiply(matmul, 7);
     CHECK(timer.asked == 4);
-    CHECK(taken(matmul) == 0);   // of the smaller one, whose name comes first
+    CHECK(taken(matmul) == 0);   // the smaller problem's, whose name comes first
     CHECK(matmul.algorithms().at(1).words[1] == 2);
     CUDA_CHECK(cudaStreamSynchronize(test.stream));
 }

@@ -1,4 +1,5 @@
-// What Matmul (matmul.h) keeps of a problem that it has met: its description for cuBLASLt, and the algorithm chosen.
+// Plan that Matmul (matmul.h) keeps for each problem it has met: the description for cuBLASLt, and the algorithm
+// chosen.
 #pragma once
 
 #include <cublasLt.h>
@@ -18,7 +19,7 @@ inline void cublas_check(cublasStatus_t status, const std::string& what) {
                 text("cuBLASLt: ", what, " failed: ", cublasLtGetStatusName(status)));
 }
 
-// The largest power of two that divides the address, at most what cuBLASLt asks about (256 bytes).
+// Returns the largest power of two that divides the address, at most 256 bytes, the most that cuBLASLt asks about.
 inline std::uint32_t alignment_bytes(const void* pointer) {
     auto address = reinterpret_cast<std::uintptr_t>(pointer);
     return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
@@ -35,7 +36,7 @@ inline MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t co
     return {rows, cols, stride ? stride : rows, alignment_bytes(data)};
 }
 
-// What a multiplication moves, each operand once. (Bias counts for nothing.)
+// Returns the bytes a multiplication moves, each operand once (bias not counted).
 inline std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b,
                             const MatmulOperand& d, bool accumulate) {
     auto bytes = [](const MatmulOperand& m, cudaDataType_t type) {
@@ -45,13 +46,13 @@ inline std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const 
     return bytes(a, row.input) + bytes(b, row.input) + (std::size_t{1} + aux + accumulate) * bytes(d, row.output);
 }
 
-// All that a plan depends on.
+// Everything that a plan depends on.
 struct MatmulProblem {
     std::ptrdiff_t row;   // index into matmul_rows
     bool accumulate;
     MatmulOperand a, b, d;
-    std::uint32_t c_alignment, epilogue_alignment;   // of what is added; of bias and aux
-    int left_free = 0;                               // multiprocessors
+    std::uint32_t c_alignment, epilogue_alignment;   // alignments of the added matrix; of bias and aux
+    int left_free = 0;                               // multiprocessors left free
     auto operator<=>(const MatmulProblem&) const = default;
 };
 
@@ -77,8 +78,9 @@ struct MatmulCandidate {
 // Owns the descriptors of one problem and the algorithm chosen for it.
 struct MatmulPlan {
     std::string name;
-    // An algorithm; two operations instead, because they were faster (BGRADB rows only; as MatmulAlgorithm: no word, no
-    // workspace); or two because cuBLASLt has none, for the reason in `refusal`.
+    // How the problem is computed: by an algorithm; apart as two operations, because they were faster (BGRADB rows
+    // only; the MatmulAlgorithm then has no word and no workspace); or apart because cuBLASLt has no algorithm, for the
+    // reason in `refusal`.
     enum class Use : std::uint8_t { algorithm, apart, refused } use = Use::algorithm;
     std::string refusal;
     cublasLtMatmulDesc_t desc = nullptr;
@@ -86,7 +88,7 @@ struct MatmulPlan {
     cublasLtMatmulAlgo_t algorithm{};
     std::size_t workspace_bytes = 0, result_bytes = 0;
     std::vector<MatmulCandidate> candidates;   // to be timed, until the fastest is known
-    double seconds = 0;                        // of the fastest of several
+    double seconds = 0;                        // time of the fastest candidate
 
     MatmulPlan() = default;
     MatmulPlan(const MatmulPlan&) = delete;

@@ -1,7 +1,7 @@
-// Matrix times vector: out(N) = weight(N,K) in(K) + bias(N), the matmul of a single token.
+// Multiplies a matrix by a vector: out(N) = weight(N,K) in(K) + bias(N), the matmul of a single token.
 //
-// The weight is read once and nothing else counts, so this runs at the speed of memory, where a matmul made for many
-// rows would first rearrange its weight. Sums are fp32, in a fixed order.
+// The time goes into reading the weight, once, so this runs at the speed of memory, where a matmul made for many rows
+// would first rearrange its weight. Sums are fp32, in a fixed order.
 //
 // Must hold: K is a multiple of 8; vector and weight are aligned to 16 bytes.
 #pragma once
@@ -28,9 +28,9 @@ void matrix_vector(const MatrixVector<Real>& args, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr int kMatvecRows = 16;      // of a block
-constexpr int kMatvecWarps = 8;      // of a block; each has every eighth row
-constexpr int kMatvecAhead = 2048;   // bytes of a weight that a CPU fetches ahead: its own guess stops at pages
+constexpr int kMatvecRows = 16;      // rows per block
+constexpr int kMatvecWarps = 8;      // warps per block; each computes every eighth row
+constexpr int kMatvecAhead = 2048;   // bytes that a CPU prefetches: its own prefetcher stops at pages
 
 template <class Real>
 __device__ __forceinline__ void fetch_ahead([[maybe_unused]] const Real* weight) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ void add_products(Vec8<float>& sum, const Real* weigh
     for (int c = 0; c < 8; c++) sum[c] = fmaf(w[c], x[c], sum[c]);
 }
 
-// Grid (ceil(N / kMatvecRows)), block (32, kMatvecWarps); on a CPU one thread does all of a block. Four sums, so that
-// additions need not wait for one another.
+// Grid (ceil(N / kMatvecRows)), block (32, kMatvecWarps); on a CPU one thread does a whole block. Four separate sums,
+// so that additions need not wait for one another.
 template <class Real>
 __global__ void __launch_bounds__(32 * kMatvecWarps) matrix_vector_kernel(MatrixVector<Real> a) {
     const int first = static_cast<int>(blockIdx.x) * kMatvecRows, end = min(first + kMatvecRows, a.N);

@@ -1,7 +1,7 @@
-// What takes long to build and may be refused, built once per key: plans, or the reason why there is none.
+// Builds once per key what takes long to build and may be refused: keeps the plan, or the reason why there is none.
 //
-// Not for several threads at once. An Error(no_device) is kept as the refusal; any other error is passed on, and the
-// next time building is tried again.
+// Not thread-safe. An Error(no_device) is kept as the refusal; any other error is passed on, and the next call tries to
+// build again.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 template <class Key, class Plan>
 class PlanCache {
 public:
-    // The plan of `key`, by `build` where it is new. Throws the refusal where there is one.
+    // Returns the plan of `key`, calling `build` if it is new. Throws the refusal if there is one.
     template <class Build>
     const Plan& get(const Key& key, Build build) {
         auto found = plans_.find(key);

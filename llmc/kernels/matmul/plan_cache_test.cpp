@@ -16,7 +16,7 @@ TEST_CASE("plan_cache: a plan is built once per key") {
     const std::string* first = &plan(1);
     CHECK(*first == "plan 1");
     CHECK(plan(2) == "plan 2");
-    CHECK(&plan(1) == first);   // where it was, though another has come
+    CHECK(&plan(1) == first);   // not moved by another plan
     CHECK(builds == 2);
 }
 

@@ -1,5 +1,5 @@
-// Muon's iterations (newton_schulz.h) through the build's matmuls: in bf16 on tensor cores, with sums in fp32; and what
-// brings the pieces of a matrix together.
+// Runs Muon's iterations (newton_schulz.h) through the build's matmuls: in bf16 on tensor cores, with sums in fp32.
+// Also gathers the pieces of a matrix.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct NewtonSchulzScratch {
     Real *other, *gram, *polynomial;
 };
 
-// square = a I + b gram + c square, all (n, n). One matrix, a I included, so that X is read once.
+// Computes square = a I + b gram + c square, all (n, n). Adds a I here, so that X is read once.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
     polynomial_kernel(Real* square, const Real* gram, std::int64_t n, Polynomial p, Extent extent) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     store8(square, i, extent, round_to<Real>(s));
 }
 
-// x(rows, cols), whose norm is at most 1, becomes nearly orthogonal.
+// Makes x(rows, cols), whose norm is at most 1, nearly orthogonal.
 template <class Real>
 void orthogonalize(Matmul& matmul, Real* x, int rows, int cols, const NewtonSchulz& how,
                    const NewtonSchulzScratch<Real>& scratch, cudaStream_t stream) {
@@ -68,7 +68,8 @@ void orthogonalize(Matmul& matmul, Real* x, int rows, int cols, const NewtonSchu
                                cudaMemcpyDeviceToDevice, stream));
 }
 
-// A piece of a matrix: consecutive elements that are those of `span` there. Both on the device.
+// A piece of a matrix: consecutive elements of a buffer; `span` gives their places in the matrix. Both are on the
+// device.
 template <class Real>
 struct MatrixPiece {
     Real *piece, *matrix;

@@ -1,4 +1,4 @@
-// A matrix made nearly orthogonal by five Newton-Schulz iterations, the heart of Muon (Jordan et al., "Muon: an
+// Makes a matrix nearly orthogonal by five Newton-Schulz iterations, the heart of Muon (Jordan et al., "Muon: an
 // optimizer for hidden layers in neural networks", 2024): singular values come near 1, singular vectors stay.
 //
 //   X = a X + (b A + c A^2) X     A = X X^T; of tall matrices from the right: X = X (a I + b A + c A^2), A = X^T X

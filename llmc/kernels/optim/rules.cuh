@@ -1,4 +1,5 @@
-// What the rules of optimizers make of one element. g: the clipped gradient; t counts updates; decay: the tensor's.
+// Updates one element by an optimizer's rule. g: the clipped gradient; t: the number of updates; decay: the tensor's
+// weight decay.
 //
 //   AdamW  Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, algorithm 2
 //          m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2
@@ -20,7 +21,7 @@
 // |x| is the norm of a whole tensor, or of a block of its rows (q, k, v). A ratio is 1 where one of its norms is 0, and
 // for tensors that do not decay (biases, norms), as in the code of LAMB's authors.
 //
-// fmaf where two products are added: which of them a compiler would fuse is its own choice, and runs must agree.
+// Uses fmaf where two products are added: otherwise the compiler chooses which of them to fuse, and runs must agree.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,12 +31,13 @@
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
 
-// Sums of squares over a tensor, or a block of its rows: of the weights, and of what the rule's ratio divides by.
+// Sums of squares over a tensor, or a block of its rows: of the weights, and of the changes that the rule's ratio
+// divides by.
 struct TensorNorms {
     double weights, changes;
 };
 
-// What is the same for all elements of a step.
+// Factors that are the same for all elements of a step.
 struct UpdateFactors {
     float learning_rate, beta1, beta2, epsilon;
     float correction1, correction2;   // 1 / (1 - beta^t)
@@ -46,8 +48,8 @@ struct UpdateFactors {
     const TensorNorms* norms;
 };
 
-// What a rule reads of an element, and writes of it. A direction is no weight and no gradient: it is read in the
-// gradient's place without being clipped, and written in the weight's, rounded to nearest.
+// Values that a rule reads and writes for an element. A direction is neither a weight nor a gradient: it is read in
+// place of the gradient without being clipped, and written in place of the weight, rounded to nearest.
 enum : unsigned { reads_w = 1, reads_m = 2, reads_v = 4, reads_g = 8, is_direction = 16 };
 
 __device__ __forceinline__ void adam_moments(float& m, float& v, float g, const UpdateFactors& f) {
@@ -91,7 +93,7 @@ struct Lars {
     }
 };
 
-struct LambMoments {   // the first half: the ratio is known after it
+struct LambMoments {   // LAMB's first half: its ratio is known after it
     static constexpr unsigned reads = reads_m | reads_v | reads_g, writes = reads_m | reads_v;
     static constexpr bool has_ratio = false;
     __device__ static void update(float&, float& m, float& v, float g, float, float, const UpdateFactors& f) {

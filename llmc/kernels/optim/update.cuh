@@ -5,11 +5,11 @@
 // stochastically for bf16 with random bits that are a function of (seed, step, tensor, global element), so every layout
 // rounds alike.
 //
-// What differs from step to step (learning rate, number of the step and what follows from them) is read on the device,
-// not an argument: the launches of all steps are the same, as a graph's must be.
+// Values that differ from step to step (learning rate, number of the step and factors of these) are read on the device,
+// not passed as arguments: the launches of all steps are the same, as a graph needs.
 //
-// Rules that look at a whole tensor need norms of it first: `sum_norms` adds the squares of the elements of which this
-// rank is the one owner, in double; sums over ranks are the caller's; the update reads them on the device.
+// Rules that look at a whole tensor need its norms first: `sum_norms` adds up, in double, the squares of the elements
+// of which this rank is the one owner; the caller sums over ranks; the update reads the norms on the device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,22 +40,22 @@ struct UpdateRange {
     float* master;   // or null
     const Grad* gradient;
     float* m;
-    float* v;   // or null, where the rule has none
+    float* v;   // null if the rule has none
     std::int64_t count;
     float weight_decay;             // 0 for tensors that do not decay
-    std::uint64_t tensor_key = 0;   // hash of its name, for the stochastic rounding
-    GlobalSpan span = {};           // which global elements these are, likewise
+    std::uint64_t tensor_key = 0;   // hash of the tensor's name, for stochastic rounding
+    GlobalSpan span = {};           // global elements of the range, for stochastic rounding
     float scale = 1;                // Muon
-    int norms = -1;                 // whose norms the rule reads, an index in them; -1: none, and its ratio is 1
+    int norms = -1;                 // index of the norms that the rule reads; -1: none, and its ratio is 1
     std::int64_t first_block = 0;   // filled by make_update_table
 };
 
 struct UpdateStep {
     float learning_rate, beta1, beta2, epsilon;
     int step;                         // counts from 1
-    std::uint64_t seed = 0;           // of the stochastic rounding
+    std::uint64_t seed = 0;           // seed of the stochastic rounding
     const GradNorm* norm = nullptr;   // on the device: clip factor and skip flag; null: 1 and never
-    int updates = 0;   // of the moments, this one included: bias corrections are 1 - beta^updates; 0: step
+    int updates = 0;   // updates of the moments, this one included: bias corrections are 1 - beta^updates; 0: step
     const TensorNorms* norms = nullptr;   // on the device, for rules that read them
     float trust = 1;                      // LARS, Muon
 };
@@ -65,33 +65,33 @@ template <class Real, class Grad>
 struct UpdateTable {
     std::vector<UpdateRange<Real, Grad>> ranges;
     DeviceBuffer<UpdateRange<Real, Grad>> device_ranges;
-    UpdateStep step{};                     // as last set
-    DeviceBuffer<UpdateFactors> factors;   // its, one
-    DeviceBuffer<double> partials;         // per block of the weights, then of the changes
+    UpdateStep step{};                     // last set_update_step
+    DeviceBuffer<UpdateFactors> factors;   // factors of `step`, one element
+    DeviceBuffer<double> partials;         // one sum per block: of the weights, then of the changes
     std::int64_t blocks = 0;
 };
 
-// `norms`: for sum_norms, where every range has norms of its own.
+// Makes a table on the device. `norms`: for sum_norms, where every range has its own norms.
 template <class Real, class Grad>
 UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
                                           std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
                                           bool norms = false);
 
-// Sets what the next updates and norms of the table are of. Copies the step to the device: not part of a graph.
+// Sets the step of the table's next updates and norms, and copies it to the device: not part of a graph.
 template <class Real, class Grad>
 void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
 
 template <class Rule, class Real, class Grad>
 void update_weights(const UpdateTable<Real, Grad>& table, cudaStream_t stream);
 
-// norms[range.norms] = the sums of each range, of the rule's two vectors; others stay.
+// Writes norms[range.norms] = the sums of squares of each range, of the rule's two vectors; other entries stay.
 template <class Rule, class Real, class Grad>
 void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Stochastic rounding
 
-// The 16 random bits of a global element, of the eight neighbours that share one draw of 128 bits.
+// Returns the 16 random bits of a global element; eight neighbours share one draw of 128 bits.
 __device__ __forceinline__ std::uint32_t rounding_bits(const Random4& draw, int lane) {
     const std::uint32_t word = lane < 2 ? draw.x : lane < 4 ? draw.y : lane < 6 ? draw.z : draw.w;
     return (word >> (lane % 2 * 16)) & 0xffffu;
@@ -100,14 +100,14 @@ __device__ __forceinline__ Random4 rounding_draw(std::uint64_t key, std::int64_t
     return philox(key, static_cast<std::uint64_t>(element / 8), static_cast<std::uint64_t>(step));
 }
 
-// Up with the probability of the fraction that bf16 cuts off, so that the expected result is x.
+// Rounds up with the probability of the fraction that bf16 cuts off, so that the expected result is x.
 __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t bits) {
     std::uint32_t u = __float_as_uint(x);
     if ((u & 0x7f800000u) != 0x7f800000u) u += bits;              // infinities and NaN stay
     return static_cast<bf16>(__uint_as_float(u & 0xffff0000u));   // exact
 }
 
-// The local elements i .. i+7 of a range.
+// Rounds the local elements i .. i+7 of a range.
 __device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w, std::int64_t i, std::uint64_t key,
                                                             int step, const GlobalSpan& span) {
     Vec8<bf16> result;
@@ -155,15 +155,15 @@ __device__ __forceinline__ void store_weights(const UpdateRange<Real, Grad>& ran
     store8(range.parameter, i, extent, round_to<Real>(w));
 }
 
-// What a rule reads of eight elements.
+// Values that a rule reads for eight elements.
 struct UpdatePiece {
     Vec8<float> w, m, v, g;
 };
 template <class Rule, class Real, class Grad>
 __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>& range, std::int64_t i, Extent extent,
                                                   float grad_scale) {
-    // The gradient last: where it is bf16, a GPU waits there for all that was loaded before (see with_known_extent,
-    // which would cost so many registers here that fewer threads had loads under way).
+    // Loads the gradient last: if it is bf16, a GPU waits there for all earlier loads (see with_known_extent, which
+    // would cost so many registers here that fewer threads had loads under way).
     UpdatePiece x = {};
     if constexpr (Rule::reads & reads_m) x.m = load8(range.m, i, extent);
     if constexpr (Rule::reads & reads_v) x.v = load8(range.v, i, extent);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     partials[gridDim.x + blockIdx.x] = of_changes;
 }
 
-// A block for each range.
+// Adds the partial norms; one block per range.
 template <class Range>
 __global__ void __launch_bounds__(kOrderedSumThreads)
     add_norm_partials_kernel(TensorNorms* norms, const double* partials, const Range* ranges, int count,
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kOrderedSumThreads)
     const std::int64_t end = static_cast<int>(blockIdx.x) + 1 < count ? ranges[blockIdx.x + 1].first_block : blocks;
     const std::int64_t own = end - range.first_block;
     const double weights = ordered_sum(partials + range.first_block, own);
-    __syncthreads();   // what is shared in there is free again
+    __syncthreads();   // ordered_sum's shared memory may be reused
     const double changes = ordered_sum(partials + blocks + range.first_block, own);
     if (threadIdx.x == 0) norms[range.norms] = {weights, changes};
 }
@@ -295,7 +295,7 @@ void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cud
     if (table.blocks > 0) table.factors.upload(factors, stream);
 }
 
-// What a rule reads of a table's ranges.
+// Returns a launch that declares what a rule reads of a table's ranges.
 template <class Rule, class Real, class Grad>
 Launch update_launch(const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
     const UpdateStep& step = table.step;

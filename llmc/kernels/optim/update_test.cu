@@ -116,7 +116,8 @@ TEST_CASE("adamw: matches the double loop over many tensors") {
     }
 }
 
-// What a graph of a step needs: its launches are made once, and the copy of the step before them says which step it is.
+// Tests what a graph of a step needs: its launches are made once, and the copy of the step before them says which step
+// it is.
 TEST_CASE("adamw: which step it is, and its learning rate, are read on the device when the update runs") {
     KernelTest test;
     auto tensors = make_tensors<bf16, float>(test, false), same = make_tensors<bf16, float>(test, false);

@@ -1,9 +1,9 @@
-// Instructions that C++ does not offer, each as one small device function. Nothing else in the program contains
+// Wraps instructions that C++ does not offer, each in one small device function. Nothing else in the program contains
 // assembly.
 //
-// Where there is no GPU (DEVICE=cpu), llmc/cuda_on_cpu/ptx has the same functions, on models in plain C++: the kernels
-// built from these functions run unchanged, lane by lane, and compute what the hardware computes, up to the rounding
-// stated at each. They are strict where hardware is merely lucky:
+// Without a GPU (DEVICE=cpu), llmc/cuda_on_cpu/ptx has the same functions as models in plain C++. Kernels built from
+// these functions run unchanged, lane by lane, and compute what the hardware computes, up to the rounding stated at
+// each. The models are stricter than hardware:
 //   - what a warp does together must be reached by all 32 lanes, else the launch fails with a deadlock;
 //   - an asynchronous copy spoils its destination when issued and delivers as late as its wait allows, reading the
 //     source only then: a missing wait, or a barrier missing before a buffer is filled again, gives NaN.
@@ -21,7 +21,7 @@
 #include "llmc/cuda_on_cpu/ptx/ptx.h"
 #else
 
-// An address in shared memory, a number of bytes: 32 bits on a GPU, where pointers would cost registers.
+// Address in shared memory, in bytes: 32 bits on a GPU, where pointers would cost registers.
 using SharedAddress = std::uint32_t;
 
 __device__ __forceinline__ SharedAddress shared_address(void* pointer) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&values)[4], SharedAd
                  : "memory");
 }
 
-// The same with every matrix transposed: lane l receives the elements (l % 4 * 2, l / 4) and (l % 4 * 2 + 1, l / 4).
+// Loads four 8x8 matrices, each transposed: lane l receives the elements (l % 4 * 2, l / 4) and (l % 4 * 2 + 1, l / 4).
 __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&values)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
@@ -48,8 +48,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&values)[4
                  : "memory");
 }
 
-// c += a b with a (16, 16), b (16, 8) in bf16 and c (16, 8) in fp32. With g = lane / 4 and t = lane % 4 * 2, low half
-// first, a lane holds
+// Computes c += a b with a (16, 16), b (16, 8) in bf16 and c (16, 8) in fp32. With g = lane / 4 and t = lane % 4 * 2,
+// low half first, a lane holds
 //     a[0]: (g, t), (g, t + 1)    a[1]: (g + 8, t), ...    a[2]: (g, t + 8), ...    a[3]: (g + 8, t + 8), ...
 //     b0: (t, g), (t + 1, g)      b1: (t + 8, g), (t + 9, g)
 //     c[0], c[1]: (g, t), (g, t + 1)                       c[2], c[3]: (g + 8, t), (g + 8, t + 1)
@@ -62,7 +62,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats rounded to bf16 (to nearest, ties to even), `low` in the low half. Bit-exact in the model.
+// Rounds two floats to bf16 (to nearest, ties to even) and packs them, `low` in the low half. Bit-exact in the model.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     std::uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -70,16 +70,17 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Asynchronous copies from global to shared memory: issue, commit what was issued as a group, wait for groups. All
-// three concern the calling thread's own copies; others see them after a barrier behind the wait.
+// Asynchronous copies from global to shared memory: issue copies, commit them as a group, wait for groups. All three
+// concern the calling thread's own copies; other threads see them after the wait and a barrier.
 
-// 16 bytes, past the first-level cache; zeros, without reading the source, where not `valid`. Both 16-byte aligned.
+// Copies 16 bytes, bypassing the L1 cache; writes zeros, without reading the source, if not `valid`. Both addresses are
+// 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(SharedAddress target, const void* source, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
                  : "memory");
 }
 
-// 4 bytes; zeros where not `valid`.
+// Copies 4 bytes; writes zeros if not `valid`.
 __device__ __forceinline__ void cp_async_4(SharedAddress target, const void* source, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(valid ? 4 : 0)
                  : "memory");
@@ -93,26 +94,26 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Asks for the 128-byte line of `address` in the second-level cache: a hint, which changes no value.
+// Prefetches the 128-byte line of `address` into the L2 cache: a hint, which changes no value.
 __device__ __forceinline__ void prefetch_to_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Counts in global memory, by which blocks tell each other what they have written:
+// Counters in global memory, by which blocks tell each other what they have written:
 //
 //     threads of one block             threads of another
 //     all write                        one calls wait_acquire
 //     barrier                          barrier
 //     one calls add_release            all read what was written
 //
-// Neither side needs a fence. PTX orders two threads by what synchronizes (a barrier with itself, a release with an
-// acquire that reads its count or one that later additions made of it) and by the program of each thread, and this
-// order ("base causality order") is transitive: a release publishes what its thread knows through a barrier, too.
+// Neither side needs a fence. PTX orders two threads by synchronization (a barrier with itself, a release with an
+// acquire that reads its count or a count made from it by later additions) and by the program order of each thread, and
+// this order ("base causality order") is transitive: a release publishes what its thread knows through a barrier, too.
 // Source: PTX ISA 9.0, "Release and Acquire Patterns", "Memory synchronization", "Causality Order"; CUTLASS's
 // semaphore.h does the same with a store.
 //
-// Blocks start in any order: who waits for another must know that it has started. Let them draw numbers.
+// Blocks start in any order, so a block may only wait for blocks that have started. Let blocks draw numbers.
 
 __device__ __forceinline__ void add_release(int* count, int value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(count), "r"(value) : "memory");
@@ -122,8 +123,8 @@ __device__ __forceinline__ int load_acquire(const int* count) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
     return value;
 }
-// Until load_acquire gives `value`. After a hundred million tries it traps: a mistake is an error, not a hang. (All in
-// one asm: as a loop in C++ it makes attention's registers spill.)
+// Waits until a load.acquire of the counter gives `value`. After a hundred million tries it traps: a mistake is an
+// error, not a hang. (All in one asm: a loop in C++ makes attention's registers spill.)
 __device__ __forceinline__ void wait_acquire(const int* count, int value) {
     asm volatile(
         "{\n"
@@ -148,10 +149,10 @@ __device__ __forceinline__ void wait_acquire(const int* count, int value) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
-// Whether 2^x is one instruction; if not, loops do better with a polynomial that compilers vectorise (exp.cuh).
+// True if 2^x is one instruction. If not, loops are faster with a polynomial that compilers vectorise (exp.cuh).
 constexpr bool exp2_is_an_instruction = true;
 
-// 2^x within 2 units in the last place; results below 2^-126 are zero. The model rounds as the C library does.
+// Returns 2^x within 2 units in the last place; results below 2^-126 are zero. The model rounds as the C library does.
 __device__ __forceinline__ float exp2_approximate(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

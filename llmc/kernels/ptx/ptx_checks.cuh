@@ -1,5 +1,6 @@
-// Every wrapped instruction (ptx.cuh) against a plain computation on the host. On a GPU this checks the hardware's
-// fragment layouts, elsewhere the models. Used by the tests, and by the self-check of a device (self_check.h).
+// Compares every wrapped instruction (ptx.cuh) with a plain computation on the host. On a GPU this checks the
+// hardware's fragment layouts, elsewhere the models. Used by the tests, and by the self-check of a device
+// (self_check.h).
 #pragma once
 
 #include <cmath>
@@ -26,7 +27,7 @@ std::vector<Out> on_one_warp(Arena& arena, cudaStream_t stream, Kernel kernel, c
     return target.download(stream);
 }
 
-// Why the first of the elements that is not within its tolerance is wrong; empty if all are. NaN is not.
+// Returns why the first element outside its tolerance is wrong; empty if all are within. NaN never is.
 template <class Expected, class Tolerance, class T>
 std::string first_difference(const std::vector<T>& found, Expected expected, Tolerance tolerance) {
     for (std::size_t i = 0; i < found.size(); i++) {
@@ -38,7 +39,7 @@ std::string first_difference(const std::vector<T>& found, Expected expected, Tol
 }
 inline double exactly(std::size_t) { return 0; }
 
-// Four matrices of 8x8 in shared memory, row r of matrix m at row 8 m + r; writes each lane's four registers.
+// Loads four matrices of 8x8 from shared memory, row r of matrix m at row 8 m + r; writes each lane's four registers.
 template <bool TRANSPOSED, class T>
 __global__ void load_matrices(std::uint32_t* registers, const T* elements, int) {
     alignas(16) __shared__ T tile[32 * 8];
@@ -69,7 +70,7 @@ std::string ldmatrix(Arena& arena, cudaStream_t stream) {
         registers, [&](std::size_t i) { return element(i, 0) + 65536.0 * element(i, 1); }, exactly);
 }
 
-// One product of row-major matrices in bf16, a (16, 16) then b (16, 8), plus c (16, 8) with c[i] = i.
+// Multiplies row-major matrices in bf16, a (16, 16) then b (16, 8), and adds c (16, 8) with c[i] = i.
 template <class T>
 __global__ void multiply_once(float* result, const T* matrices, int) {
     const T *a = matrices, *b = matrices + 256;
@@ -107,7 +108,7 @@ inline std::string mma(Arena& arena, cudaStream_t stream) {
         for (std::size_t k = 0; k < 16; k++) total += of(values[i / 8 * 16 + k] * values[256 + k * 8 + i % 8]);
         return total;
     };
-    // hardware truncates sums of 8 or 16 products a few bits below fp32's last
+    // Hardware truncates sums of 8 or 16 products a few bits below fp32's last bit.
     return first_difference(
         result, [&](std::size_t i) { return sum(i, [](double x) { return x; }); },
         [&](std::size_t i) { return 1e-6 * sum(i, [](double x) { return std::abs(x); }); });
@@ -121,14 +122,14 @@ __global__ void pack_pairs(std::uint32_t* result, const T* values, int count) {
 inline std::string pack(Arena& arena, cudaStream_t stream) {
     std::vector<float> values;
     for (int i = 0; i < 256; i++) values.push_back(normal(2, i));
-    values[0] = 1.00390625f, values[1] = 1.01171875f;   // halfway between two: to the even one, below and above
+    values[0] = 1.00390625f, values[1] = 1.01171875f;   // halfway between two: rounded to the even
     const auto packed = on_one_warp<std::uint32_t>(arena, stream, pack_pairs<float>, values, 128);
     auto rounded = [&](std::size_t i) { return static_cast<double>(bits_of(static_cast<bf16>(values[i]))); };
     return first_difference(
         packed, [&](std::size_t i) { return rounded(2 * i) + 65536.0 * rounded(2 * i + 1); }, exactly);
 }
 
-// Copies tiles of 128 floats through two buffers, each tile summed by a neighbour's lanes once it is here.
+// Copies tiles of 128 floats through two buffers; each tile is summed by a neighbour's lanes after its copy.
 template <class T>
 __global__ void sum_tiles(T* sums, const T* tiles, int elements) {
     alignas(16) __shared__ T buffer[2][128];
@@ -158,8 +159,8 @@ inline std::string waits(Arena& arena, cudaStream_t stream) {
         sums, [&](std::size_t i) { return 4.0 * tiles[i / 32 * 128 + (4 * i + 4) % 128] + 6; }, exactly);
 }
 
-// Element i of the result: the source's where its copy is valid, else zero. The first 32 by 16-byte copies, of which
-// every second is valid, then 8 by 4-byte copies, likewise.
+// Writes the source's element i where its copy is valid, else zero. The first 32 elements use 16-byte copies, every
+// second of them valid, then 8 elements use 4-byte copies, likewise.
 template <class T>
 __global__ void copy_some(T* result, const T* source, int count) {
     alignas(16) __shared__ T buffer[40];
@@ -186,10 +187,10 @@ std::string copies(Arena& arena, cudaStream_t stream) {
         exactly);
 }
 
-// Blocks one after the other, by numbers drawn as they start: each waits for the count of those before it and writes it
-// down, then adds 1 to what another thread of the one before has written.
+// Runs blocks one after the other, by numbers drawn as they start. Each waits for the counter of the blocks before it,
+// records what it sees, then adds 1 to what another thread of the previous block has written.
 inline constexpr int turn_blocks = 8, turn_threads = 64;
-struct Turns {   // beginning at zero
+struct Turns {   // counters begin at zero
     int drawn, count, seen[turn_blocks], numbers[turn_blocks][turn_threads];
 };
 template <class T>
@@ -202,7 +203,7 @@ __global__ void take_turns(T* turns) {
         do {
             seen = load_acquire(&turns->count);
         } while (seen < number);
-        if (seen == number) wait_acquire(&turns->count, number);   // at once; where it would not, it would be for long
+        if (seen == number) wait_acquire(&turns->count, number);   // returns at once, else it would wait for long
         turns->seen[number] = seen;
     }
     __syncthreads();
@@ -240,14 +241,14 @@ inline std::string exp2(Arena& arena, cudaStream_t stream) {
     exponents.push_back(-INFINITY);
     const auto powers = on_one_warp<float>(arena, stream, powers_of_two<float>, exponents, exponents.size());
     auto exact = [&](std::size_t i) { return std::exp2(static_cast<double>(exponents[i])); };
-    return first_difference(powers, exact, [&](std::size_t i) {   // two units in the last place
+    return first_difference(powers, exact, [&](std::size_t i) {   // tolerance: two units in the last place
         return exponents[i] < -126.0f ? 1.2e-38 : 2.4e-7 * exact(i);
     });
 }
 
 }   // namespace ptx_checks
 
-// A check returns what disagrees, or nothing. It waits for the stream.
+// A check. Returns what disagrees, or nothing. It waits for the stream.
 struct InstructionCheck {
     const char* instruction;
     std::string (*run)(Arena& arena, cudaStream_t stream);

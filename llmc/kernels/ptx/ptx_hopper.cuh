@@ -1,11 +1,11 @@
-// Instructions of sm_90a alone, wrapped as those of ptx.cuh are: barriers in shared memory (mbarrier), copies of tiles
-// (TMA), products by groups of four warps (wgmma). All here is asynchronous, and the models are as late as a GPU may
-// be:
+// Wraps instructions that only sm_90a has, as ptx.cuh does for others: barriers in shared memory (mbarrier), copies of
+// tiles (TMA), products by groups of four warps (wgmma). All of them are asynchronous, and the models are as late as a
+// GPU may be:
 //   - a copy spoils its target when issued and is delivered when a thread waits for it in vain;
 //   - a product spoils its sums when issued and reads its operands only at the wait that ends it;
 //   - what ordinary stores wrote is not seen by copies and products without fence_proxy_async.
-// So a wait, fence or arrival that is missing gives NaN, a fault that says what is wrong, or a deadlock, which is one.
-// Other architectures compile these functions but must not instantiate them: see hopper_instructions.
+// So a missing wait, fence or arrival gives NaN, a fault that names the mistake, or a deadlock. Other architectures
+// compile these functions but must not instantiate them: see hopper_instructions.
 //
 // Operands of copies and products lie in dynamic shared memory (DYNAMIC_SHARED), in panels: rows of 64 bf16 (128
 // bytes), 16-byte pieces swizzled as a TensorMap's boxes are, each panel at a multiple of 1,024 bytes.
@@ -17,7 +17,7 @@
 #include "llmc/kernels/ptx/ptx.cuh"
 #include "llmc/kernels/ptx/ptx_tensor_map.cuh"
 
-// Whether code of these instructions may be generated where this is asked.
+// True if the code compiled here may use these instructions.
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool hopper_instructions = true;
 #else
@@ -29,14 +29,15 @@ inline constexpr bool hopper_instructions = false;
 #else
 
 // ---------------------------------------------------------------------------------------------------------------------
-// mbarrier: 8 bytes of shared memory. A phase of it ends when as many have arrived as it was made for, and as many
-// bytes been copied as they said; the next begins at once. Phases are known by their parity: the first is 0.
+// mbarrier: 8 bytes of shared memory. A phase ends when the expected number of threads have arrived and the bytes that
+// they announced have been copied; the next phase begins at once. Phases are known by their parity: the first is 0.
 
 __device__ __forceinline__ void mbarrier_init(SharedAddress barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Between a thread's mbarrier_init and the copies that use them. Other threads need a barrier of the block, too.
+// Must come between a thread's mbarrier_init and the copies that use the barriers. Other threads need a barrier of the
+// block, too.
 __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -45,14 +46,14 @@ __device__ __forceinline__ void mbarrier_arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and the phase ends no earlier than `bytes` more have been copied.
+// Arrives, and lets the phase end only after `bytes` more have been copied.
 __device__ __forceinline__ void mbarrier_arrive_expect(SharedAddress barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Waits for the end of the phase of this parity: returns at once if the current phase has the other one. After 20
-// million tries, each of which waits a while, it traps: a mistake is an error, not a hang. (All in one asm: as a loop
-// in C++ it makes attention's registers spill.)
+// million tries, each of which waits a while, it traps: a mistake is an error, not a hang. (All in one asm: a loop in
+// C++ makes attention's registers spill.)
 __device__ __forceinline__ void mbarrier_wait(SharedAddress barrier, int parity) {
     asm volatile(
         "{\n"
@@ -72,7 +73,7 @@ __device__ __forceinline__ void mbarrier_wait(SharedAddress barrier, int parity)
         : "memory");
 }
 
-// Barriers of some warps of a block, 1 to 15: `threads` of them, whole warps, sync or arrive.
+// Barriers of some warps of a block, numbered 1 to 15: `threads` threads, in whole warps, sync or arrive.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -81,10 +82,11 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Copies of a box of a tensor. Coordinates are of its first element, the innermost dimension first, and may lie
-// outside.
+// Copies of a box of a tensor. Coordinates are those of the box's first element, the innermost dimension first, and may
+// lie outside the tensor.
 
-// Into shared memory; its bytes, those outside of the tensor included, count for `barrier`. One thread calls it.
+// Copies a box into shared memory; all its bytes, also those outside the tensor, count for `barrier`. One thread calls
+// it.
 __device__ __forceinline__ void tma_load(SharedAddress target, const TensorMap& map, SharedAddress barrier, int c0,
                                          int c1, int c2, int c3) {
     asm volatile(
@@ -94,18 +96,19 @@ __device__ __forceinline__ void tma_load(SharedAddress target, const TensorMap& 
         : "memory");
 }
 
-// From shared memory; the calling thread commits and waits.
+// Copies a box from shared memory to the tensor; the calling thread commits and waits.
 __device__ __forceinline__ void tma_store(const TensorMap& map, SharedAddress source, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the sources of all the thread's committed stores have been read. Before a thread ends, too.
+// Waits until the sources of all the thread's committed stores have been read. A thread must call it before it ends,
+// too.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// Makes what the calling thread has stored to `bytes` of shared memory from `first` on seen by copies and products that
-// come after a barrier. (The range is for the model: the instruction knows none.)
+// Makes the calling thread's stores to `bytes` of shared memory from `first` on visible to copies and products that
+// come after a barrier. (Only the model uses the range.)
 __device__ __forceinline__ void fence_proxy_async(SharedAddress, int) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -114,12 +117,12 @@ __device__ __forceinline__ void fence_proxy_async(SharedAddress, int) {
 // wgmma: d (64, N) = a (64, 16) b (16, N), or d += a b, by the 128 threads of an aligned group of four warps, which all
 // call it. bf16 in, fp32 sums. With g = lane / 4 and t = lane % 4 * 2, a lane of warp w of the group holds
 //     d[4 j + e] = element (16 w + g + e / 2 * 8, 8 j + t + e % 2)
-// and, of an `a` in registers, what mma_m16n8k16 wants of rows 16 w to 16 w + 15.
-// Order: wgmma_fence after the registers were last touched and before each batch; the batch's products; wgmma_commit;
-// wgmma_wait before its sums are touched or its operands overwritten, in registers or in shared memory.
-// Rounding: products are exact; the model adds them one by one in fp32, the hardware in groups, truncated.
+// and an `a` in registers has the layout of mma_m16n8k16 for rows 16 w to 16 w + 15. Order: wgmma_fence after the
+// registers were last touched and before each batch; the batch's products; wgmma_commit; wgmma_wait before its sums are
+// touched or its operands overwritten, in registers or in shared memory. Rounding: products are exact; the model adds
+// them one by one in fp32, the hardware in groups, truncated.
 
-// Keeps compilers from moving what computes or uses registers across this place.
+// Keeps compilers from moving code that computes or uses these registers across this place.
 __device__ __forceinline__ void pin_registers(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 __device__ __forceinline__ void pin_registers(std::uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 template <class T, std::size_t N>
@@ -128,31 +131,31 @@ __device__ __forceinline__ void pin_registers(T (&values)[N]) {
     for (std::size_t i = 0; i < N; i++) pin_registers(values[i]);
 }
 
-// `registers`: the sums and operands in registers of the batch to come.
+// Starts a batch. `registers`: the batch's sums and operands in registers.
 template <class... Registers>
 __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
     (pin_registers(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most PENDING of the committed batches, the latest ones, are under way. `registers`: the sums and operands in
-// registers of the ended ones.
+// Waits until at most PENDING committed batches, the latest ones, are still running. `registers`: the sums and operands
+// in registers of the batches that have ended.
 template <int PENDING, class... Registers>
 __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
     (pin_registers(registers), ...);
 }
 
-// Has `value` computed here, not behind the wgmma_wait that follows: ptxas moves waits up, even past everything that
-// they have no part in, and what was to be done beside a product comes after it. A store orders; this one happens only
-// where the sign bit of `value` is set. Give it what can have none, and a word that nobody needs.
+// Makes `value` be computed here, not after the following wgmma_wait. ptxas moves waits up past all code that they do
+// not depend on, so work meant to run beside a product would come after it. A store keeps the order; this one happens
+// only if the sign bit of `value` is set. Pass a value whose sign bit is never set, and an unused word.
 __device__ __forceinline__ void computed_before_wait(std::uint32_t value, SharedAddress unused) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(value),
                  "r"(unused)
                  : "memory");
 }
 
-// What descriptors count in: bytes from the first of the block's shared memory.
+// Returns an address as descriptors count it: bytes from the start of the block's shared memory.
 __device__ __forceinline__ std::uint32_t shared_offset(SharedAddress address) { return address; }
 
 #define WGMMA_D8(d, i)                                                                                          \
@@ -169,7 +172,7 @@ __device__ __forceinline__ std::uint32_t shared_offset(SharedAddress address) { 
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// Both operands in shared memory. Not `accumulate`: d is overwritten.
+// Multiplies two operands in shared memory; overwrites d if not `accumulate`.
 template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::uint64_t b, bool accumulate) {
     static_assert(HALF_N == 16 || HALF_N == 32 || HALF_N == 64, "N is 32, 64 or 128");
@@ -194,7 +197,7 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::
     }
 }
 
-// a in registers.
+// Multiplies with `a` in registers.
 template <bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&a)[4], std::uint64_t b,
                                       bool accumulate) {
@@ -216,7 +219,8 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], const std::uint32_t (&
     }
 }
 
-// Gives registers of the calling warp group back (fewer than at the launch), or waits for more. All its warps call it.
+// Gives registers of the calling warp group back (registers_fewer), or waits for more (registers_more). All its warps
+// call it.
 template <int REGISTERS>
 __device__ __forceinline__ void registers_fewer() {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256);
@@ -230,14 +234,15 @@ __device__ __forceinline__ void registers_more() {
 
 #endif   // __CUDACC__
 
-// An operand in shared memory, from its first element on. Rows of panels count its M or N, columns the 16 of its K; a
-// transposed operand is the other way round, and 64 of its M or N later the next panel begins, `panel_bytes` further.
-// 16 columns of K further is 32 bytes (after 64 the next panel), transposed 16 rows (2,048 bytes). It begins `bytes`
-// after `first`: of operands that differ in this alone, compilers make one out of another by one addition.
+// Returns the descriptor of an operand in shared memory, from its first element on. Rows of panels are its M or N,
+// columns the 16 of its K; a transposed operand is the other way round, and its next panel begins after 64 of its M or
+// N, `panel_bytes` further. The next 16 columns of K are 32 bytes further (after 64 columns in the next panel);
+// transposed, 16 rows (2,048 bytes). The operand begins `bytes` after `first`: compilers derive operands that differ
+// only in `bytes` from one another by one addition.
 __device__ __forceinline__ std::uint64_t wgmma_operand(SharedAddress first, int panel_bytes = 0, int bytes = 0) {
     const std::uint32_t address = shared_offset(first);
     constexpr std::uint64_t eight_rows = 1024 / 16, swizzled = 1;   // from 8 rows to the next; pieces in 128 bytes
     const std::uint32_t low = ((address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16) +
-                              static_cast<std::uint32_t>(bytes >> 4);   // of 14 bits, which no address ends beyond
+                              static_cast<std::uint32_t>(bytes >> 4);   // 14 bits; no address exceeds them
     return low | eight_rows << 32 | swizzled << 62;
 }

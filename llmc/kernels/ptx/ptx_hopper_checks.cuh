@@ -1,5 +1,5 @@
-// Every wrapped instruction of sm_90a (ptx_hopper.cuh) against a plain computation on the host, as ptx_checks.cuh does
-// for those of all devices.
+// Compares every wrapped instruction of sm_90a (ptx_hopper.cuh) with a plain computation on the host, as ptx_checks.cuh
+// does for those of all devices.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace ptx_checks {
 
-// Where column c of row r of a panel lies, in elements.
+// Returns the index of the element at (row, column) in a panel.
 __host__ __device__ inline int in_panel(int row, int column) {
     return row * 64 + (column / 8 ^ row % 8) * 8 + column % 8;
 }
 
-// bf16 of these whole numbers is exact.
+// Returns a small whole number, exact in bf16.
 inline float small_number(std::size_t i) { return static_cast<float>(static_cast<int>(i * 37 % 251) - 125); }
 inline std::uint16_t bf16_bits(float value) { return bits_of(static_cast<bf16>(value)); }
 
 // A tensor (2, 20, 3, 72), 72 channels a row, the first three dimensions with gaps between them. Element (b, t, h, c)
-// is small_number of where it lies.
+// is small_number of its index in memory
 struct CheckedTensor {
     static constexpr int channels = 72, tokens = 20, heads = 3, batches = 2;
     static constexpr int token = 240, head = 80, batch = 4880, count = batches * batch;
@@ -39,7 +39,7 @@ struct CheckedTensor {
     static int place(int channel, int t, int h, int b) { return b * batch + h * head + t * token + channel; }
 };
 
-// The boxes that are tried: first channel and token; in every direction some lie outside.
+// Corners of the tried boxes: first channel and token; some lie outside, in every direction.
 inline constexpr int box_corners[][2] = {{0, 0}, {64, 12}, {8, -5}, {-16, 3}};
 inline constexpr int box_elements = CheckedTensor::box_tokens * 64;
 
@@ -82,7 +82,7 @@ inline std::string tma_load(Arena& arena, cudaStream_t stream) {
     return "";
 }
 
-// Element i of the box is i.
+// Stores a box whose element i is i.
 template <class T>
 __global__ void store_box(T*, const __grid_constant__ TensorMap map, int channel, int token) {
     if constexpr (hopper_instructions) {
@@ -114,8 +114,7 @@ inline std::string tma_store(Arena& arena, cudaStream_t stream) {
     return "";
 }
 
-// Every column of a box summed, box after box of a head's tokens: one warp copies into two tiles in turn, the other
-// adds.
+// Sums every column of a box, box after box of a head's tokens: one warp copies into two tiles in turn, the other adds.
 inline constexpr int ring_boxes = 7, ring_rows = 8, ring_elements = ring_rows * 64;
 template <class T>
 __global__ void sum_boxes(float* sums, const __grid_constant__ TensorMap map) {
@@ -171,8 +170,8 @@ inline std::string mbarriers(Arena& arena, cudaStream_t stream) {
         exactly);
 }
 
-// result (64, N) = a (64, 32) b (32, N), row-major in memory, by two products; in shared memory the operands lie as
-// they are or transposed, and `a`, if not transposed, from column 16 of its panel on.
+// Computes result (64, N) = a (64, 32) b (32, N), row-major in memory, by two products. In shared memory the operands
+// are stored as they are or transposed; `a`, if not transposed, starts at column 16 of its panel.
 template <bool A_REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N, class T>
 __global__ void multiply_group(float* result, const T* matrices, int) {
     if constexpr (hopper_instructions) {
@@ -204,7 +203,7 @@ __global__ void multiply_group(float* result, const T* matrices, int) {
             }
         float d[N / 2];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) d[i] = 1e9f;   // not added to
+        for (int i = 0; i < N / 2; i++) d[i] = 1e9f;   // overwritten by the first product
         wgmma_fence(d, left);
         const SharedAddress b_first = shared_address(b_tile) + 2 * b_column,
                             a_first = shared_address(a_tile) + (A_TRANSPOSED ? 0 : 32);
@@ -245,14 +244,14 @@ std::string wgmma_of(Arena& arena, cudaStream_t stream) {
         for (std::size_t k = 0; k < 32; k++) total += of(values[i / N * 32 + k] * values[64 * 32 + k * N + i % N]);
         return total;
     };
-    // as for mma_m16n8k16: hardware truncates sums a few bits below fp32's last
+    // As for mma_m16n8k16, hardware truncates sums a few bits below fp32's last bit.
     return first_difference(
         result.download(stream), [&](std::size_t i) { return sum(i, [](double x) { return x; }); },
         [&](std::size_t i) { return 1e-6 * sum(i, [](double x) { return std::abs(x); }); });
 }
 
-// Of all uses of wgmma the one that documentation says least about: N = 32, B in MN-major order, from 64 bytes into a
-// swizzled row of 128 on, as attention's backward multiplies keys of head size 64.
+// Checks the use of wgmma that documentation says least about: N = 32 and B in MN-major order, starting 64 bytes into a
+// swizzled row of 128, as attention's backward multiplies keys of head size 64.
 inline std::string wgmma_half_row(Arena& arena, cudaStream_t stream) {
     return wgmma_of<false, true, true, 32>(arena, stream);
 }

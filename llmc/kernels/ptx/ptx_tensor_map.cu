@@ -7,7 +7,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Asked of the driver when first needed, so that the program starts where there is none.
+// Gets the function from the driver at the first call, so that the program starts without a driver.
 Encode encode_function() {
     static const Encode encode = [] {
         void* found = nullptr;

@@ -1,4 +1,4 @@
-// Sums of rows in a fixed order, with as many loads under way as a GPU needs.
+// Sums rows in a fixed order, with as many loads under way as a GPU needs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,8 @@
 
 #include "llmc/kernels/vec.cuh"
 
-// sum += elements column .. column+7 of row(i) for i = first, first + step, ... before `end`, in this order. With
-// packets `in_flight` loads are under way together, and half as many at a time where fewer rows are left.
+// Adds elements column .. column+7 of row(i) for i = first, first + step, ... before `end` to `sum`, in this order.
+// With packets `in_flight` loads are under way together, and half as many at a time where fewer rows are left.
 template <int in_flight, class Row, class AnyExtent>
 __device__ __forceinline__ void add_rows(Vec8<float>& sum, int first, int end, int step, Row row, std::int64_t column,
                                          AnyExtent extent) {

@@ -1,7 +1,7 @@
-// Many tensors in one launch: a table of ranges on the device, each cut into blocks of equal size.
+// Handles many tensors in one launch: a table of ranges on the device, each cut into blocks of equal size.
 //
-// Every range has a `count` of elements and the number of its first block in the launch, `first_block`, filled here.
-// Cuts depend on the ranges alone, so sums over blocks have the same order in every run.
+// Every range has `count`, its number of elements, and `first_block`, the number of its first block in the launch,
+// filled here. Cuts depend on the ranges alone, so sums over blocks have the same order in every run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +22,7 @@ std::int64_t number_blocks(std::vector<Range>& ranges, std::int64_t elements_per
     return blocks;
 }
 
-// The range that a block belongs to: the last one that begins at or before it and is not empty.
+// Returns the range that a block belongs to: the last one that begins at or before it and is not empty.
 template <class Range>
 __device__ __forceinline__ const Range& range_of_block(const Range* ranges, int count, std::int64_t block) {
     int low = 0, high = count - 1;
@@ -33,10 +33,10 @@ __device__ __forceinline__ const Range& range_of_block(const Range* ranges, int 
         else
             high = middle - 1;
     }
-    return ranges[low];   // an empty range shares its first block with the next, which is later and so wins
+    return ranges[low];   // an empty range shares its first block with the next range, which wins
 }
 
-// The elements of a range that a block handles, begin .. end-1. Its threads take eight at a time in turns:
+// Elements of a range that a block handles, begin .. end-1. Its threads take eight at a time in turns:
 //     for (i = span.begin + threadIdx.x * 8; i < span.end; i += blockDim.x * 8)
 struct BlockSpan {
     std::int64_t begin, end;

@@ -1,5 +1,5 @@
-// Softmax cross-entropy of rows of logits, with the gradient written over the logits: probabilities never exist in
-// memory.
+// Computes softmax cross-entropy of rows of logits, and writes the gradient over the logits: probabilities never exist
+// in memory.
 //
 // A call handles any number of rows, so the classifier can run in chunks. The vocabulary is padded: a row has Vp logits
 // of which the first V count; the padded columns get zero gradient.
@@ -31,27 +31,28 @@ struct Classifier {
     int rows, V, Vp;
     float dloss;   // gradient of the total loss by one row's loss: 1 / global number of tokens
     ClassifierOutput output;
-    float z_loss = 0;   // c: each row's loss has c lse^2 more, lse the logarithm of its sum of exponentials (PaLM)
-    float* margins = nullptr;   // (rows) the largest logit less the target's, 0 where that is ignored; null: not asked
+    float z_loss = 0;           // c: adds c lse^2 to each row's loss, lse = log of its sum of exponentials (PaLM)
+    float* margins = nullptr;   // (rows) largest logit minus the target's, 0 where that is ignored; or null
 };
 
 template <class Real>
 void fused_classifier(const Classifier<Real>& args, cudaStream_t stream);
 
-// total[0] = scale * sum(losses[0 .. n-1]) on the device, in a fixed order; added to what is there when `accumulate`.
+// Computes total[0] = scale * sum(losses[0 .. n-1]) on the device, in a fixed order; added to what is there when
+// `accumulate`.
 inline void sum_losses(double* total, const float* losses, int n, float scale, bool accumulate, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A row belongs to one block. First every thread finds the largest logit of its columns and the sum of exponentials
+// A block handles one row. First every thread finds the largest logit of its columns and the sum of exponentials
 // relative to it, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the
 // block combines them. The parts are functions of their own so that a vocabulary cut over ranks can combine between
 // them.
 //
-// Where two blocks of a multiprocessor can both keep their rows in shared memory, a row is read from memory once.
-// Otherwise it is read again, mostly from the second-level cache. Not yet run on a GPU.
+// If two blocks of a multiprocessor can both keep their rows in shared memory, a row is read from memory once.
+// Otherwise it is read again, mostly from the L2 cache. Not yet run on a GPU.
 
 constexpr int kClassifierThreads = 1024;
-constexpr int kPiecesAhead = 4;   // whose copies are under way while a thread waits for one
+constexpr int kPiecesAhead = 4;   // pieces whose copies are under way while a thread waits for one
 
 // The columns of a thread are pieces of eight: first_column(), then every column_step().
 __device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) * 8; }
@@ -72,8 +73,8 @@ private:
     AnyExtent extent_;
 };
 
-// A row that the block keeps in shared memory. Each thread copies there what it will read, kPiecesAhead pieces ahead:
-// no barrier is needed, and many bytes are in flight.
+// A row that the block keeps in shared memory. Each thread copies the pieces that it will read itself, kPiecesAhead
+// ahead: no barrier is needed, and many bytes are in flight.
 template <class Real>
 class RowInSharedMemory {
 public:
@@ -84,7 +85,7 @@ public:
 #pragma unroll
         for (int ahead = 0; ahead < kPiecesAhead; ahead++) copy(first_column() + ahead * column_step());
     }
-    // Of a column below V. The thread's columns must be asked for in turns, each once.
+    // Returns the piece at column c < V. Must be called once for each of the thread's columns, in order.
     __device__ __forceinline__ Vec8<Real> first(int c) const {
         copy(c + kPiecesAhead * column_step());
         cp_async_wait<kPiecesAhead>();
@@ -93,7 +94,7 @@ public:
     __device__ __forceinline__ Vec8<Real> again(int c) const { return load_packets<8>(kept_ + c); }
 
 private:
-    // One group, empty beyond V.
+    // Starts the copy of the piece at column c as one copy group, empty beyond V.
     __device__ __forceinline__ void copy(int c) const {
         if (c < V_) {
 #pragma unroll
@@ -111,15 +112,15 @@ private:
 };
 
 struct SoftmaxPart {
-    float max;   // of the logits seen; kBelowLogits when none was larger
-    float sum;   // of ExpRelativeTo(max)(logit)
+    float max;   // largest logit seen; kBelowLogits when none was larger
+    float sum;   // sum of ExpRelativeTo(max)(logit)
 };
 constexpr float kBelowLogits = -1e38f;
 
 template <class Real>
 __device__ __forceinline__ SoftmaxPart with_piece(SoftmaxPart part, Vec8<float> x) {
     const float max = max8(x);
-    // seldom, after the first few
+    // Rarely true after the first few pieces.
     if (max > part.max) part = {max, part.sum * ExpRelativeTo<Real>(max).from(part.max)};
     const ExpRelativeTo<Real> exp(part.max);
 #pragma unroll
@@ -128,7 +129,7 @@ __device__ __forceinline__ SoftmaxPart with_piece(SoftmaxPart part, Vec8<float> 
     return part;
 }
 
-// This thread's share of the first V columns of a row.
+// Returns the SoftmaxPart of this thread's share of the first V columns of a row.
 template <class Real, class Row>
 __device__ __forceinline__ SoftmaxPart softmax_part(const Row& row, int V) {
     SoftmaxPart part = {kBelowLogits, 0.0f};
@@ -143,28 +144,28 @@ __device__ __forceinline__ SoftmaxPart softmax_part(const Row& row, int V) {
     return part;
 }
 
-// The whole row's, given to every thread of the block.
+// Returns the whole row's SoftmaxPart to every thread of the block.
 template <class Real>
 __device__ __forceinline__ SoftmaxPart combine_softmax_parts(SoftmaxPart part) {
     const float max = block_max(part.max);
     return {max, block_sum(part.sum * ExpRelativeTo<Real>(max).from(part.max))};
 }
 
-// The logarithm of the sum of exponentials, less the largest logit. The sum is divided by what stands in it for that
-// logit, which is one but for rounding.
+// Returns the logarithm of the sum of exponentials, minus the largest logit. The sum is divided by the largest logit's
+// own term in it, which is one but for rounding.
 template <class Real>
 __device__ __forceinline__ float log_sum_exp_above_max(SoftmaxPart softmax) {
     return logf(softmax.sum / ExpRelativeTo<Real>(softmax.max)(softmax.max));
 }
 
-// -log softmax[target] + z_loss lse^2.
+// Returns -log softmax[target] + z_loss lse^2.
 template <class Real>
 __device__ __forceinline__ float cross_entropy_loss(SoftmaxPart softmax, float target_logit, float z_loss) {
     const float above = log_sum_exp_above_max<Real>(softmax), lse = above + softmax.max;
     return above + (softmax.max - target_logit) + z_loss * lse * lse;
 }
 
-// The target's column and logit; any column outside the row stands for none.
+// Target's column and logit; a column outside the row means no target.
 struct TargetLogit {
     int column;
     float logit;
@@ -186,20 +187,20 @@ __device__ __forceinline__ void write_logit_gradient(Real* logits, const Row& ro
         for (int k = 0; k < 8; k++) x[k] = exp(x[k]) * scale;
         store8(logits, c, extent, round_to<Real>(x));
     }
-    for (; c < extent.count; c += column_step()) {   // the end, and padding
+    for (; c < extent.count; c += column_step()) {   // the row's end, and padding
         Vec8<float> x = c < V ? to_floats(row.again(c)) : Vec8<float>{};
 #pragma unroll
         for (int k = 0; k < 8; k++) x[k] = c + k < V ? exp(x[k]) * scale : 0.0f;
         store8(logits, c, extent, round_to<Real>(x));
     }
-    // once more the target's, by the thread that has written it
+    // Writes the target's column again, by the thread that has written it.
     const unsigned column = static_cast<unsigned>(target.column);
     if (column < static_cast<unsigned>(V) && column / 8 % blockDim.x == threadIdx.x) {
         logits[column] = static_cast<Real>(exp(target.logit) * scale - dloss);
     }
 }
 
-// Of a row that is ignored.
+// Writes a zero gradient for a row that is ignored.
 template <class Real, class AnyExtent>
 __device__ __forceinline__ void write_no_gradient(Real* logits, AnyExtent extent) {
     for (int c = first_column(); c < extent.count; c += column_step()) {
@@ -210,7 +211,7 @@ __device__ __forceinline__ void write_no_gradient(Real* logits, AnyExtent extent
 template <class Real, class Row>
 __global__ void __launch_bounds__(kClassifierThreads)
     fused_classifier_kernel(Classifier<Real> args, typename Row::RowExtent extent) {
-    // the last rows first: the matmul wrote them last, they may still be in cache
+    // The last rows come first: the matmul wrote them last, so they may still be in cache.
     const std::int64_t index = gridDim.x - 1 - blockIdx.x;
     Real* logits = args.logits + index * args.Vp;
     const int target = args.targets[index];
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(kClassifierThreads)
         return;
     }
     const Row row(logits, args.V, extent);
-    // the block reductions lie between this and the overwriting
+    // Block reductions separate this read from the overwriting.
     const float target_logit = static_cast<float>(logits[target]);
     const SoftmaxPart softmax = combine_softmax_parts<Real>(softmax_part<Real>(row, args.V));
     if (threadIdx.x == 0) args.losses[index] = cross_entropy_loss<Real>(softmax, target_logit, args.z_loss);
@@ -231,13 +232,14 @@ __global__ void __launch_bounds__(kClassifierThreads)
     write_logit_gradient(logits, row, softmax, {target, target_logit}, args.dloss, args.z_loss, args.V, extent);
 }
 
-// Enough threads for a row, in whole warps.
+// Returns enough threads for a row, in whole warps.
 inline dim3 classifier_block(int Vp) {
     int threads = (Vp + 255) / 256 * 32;
     return loop_threads(static_cast<unsigned>(threads < kClassifierThreads ? threads : kClassifierThreads));
 }
 
-// Whether two blocks of a multiprocessor have so much shared memory each, beside what their reductions and CUDA take.
+// Returns true if two blocks of a multiprocessor can have so much shared memory each, beside the needs of their
+// reductions and CUDA.
 inline bool two_blocks_have(std::size_t shared_bytes) {
     int device = 0, bytes = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -260,7 +262,7 @@ void fused_classifier(const Classifier<Real>& args, cudaStream_t stream) {
     where.reads(args.logits, logit_bytes);
     if (args.margins != nullptr) where.writes(args.margins, args.rows * sizeof(float));
     if (gradient) where.writes(args.logits, logit_bytes);
-    if (gradient && !keeps_row && !alone) where.reads(args.logits, logit_bytes);   // once more
+    if (gradient && !keeps_row && !alone) where.reads(args.logits, logit_bytes);   // the row is read again
     if (keeps_row) {
         launch(fused_classifier_kernel<Real, RowInSharedMemory<Real>>, where, args, PacketExtent{args.Vp});
         return;

@@ -1,6 +1,6 @@
-// Softmax cross-entropy of rows of logits whose columns are cut over ranks (vocabulary parallelism: Shoeybi et al.,
-// "Megatron-LM", 2019, section 3). The same two passes over the logits as fused_classifier (classifier.cuh), with two
-// numbers a row between them that the ranks combine; logits are never gathered.
+// Computes softmax cross-entropy of rows of logits whose columns are cut over ranks (vocabulary parallelism: Shoeybi et
+// al., "Megatron-LM", 2019, section 3). Makes the same two passes over the logits as fused_classifier (classifier.cuh);
+// between them the ranks combine two numbers per row. Logits are never gathered.
 //
 //   begin    largest logit m of this rank's columns, and the sum s of exponentials relative to it
 //            -> the ranks take the largest m
@@ -14,17 +14,17 @@
 
 template <class Real>
 struct ShardedClassifier {
-    Classifier<Real> shard;   // this rank's Vp columns, of which V count, or none; targets of the whole vocabulary
-    int first_token;          // column 0
-    float* maxima;            // (rows): of this rank after begin, of all before relate
-    float* sums;              // (2, rows): of exponentials, and the target's logits; of all ranks before finish
+    Classifier<Real> shard;   // this rank's Vp columns, V of them real (maybe none); targets are global
+    int first_token;          // token of column 0
+    float* maxima;            // (rows): this rank's after begin; all ranks' before relate
+    float* sums;              // (2, rows): sums of exponentials, target logits; all ranks' before finish
 };
 
 template <class Real>
 void sharded_classifier_begin(const ShardedClassifier<Real>& args, cudaStream_t stream);
 template <class Real>
 void sharded_classifier_relate(const ShardedClassifier<Real>& args, cudaStream_t stream);
-// Writes losses, the same on all ranks, and over the logits their gradient where that is asked for.
+// Writes losses, the same on all ranks, and if asked for the gradient over the logits.
 template <class Real>
 void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t stream);
 
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) sharded_classifier_relate
     const int row = static_cast<int>(blockIdx.x * kElementwiseThreads + threadIdx.x);
     if (row >= args.shard.rows) return;
     const float own_max = args.sums[args.shard.rows + row];
-    const int column = args.shard.targets[row] - args.first_token;   // of the target, where it is this rank's
+    const int column = args.shard.targets[row] - args.first_token;   // the target's, if this rank has it
     const bool here = args.shard.targets[row] >= 0 && column >= 0 && column < args.shard.V;
     const Real* logits = args.shard.logits + static_cast<std::int64_t>(row) * args.shard.Vp;
     args.sums[row] *= ExpRelativeTo<Real>(args.maxima[row]).from(own_max);

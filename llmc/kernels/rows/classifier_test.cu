@@ -143,7 +143,7 @@ TEST_CASE("classifier: a row is read once where two blocks of a multiprocessor c
             test.stream);
         return timer.totals().at(0).bytes / 2 - 8;
     };
-    const int most = (114 * 1024 - 2048) / 2;   // of 228 KiB
+    const int most = (114 * 1024 - 2048) / 2;   // half of 228 KiB for each block
     CHECK(bytes_per_row(bf16(), 50304, 0) == 2 * 2 * 50304);
     CHECK(bytes_per_row(bf16(), most, 0) == 2 * 2 * most);
     CHECK(bytes_per_row(bf16(), most + 8, 0) == 3 * 2 * (most + 8));

@@ -1,7 +1,7 @@
-// The embedding: out[b,t,:] = wte[token[b,t],:] + wpe[position of t,:], and its backward pass.
+// Computes the embedding out[b,t,:] = wte[token[b,t],:] + wpe[position of t,:], and its backward pass.
 //
-// Backward is deterministic: the batch's tokens are grouped on the host (token_groups.h), so that every element of dwte
-// has one owner, which adds its positions in a fixed order.
+// Backward is deterministic: the host groups the batch's tokens (token_groups.h), so that every row of dwte has one
+// owner, which adds its positions in a fixed order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +14,8 @@
 #include "llmc/kernels/rows/token_groups.h"
 #include "llmc/kernels/vec.cuh"
 
-// Which positions of the sequence the T local tokens are: first, first + 1, ... unless `list` names each of them
-// (context parallelism gives a rank two separate pieces), or `of_rows` each row's (documents begin anew).
+// Positions of the T local tokens in the sequence: first, first + 1, ... unless `list` names each of them (context
+// parallelism gives a rank two separate pieces), or `of_rows` names each row's (positions begin anew in each document).
 struct Positions {
     int first = 0;
     const int* list = nullptr;      // (T) on the device, distinct, or null
@@ -41,16 +41,16 @@ struct EmbeddingForward {
 template <class Real>
 void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream);
 
-// dwte's rows of the tokens that occur are ADDED to, in fp32, rounded once; other rows are untouched. (The tied
-// classifier's matmul writes dwte first; where nothing does, zero it first.)
-// dwpe is overwritten whole (rows of other positions become zero), or added to when `accumulate_wpe`. Where rows have
-// positions of their own it is added to as dwte is, by groups of them: `dwte` with theirs.
+// Adds to dwte's rows of the tokens that occur, in fp32, rounded once; other rows are untouched. (The tied classifier's
+// matmul writes dwte first; if nothing does, zero it first.) Overwrites all of dwpe (rows of other positions become
+// zero), or adds to it when `accumulate_wpe`. If `positions.of_rows` is set, dwpe is added to as dwte is, by groups:
+// call with `dwte` = dwpe and the groups of positions.
 template <class Real, class Grad>
 struct EmbeddingBackward {
     Grad* dwte;               // (V, C)
     Grad* dwpe;               // (max_positions, C), or null to leave out
     const Real* dout;         // (B, T, C)
-    TokenGroupsView groups;   // of the same tokens, on the device
+    TokenGroupsView groups;   // groups of the same tokens, on the device
     int B, T, C, V, max_positions;
     bool accumulate_wpe;
     int first_token = 0;
@@ -62,7 +62,7 @@ void embedding_backward(const EmbeddingBackward<Real, Grad>& args, cudaStream_t 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Element-wise over (rows, C) with rows padded to whole pieces of eight: the row and column of this thread.
+// Row and column of this thread in element-wise work over (rows, C), with rows padded to whole pieces of eight.
 struct RowAndColumn {
     int row, column;
 };
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const bool owned = token >= 0 && token < args.V;
     with_known_extent(at.column, extent, [&](auto known) {
         Real* const out = args.out + static_cast<std::int64_t>(at.row) * args.C;
-        // a row that is not used rather than none: the next load need not wait for this one
+        // Loads an unused row rather than none: so the next load need not wait for this one.
         const Vec8<Real> of_token =
             load8(args.wte + static_cast<std::int64_t>(owned ? token : 0) * args.C, at.column, known);
         if (!args.wpe) return store8(out, at.column, known, owned ? of_token : Vec8<Real>{});
@@ -102,9 +102,9 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream) 
     Launch where = elementwise_launch(padded_elements(rows, args.C), stream);
     where.reads(args.tokens, rows * sizeof(int)).reads(args.wte, sizeof(Real) * args.V * args.C);
     if (args.positions.of_rows) {
-        where.reads(args.positions.of_rows, rows * sizeof(int));   // and rows of wpe that only the device knows
+        where.reads(args.positions.of_rows, rows * sizeof(int));   // also rows of wpe that only the device knows
     } else if (args.positions.list) {
-        where.reads(args.positions.list, args.T * sizeof(int));   // likewise
+        where.reads(args.positions.list, args.T * sizeof(int));   // also rows of wpe that only the device knows
     } else if (args.wpe) {
         const std::size_t row_bytes = sizeof(Real) * args.C;
         where.reads(args.wpe + static_cast<std::int64_t>(args.positions.first) * args.C, args.T * row_bytes);
@@ -115,14 +115,15 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream) 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr int kGroupWarps = 8;                    // that share a long group
-constexpr int kGroupColumns = 256;                // of a block: a warp, eight each
-constexpr int kGroupThreads = 32 * kGroupWarps;   // also one for each column, to add the warps' sums
+constexpr int kGroupWarps = 8;                    // warps that share a long group
+constexpr int kGroupColumns = 256;                // columns of a block: a warp, eight each
+constexpr int kGroupThreads = 32 * kGroupWarps;   // also one per column, to add the warps' sums
 static_assert(kGroupThreads == kGroupColumns && kGroupThreads == kElementwiseThreads);
 
 // Rows of dout whose loads are under way together, in accesses of 16 bytes: as many as registers allow while three
-// blocks share a multiprocessor, because a frequent token has thousands of rows; of a short group most have one or two.
-// (Told of the three blocks, nvcc uses the registers; untold it saves them, and loads one row after the other.)
+// blocks share a multiprocessor, because a frequent token has thousands of rows. Most short groups have one or two
+// rows. (With the bound of three blocks nvcc uses the registers; without it, nvcc saves them and loads one row after
+// the other.)
 constexpr int kLongGroupLoads = 12, kShortGroupLoads = 4, kGroupBlocks = 3;
 
 template <class Real, class Grad>
@@ -130,7 +131,7 @@ __device__ __forceinline__ Grad* row_of_group(const EmbeddingBackward<Real, Grad
     return args.dwte + static_cast<std::int64_t>(args.groups.tokens[group] - args.first_token) * args.C;
 }
 
-// sum += rows order[first], order[first + step], ... (before `end`) of dout, eight columns of them.
+// Adds to `sum` eight columns of rows order[first], order[first + step], ... (before `end`) of dout.
 template <int loads, class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void add_positions(Vec8<float>& sum, const EmbeddingBackward<Real, Grad>& args, int first,
                                               int end, int step, int column, AnyExtent extent) {
@@ -147,8 +148,8 @@ __device__ __forceinline__ void add_to_row(Grad* row, const Vec8<Grad>& before, 
     store8(row, column, extent, round_to<Grad>(total));
 }
 
-// 256 columns of a long group, by a block: every warp adds every eighth row, then every thread the warps' sums of one
-// column.
+// Adds 256 columns of a long group, by one block: every warp adds every eighth row, then every thread adds the warps'
+// sums of one column.
 template <class Real, class Grad>
 __device__ __forceinline__ void add_long_group(const EmbeddingBackward<Real, Grad>& args, Extent extent, int group,
                                                int first_column) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ void add_long_group(const EmbeddingBackward<Real, Gra
     const int begin = args.groups.starts[group], end = args.groups.starts[group + 1];
     const int column = first_column + lane * 8, own_column = first_column + static_cast<int>(threadIdx.x);
     Grad* const row = row_of_group(args, group);
-    const float before = own_column < args.C ? static_cast<float>(row[own_column]) : 0.0f;   // long before it is needed
+    const float before = own_column < args.C ? static_cast<float>(row[own_column]) : 0.0f;   // loaded early
 
     Vec8<float> sum = {};
     if (column < args.C) {
@@ -174,7 +175,7 @@ __device__ __forceinline__ void add_long_group(const EmbeddingBackward<Real, Gra
     row[own_column] = static_cast<Grad>(before + total);
 }
 
-// Eight columns of a short group, by a thread.
+// Adds eight columns of a short group, by one thread.
 template <class Real, class Grad>
 __device__ __forceinline__ void add_short_group(const EmbeddingBackward<Real, Grad>& args, Extent extent, int group,
                                                 int column) {
@@ -203,9 +204,9 @@ __global__ void __launch_bounds__(kGroupThreads, kGroupBlocks)
     if (group < args.groups.groups) add_short_group(args, extent, group, at.column);
 }
 
-constexpr int kPositionLoads = 8;   // in flight, as of groups
+constexpr int kPositionLoads = 8;   // rows in flight, as for groups
 
-// dwpe[position of t] += sum over b of dout[b, t]; a thread per eight columns of a position.
+// Adds dwpe[position of t] += sum over b of dout[b, t]; a thread per eight columns of a position.
 template <class Real, class Grad>
 __global__ void __launch_bounds__(kElementwiseThreads, kGroupBlocks)
     embedding_backward_wpe_kernel(EmbeddingBackward<Real, Grad> args, Extent extent) {

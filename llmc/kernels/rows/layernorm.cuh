@@ -1,7 +1,7 @@
-// Layer normalisation of rows (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd * weight +
-// bias with rstd = 1 / sqrt(variance + epsilon), and its backward pass. All arithmetic is fp32.
-// Without mean and bias it is RMSNorm (Zhang, Sennrich, "Root mean square layer normalization", 2019): out = in * rstd
-// * weight with rstd = 1 / sqrt(mean of squares + epsilon). In Llama in * rstd is rounded before the weight, too.
+// Normalises rows by layer normalisation (Ba, Kiros, Hinton, "Layer normalization", 2016): out = (in - mean) * rstd *
+// weight + bias with rstd = 1 / sqrt(variance + epsilon), and its backward pass. All arithmetic is fp32. Without mean
+// and bias it is RMSNorm (Zhang, Sennrich, "Root mean square layer normalization", 2019): out = in * rstd * weight with
+// rstd = 1 / sqrt(mean of squares + epsilon). In Llama in * rstd is rounded before the weight, too.
 //
 // Rows of up to 12,288 channels stay in registers (rows.cuh): forward and backward read each tensor from memory once.
 // Backward sums dweight and dbias per block in registers while it passes over the rows, and a second, small kernel adds
@@ -31,7 +31,7 @@ struct LayerNormForward {
     const Real* bias;     // (C), or null: RMSNorm; `mean` is null then
     int rows, C;
     float epsilon = kLayerNormEpsilon;
-    bool rounds_before_weight = false;   // of RMSNorm
+    bool rounds_before_weight = false;   // RMSNorm rounds before the weight
 };
 
 template <class Real>
@@ -170,14 +170,14 @@ template <class AnyExtent>
 constexpr int kBackwardThreads = std::is_same_v<AnyExtent, PacketExtent> ? kRowThreads : 256;
 constexpr int kOddRowMaxColumns = kBackwardThreads<Extent> * kRowParts * 8;
 
-// Whether a thread's share of a row stays in its registers until the row's sums are known. Where they are too few, in
-// fp32, it is read again, from a cache.
+// True if a thread's share of a row stays in registers until the row's sums are known. If registers are too few, in
+// fp32, the row is read again, from a cache.
 template <class Real, class AnyExtent>
 constexpr bool kKeepsRow = sizeof(Real) == 2 || std::is_same_v<AnyExtent, Extent>;
 
-// The gradient of one row: with n = (in - mean) rstd and g = dout weight,
+// Computes the gradient of one row: with n = (in - mean) rstd and g = dout weight,
 //   din = rstd (g - mean(g) - n mean(g n)),  dweight += dout n,  dbias += dout
-// Of RMSNorm, n = in rstd: din = rstd (g - n mean(g n)).
+// RMSNorm: n = in rstd, din = rstd (g - n mean(g n)).
 template <bool kSubtractsMean, class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<Real, Grad>& args,
                                                        const RowOfThread<AnyExtent>& row, ColumnSums<AnyExtent>& sums) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     }
 }
 
-// Asks for the rows of a block's next turn while this turn waits for its sums.
+// Prefetches the rows of a block's next turn while this turn waits for its sums.
 template <class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Grad>& args,
                                                 const RowOfThread<AnyExtent>& row) {
@@ -248,7 +248,7 @@ __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Gr
 template <bool kSubtractsMean, class Real, class Grad, class AnyExtent>
 __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>, 1)
     layernorm_backward_kernel(LayerNormBackward<Real, Grad> args, AnyExtent extent) {
-    // where the block's sums go; not kept in a register meanwhile
+    // Returns where the block's sums go; computed anew, to save a register.
     auto partials = [&] { return args.scratch + static_cast<std::size_t>(blockIdx.x) * 2 * extent.count; };
     auto row_at = [&](int base) {
         return RowOfThread<AnyExtent>(args.rows, extent, base + static_cast<int>(threadIdx.y));
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>, 1)
     DYNAMIC_SHARED(float, shared);
     ColumnSums<AnyExtent> sums(partials(), extent);
     const RowTurns<AnyExtent> turns(args.rows);
-    // every thread of a block makes the same number of turns, inside the rows or not
+    // Every thread of a block makes the same number of turns, inside the rows or not.
     for (int base = turns.first; base < turns.end; base += turns.step) {
         fetch_row_ahead(args, row_at(base + turns.step));
         layernorm_backward_row<kSubtractsMean>(args, row_at(base), sums);
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(kBackwardThreads<AnyExtent>, 1)
 
 constexpr int kFinishThreads = 32;   // threads that share a column, beside 32 columns
 
-// dweight and dbias, or dweight alone, from partials (blocks, 2, C): a block handles 32 of their columns, all at once
-// or in turns.
+// Sums dweight and dbias, or dweight alone, from partials (blocks, 2, C): a block handles 32 of their columns, all at
+// once or in turns.
 template <class Grad>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     layernorm_backward_finish_kernel(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C,
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
             shared[threadIdx.y][threadIdx.x] = sum;
             __syncthreads();
             for (unsigned y = 1; y < blockDim.y; y++)
-                sum += shared[y][threadIdx.x];   // of use to the first row of threads
+                sum += shared[y][threadIdx.x];   // only the first row of threads uses it
         }
         if (threadIdx.y != 0 || column >= columns) continue;
         Grad* out = column < C ? dweight + column : dbias + (column - C);

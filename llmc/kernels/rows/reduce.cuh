@@ -1,9 +1,9 @@
-// Sums and maxima over the lanes of a warp and the threads of a block, in a fixed order: the result depends on the
-// values alone, bit for bit, and every thread gets it.
+// Reduces over the lanes of a warp and the threads of a block, in a fixed order: the result depends on the values
+// alone, bit for bit, and every thread gets it.
 //
 // All lanes of a warp (threads of a block) must call these together. A block's size is 1 or a multiple of 32. A block
-// reduction is a barrier: no thread returns before all have called it, and what any had written before, all see after.
-// (A warp's is not.) Calls may follow one another.
+// reduction is a barrier: no thread returns before all have called it, and afterwards all see what any thread had
+// written before. (A warp reduction is no barrier.) Calls may follow one another.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 #include "llmc/kernels/launch.cuh"
 
-// `neutral` changes nothing: it stands for values that do not exist.
+// `neutral` stands for missing values: combining it changes nothing.
 struct ReduceSum {
     template <class T>
     __device__ T operator()(T a, T b) const {
@@ -24,7 +24,7 @@ struct ReduceSum {
         return T(0);
     }
 };
-// As fmaxf: a number wins over NaN.
+// Takes the maximum as fmaxf does: a number wins over NaN.
 struct ReduceMax {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
     __device__ double operator()(double a, double b) const { return fmax(a, b); }
@@ -48,12 +48,12 @@ __device__ inline unsigned block_thread() {
 }
 __device__ inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
-// Warps first, then the warps' results by one butterfly in every warp.
+// Reduces each warp first, then the warps' results by one butterfly in every warp.
 template <class T, class Op>
 __device__ inline T block_reduce_by_warps(T value, Op op) {
     __shared__ T of_warps[32];
     unsigned lane = block_thread() % 32, warp = block_thread() / 32, warps = block_threads() / 32;
-    if (warps == 1) __syncwarp();   // shuffles alone put no order on memory
+    if (warps == 1) __syncwarp();   // shuffles alone do not order memory
     value = warp_butterfly(value, op);
     if (warps == 1) return value;
     __syncthreads();   // of_warps may still be read for the previous call

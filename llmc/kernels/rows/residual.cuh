@@ -1,4 +1,4 @@
-// The residual stream: out = a + b, alone or fused with the layer normalisation that reads it next.
+// Computes the residual stream: out = a + b, alone or fused with the layer normalisation that reads it next.
 //
 // Backward needs no kernel: both inputs receive the gradient of the sum.
 #pragma once
@@ -13,12 +13,12 @@
 #include "llmc/kernels/rows/rows.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// out[i] = a[i] + b[i] for n elements; `out` may be `a` or `b`.
+// Computes out[i] = a[i] + b[i] for n elements; `out` may be `a` or `b`.
 template <class Real>
 void residual_forward(Real* out, const Real* a, const Real* b, std::int64_t n, cudaStream_t stream);
 
-// residual = a + b (rounded to Real), then `out` = layernorm(residual): bit-equal to the two separate calls, without
-// reading the sum back from memory. `residual` may be `a` or `b`.
+// Computes residual = a + b (rounded to Real), then `out` = layernorm(residual): bit-equal to the two separate calls,
+// without reading the sum back from memory. `residual` may be `a` or `b`.
 template <class Real>
 struct ResidualLayerNormForward {
     Real* residual;       // (rows, C)
@@ -31,7 +31,7 @@ struct ResidualLayerNormForward {
     const Real* bias;     // (C), or null: RMSNorm, and `mean` is null
     int rows, C;
     float epsilon = kLayerNormEpsilon;
-    bool rounds_before_weight = false;   // of RMSNorm
+    bool rounds_before_weight = false;   // RMSNorm rounds before the weight
 };
 
 template <class Real>
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<AnyExtent>)
     RowOfThread<AnyExtent> row(args.rows, extent, first_row());
     KeptRow<Real, AnyExtent> a(args.a), b(args.b), sum(args.residual);
 #pragma unroll
-    for (int j = 0; j < row.parts(); j++) {   // all of it before the first store, which no load can pass
+    for (int j = 0; j < row.parts(); j++) {   // loads all of it before the first store, which no load can pass
         a.keep(j, row.load(args.a, j));
         b.keep(j, row.load(args.b, j));
     }

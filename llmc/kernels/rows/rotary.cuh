@@ -1,12 +1,12 @@
-// Rotary positions (Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021): channel i < HS/2
-// of a head and channel i + HS/2 are a pair, turned by the angle position * frequency of i (Hugging Face's half-split
-// form of Llama):
+// Applies rotary positions (Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021): channel
+// i < HS/2 of a head and channel i + HS/2 are a pair, rotated by the angle position * frequency of i (Hugging Face's
+// half-split form of Llama):
 //   (x_i, x_j) -> (x_i cos a - x_j sin a,  x_j cos a + x_i sin a),   a = position * theta^(-2i / HS)
-// The product of a turned query and a turned key then depends on the difference of their positions alone. Backward
-// turns gradients by -a. All arithmetic is fp32, rounded once.
+// The product of a rotated query and a rotated key then depends only on the difference of their positions. Backward
+// rotates gradients by -a. All arithmetic is fp32, rounded once.
 //
 // `factor` > 1 is Llama 3.1's scaling for more than the 8,192 positions of training: frequencies whose wavelength is
-// above 8192 are divided by it, those below 8192 / 4 stay, between them both are mixed.
+// above 8192 are divided by it, those with a wavelength below 8192 / 4 stay, and those between are a mix.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,13 +22,13 @@
 
 template <class Real>
 struct Rotary {
-    Real* heads;            // (rows, row): the first `turned` heads of each row are turned in place
+    Real* heads;            // (rows, row): the first `turned` heads of each row are rotated in place
     std::int64_t row;       // elements from one row to the next, a multiple of 8
     int rows, turned, HS;   // HS a multiple of 16
     int first_row, T;       // row r is token (first_row + r) % T of the local ones
-    Positions positions;    // of them
+    Positions positions;    // positions of the local tokens
     float theta, factor;
-    bool backward;   // by -a: gradients
+    bool backward;   // rotates gradients by -a
 };
 
 template <class Real>
@@ -36,16 +36,16 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Of pair i; log2_theta is that of the base.
+// Returns the frequency of pair i; log2_theta is log2 of the base.
 __device__ inline float rotary_frequency(int i, int HS, float log2_theta, float factor) {
     constexpr float trained = 8192.0f, low = 1.0f, high = 4.0f, two_pi = 6.283185307179586f;
     const float frequency = exp2f(-static_cast<float>(2 * i) / static_cast<float>(HS) * log2_theta);
-    const float turns = trained * frequency / two_pi;   // over the positions of training
+    const float turns = trained * frequency / two_pi;   // turns over the positions of training
     const float kept = fminf(fmaxf((turns - low) / (high - low), 0.0f), 1.0f);
     return factor > 1.0f ? frequency * (kept + (1.0f - kept) / factor) : frequency;
 }
 
-// A thread has eight pairs of a row, of all its heads, whose angles are the same.
+// A thread rotates eight pairs of a row in all its heads, because their angles are the same.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real> a, float log2_theta) {
     const int pieces = a.HS / 16;

@@ -1,10 +1,10 @@
-// The shape of kernels that reduce over rows of C elements and keep the row in registers between the steps.
+// Building blocks of kernels that reduce over rows of C elements and keep the row in registers between the steps.
 //
-// A row belongs to blockDim.x threads: one warp up to C = 768, more warps beyond. A block holds blockDim.y rows. Each
-// thread keeps at most three pieces of eight elements, at columns 8 * (j * blockDim.x + threadIdx.x), so a row is read
-// from memory once. Threads whose row or column lies outside take part with zeros: every thread reaches every
-// reduction. Rows of more than kKeptRowMaxColumns are not kept but read again, by a block each: the same pieces for
-// them are in wide_rows.cuh. On a CPU a thread has a row of any width (loop_threads in launch.cuh), in that way.
+// blockDim.x threads share a row: one warp up to C = 768, more warps beyond. A block holds blockDim.y rows. Each thread
+// keeps at most three pieces of eight elements, at columns 8 * (j * blockDim.x + threadIdx.x), so a row is read from
+// memory once. Threads whose row or column lies outside take part with zeros: every thread reaches every reduction.
+// Rows of more than kKeptRowMaxColumns are not kept but read again, one block per row: wide_rows.cuh has the same
+// building blocks for them. On a CPU one thread handles a row of any width (loop_threads in launch.cuh), in that way.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,19 +38,20 @@ inline Launch row_launch(int rows, int C, cudaStream_t stream, const char* file 
     return {dim3(blocks_for(rows, block.y)), block, 0, stream, file, line};
 }
 
-// Blocks of kRowThreads that a multiprocessor can hold at once, for __launch_bounds__: two where rows are packets. The
-// way for all other rows needs more registers than two such blocks leave.
+// Blocks of kRowThreads that a multiprocessor can hold at once, for __launch_bounds__: two if rows are packets. Other
+// rows need more registers than two such blocks leave.
 template <class AnyExtent>
 constexpr int kRowBlocks = std::is_same_v<AnyExtent, PacketExtent> ? 2 : 1;
 
-// How much of a loop over a thread's parts of a row is unrolled: all of it; of wide rows, which have any number, nothing.
+// Unroll factor of loops over a thread's parts of a row: all parts; wide rows have any number of parts and are not
+// unrolled.
 template <class AnyExtent>
 constexpr int kUnrolledParts = kRowParts;
 
-// The row of this thread when each block handles blockDim.y consecutive rows.
+// Returns the row of this thread when each block handles blockDim.y consecutive rows.
 __device__ __forceinline__ int first_row() { return static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y); }
 
-// The groups of blockDim.y rows that one block of a smaller grid takes in turns, by their first rows.
+// Groups of blockDim.y rows that one block of a smaller grid takes in turns, given by their first rows.
 template <class AnyExtent>
 struct RowTurns {
     int first, end, step;
@@ -59,7 +60,7 @@ struct RowTurns {
         : first(static_cast<int>(blockIdx.x * blockDim.y)), end(rows), step(static_cast<int>(gridDim.x * blockDim.y)) {}
 };
 
-// A sum over the threads of a row, given to each of them. Every thread of the block must call it.
+// Returns the sum over the threads of a row to each of them. Every thread of the block must call it.
 template <class T, class Sum>
 __device__ __forceinline__ T over_row_threads(T value, Sum sum) {
     value = warp_butterfly(value, sum);
@@ -75,7 +76,7 @@ __device__ __forceinline__ T over_row_threads(T value, Sum sum) {
     return total;
 }
 
-// Two sums that are taken at once.
+// Two sums that are computed at once.
 struct RowSums {
     float a, b;
 };
@@ -88,13 +89,13 @@ template <class AnyExtent>
 struct RowOfThread {
     AnyExtent extent;
     std::int64_t row;
-    bool inside;   // false: there is no such row, everything reads as zero and nothing is stored
+    bool inside;   // false: there is no such row; loads give zero and stores do nothing
 
     __device__ __forceinline__ RowOfThread(int rows, AnyExtent row_extent, int index)
         : extent(row_extent), row(index), inside(index < rows) {}
 
     __device__ __forceinline__ int C() const { return static_cast<int>(extent.count); }
-    // How many pieces the thread has at most: a constant, for loops over registers.
+    // Returns the most pieces that a thread has: a constant, for loops over registers.
     __device__ __forceinline__ int parts() const { return kRowParts; }
     __device__ __forceinline__ int column(int part) const {
         return static_cast<int>((part * blockDim.x + threadIdx.x) * 8);
@@ -102,7 +103,7 @@ struct RowOfThread {
     __device__ __forceinline__ bool has(int part) const { return inside && column(part) < C(); }
     __device__ __forceinline__ bool leads() const { return inside && threadIdx.x == 0; }
 
-    // A piece of this row of a (rows, C) tensor, and of a vector of C elements that all rows share.
+    // Return a piece of this row of a (rows, C) tensor, and of a vector of C elements that all rows share.
     template <class T>
     __device__ __forceinline__ Vec8<T> load(const T* tensor, int part) const {
         return has(part) ? load8(tensor + row * extent.count, column(part), extent) : Vec8<T>{};
@@ -115,7 +116,7 @@ struct RowOfThread {
     __device__ __forceinline__ void store(T* tensor, int part, const Vec8<T>& v) const {
         if (has(part)) store8(tensor + row * extent.count, column(part), extent, v);
     }
-    // Asks for a piece that will be loaded later.
+    // Prefetches a piece that will be loaded later.
     template <class T>
     __device__ __forceinline__ void fetch_ahead(const T* tensor, int part) const {
         if (has(part)) prefetch_to_l2(tensor + row * extent.count + column(part));
@@ -125,7 +126,7 @@ struct RowOfThread {
     __device__ __forceinline__ RowSums sums(RowSums v) const { return over_row_threads(v, AddRowSums()); }
 };
 
-// What a thread keeps of its row of a (rows, C) tensor: pieces in registers.
+// Pieces of a (rows, C) tensor's row that a thread keeps in registers.
 template <class T, class AnyExtent>
 struct KeptRow {
     Vec8<T> pieces[kRowParts];
@@ -144,7 +145,7 @@ struct PieceSum {
     __device__ __forceinline__ float total() const { return sum; }
 };
 
-// For each of C columns two sums, x and y, over the rows that a block has seen: a thread has those of its columns, in
+// Two sums, x and y, for each of C columns, over the rows that a block has seen: a thread keeps its columns' sums in
 // registers. `store` writes the block's sums to `of_block` (2, C), adding the rows side by side (threadIdx.y) in order.
 template <class AnyExtent>
 struct ColumnSums {
@@ -182,8 +183,8 @@ struct ColumnSums {
 
 #include "llmc/kernels/rows/wide_rows.cuh"
 
-// Calls launch_with(extent) with what is known of rows of C elements: every row begins at a packet, or not; a row fits
-// the registers of a block (those of rows that are not whole packets up to kOddRowMaxColumns), or not.
+// Calls launch_with(extent) with an extent type for rows of C elements: whether every row begins at a packet, and
+// whether a row fits the registers of a block (rows that are not whole packets: up to kOddRowMaxColumns).
 template <int kOddRowMaxColumns = kKeptRowMaxColumns, class LaunchWith, class... T>
 void with_row_extent(int C, LaunchWith launch_with, const T*... pointers) {
     with_extent_type(row_extent(C, pointers...), [&](auto known) {

@@ -1,13 +1,14 @@
-// RMSNorm of rows that ranks share: each rank has as many columns of every row, and the sum of squares of a row is one
-// over all ranks. OLMo2's norm of queries and of keys is such: of a whole row of heads, which tensor parallelism cuts.
+// Computes RMSNorm of rows that ranks share: each rank has the same number of columns of every row, and a row's sum of
+// squares is over all ranks. OLMo2's norm of q and k needs this: it covers a whole row of heads, which tensor
+// parallelism cuts.
 //
 //   forward    y = x r w,  r = 1 / sqrt(sum(x^2) / n + epsilon)         n columns of all ranks
 //   backward   dx = r (w dy - x r sum(w dy x r) / n),  dw = sum over rows of dy x r
-// Both sums over a row are begun here, added up over ranks by the caller, and then used (one rank: as they are).
-// Columns that several ranks hold copies of are counted as often in sums and in n. Of a gradient dy that is a sum over
-// such copies, dx and dw are parts of the same sum.
+// Both sums over a row start here; the caller adds them up over ranks, and then they are used (one rank: as they are).
+// Columns with copies on several ranks count as many times in sums and in n. If the gradient dy is a partial sum over
+// such copies, dx and dw are partial sums too.
 //
-// All arithmetic is fp32, rounded once, behind the weight.
+// All arithmetic is fp32, rounded once, after the weight.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,8 +27,8 @@ template <class Real>
 struct SharedRows {
     Real* data;
     std::int64_t stride;   // elements from one row to the next
-    int rows, width;       // columns, a multiple of 8
-    int ranks;             // that have as many columns each
+    int rows, width;       // width: columns, a multiple of 8
+    int ranks;             // ranks that have as many columns each
 
     float columns() const { return static_cast<float>(width) * static_cast<float>(ranks); }
     std::size_t elements() const { return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width); }
@@ -36,25 +37,25 @@ struct SharedRows {
     }
 };
 
-// kept (rows, width) = x, sums (rows) = its squares.
+// Writes kept (rows, width) = x and sums (rows) = its sums of squares.
 template <class Real>
 void shared_rms_begin(float* sums, Real* kept, const SharedRows<Real>& x, cudaStream_t stream);
-// x = the norm of `kept`, rstd (rows) with `sums` of all ranks.
+// Writes x = the norm of `kept`, and rstd (rows), given the `sums` over all ranks.
 template <class Real>
 void shared_rms_finish(const SharedRows<Real>& x, float* rstd, const Real* kept, const Real* weight, const float* sums,
                        float epsilon, cudaStream_t stream);
 
-// sums (rows) and dweight (width), which is added to or overwritten, of the gradient dy. scratch:
+// Computes sums (rows) and dweight (width), which is added to or overwritten, from the gradient dy. scratch:
 // shared_rms_scratch(rows, width) floats.
 template <class Real, class Grad>
 void shared_rms_backward_begin(float* sums, Grad* dweight, float* scratch, const SharedRows<Real>& dy, const Real* kept,
                                const Real* weight, const float* rstd, bool accumulate, cudaStream_t stream);
-// The gradient of x takes the place of dy.
+// Overwrites dy with the gradient of x.
 template <class Real>
 void shared_rms_backward_finish(const SharedRows<Real>& dy, const Real* kept, const Real* weight, const float* rstd,
                                 const float* sums, cudaStream_t stream);
 
-// Parts of the rows whose sums of columns are added in order: a function of the shape alone.
+// Number of parts of the rows whose column sums are added in order: a function of the shape alone.
 constexpr int shared_rms_parts(int rows) { return std::min(rows, 128); }
 constexpr std::size_t shared_rms_scratch(int rows, int width) {
     return static_cast<std::size_t>(shared_rms_parts(rows)) * static_cast<std::size_t>(width);
@@ -62,9 +63,9 @@ constexpr std::size_t shared_rms_scratch(int rows, int width) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr unsigned kSharedRmsThreads = 128;   // of a row
+constexpr unsigned kSharedRmsThreads = 128;   // threads per row
 
-// A block has a row: term(column) are eight terms of its sum.
+// Sums one row per block: term(column) are eight terms of its sum.
 template <class Term>
 __device__ __forceinline__ void sum_row(float* sums, int width, Term&& term) {
     Vec8<float> eight{};
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     store_packets(place, round_to<Real>(d));
 }
 
-// partials (parts, width): a thread adds eight columns over the rows of a part.
+// Writes partials (parts, width): a thread adds eight columns over the rows of a part.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
     shared_rms_columns_kernel(float* partials, SharedRows<Real> dy, const Real* kept, const float* rstd, int parts) {

@@ -5,13 +5,13 @@ TokenGroupsView TokenGroups::view(const int* base) const {
     return {start, start + positions, start + positions + groups, groups, long_groups, positions};
 }
 
-// A counting sort: linear in tokens and vocabulary, and stable, so positions stay ascending within a token.
+// Groups by a counting sort: linear in tokens and vocabulary, and stable, so positions stay ascending within a token.
 TokenGroups group_tokens(std::span<const int> tokens, int vocab_size, int first_token) {
-    std::vector<int> next(static_cast<std::size_t>(vocab_size), 0);   // first the counts, then where each token goes
+    std::vector<int> next(static_cast<std::size_t>(vocab_size), 0);   // first the counts, then each token's next place
     auto owned = [&](int token) { return token >= first_token && token - first_token < vocab_size; };
     struct Next {
         int group = 0, begin = 0;
-    } of_long, of_short;   // the next group to come and where it begins
+    } of_long, of_short;   // the next group and where it begins
     TokenGroups result;
     for (int token : tokens) {
         if (!owned(token)) continue;

@@ -1,21 +1,22 @@
-// The tokens of a batch grouped by value, made on the host: what lets the embedding's backward pass add each row of the
-// gradient in one place and in a fixed order, without atomics.
+// Groups the tokens of a batch by value, on the host. So the embedding's backward pass can add each row of the gradient
+// in one place and in a fixed order, without atomics.
 #pragma once
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
-// A group of more positions is long: more than one thread adds them. Long groups come first, for they take longest.
+// Largest size of a short group. More than one thread adds a long group. Long groups come first, because they take
+// longest.
 inline constexpr int kShortGroup = 16;
 
-// Where the three arrays of a TokenGroups lie, on the device.
+// Pointers to the three arrays of a TokenGroups, on the device.
 struct TokenGroupsView {
     const int* order = nullptr;    // (positions) indices into the batch's tokens: by group, then ascending
-    const int* tokens = nullptr;   // (groups) the token of each group: of long groups, ascending, then of the others
+    const int* tokens = nullptr;   // (groups) token of each group: long groups, ascending, then short ones
     const int* starts = nullptr;   // (groups + 1) where each group begins in `order`
     int groups = 0;
-    int long_groups = 0;   // of these
+    int long_groups = 0;   // how many of the groups are long
     int positions = 0;
 };
 
@@ -25,12 +26,12 @@ struct TokenGroups {
     int long_groups = 0;
     int positions = 0;
 
-    // `base` is where `data` was uploaded to; the host's own data when null.
+    // Returns a view of `data` at `base`, where it was uploaded to, or at the host's own copy when null.
     TokenGroupsView view(const int* base = nullptr) const;
 };
 
-// The most ints a batch of `positions` tokens can need: the size of the device buffer.
+// Returns the most ints that a batch of `positions` tokens can need: the size of the device buffer.
 inline std::size_t token_groups_capacity(std::size_t positions) { return 3 * positions + 1; }
 
-// Tokens outside [first_token, first_token + vocab_size) are left out: another rank owns them.
+// Groups tokens. Tokens outside [first_token, first_token + vocab_size) are left out: another rank owns them.
 TokenGroups group_tokens(std::span<const int> tokens, int vocab_size, int first_token = 0);

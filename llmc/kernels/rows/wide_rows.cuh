@@ -1,8 +1,8 @@
-// The pieces of rows.cuh for rows of any width, each of all threads of a block: chosen, when compiling, by an extent of
-// the type WideRows. For rows too wide for a block's registers; included by rows.cuh.
+// Building blocks of rows.cuh for rows of any width, each handled by all threads of a block; chosen at compile time by
+// an extent of type WideRows. For rows too wide for a block's registers; included by rows.cuh.
 //
-// Threads keep nothing: what they read a moment ago they read again, from the nearest cache. So it serves any number of
-// threads, and a CPU takes one.
+// Threads keep nothing: they read the same data again, from the nearest cache. So any number of threads works, and a
+// CPU takes one.
 #pragma once
 
 // Base is Extent or PacketExtent.
@@ -11,7 +11,7 @@ struct WideRows : Base {};
 template <class Base>
 constexpr int kUnrolledParts<WideRows<Base>> = 1;
 
-// The columns of this thread, eight at a time, of rows of C.
+// Columns of this thread in rows of C, eight at a time.
 struct WideColumns {
     int first = static_cast<int>(threadIdx.x * 8), step = static_cast<int>(blockDim.x * 8);
 
@@ -42,7 +42,7 @@ struct RowOfThread<WideRows<Base>> {
         : extent(row_extent), row(index), inside(index < rows) {}
 
     __device__ int C() const { return static_cast<int>(extent.count); }
-    // As many as this thread has: each of them lies in the row.
+    // Returns the number of pieces that this thread has; each lies in the row.
     __device__ int parts() const { return inside ? columns.parts(C()) : 0; }
     __device__ int column(int part) const { return columns.at(part); }
     __device__ bool has(int) const { return true; }
@@ -76,7 +76,7 @@ struct KeptRow<T, WideRows<Base>> {
     __device__ Vec8<T> piece(const RowOfThread<WideRows<Base>>& row, int part) const { return row.load(tensor, part); }
 };
 
-// Lane by lane, then the lanes.
+// Sums lane by lane, then over the lanes.
 template <class Base>
 struct PieceSum<WideRows<Base>> {
     Vec8<float> lanes = {};
@@ -88,7 +88,7 @@ struct PieceSum<WideRows<Base>> {
     __device__ float total() const { return sum8(lanes); }
 };
 
-// In `of_block` from the start, each column's by its thread.
+// Keeps the sums in `of_block` from the start; each column belongs to one thread.
 template <class Base>
 struct ColumnSums<WideRows<Base>> {
     float* of_block;
