@@ -43,27 +43,10 @@ struct ContextCut {
 };
 
 // Returns the tokens of ring rank `ring_rank` of `ring_size`, in order, out of T.
-inline std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
-    if (ring_size == 1) return {{0, T}};
-    ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);
-    const std::int64_t chunk = T / (2 * ring_size);
-    return {{ring_rank * chunk, chunk}, {(2 * ring_size - 1 - ring_rank) * chunk, chunk}};
-}
+std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T);
 
 // Returns the tokens of a rank, in order: T / cp of them, in one range or two.
-inline std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
-    ENSURE(T % (2 * cut.cp) == 0 || cut.cp == 1, "a sequence of ", T, " tokens over ", cut.cp, " ranks");
-    if (cut.cp == 1) return {{0, T}};
-    const std::int64_t own = T / cut.cp, first = own * cut.ulysses_rank();
-    std::vector<TokenRange> ranges;
-    std::int64_t before = 0;   // the ring rank's tokens in earlier chunks
-    for (const TokenRange& chunk : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
-        const std::int64_t begin = std::max(first, before), end = std::min(first + own, before + chunk.length);
-        if (begin < end) ranges.push_back({chunk.begin + begin - before, end - begin});
-        before += chunk.length;
-    }
-    return ranges;
-}
+std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T);
 
 // Copies the values of these ranges out of a whole sequence, one range after another.
 template <class T>
@@ -78,15 +61,7 @@ void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<T
 
 // Returns the tokens of a rank's Ulysses group, T / ring_size of them in order. They are the queries of its attention
 // and the keys of its first ring step.
-inline std::vector<TokenRange> attended_ranges(const ContextCut& cut, std::int64_t T) {
-    return zigzag_ranges(cut.ring_size(), cut.ring_rank(), T);
-}
+std::vector<TokenRange> attended_ranges(const ContextCut& cut, std::int64_t T);
 
 // Returns the position in the sequence of each of a rank's tokens.
-inline std::vector<int> token_positions(const std::vector<TokenRange>& ranges) {
-    std::vector<int> positions;
-    for (const TokenRange& range : ranges) {
-        for (std::int64_t t = 0; t < range.length; t++) positions.push_back(static_cast<int>(range.begin + t));
-    }
-    return positions;
-}
+std::vector<int> token_positions(const std::vector<TokenRange>& ranges);

@@ -30,5 +30,5 @@ struct TrainingGroups {
 // `head_copies`: neighbouring tp ranks that hold the same KV heads.
 TrainingGroups training_groups(World& world, bool ring = false, bool tied = true, int head_copies = 1);
 
-// Those that a model needs whose pipeline stages have `pp_chunks` chunks each.
+// Makes the groups of a model whose pipeline stages have `pp_chunks` chunks each.
 TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks);

@@ -331,8 +331,8 @@ std::unique_ptr<Zero> make_zero(const ParamStorage& storage, const ZeroStates<P,
                                 Arena& arena, cudaStream_t compute) {
     return std::make_unique<ZeroRank<P, G>>(storage, states, groups, arena, compute);
 }
-template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<float, float>&, const ZeroGroups&, Arena&,
-                                         cudaStream_t);
+template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<float, float>&, const ZeroGroups&,
+                                         Arena&, cudaStream_t);
 #if defined(PRECISION_BF16)
 template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<bf16, float>&, const ZeroGroups&, Arena&,
                                          cudaStream_t);

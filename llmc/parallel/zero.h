@@ -75,7 +75,8 @@ struct ZeroGroups {
 };
 
 // This rank's part in `groups`, whose sizes and ranks must be those of the storage's mesh. Work of the model goes to
-// `compute`; what moves has a stream of its own. P: type of the parameters, G: of the gradients, which is never narrower.
+// `compute`; what moves has a stream of its own. P: type of the parameters, G: of the gradients, which is never
+// narrower.
 template <class P, class G>
 std::unique_ptr<Zero> make_zero(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
                                 Arena& arena, cudaStream_t compute);
@@ -99,5 +100,4 @@ struct ZeroTraffic {
     double replicas = 0;                         // gradients, between groups
     double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas; }
 };
-ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
-                         double gradient_bytes);
+ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes, double gradient_bytes);

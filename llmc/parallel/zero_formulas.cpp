@@ -1,4 +1,4 @@
-// What ZeRO holds and sends, by formulas.
+// Formulas of what ZeRO holds and sends.
 #include <algorithm>
 
 #include "llmc/parallel/zero.h"

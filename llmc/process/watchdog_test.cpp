@@ -83,7 +83,8 @@ Startup meet_by_tcp(int port, int rank, int ranks) {
     return start_up(options);
 }
 
-// Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that raises `signal_number` once all have met.
+// Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that raises `signal_number` once all have
+// met.
 void lose(int ranks, int victim, int signal_number, const std::string& expected) {
     const int port = ListeningSocket(0).port();
     const pid_t child = fork();

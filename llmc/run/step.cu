@@ -16,7 +16,6 @@ struct Step::Numbers {
     StopVotes stop;
     double sum_of_squares;   // sum over the gradients that this rank owns; after the all-reduce, over all
     GradNorm norm;
-
 };
 
 namespace {

@@ -52,8 +52,7 @@ void Mlp::enter(const floatX* entered, Rows rows, const LayerActivations& a) con
 void Mlp::activate(floatX* out_input, const floatX* in_output, int rows) const {
     const int F = out().in_channels();
     switch (kind()) {
-        case MlpKind::gelu:
-            return gelu_forward<floatX>(out_input, in_output, std::int64_t{rows} * F, tools().stream);
+        case MlpKind::gelu: return gelu_forward<floatX>(out_input, in_output, std::int64_t{rows} * F, tools().stream);
         case MlpKind::swiglu: return swiglu_forward<floatX>(out_input, in_output, rows, F, tools().stream);
     }
 }
@@ -69,8 +68,7 @@ void Mlp::inside_backward(const floatX* dout, const SublayerBackward& args) cons
     floatX* const dgelu = tools().sizes.model.gated() ? dswiglu_ : din();   // (R, F), of the activation's output
     out().backward_input(dgelu, dout, rows, tools().stream);
     switch (kind()) {
-        case MlpKind::gelu:
-            return gelu_backward<floatX>(din(), dgelu, fch, std::int64_t{rows} * F, tools().stream);
+        case MlpKind::gelu: return gelu_backward<floatX>(din(), dgelu, fch, std::int64_t{rows} * F, tools().stream);
         case MlpKind::swiglu: return swiglu_backward<floatX>(din(), dgelu, fch, rows, F, tools().stream);
     }
 }

@@ -182,7 +182,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                     for (const UnitPlace& unit : rank.stage().storage().units())
                         P += head = static_cast<double>(unit.padded);
                     const double by_zero_h[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
-                                             m * f * (P * (2 * p + g) - head * p)};
+                                                m * f * (P * (2 * p + g) - head * p)};
                     me.require(same(formula.total(), by_zero_h[zero]), formula.total(), " ", by_zero_h[zero]);
                 });
             }
