@@ -1,7 +1,7 @@
 #include "llmc/parallel/mesh_cut_points.h"
 
 #include "llmc/kernels/rows/embedding.cuh"
-#include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/context/context_parallel.h"
 #include "llmc/parallel/tensor_parallel.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Whole layers under a ring, judged on the stand-in's virtual clock (llmc/cuda_on_cpu/clock/record.h): modelled, not
 // measured. What is recorded is forward and backward of a small model; every cost is scaled to the modelled sizes.
 #include "llmc/cuda_on_cpu/clock/record.h"
-#include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/context/context_parallel.h"
 #include "llmc/run/certificate/certificate_test.h"
 
 #if defined(PRECISION_BF16)   // keys and values travel in bf16

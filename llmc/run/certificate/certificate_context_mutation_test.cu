@@ -2,7 +2,7 @@
 // without log-sum-exp: attention_merge_test.cu; a stray wait of the host: context_overlap_host_test.cu.)
 #include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
-#include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/context/context_parallel.h"
 #include "llmc/run/certificate/certificate_test.h"
 
 using namespace certificate;

@@ -1,4 +1,4 @@
-#include "llmc/parallel/ring.h"
+#include "llmc/parallel/context/ring.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,8 +9,8 @@
 
 #include "llmc/mesh/context_cut.h"
 #include "llmc/model/cut_points.h"
-#include "llmc/parallel/ring.h"
-#include "llmc/parallel/ulysses.h"
+#include "llmc/parallel/context/ring.h"
+#include "llmc/parallel/context/ulysses.h"
 #include "llmc/process/world.h"
 
 class ContextParallel : public CutPoints {

@@ -5,7 +5,7 @@
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/mesh/context_cut.h"
-#include "llmc/parallel/ring.h"
+#include "llmc/parallel/context/ring.h"
 #include "llmc/process/on_ranks_test.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/context/context_parallel.h"
 
 #include "llmc/kernels/rows/embedding.cuh"
 

@@ -1,5 +1,5 @@
 // Attention over a sequence that ranks share, alone: against double precision, and what it sends.
-#include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/context/context_parallel.h"
 
 #include <doctest/doctest.h>
 
