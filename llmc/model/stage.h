@@ -54,7 +54,7 @@ struct StageOptions {
     int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
     ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
     bool documents = false;           // attention is masked between documents; batches say where these begin
-    int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (mesh/context_cut.h)
+    int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything
     InFlight in_flight = {};
     // Both must outlive the stage; null: those of one device.

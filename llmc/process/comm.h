@@ -78,7 +78,7 @@ public:
     // belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
     Communicator(const Communicator& parent, int color, int key, std::string name, int multiprocessors = 0);
     // An end of a group that is only planned: it has its place and counts, but on a GPU nothing can be called on it;
-    // the stand-in notes calls on a device that only records (llmc/cuda_on_cpu/clock/dry_run.h). `id`: the same for all
+    // the stand-in notes calls on a device that only records (llmc/cuda_on_cpu/clock/record.h). `id`: the same for all
     // ranks of the group, and for no other group.
     Communicator(int rank, int ranks, std::uint64_t id, std::string name, int multiprocessors = 0);
     ~Communicator();

@@ -6,7 +6,7 @@
 //   poison   fresh device memory is 0xFF.. (not-a-number as fp32 and bf16, -1 as integer); pinned host memory as well
 //   races    operations that touch the same bytes without an order between them are reported (races.h)
 //   order    streams advance in a random order that depends only on the seed
-//   shape    blocks have the shape that they have on a GPU (loop_threads in kernels/launch.cuh), so that what is
+//   shape    blocks have the shape that they have on a GPU (loop_threads in launch.cuh), so that what is
 //            checked is what runs there; it changes the order of some sums. No other check changes a bit of any result.
 //
 // From outside: TRAIN_GPT_CHECKS=memory,poison,races,order:SEED,shape (or `all`, `none`). Unit tests start with all on.

@@ -68,7 +68,7 @@ typedef struct {
     unsigned int magic;
     unsigned int version;
     int blocking;           // only 1, or left undefined
-    int maxCTAs;            // multiprocessors that its operations may use: recordings hold it (clock/record.h)
+    int maxCTAs;            // multiprocessors that its operations may use: recordings hold it (record.h)
     const char* commName;   // shown in messages
 } ncclConfig_t;
 

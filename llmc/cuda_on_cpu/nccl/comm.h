@@ -30,7 +30,7 @@ struct ncclComm {
     std::atomic<ncclResult_t> async_error = ncclSuccess;   // read from any thread
     std::string lost;                                      // message of ncclRemoteError, written before async_error
     bool aborted = false;
-    bool planned = false;   // without peers: a dry device records the operations (queue/device.h)
+    bool planned = false;   // without peers: a dry device records the operations (device.h)
 
     int size() const { return static_cast<int>(members.size()); }
     int member(int r) const { return members[static_cast<std::size_t>(r)]; }

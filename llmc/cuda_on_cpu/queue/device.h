@@ -163,7 +163,7 @@ private:
 cudaError_t fail(cudaError_t error, std::string detail = "");
 inline cudaError_t pass_on(cudaError_t error) { return error == cudaSuccess ? error : fail(error); }
 
-// Returns "main.cu:12", or "an unknown place" if the place is unknown.
+// Returns "train_gpt.cu:12", or "an unknown place" if the place is unknown.
 std::string place(const char* file, int line);
 
 }   // namespace host

@@ -30,7 +30,7 @@ void sharded_classifier_finish(const ShardedClassifier<Real>& args, cudaStream_t
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The second half of `sums` keeps this rank's own maximum until `relate` replaces it.
+// The second half of `sums` keeps this rank's own maximum until sharded_classifier_relate() replaces it.
 template <class Real, class AnyExtent>
 __global__ void __launch_bounds__(kClassifierThreads)
     sharded_classifier_begin_kernel(ShardedClassifier<Real> args, AnyExtent extent) {
