@@ -1,5 +1,7 @@
 #include "llmc/mesh/shard.h"
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace {
@@ -169,4 +171,18 @@ std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double em
         begin += size;
     }
     return ranges;
+}
+
+std::vector<int> deal_by_cost(const std::vector<double>& costs, int ranks) {
+    std::vector<std::size_t> order(costs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return costs[i]; });
+    std::vector<double> load(static_cast<std::size_t>(ranks), 0.0);
+    std::vector<int> owners(costs.size());
+    for (const std::size_t i : order) {
+        const auto least = std::ranges::min_element(load);
+        owners[i] = static_cast<int>(least - load.begin());
+        *least += costs[i];
+    }
+    return owners;
 }

@@ -427,3 +427,10 @@ TEST_CASE("shard: layers are balanced over pipeline parts, embedding and classif
         }
     }
 }
+
+TEST_CASE("shard: work is dealt out the costliest first, to the rank with the least so far") {
+    CHECK(deal_by_cost({}, 3).empty());
+    CHECK(deal_by_cost({1, 1, 1, 1}, 1) == std::vector<int>{0, 0, 0, 0});
+    CHECK(deal_by_cost({2, 2, 2}, 2) == std::vector<int>{0, 1, 0});
+    CHECK(deal_by_cost({1, 5, 2, 4, 3}, 2) == std::vector<int>{0, 0, 0, 1, 1});   // 8 and 7
+}

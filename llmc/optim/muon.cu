@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "llmc/kernels/optim/newton_schulz.cuh"
 #include "llmc/optim/tensor_blocks.h"
@@ -83,15 +82,10 @@ void MuonMatrices::find_matrices(AxisSet team) {
 }
 
 void MuonMatrices::deal() {
-    std::vector<std::size_t> order(matrices_.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return matrices_[i].cost(); });
-    std::vector<double> load(static_cast<std::size_t>(ranks_), 0.0);
-    for (std::size_t i : order) {
-        const auto least = std::ranges::min_element(load);
-        matrices_[i].owner = static_cast<int>(least - load.begin());
-        *least += matrices_[i].cost();
-    }
+    std::vector<double> costs;
+    for (const Matrix& matrix : matrices_) costs.push_back(matrix.cost());
+    const std::vector<int> owners = deal_by_cost(costs, ranks_);
+    for (std::size_t i = 0; i < owners.size(); i++) matrices_[i].owner = owners[i];
 }
 
 void MuonMatrices::allocate(Arena& arena) {

@@ -17,7 +17,7 @@
 
 #include "llmc/model/stage.h"
 #include "llmc/optim/optimizer_state.h"
-#include "llmc/process/comm.h"
+#include "llmc/parallel/training_groups.h"
 
 // Returns how far a block of rows moves, from the sizes of the whole matrix, never of a shard.
 float muon_scale(const TensorSpec& tensor, int block, MuonScale scale);

@@ -68,7 +68,12 @@ void ParamStorage::append(UnitPlace& unit, TensorPlace tensor) {
 
 // Gives an owner to each matrix of this stage's layers.
 void ParamStorage::deal_matrices() {
-    std::vector<std::pair<double, int>> matrices;   // cost, index in the table
+    struct Matrices {   // dealt out to the same ranks
+        std::vector<int> params;
+        std::vector<double> costs;
+        int ranks = 1;
+    };
+    std::map<bool, Matrices> by_ranks;   // other ranks share experts that are dealt out
     for (const LayerRange& chunk : stage_.chunks) {
         for (std::int64_t layer = chunk.begin; layer < chunk.end; layer++) {
             for (int param : table_.unit_params(table_.layer_unit(static_cast<int>(layer)))) {
@@ -78,19 +83,16 @@ void ParamStorage::deal_matrices() {
                 for (std::int64_t rows : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {
                     cost += static_cast<double>(rows * tensor.cols) * static_cast<double>(std::min(rows, tensor.cols));
                 }
-                matrices.emplace_back(cost, param);
+                Matrices& matrices = by_ranks[is_dealt(tensor, place_.mesh)];
+                matrices.params.push_back(param);
+                matrices.costs.push_back(cost);
+                matrices.ranks = group_size(place_.mesh, zero_axes_of(tensor, place_.mesh));
             }
         }
     }
-    std::ranges::stable_sort(matrices, std::greater<>(), &std::pair<double, int>::first);
-    std::map<bool, std::vector<double>> loads;   // per rank; other ranks share experts that are dealt out
-    for (const auto& [cost, param] : matrices) {
-        const TensorSpec& tensor = table_[param].tensor;
-        std::vector<double>& load = loads[is_dealt(tensor, place_.mesh)];
-        load.resize(static_cast<std::size_t>(group_size(place_.mesh, zero_axes_of(tensor, place_.mesh))), 0.0);
-        const auto least = std::ranges::min_element(load);
-        table_.set_owner(param, static_cast<int>(least - load.begin()));
-        *least += cost;
+    for (const auto& [_, matrices] : by_ranks) {
+        const std::vector<int> owners = deal_by_cost(matrices.costs, matrices.ranks);
+        for (std::size_t i = 0; i < owners.size(); i++) table_.set_owner(matrices.params[i], owners[i]);
     }
 }
 
