@@ -1,28 +1,54 @@
 #include "llmc/mesh/mesh.h"
 
+#include <iterator>
+
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 
+namespace {
+
+// One axis of a mesh: its ranks, and how far apart in the world two of them are that differ by one along it.
+struct AxisRow {
+    const char* name;
+    int (*ranks)(const MeshShape&);
+    int (*stride)(const MeshShape&);
+};
+using M = const MeshShape&;
+constexpr AxisRow axis_rows[] = {
+    // by Axis
+    {"pp", [](M m) { return m.pp; }, [](M m) { return m.stage(); }},
+    {"dp", [](M m) { return m.dp; }, [](M m) { return m.cp * m.tp; }},
+    {"cp", [](M m) { return m.cp; }, [](M m) { return m.tp; }},
+    {"replica", [](M m) { return m.dp * m.cp / m.shards(); }, [](M m) { return m.shards() * m.tp; }},
+    {"shard", [](M m) { return m.shards(); }, [](M m) { return m.tp; }},
+    {"tp", [](M m) { return m.tp; }, [](M) { return 1; }},
+    {"holder", [](M m) { return m.stage() / m.ep; }, [](M m) { return m.ep; }},
+    {"ep", [](M m) { return m.ep; }, [](M) { return 1; }},
+};
+static_assert(std::size(axis_rows) == mesh_axes.size());
+
+const AxisRow& row_of(Axis axis) { return axis_rows[static_cast<std::size_t>(axis)]; }
+
+int coordinate_of(const MeshShape& shape, int rank, Axis axis) {
+    return rank / row_of(axis).stride(shape) % row_of(axis).ranks(shape);
+}
+
+}   // namespace
+
+int MeshShape::along(Axis axis) const { return row_of(axis).ranks(*this); }
+
+int rank_of(const MeshShape& shape, const MeshCoordinates& at) {
+    return ((at.pp * shape.dp + at.dp) * shape.cp + at.cp) * shape.tp + at.tp;
+}
+
 MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
     ENSURE(rank >= 0 && rank < shape.size(), "rank ", rank, " of ", shape.size());
-    MeshCoordinates at;
-    at.tp = rank % shape.tp;
-    at.cp = rank / shape.tp % shape.cp;
-    at.dp = rank / shape.tp / shape.cp % shape.dp;
-    at.pp = rank / shape.tp / shape.cp / shape.dp;
-    return at;
+    auto along = [&](Axis axis) { return coordinate_of(shape, rank, axis); };
+    return {.pp = along(Axis::pp), .dp = along(Axis::dp), .cp = along(Axis::cp), .tp = along(Axis::tp)};
 }
 
 int coordinate(const MeshShape& shape, const MeshCoordinates& at, Axis axis) {
-    const int of_zero = at.dp * shape.cp + at.cp, of_stage = of_zero * shape.tp + at.tp;
-    return std::array{at.pp,
-                      at.dp,
-                      at.cp,
-                      of_zero / shape.shards(),
-                      of_zero % shape.shards(),
-                      at.tp,
-                      of_stage / shape.ep,
-                      of_stage % shape.ep}[static_cast<std::size_t>(axis)];
+    return coordinate_of(shape, rank_of(shape, at), axis);
 }
 
 int group_size(const MeshShape& shape, AxisSet axes) {
@@ -71,18 +97,13 @@ AxisSet varying_axes(const MeshShape& shape, AxisSet axes) {
     return varying;
 }
 
-int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes) {
-    if (axes.contains(Axis::pp)) at.pp = 0;
-    if (axes.contains(Axis::dp)) at.dp = 0;
-    if (axes.contains(Axis::cp)) at.cp = 0;
-    if (axes.contains(Axis::tp)) at.tp = 0;
-    int of_zero = at.dp * shape.cp + at.cp;
-    if (axes.contains(Axis::replica)) of_zero %= shape.shards();
-    if (axes.contains(Axis::shard)) of_zero -= of_zero % shape.shards();
-    int of_stage = of_zero * shape.tp + at.tp;
-    if (axes.contains(Axis::holder)) of_stage %= shape.ep;
-    if (axes.contains(Axis::ep)) of_stage -= of_stage % shape.ep;
-    return at.pp * shape.stage() + of_stage;
+int group_color(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
+    const int rank = rank_of(shape, at);
+    int first = rank;
+    for (Axis axis : mesh_axes) {
+        if (axes.contains(axis)) first -= coordinate_of(shape, rank, axis) * row_of(axis).stride(shape);
+    }
+    return first;
 }
 
 std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes) {
@@ -97,11 +118,10 @@ std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at
 }
 
 std::string group_name(const MeshShape& shape, AxisSet axes) {
-    constexpr const char* names[] = {"pp", "dp", "cp", "replica", "shard", "tp", "holder", "ep"};
     std::string name;
     for (Axis axis : mesh_axes) {
         if (!varying_axes(shape, axes).contains(axis)) continue;
-        name += text(name.empty() ? "" : "_", names[static_cast<std::size_t>(axis)]);
+        name += text(name.empty() ? "" : "_", row_of(axis).name);
     }
     return name;
 }

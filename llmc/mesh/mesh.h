@@ -58,10 +58,7 @@ struct MeshShape {
     int size() const { return pp * dp * cp * tp; }
     int stage() const { return dp * cp * tp; }
     int shards() const { return zero_group == 0 ? dp * cp : zero_group; }
-    int along(Axis axis) const {
-        return std::array{
-            pp, dp, cp, dp * cp / shards(), shards(), tp, stage() / ep, ep}[static_cast<std::size_t>(axis)];
-    }
+    int along(Axis axis) const;   // ranks
     friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };
 
@@ -70,10 +67,7 @@ struct MeshCoordinates {
     friend bool operator==(const MeshCoordinates&, const MeshCoordinates&) = default;
 };
 
-inline int rank_of(const MeshShape& shape, const MeshCoordinates& at) {
-    return ((at.pp * shape.dp + at.dp) * shape.cp + at.cp) * shape.tp + at.tp;
-}
-
+int rank_of(const MeshShape& shape, const MeshCoordinates& at);
 MeshCoordinates coordinates_of(const MeshShape& shape, int rank);
 
 int coordinate(const MeshShape& shape, const MeshCoordinates& at, Axis axis);
@@ -91,7 +85,7 @@ AxisSet varying_axes(const MeshShape& shape, AxisSet axes);
 
 // Returns the same number for all ranks of a group and different ones for different groups: the world rank of the
 // group's first member.
-int group_color(const MeshShape& shape, MeshCoordinates at, AxisSet axes);
+int group_color(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes);
 
 // Returns the world ranks of the group of `at`, in the group's order.
 std::vector<int> group_members(const MeshShape& shape, const MeshCoordinates& at, AxisSet axes);
