@@ -78,6 +78,32 @@ compressed() {   # SUFFIX COMPRESSOR...: by that program, the second half a part
 if command -v gzip >/dev/null; then compressed gz gzip; else echo "SKIPPED .gz: no gzip"; fi
 if command -v zstd >/dev/null; then compressed zst zstd -q; else echo "SKIPPED .zst: no zstd"; fi
 
+# ---- JSON lines and lists by name and content, and lines that are passed over: the same shards
+cp many.jsonl many.json && cp many.jsonl MANY.JSONL && cp many.jsonl many.txt && cp many.jsonl part-0 && cp many.jsonl many.jl
+head -n 1 many.jsonl >one.jsonl
+{ echo '[' && sed '$!s/$/,/' many.jsonl && echo ']'; } >list.json
+sed '7i {"text": null}' many.jsonl | sed '$a {"score": NaN, "text": "x"}' >mixed.jsonlines
+for name in many.json MANY.JSONL many.txt part-0 many.jl list.json; do
+    expect 0 "of 20000 documents" "$tokenize" -q --tokenizer bytes --output json --overwrite $name
+    check "$name: the same shards" same_shards plain json
+done
+expect 0 "of 20000 documents" bash -c "\"$tokenize\" -q --tokenizer bytes --output json --overwrite - <many.jsonl"
+expect 65 'mixed.jsonlines: line 7, offset 216: the field "text" is null, expected a string' \
+    "$tokenize" -q --tokenizer bytes --output json --overwrite mixed.jsonlines
+expect 0 '  passed over 2 bad lines, the first: mixed.jsonlines: line 7, ' \
+    "$tokenize" -q --tokenizer bytes --output json --overwrite --skip-bad-lines mixed.jsonlines
+check "what is left without bad lines" same_shards plain json
+expect 0 'passed over 2 bad lines, the first: ' "$tokenize" -q --train 300 --output json --overwrite --skip-bad-lines mixed.jsonlines
+expect 65 'all 1 lines were passed over' "$tokenize" -q --output json --overwrite --skip-bad-lines --field none one.jsonl
+expect 0 "of 1 documents" "$tokenize" -q --tokenizer bytes --output json --overwrite --format text many.json
+if command -v gzip >/dev/null; then
+    { gzip -c many.jsonl && head -c 10240 /dev/zero; } >MANY.JSON.GZ
+    "$tokenize" -q --tokenizer bytes --output json --overwrite MANY.JSON.GZ >"$work/log" 2>&1
+    if ! grep -q "this build has no z.*, which reads such files" "$work/log"; then
+        check "MANY.JSON.GZ, padded by zeros: the same shards" same_shards plain json
+    fi
+fi
+
 # ---- equal documents: the first is kept, whatever lies between them and in how many parts they are read
 head -n 3 many.jsonl >three.jsonl
 cat three.jsonl three.jsonl >six.jsonl
@@ -86,8 +112,8 @@ expect 0 "of 3 documents" "$tokenize" -q --tokenizer bytes --output six --dedup 
 check "the first of equal documents" same_shards three six
 expect 0 "of 6 documents" "$tokenize" -q --tokenizer bytes --output six --overwrite six.jsonl
 head -c 3000000 many.jsonl >large.txt && cp large.txt again.txt && sed '$s/$/./' large.txt >other.txt
-expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output deduped --dedup --threads 3 large.txt other.txt again.txt
-expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output two large.txt other.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output deduped --dedup --threads 3 --format text large.txt other.txt again.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output two --format text large.txt other.txt
 check "documents of several parts" same_shards deduped two
 
 # ---- questions, compared byte for byte with a construction from the format's description
@@ -138,9 +164,9 @@ bad() {   # FILE MESSAGE COMMAND...
 }
 encode=("$tokenize" -q --output out1 text.txt --tokenizer)
 printf '%s\n' '{"text": "fine"}' '{"text": "cut' >bad.jsonl
-bad bad.jsonl "offset 30: this line is not JSON" "$tokenize" -q --output out1 bad.jsonl
+bad bad.jsonl "line 2, offset 30: this line is not JSON" "$tokenize" -q --output out1 bad.jsonl
 printf '%s\n' '{"txt": "fine"}' >bad.jsonl
-bad bad.jsonl "offset 0: this line has no string field" "$tokenize" -q --output out1 bad.jsonl
+bad bad.jsonl "line 1, offset 0: this line has no string field" "$tokenize" -q --output out1 bad.jsonl
 printf 'caf\xc3\xa9 \xff' >bad.txt
 bad bad.txt "offset 0: byte 6 of the text is not UTF-8" "$tokenize" -q --output out1 --invalid-utf8 refuse bad.txt
 echo "no version" >vocab.bpe

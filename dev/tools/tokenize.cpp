@@ -183,9 +183,12 @@ void add_input_options(CLI::App& app, Options& options) {
            "--max-bytes", input.max_bytes,
            "stop before the document that would exceed this, e.g. 24MB; one of a pipe or compressed file is cut")
         ->transform(CLI::AsSizeValue(true).description(""));
-    app.add_option("--format", input.format, "text, jsonl, or auto: by the suffix, and only what is text")
+    app.add_option("--format", input.format,
+                   "text, jsonl, or auto: by the suffix, of .json and .txt by the content; only what is text")
         ->transform(one_of(formats));
     app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
+    app.add_flag("--skip-bad-lines", input.skip_bad_lines,
+                 "pass over JSON lines without a text in that field; count them");
     app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
         ->transform([](const std::string& spelled) { return unescape(spelled); });
     app.add_flag("--keep-separator", input.keep_separator, "leave it at the end of the document before it")
@@ -340,6 +343,12 @@ void show_sources(const Options& options, const std::vector<SourceCount>& files)
     }
 }
 
+void show_skipped(const SkippedLines& skipped) {
+    if (skipped.count == 0) return;
+    std::cout << "  passed over " << skipped.count << (skipped.count == 1 ? " bad line: " : " bad lines, the first: ")
+              << printable(skipped.first) << "\n";
+}
+
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
     check_not_there(options, options.corpus.output + "/" + manifest_file_name);
@@ -359,6 +368,7 @@ void prepare(const Options& options) {
               << manifest.tokens("val") << " validation tokens of " << manifest.documents << " documents, tokenizer "
               << printable(manifest.tokenizer_name) << " (" << manifest.vocab_size << " ids)\n";
     show_sources(options, prepared.files);
+    show_skipped(prepared.skipped);
 }
 
 void train(const Options& options) {
@@ -370,7 +380,9 @@ void train(const Options& options) {
     train_options.threads = options.corpus.threads;
     ProgressLine line(options.quiet);
     BpeTrainProgress last;
+    SkippedLines skipped;
     TokenizerData data = train_bpe(options.corpus.input, train_options, [&](const BpeTrainProgress& progress) {
+        if (progress.merges_total == 0) skipped = progress.skipped;
         if (progress.merges_total == 0)
             line.show({progress.bytes_done, progress.bytes_total, 0, 0});
         else
@@ -383,6 +395,7 @@ void train(const Options& options) {
     if (!options.quiet) std::cerr << "\n";
     std::cout << output << ": a vocabulary of " << tokenizer.vocab_size() << " tokens, from " << last.pieces
               << " different words\n";
+    show_skipped(skipped);
     if (tokenizer.vocab_size() < options.train.vocab_size) {
         std::cout << "  fewer than " << options.train.vocab_size << ": no other pair occurs " << options.train.min_count
                   << " times\n";
