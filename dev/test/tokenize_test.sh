@@ -51,6 +51,21 @@ expect 74 "no file or folder loop: Too many levels of symbolic links" "$tokenize
 expect 0 "" "$tokenize" -q --tokenizer bytes --output from_folder --val-tokens 2000 looping
 expect 74 "no file or folder missing.txt" "$tokenize" -q --output own --val-files missing.txt -- text.txt
 
+# ---- folders: linked ones are followed, what is hidden and caches are passed over and told, but taken where they are named
+mkdir -p tree/part1 store tree/.git tree/__pycache__ && echo one >tree/part1/a.txt && echo two >store/b.txt
+ln -s ../store tree/part2 && ln -s .. tree/part1/up && echo x >tree/.git/HEAD && echo x >tree/__pycache__/c.pyc
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output of_tree tree
+check "what is passed over is told" grep -qF \
+    'passed over in folders: 1 hidden (tree/.git); 1 of caches (tree/__pycache__); 1 read already by another link (tree/part1/up)' out
+check "the linked folder's text" grep -q two <("$tokenize" --decode of_tree)
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output of_tree --overwrite tree/.git tree/__pycache__/c.pyc
+has "passed over" <out
+[ $? -ne 0 ]
+verdict $? "nothing is passed over where all is named: $(cat out)"
+expect 0 "passed over in folders: " "$tokenize" -q --train 260 --output of_tree --overwrite tree
+expect 64 "tree/none: there is no file in this folder but what is passed over: 1 hidden (tree/none/.x)" \
+    bash -c "mkdir -p tree/none && echo x >tree/none/.x && \"$tokenize\" -q --output of_tree --overwrite tree/none"
+
 # ---- compressed files: the same shards; one that is cut or damaged is refused
 for i in $(seq 1 20000); do echo "{\"text\": \"line $i of $((i * 7919 % 1000)) documents\"}"; done >many.jsonl
 same_shards() { diff <(cd "$1" && sha256sum ./*.bin) <(cd "$2" && sha256sum ./*.bin); }

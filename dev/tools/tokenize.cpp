@@ -32,6 +32,7 @@
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
 #include "llmc/tokenizer/files/files.h"
+#include "llmc/tokenizer/input_files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;
@@ -44,6 +45,7 @@ struct Options {
     std::string tokenizer = "bytes";
     std::string files_from;
     std::vector<std::pair<std::string, std::size_t>> sources;   // inputs as they were given, each with its first file
+    PassedOver passed_over;                                     // in folders
     bool shuffle_files = false;
     bool quiet = false;
     bool overwrite = false;
@@ -97,59 +99,45 @@ private:
     Clock::time_point shown_ = start_;
 };
 
-// Files stand for themselves, folders for every regular file below them in the order of their names.
-void add_input(const std::string& input, std::vector<std::string>& files) {
-    std::error_code why;   // a loop of links, say
-    const fs::file_status status = fs::status(input, why);
-    if (input != "-" && !fs::exists(status)) {
-        throw Error(ErrorKind::io, text("no file or folder ", input, ": ", why.message()));
-    }
-    if (!fs::is_directory(status)) {
-        files.push_back(input);
-        return;
-    }
-    std::size_t first = files.size();
-    for (const auto& entry : fs::recursive_directory_iterator(input)) {
-        if (entry.is_regular_file(why)) files.push_back(entry.path().string());
-    }
-    if (files.size() == first) throw Error(ErrorKind::usage, text(input, ": there is no file in this folder"));
-    std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
-}
-
-std::vector<std::string> list_files(Options& options) {
-    std::vector<std::string> files;
+// The inputs, from the command line and --files-from, in their order.
+InputFiles list_files(Options& options) {
+    InputFiles inputs;
     for (const std::string& input : options.inputs) {
-        options.sources.push_back({input, files.size()});
-        add_input(input, files);
+        options.sources.push_back({input, inputs.files.size()});
+        inputs.add(input);
     }
     if (!options.files_from.empty()) {
         if (options.files_from != "-") refuse_device(options.files_from, "--files-from", true);
         std::ifstream list(options.files_from == "-" ? "/dev/stdin" : options.files_from);
         if (!list) throw Error(ErrorKind::io, text("cannot open ", options.files_from));
         for (std::string line; std::getline(list, line);) {
-            if (!line.empty()) add_input(line, files);
+            if (!line.empty()) inputs.add(line);
         }
     }
+    std::vector<std::string>& files = inputs.files;
     if (files.empty()) throw Error(ErrorKind::usage, "no input", "Give files, folders or --files-from LIST.");
     if (options.shuffle_files) {
         auto key = [](const std::string& path) { return std::pair(hash64(path), path); };
         std::sort(files.begin(), files.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
     }
-    return files;
+    return inputs;
 }
 
 // Validation files come first; CorpusOptions::val_files says how many they are.
 void choose_inputs(Options& options) {
-    std::vector<std::string>& files = options.corpus.input.files;
-    for (const std::string& input : options.val_inputs) add_input(input, files);
-    options.corpus.val_files = files.size();
-    if (!files.empty() && (options.corpus.val_tokens > 0 || options.corpus.val_fraction > 0)) {
+    InputFiles validation;
+    for (const std::string& input : options.val_inputs) validation.add(input);
+    options.corpus.val_files = validation.files.size();
+    if (!validation.files.empty() && (options.corpus.val_tokens > 0 || options.corpus.val_fraction > 0)) {
         throw Error(ErrorKind::usage, "--val-files together with --val-tokens or --val-fraction", "Give one of them.");
     }
-    const std::vector<std::string> others = list_files(options);
+    const InputFiles others = list_files(options);
     for (auto& [name, first] : options.sources) first += options.corpus.val_files;
     if (options.shuffle_files || !options.files_from.empty()) options.sources.clear();
-    files.insert(files.end(), others.begin(), others.end());
+    options.corpus.input.files = validation.files;
+    options.corpus.input.files.insert(options.corpus.input.files.end(), others.files.begin(), others.files.end());
+    options.passed_over = validation.passed_over;
+    options.passed_over.add(others.passed_over);
 }
 
 // "\n", "\t" and "\\" as one would write them in a shell's quotes.
@@ -343,7 +331,10 @@ void show_sources(const Options& options, const std::vector<SourceCount>& files)
     }
 }
 
-void show_skipped(const SkippedLines& skipped) {
+// What of the inputs is not in the result.
+void show_left_out(const Options& options, const SkippedLines& skipped) {
+    const std::string passed_over = options.passed_over.summary();
+    if (!passed_over.empty()) std::cout << "  passed over in folders: " << printable(passed_over) << "\n";
     if (skipped.count == 0) return;
     std::cout << "  passed over " << skipped.count << (skipped.count == 1 ? " bad line: " : " bad lines, the first: ")
               << printable(skipped.first) << "\n";
@@ -368,7 +359,7 @@ void prepare(const Options& options) {
               << manifest.tokens("val") << " validation tokens of " << manifest.documents << " documents, tokenizer "
               << printable(manifest.tokenizer_name) << " (" << manifest.vocab_size << " ids)\n";
     show_sources(options, prepared.files);
-    show_skipped(prepared.skipped);
+    show_left_out(options, prepared.skipped);
 }
 
 void train(const Options& options) {
@@ -395,7 +386,7 @@ void train(const Options& options) {
     if (!options.quiet) std::cerr << "\n";
     std::cout << output << ": a vocabulary of " << tokenizer.vocab_size() << " tokens, from " << last.pieces
               << " different words\n";
-    show_skipped(skipped);
+    show_left_out(options, skipped);
     if (tokenizer.vocab_size() < options.train.vocab_size) {
         std::cout << "  fewer than " << options.train.vocab_size << ": no other pair occurs " << options.train.min_count
                   << " times\n";
