@@ -256,6 +256,28 @@ set -f
 bad cut.bin "byte 1100: the file ends where" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
 set +f
 
+# ---- Git LFS pointers in the place of any file that is read
+mkdir pointers && cp text.txt pointers
+for name in a.txt a.json b.jsonl c.txt.gz d.bin tokenizer.json; do
+    printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n' >pointers/$name
+done
+for name in a.txt a.json b.jsonl c.txt.gz; do
+    bad pointers/$name "this is a Git LFS pointer" "$tokenize" -q --output out1 pointers/$name
+done
+bad pointers/a.json "this is a Git LFS pointer" "$tokenize" -q --output out1 pointers
+bad pointers/a.txt "this is a Git LFS pointer" "$tokenize" -q --format jsonl --output out1 pointers/a.txt
+expect 0 "of 1 documents" "$tokenize" -q --format text --output of_pointer pointers/a.txt
+bad pointers/tokenizer.json "this is a Git LFS pointer" "${encode[@]}" pointers/tokenizer.json
+bad pointers/b.jsonl "this is a Git LFS pointer" "$tokenize" -q --questions hellaswag --output q.bin pointers/b.jsonl
+cp bytes/train_000000.bin broken && cp pointers/d.bin broken/train_000000.bin && cp bytes/manifest.json broken
+bad broken/train_000000.bin "this is a Git LFS pointer" "$tokenize" --verify broken
+mkdir model && cp pointers/d.bin model/model.safetensors && cp pointers/d.bin model.bin
+echo '{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}' >model/config.json
+set -f
+bad model/model.safetensors "this is a Git LFS pointer" $(train bytes bytes) --layers 0 --heads 0 --channels 0 --model model
+bad model.bin "this is a Git LFS pointer" $(train bytes bytes) --layers 0 --heads 0 --channels 0 --model model.bin
+set +f
+
 # ---- memory: 200 MB from a pipe, in documents and as one, within 150 MB of memory (ids alone would be 800)
 limited() { (ulimit -d 150000 && "$tokenize" "$@"); }
 for separator in '\n\n' ''; do

@@ -10,6 +10,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
+#include "llmc/io/lfs_pointer.h"
 
 #ifdef USE_ZLIB
 #include <zlib.h>
@@ -60,7 +61,9 @@ protected:
     bool more() {
         if (used_ < held_) return true;
         used_ = 0;
+        const bool is_beginning = file_.stored() == 0;
         held_ = file_.read(bytes_.data(), bytes_.size());
+        if (is_beginning) refuse_lfs_pointer(name_, {bytes_.data(), held_});
         return held_ > 0;
     }
     PlainStream file_;

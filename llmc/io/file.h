@@ -62,7 +62,7 @@ inline std::span<const std::byte> bytes_of(std::string_view content) { return st
 inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
 // Whole small files at once. write_whole leaves either the old content or all of the new one at `path`, whatever
-// happens in between: temporary name beside it, sync, rename, sync of the folder.
+// happens in between: temporary name beside it, sync, rename, sync of the folder. read_whole refuses Git LFS pointers.
 std::string read_whole(const FileSystem& files, const std::string& path);   // of up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 

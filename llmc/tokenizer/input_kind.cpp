@@ -7,6 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 #include "llmc/io/byte_stream.h"
+#include "llmc/io/lfs_pointer.h"
 
 namespace {
 
@@ -68,6 +69,7 @@ void check_text(const std::string& name, std::string_view beginning) {
 InputKind kind_of_input(const std::string& name, std::string_view beginning, InputFormat format) {
     beginning = beginning.substr(0, kind_bytes);
     if (format == InputFormat::text) return InputKind::text;
+    refuse_lfs_pointer(name, beginning);
     if (format == InputFormat::automatic) check_text(name, beginning);
     if (beginning.starts_with(byte_order_mark)) beginning.remove_prefix(byte_order_mark.size());
     if (format == InputFormat::automatic && !is_json(name, beginning)) return InputKind::text;
