@@ -17,7 +17,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -29,7 +28,6 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/io/file.h"
-#include "llmc/io/hash.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/input_files.h"
@@ -106,20 +104,9 @@ InputFiles list_files(Options& options) {
         options.sources.push_back({input, inputs.files.size()});
         inputs.add(input);
     }
-    if (!options.files_from.empty()) {
-        if (options.files_from != "-") refuse_device(options.files_from, "--files-from", true);
-        std::ifstream list(options.files_from == "-" ? "/dev/stdin" : options.files_from);
-        if (!list) throw Error(ErrorKind::io, text("cannot open ", options.files_from));
-        for (std::string line; std::getline(list, line);) {
-            if (!line.empty()) inputs.add(line);
-        }
-    }
-    std::vector<std::string>& files = inputs.files;
-    if (files.empty()) throw Error(ErrorKind::usage, "no input", "Give files, folders or --files-from LIST.");
-    if (options.shuffle_files) {
-        auto key = [](const std::string& path) { return std::pair(hash64(path), path); };
-        std::sort(files.begin(), files.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
-    }
+    if (!options.files_from.empty()) inputs.add_listed(options.files_from);
+    if (inputs.files.empty()) throw Error(ErrorKind::usage, "no input", "Give files, folders or --files-from LIST.");
+    if (options.shuffle_files) inputs.shuffle();
     return inputs;
 }
 

@@ -6,10 +6,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
 
@@ -127,4 +130,18 @@ void InputFiles::add(const std::string& input) {
                     "Name a file to have it read, whatever its name.");
     }
     std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
+}
+
+void InputFiles::add_listed(const std::string& list) {
+    if (list != "-") refuse_device(list, "--files-from", true);
+    std::ifstream lines(list == "-" ? "/dev/stdin" : list);
+    if (!lines) throw Error(ErrorKind::io, text("cannot open ", list));
+    for (std::string line; std::getline(lines, line);) {
+        if (!line.empty()) add(line);
+    }
+}
+
+void InputFiles::shuffle() {
+    auto key = [](const std::string& path) { return std::pair(hash64(path), path); };
+    std::ranges::sort(files, {}, key);
 }

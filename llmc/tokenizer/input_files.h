@@ -33,4 +33,8 @@ struct InputFiles {
     // nowhere, folders that were read already, and what is neither file nor folder; but the input itself is taken
     // whatever its name. Throws Error: io where it is not there or a folder cannot be read, usage where it has no file.
     void add(const std::string& input);
+    // Adds every input that a file lists, one per line; "-": standard input. Error(io).
+    void add_listed(const std::string& list);
+    // Orders the files by a hash of their names.
+    void shuffle();
 };

@@ -118,3 +118,18 @@ TEST_CASE("input files: what several inputs pass over is one sum") {
     CHECK(first.summary() == "2 hidden (the first: a/.x); 1 of caches (b/__pycache__)");
     CHECK(PassedOver().summary() == "");
 }
+
+TEST_CASE("input files: a list names inputs, and a shuffled order depends on the names alone") {
+    Tree tree;
+    for (const char* name : {"in/a", "in/b", "in/c", "in/d", "in/e", "one"}) tree.file(name);
+    write_whole(real_files(), tree.path("list"), tree.path("in") + "\n\n" + tree.path("one"));
+    InputFiles listed, other;
+    listed.add_listed(tree.path("list"));
+    CHECK(listed.files.size() == 6);
+    CHECK(listed.files.back() == tree.path("one"));
+    CHECK_THROWS_AS(listed.add_listed(tree.path("none")), Error);
+    other.files.assign(listed.files.rbegin(), listed.files.rend());
+    listed.shuffle();
+    other.shuffle();
+    CHECK(listed.files == other.files);
+}
