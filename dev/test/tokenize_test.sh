@@ -51,6 +51,21 @@ expect 74 "no file or folder loop: Too many levels of symbolic links" "$tokenize
 expect 0 "" "$tokenize" -q --tokenizer bytes --output from_folder --val-tokens 2000 looping
 expect 74 "no file or folder missing.txt" "$tokenize" -q --output own --val-files missing.txt -- text.txt
 
+# ---- folders: linked ones are followed, what is hidden and caches are passed over and told, but taken where they are named
+mkdir -p tree/part1 store tree/.git tree/__pycache__ && echo one >tree/part1/a.txt && echo two >store/b.txt
+ln -s ../store tree/part2 && ln -s .. tree/part1/up && echo x >tree/.git/HEAD && echo x >tree/__pycache__/c.pyc
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output of_tree tree
+check "what is passed over is told" grep -qF \
+    'passed over in folders: 1 hidden (tree/.git); 1 of caches (tree/__pycache__); 1 read already by another link (tree/part1/up)' out
+check "the linked folder's text" grep -q two <("$tokenize" --decode of_tree)
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output of_tree --overwrite tree/.git tree/__pycache__/c.pyc
+has "passed over" <out
+[ $? -ne 0 ]
+verdict $? "nothing is passed over where all is named: $(cat out)"
+expect 0 "passed over in folders: " "$tokenize" -q --train 260 --output of_tree --overwrite tree
+expect 64 "tree/none: there is no file in this folder but what is passed over: 1 hidden (tree/none/.x)" \
+    bash -c "mkdir -p tree/none && echo x >tree/none/.x && \"$tokenize\" -q --output of_tree --overwrite tree/none"
+
 # ---- compressed files: the same shards; one that is cut or damaged is refused
 for i in $(seq 1 20000); do echo "{\"text\": \"line $i of $((i * 7919 % 1000)) documents\"}"; done >many.jsonl
 same_shards() { diff <(cd "$1" && sha256sum ./*.bin) <(cd "$2" && sha256sum ./*.bin); }
@@ -78,6 +93,32 @@ compressed() {   # SUFFIX COMPRESSOR...: by that program, the second half a part
 if command -v gzip >/dev/null; then compressed gz gzip; else echo "SKIPPED .gz: no gzip"; fi
 if command -v zstd >/dev/null; then compressed zst zstd -q; else echo "SKIPPED .zst: no zstd"; fi
 
+# ---- JSON lines and lists by name and content, and lines that are passed over: the same shards
+cp many.jsonl many.json && cp many.jsonl MANY.JSONL && cp many.jsonl many.txt && cp many.jsonl part-0 && cp many.jsonl many.jl
+head -n 1 many.jsonl >one.jsonl
+{ echo '[' && sed '$!s/$/,/' many.jsonl && echo ']'; } >list.json
+sed '7i {"text": null}' many.jsonl | sed '$a {"score": NaN, "text": "x"}' >mixed.jsonlines
+for name in many.json MANY.JSONL many.txt part-0 many.jl list.json; do
+    expect 0 "of 20000 documents" "$tokenize" -q --tokenizer bytes --output json --overwrite $name
+    check "$name: the same shards" same_shards plain json
+done
+expect 0 "of 20000 documents" bash -c "\"$tokenize\" -q --tokenizer bytes --output json --overwrite - <many.jsonl"
+expect 65 'mixed.jsonlines: line 7, offset 216: the field "text" is null, expected a string' \
+    "$tokenize" -q --tokenizer bytes --output json --overwrite mixed.jsonlines
+expect 0 '  passed over 2 bad lines, the first: mixed.jsonlines: line 7, ' \
+    "$tokenize" -q --tokenizer bytes --output json --overwrite --skip-bad-lines mixed.jsonlines
+check "what is left without bad lines" same_shards plain json
+expect 0 'passed over 2 bad lines, the first: ' "$tokenize" -q --train 300 --output json --overwrite --skip-bad-lines mixed.jsonlines
+expect 65 'all 1 lines were passed over' "$tokenize" -q --output json --overwrite --skip-bad-lines --field none one.jsonl
+expect 0 "of 1 documents" "$tokenize" -q --tokenizer bytes --output json --overwrite --format text many.json
+if command -v gzip >/dev/null; then
+    { gzip -c many.jsonl && head -c 10240 /dev/zero; } >MANY.JSON.GZ
+    "$tokenize" -q --tokenizer bytes --output json --overwrite MANY.JSON.GZ >"$work/log" 2>&1
+    if ! grep -q "this build has no z.*, which reads such files" "$work/log"; then
+        check "MANY.JSON.GZ, padded by zeros: the same shards" same_shards plain json
+    fi
+fi
+
 # ---- equal documents: the first is kept, whatever lies between them and in how many parts they are read
 head -n 3 many.jsonl >three.jsonl
 cat three.jsonl three.jsonl >six.jsonl
@@ -86,8 +127,8 @@ expect 0 "of 3 documents" "$tokenize" -q --tokenizer bytes --output six --dedup 
 check "the first of equal documents" same_shards three six
 expect 0 "of 6 documents" "$tokenize" -q --tokenizer bytes --output six --overwrite six.jsonl
 head -c 3000000 many.jsonl >large.txt && cp large.txt again.txt && sed '$s/$/./' large.txt >other.txt
-expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output deduped --dedup --threads 3 large.txt other.txt again.txt
-expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output two large.txt other.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output deduped --dedup --threads 3 --format text large.txt other.txt again.txt
+expect 0 "of 2 documents" "$tokenize" -q --tokenizer bytes --output two --format text large.txt other.txt
 check "documents of several parts" same_shards deduped two
 
 # ---- questions, compared byte for byte with a construction from the format's description
@@ -138,9 +179,9 @@ bad() {   # FILE MESSAGE COMMAND...
 }
 encode=("$tokenize" -q --output out1 text.txt --tokenizer)
 printf '%s\n' '{"text": "fine"}' '{"text": "cut' >bad.jsonl
-bad bad.jsonl "offset 30: this line is not JSON" "$tokenize" -q --output out1 bad.jsonl
+bad bad.jsonl "line 2, offset 30: this line is not JSON" "$tokenize" -q --output out1 bad.jsonl
 printf '%s\n' '{"txt": "fine"}' >bad.jsonl
-bad bad.jsonl "offset 0: this line has no string field" "$tokenize" -q --output out1 bad.jsonl
+bad bad.jsonl "line 1, offset 0: this line has no string field" "$tokenize" -q --output out1 bad.jsonl
 printf 'caf\xc3\xa9 \xff' >bad.txt
 bad bad.txt "offset 0: byte 6 of the text is not UTF-8" "$tokenize" -q --output out1 --invalid-utf8 refuse bad.txt
 echo "no version" >vocab.bpe
@@ -213,6 +254,28 @@ bad bad.jsonl "offset 62: not JSON" "$tokenize" --questions hellaswag --output q
 head -c 1100 hellaswag.bin >cut.bin
 set -f
 bad cut.bin "byte 1100: the file ends where" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
+set +f
+
+# ---- Git LFS pointers in the place of any file that is read
+mkdir pointers && cp text.txt pointers
+for name in a.txt a.json b.jsonl c.txt.gz d.bin tokenizer.json; do
+    printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n' >pointers/$name
+done
+for name in a.txt a.json b.jsonl c.txt.gz; do
+    bad pointers/$name "this is a Git LFS pointer" "$tokenize" -q --output out1 pointers/$name
+done
+bad pointers/a.json "this is a Git LFS pointer" "$tokenize" -q --output out1 pointers
+bad pointers/a.txt "this is a Git LFS pointer" "$tokenize" -q --format jsonl --output out1 pointers/a.txt
+expect 0 "of 1 documents" "$tokenize" -q --format text --output of_pointer pointers/a.txt
+bad pointers/tokenizer.json "this is a Git LFS pointer" "${encode[@]}" pointers/tokenizer.json
+bad pointers/b.jsonl "this is a Git LFS pointer" "$tokenize" -q --questions hellaswag --output q.bin pointers/b.jsonl
+cp bytes/train_000000.bin broken && cp pointers/d.bin broken/train_000000.bin && cp bytes/manifest.json broken
+bad broken/train_000000.bin "this is a Git LFS pointer" "$tokenize" --verify broken
+mkdir model && cp pointers/d.bin model/model.safetensors && cp pointers/d.bin model.bin
+echo '{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}' >model/config.json
+set -f
+bad model/model.safetensors "this is a Git LFS pointer" $(train bytes bytes) --layers 0 --heads 0 --channels 0 --model model
+bad model.bin "this is a Git LFS pointer" $(train bytes bytes) --layers 0 --heads 0 --channels 0 --model model.bin
 set +f
 
 # ---- memory: 200 MB from a pipe, in documents and as one, within 150 MB of memory (ids alone would be 800)

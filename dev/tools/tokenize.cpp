@@ -17,7 +17,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -29,9 +28,9 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/io/file.h"
-#include "llmc/io/hash.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
 #include "llmc/tokenizer/files/files.h"
+#include "llmc/tokenizer/input_files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;
@@ -44,6 +43,7 @@ struct Options {
     std::string tokenizer = "bytes";
     std::string files_from;
     std::vector<std::pair<std::string, std::size_t>> sources;   // inputs as they were given, each with its first file
+    PassedOver passed_over;                                     // in folders
     bool shuffle_files = false;
     bool quiet = false;
     bool overwrite = false;
@@ -97,59 +97,34 @@ private:
     Clock::time_point shown_ = start_;
 };
 
-// Files stand for themselves, folders for every regular file below them in the order of their names.
-void add_input(const std::string& input, std::vector<std::string>& files) {
-    std::error_code why;   // a loop of links, say
-    const fs::file_status status = fs::status(input, why);
-    if (input != "-" && !fs::exists(status)) {
-        throw Error(ErrorKind::io, text("no file or folder ", input, ": ", why.message()));
-    }
-    if (!fs::is_directory(status)) {
-        files.push_back(input);
-        return;
-    }
-    std::size_t first = files.size();
-    for (const auto& entry : fs::recursive_directory_iterator(input)) {
-        if (entry.is_regular_file(why)) files.push_back(entry.path().string());
-    }
-    if (files.size() == first) throw Error(ErrorKind::usage, text(input, ": there is no file in this folder"));
-    std::sort(files.begin() + static_cast<std::ptrdiff_t>(first), files.end());
-}
-
-std::vector<std::string> list_files(Options& options) {
-    std::vector<std::string> files;
+// The inputs, from the command line and --files-from, in their order.
+InputFiles list_files(Options& options) {
+    InputFiles inputs;
     for (const std::string& input : options.inputs) {
-        options.sources.push_back({input, files.size()});
-        add_input(input, files);
+        options.sources.push_back({input, inputs.files.size()});
+        inputs.add(input);
     }
-    if (!options.files_from.empty()) {
-        if (options.files_from != "-") refuse_device(options.files_from, "--files-from", true);
-        std::ifstream list(options.files_from == "-" ? "/dev/stdin" : options.files_from);
-        if (!list) throw Error(ErrorKind::io, text("cannot open ", options.files_from));
-        for (std::string line; std::getline(list, line);) {
-            if (!line.empty()) add_input(line, files);
-        }
-    }
-    if (files.empty()) throw Error(ErrorKind::usage, "no input", "Give files, folders or --files-from LIST.");
-    if (options.shuffle_files) {
-        auto key = [](const std::string& path) { return std::pair(hash64(path), path); };
-        std::sort(files.begin(), files.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
-    }
-    return files;
+    if (!options.files_from.empty()) inputs.add_listed(options.files_from);
+    if (inputs.files.empty()) throw Error(ErrorKind::usage, "no input", "Give files, folders or --files-from LIST.");
+    if (options.shuffle_files) inputs.shuffle();
+    return inputs;
 }
 
 // Validation files come first; CorpusOptions::val_files says how many they are.
 void choose_inputs(Options& options) {
-    std::vector<std::string>& files = options.corpus.input.files;
-    for (const std::string& input : options.val_inputs) add_input(input, files);
-    options.corpus.val_files = files.size();
-    if (!files.empty() && (options.corpus.val_tokens > 0 || options.corpus.val_fraction > 0)) {
+    InputFiles validation;
+    for (const std::string& input : options.val_inputs) validation.add(input);
+    options.corpus.val_files = validation.files.size();
+    if (!validation.files.empty() && (options.corpus.val_tokens > 0 || options.corpus.val_fraction > 0)) {
         throw Error(ErrorKind::usage, "--val-files together with --val-tokens or --val-fraction", "Give one of them.");
     }
-    const std::vector<std::string> others = list_files(options);
+    const InputFiles others = list_files(options);
     for (auto& [name, first] : options.sources) first += options.corpus.val_files;
     if (options.shuffle_files || !options.files_from.empty()) options.sources.clear();
-    files.insert(files.end(), others.begin(), others.end());
+    options.corpus.input.files = validation.files;
+    options.corpus.input.files.insert(options.corpus.input.files.end(), others.files.begin(), others.files.end());
+    options.passed_over = validation.passed_over;
+    options.passed_over.add(others.passed_over);
 }
 
 // "\n", "\t" and "\\" as one would write them in a shell's quotes.
@@ -183,9 +158,12 @@ void add_input_options(CLI::App& app, Options& options) {
            "--max-bytes", input.max_bytes,
            "stop before the document that would exceed this, e.g. 24MB; one of a pipe or compressed file is cut")
         ->transform(CLI::AsSizeValue(true).description(""));
-    app.add_option("--format", input.format, "text, jsonl, or auto: by the suffix, and only what is text")
+    app.add_option("--format", input.format,
+                   "text, jsonl, or auto: by the suffix, of .json and .txt by the content; only what is text")
         ->transform(one_of(formats));
     app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
+    app.add_flag("--skip-bad-lines", input.skip_bad_lines,
+                 "pass over JSON lines without a text in that field; count them");
     app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
         ->transform([](const std::string& spelled) { return unescape(spelled); });
     app.add_flag("--keep-separator", input.keep_separator, "leave it at the end of the document before it")
@@ -340,6 +318,15 @@ void show_sources(const Options& options, const std::vector<SourceCount>& files)
     }
 }
 
+// What of the inputs is not in the result.
+void show_left_out(const Options& options, const SkippedLines& skipped) {
+    const std::string passed_over = options.passed_over.summary();
+    if (!passed_over.empty()) std::cout << "  passed over in folders: " << printable(passed_over) << "\n";
+    if (skipped.count == 0) return;
+    std::cout << "  passed over " << skipped.count << (skipped.count == 1 ? " bad line: " : " bad lines, the first: ")
+              << printable(skipped.first) << "\n";
+}
+
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
     check_not_there(options, options.corpus.output + "/" + manifest_file_name);
@@ -359,6 +346,7 @@ void prepare(const Options& options) {
               << manifest.tokens("val") << " validation tokens of " << manifest.documents << " documents, tokenizer "
               << printable(manifest.tokenizer_name) << " (" << manifest.vocab_size << " ids)\n";
     show_sources(options, prepared.files);
+    show_left_out(options, prepared.skipped);
 }
 
 void train(const Options& options) {
@@ -370,7 +358,9 @@ void train(const Options& options) {
     train_options.threads = options.corpus.threads;
     ProgressLine line(options.quiet);
     BpeTrainProgress last;
+    SkippedLines skipped;
     TokenizerData data = train_bpe(options.corpus.input, train_options, [&](const BpeTrainProgress& progress) {
+        if (progress.merges_total == 0) skipped = progress.skipped;
         if (progress.merges_total == 0)
             line.show({progress.bytes_done, progress.bytes_total, 0, 0});
         else
@@ -383,6 +373,7 @@ void train(const Options& options) {
     if (!options.quiet) std::cerr << "\n";
     std::cout << output << ": a vocabulary of " << tokenizer.vocab_size() << " tokens, from " << last.pieces
               << " different words\n";
+    show_left_out(options, skipped);
     if (tokenizer.vocab_size() < options.train.vocab_size) {
         std::cout << "  fewer than " << options.train.vocab_size << ": no other pair occurs " << options.train.min_count
                   << " times\n";

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+inline constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";   // at the beginning of some programs' files
+
 struct Utf8Char {
     std::uint32_t code;
     std::uint32_t length;   // bytes

@@ -12,7 +12,6 @@
 #include "llmc/base/rng.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace fs = std::filesystem;
@@ -34,6 +33,7 @@ struct Work {
         std::uint32_t file;
     };
     std::vector<DocumentStart> starts;
+    SkippedLines skipped;
 };
 
 // Encodes batches; one per thread.
@@ -45,18 +45,23 @@ public:
     void encode(Work& work) {
         work.ids.clear();
         work.starts.clear();
+        work.skipped = {};
         for (const InputPart& part : work.input.parts) {
+            std::string_view bytes = std::string_view(work.input.bytes).substr(part.begin, part.end - part.begin);
+            if (work.input.json) {
+                const auto found = text_of_object(options_.input, work.input, part, value_, work.skipped);
+                if (!found) continue;
+                bytes = *found;
+            }
             if (part.starts_document) {
                 work.starts.push_back({work.ids.size(), part.document, part.file});
                 work.ids.push_back(end_of_text_);
             }
-            std::string_view bytes = std::string_view(work.input.bytes).substr(part.begin, part.end - part.begin);
-            const std::string& file = options_.input.files[part.file];
-            if (work.input.jsonl) bytes = json_text(bytes, options_.input.field, value_, file, part.offset);
             try {
                 encoder_.encode(bytes, work.ids);
             } catch (const Error& problem) {
-                throw Error(problem.kind(), text(file, ": offset ", part.offset, ": ", problem.message()),
+                throw Error(problem.kind(),
+                            text(options_.input.files[part.file], ": offset ", part.offset, ": ", problem.message()),
                             problem.hint());
             }
         }
@@ -91,12 +96,14 @@ public:
         }
         append(work.ids.data() + at, work.ids.size() - at);
         for (const InputPart& part : work.input.parts) files_[part.file].bytes += part.end - part.begin;
+        skipped_.add(work.skipped);
         // so that nothing of it waits where a state is saved
         if (!work.behind.in_document) end_document();
     }
 
     std::uint64_t tokens() const { return val_.tokens() + train_.tokens(); }
     std::uint64_t duplicates() const { return duplicates_; }
+    const SkippedLines& skipped() const { return skipped_; }
     const std::vector<SourceCount>& files() const { return files_; }
 
     std::vector<ShardInfo> finish() {
@@ -109,8 +116,8 @@ public:
     }
 
     bool can_save() const { return held_.empty(); }   // of a document with dedup nothing is written until it is whole
-    // Puts on the disk what the state tells of.
-    CorpusState save_point() {
+    // Puts on the disk what the state tells of; `input`: behind what was appended.
+    CorpusState save_point(const InputPosition& input) {
         if (options_.dedup) {
             const std::unique_ptr<File> file =
                 std::exchange(has_seen_file_, true) ? real_files().append(seen_path_) : real_files().create(seen_path_);
@@ -120,12 +127,15 @@ public:
         CorpusState state;
         state.document_is_val = document_is_val_;
         state.duplicates = duplicates_;
+        state.skipped = skipped_;
         state.seen = seen_.size();
         state.train.open_tokens = train_.save_point();
         state.val.open_tokens = val_.save_point();
         state.train.shards = train_.shards();
         state.val.shards = val_.shards();
-        state.files = {files_.begin(), files_.begin() + static_cast<std::ptrdiff_t>(file_) + 1};
+        state.input = input;
+        const std::size_t begun = std::min<std::size_t>(input.file + 1, files_.size());
+        state.files = {files_.begin(), files_.begin() + static_cast<std::ptrdiff_t>(begun)};
         return state;
     }
     // False, with nothing changed, where that is not there any more.
@@ -145,6 +155,7 @@ public:
         for (std::uint64_t i = 0; i < state.seen; i++) seen_.insert(hashes.substr(i * digits, digits));
         document_is_val_ = state.document_is_val;
         duplicates_ = state.duplicates;
+        skipped_ = state.skipped;
         std::ranges::copy(state.files, files_.begin());
         file_ = state.files.size() - 1;
         return true;
@@ -195,6 +206,7 @@ private:
     std::string new_hashes_;   // of seen_, not yet in its file
     bool has_seen_file_ = false;
     std::uint64_t duplicates_ = 0;
+    SkippedLines skipped_;
     std::size_t file_ = 0;           // of the current document
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
@@ -216,8 +228,9 @@ std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
     std::string all =
         text(hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ", o.shard_tokens, o.dedup,
              o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ", static_cast<int>(o.input.format),
-             o.input.field, " ", o.input.separator.size(), o.input.separator, o.input.keep_separator, o.input.strip,
-             o.input.max_bytes, " ", static_cast<int>(o.encoding.special), static_cast<int>(o.encoding.invalid));
+             o.input.skip_bad_lines, o.input.field, " ", o.input.separator.size(), o.input.separator,
+             o.input.keep_separator, o.input.strip, o.input.max_bytes, " ", static_cast<int>(o.encoding.special),
+             static_cast<int>(o.encoding.invalid));
     for (const std::string& file : o.input.files) {
         std::error_code problem;   // a file that is not there is told where it is opened
         all += text("\n", file, " ", static_cast<unsigned long long>(fs::file_size(file, problem)), " ",
@@ -264,7 +277,11 @@ TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& optio
     return tokenizer.vocab_size() <= 0x10000 && !options.wide ? TokenFormat::gpt2 : TokenFormat::llama3;
 }
 
-void check_splits(const CorpusManifest& manifest, const CorpusOptions& options) {
+void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, const SkippedLines& skipped) {
+    if (manifest.documents == 0 && skipped.count > 0) {
+        throw Error(ErrorKind::bad_data,
+                    text("no tokens: all ", skipped.count, " lines were passed over, the first: ", skipped.first));
+    }
     bool wants_val = options.val_files > 0 || options.val_fraction > 0 || options.val_tokens > 0;
     if (manifest.tokens("train") == 0) {
         const std::vector<std::string>& files = options.input.files;
@@ -314,9 +331,8 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
         splits->append(work);
         report({work.behind.bytes_read, work.bytes_total, splits->tokens(), work.behind.documents, bytes_before});
         if (!saves || !splits->can_save() || steady_seconds() - saved < options.save_seconds) return;
-        CorpusState state = splits->save_point();
+        CorpusState state = splits->save_point(work.behind);
         state.asked = asked;
-        state.input = work.behind;
         write_whole(real_files(), unfinished_file(options), to_text(state));
         saved = steady_seconds();
     };
@@ -330,10 +346,11 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     manifest.end_of_text = tokenizer.end_of_text();
     manifest.tokenizer_hash = tokenizer.hash();
     manifest.token_bytes = static_cast<std::uint32_t>(bytes_per_token(format));
-    manifest.documents = reader.documents() - splits->duplicates();
+    manifest.documents = reader.documents() - splits->duplicates() - splits->skipped().count;
     manifest.source_bytes = reader.bytes_read();
     prepared.files = splits->files();
-    check_splits(manifest, options);
+    prepared.skipped = splits->skipped();
+    check_splits(manifest, options, prepared.skipped);
     tokenizer.save(options.output);
     write_manifest(manifest, options.output);
     real_files().remove_all(unfinished_file(options));

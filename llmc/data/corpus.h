@@ -41,6 +41,7 @@ struct CorpusProgress {
 struct PreparedCorpus {
     CorpusManifest manifest;
     std::vector<SourceCount> files;   // of each input
+    SkippedLines skipped;             // with InputOptions::skip_bad_lines
 };
 
 // Goes on where an earlier call of the same options, inputs and tokenizer was cut (corpus_state.h): what is then there

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/io/hash.h"
 
 namespace {
@@ -38,11 +39,14 @@ CorpusState state_from(const Json& json) {
     CorpusState state;
     state.asked = hash_from_text(json.at("asked").as_text());
     const Json& input = json.at("input");
-    state.input = {whole(input, "file"), whole(input, "offset"), input.at("in_document").as_bool(),
+    state.input = {whole(input, "file"),      whole(input, "offset"),
+                   whole(input, "line"),      input.at("in_document").as_bool(),
                    whole(input, "documents"), whole(input, "bytes")};
     state.document_is_val = json.at("validation").as_bool();
     state.duplicates = whole(json, "duplicates");
     state.seen = whole(json, "seen");
+    const std::vector<Json>& skipped = json.at("skipped").elements();
+    state.skipped = {skipped.at(0).as_whole(UINT64_MAX), skipped.at(1).as_text()};
     state.train = split_from(json.at("train"));
     state.val = split_from(json.at("val"));
     for (const Json& file : json.at("files").elements()) {
@@ -62,12 +66,14 @@ std::string to_text(const CorpusState& s) {
                                  {"asked", hash_to_text(s.asked)},
                                  {"input", Json::object({{"file", s.input.file},
                                                          {"offset", s.input.offset},
+                                                         {"line", s.input.line},
                                                          {"in_document", s.input.in_document},
                                                          {"documents", s.input.documents},
                                                          {"bytes", s.input.bytes_read}})},
                                  {"validation", s.document_is_val},
                                  {"duplicates", s.duplicates},
                                  {"seen", s.seen},
+                                 {"skipped", Json::array({s.skipped.count, printable(s.skipped.first)})},
                                  {"train", to_json(s.train)},
                                  {"val", to_json(s.val)},
                                  {"files", std::move(files)}})) +

@@ -2,12 +2,13 @@
 // on. Written whole every few seconds, after what it tells of is on the disk.
 //
 //   {"format":"unfinished shards","version":1,"asked":"0123456789abcdef",
-//    "input":{"file":3,"offset":1048576,"in_document":true,"documents":70,"bytes":9000000},
-//    "validation":false,"duplicates":2,"seen":68,
+//    "input":{"file":3,"offset":1048576,"line":1,"in_document":true,"documents":70,"bytes":9000000},
+//    "validation":false,"duplicates":2,"seen":68,"skipped":[1,"a.jsonl: line 3, ..."],
 //    "train":{"shards":[as in manifest.json],"open_tokens":12345},"val":{...},
 //    "files":[[documents,tokens,bytes],...]}
 // "asked": a hash of the options, the tokenizer, and of every input its name, size and time. "seen": with --dedup, how
-// many hashes of documents (32 digits each) stand in tokenize.seen.
+// many hashes of documents (32 digits each) stand in tokenize.seen. "skipped": how many lines --skip-bad-lines has
+// passed over, and the message about the first.
 #pragma once
 
 #include <optional>
@@ -34,6 +35,7 @@ struct CorpusState {
     InputPosition input;
     bool document_is_val = false;   // the one that goes on
     std::uint64_t duplicates = 0, seen = 0;
+    SkippedLines skipped;
     SplitState train, val;
     std::vector<SourceCount> files;   // of the input, as far as it was read
 };

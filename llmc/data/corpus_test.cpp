@@ -125,11 +125,42 @@ TEST_CASE("tokenizer_corpus: JSONL, separators, limits and refusals") {
         FAIL("accepted");
     } catch (const Error& problem) {
         CHECK(problem.kind() == ErrorKind::bad_data);
-        CHECK(problem.message().find("bad.jsonl: offset 24:") != std::string::npos);
+        CHECK(problem.message().find("bad.jsonl: line 2, offset 24:") != std::string::npos);
     }
     CHECK_FALSE(std::filesystem::exists(options.output + "/manifest.json"));
     options.input.field = "absent";
     CHECK_THROWS_AS(prepare(options), Error);
+    options.input.skip_bad_lines = true;
+    CHECK_THROWS_WITH_AS(prepare(options), doctest::Contains("all 2 lines were passed over, the first: "), Error);
+}
+
+TEST_CASE("tokenizer_corpus: lines that are passed over are no documents, whatever the threads") {
+    TemporaryFolder folder;
+    std::string good, mixed;
+    for (int line = 1; line <= 200'000; line++) {
+        const bool bad = line % 7 == 3;
+        const std::string object = bad ? "{\"text\": null}\n" : text("{\"text\": \"document ", line, "\"}\n");
+        mixed += object;
+        if (!bad) good += object;
+    }
+    write_file(folder / "good.jsonl", good);
+    write_file(folder / "mixed.jsonl", mixed);
+    CorpusOptions options;
+    options.output = folder / "out";
+    options.input.files = {folder / "good.jsonl"};
+    const CorpusManifest expected = prepare(options);
+    options.input.files = {folder / "mixed.jsonl"};
+    CHECK_THROWS_WITH_AS(prepare(options), doctest::Contains("mixed.jsonl: line 3, "), Error);
+    options.input.skip_bad_lines = true;
+    for (int threads : {1, 4}) {
+        options.threads = threads;
+        const PreparedCorpus prepared = prepare_corpus(Tokenizer::bytes(), options, [](const CorpusProgress&) {});
+        CHECK(prepared.skipped.count == 28572);
+        CHECK(prepared.skipped.first.find("mixed.jsonl: line 3, ") != std::string::npos);
+        CHECK(prepared.manifest.documents == expected.documents);
+        CHECK(prepared.files[0].documents == expected.documents);
+        CHECK(prepared.manifest.shards[0].hash == expected.shards[0].hash);
+    }
 }
 
 TEST_CASE("tokenizer_corpus: the number of threads and the cuts of large files change nothing") {
@@ -255,17 +286,21 @@ TEST_CASE("tokenizer_corpus: a call that is cut again and again goes on to the s
     TemporaryFolder folder;
     std::mt19937 random(5);
     CorpusOptions options;
-    for (int file = 0; file < 4; file++) {   // one long text, and lines, many of them twice
-        std::string content;
+    for (int file = 0; file < 4; file++) {   // a long text, lines and a list, many objects twice, some without a text
+        std::string content = file == 3 ? "[" : "";
         for (int line = 0; line < 40'000; line++) {
-            content += file == 0 ? text("word", random() % 5000, " ")
-                                 : text("{\"text\": \"number ", random() % 50'000, " of many lines\"}\n");
+            if (file == 3 && line > 0) content += ",";
+            content += file == 0          ? text("word", random() % 5000, " ")
+                       : line % 1000 == 9 ? "{\"text\": null}\n"
+                                          : text("{\"text\": \"number ", random() % 50'000, " of many lines\"}\n");
         }
-        options.input.files.push_back(folder / text(file, file == 0 ? ".txt" : ".jsonl"));
+        if (file == 3) content += "]";
+        options.input.files.push_back(folder / text(file, file == 0 ? ".txt" : file == 3 ? ".json" : ".jsonl"));
         const std::string once = content;   // batches have at most 8 MiB: the text is cut within
         while (file == 0 && content.size() < (20u << 20)) content += once;
         write_file(options.input.files.back(), content);
     }
+    options.input.skip_bad_lines = true;
     options.shard_tokens = 300'000;
     options.threads = 2;
     for (int variant = 0; variant < 4; variant++) {
@@ -283,7 +318,11 @@ TEST_CASE("tokenizer_corpus: a call that is cut again and again goes on to the s
         while (cuts < 20 && is_cut(options, 1 + static_cast<int>(random() % 2))) cuts++;
         MESSAGE(cuts, " cuts");
         CHECK(cuts > 4);
-        prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) { before = p.bytes_before; });
+        const SkippedLines skipped = prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) {
+                                         before = p.bytes_before;
+                                     }).skipped;
+        CHECK(skipped.count == 120);
+        CHECK(skipped.first.find("1.jsonl: line 10, ") != std::string::npos);
         const auto cut = files_in(options.output);
         CHECK(cut.size() == whole.size());
         for (const auto& [name, content] : whole) {

@@ -10,6 +10,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/io/hash.h"
+#include "llmc/io/lfs_pointer.h"
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian and read as they lie in memory");
 
@@ -62,6 +63,7 @@ TokenFile::TokenFile(std::shared_ptr<OpenFiles> files, const std::string& path)
     const std::shared_ptr<const File> file = files_->open(path);
     const std::uint64_t size = file->size();
     if (size < kTokenHeaderBytes) {
+        refuse_lfs_pointer(*file);
         bad_file(path, size, text("the file ends inside its header, expected ", kTokenHeaderBytes, " bytes of header"));
     }
     std::array<std::int32_t, 256> header;

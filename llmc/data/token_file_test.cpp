@@ -150,6 +150,14 @@ TEST_CASE("token_file: every defect is named with its place") {
     CHECK(contains(complaint(folder / "missing.bin"), "74 "));
 }
 
+TEST_CASE("token_file: a Git LFS pointer in place of a shard is told") {
+    TemporaryFolder folder;
+    write_whole(real_files(), folder / "train.bin",
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n");
+    CHECK_THROWS_WITH_AS(TokenFile(real_files(), folder / "train.bin"),
+                         doctest::Contains("train.bin: this is a Git LFS pointer"), Error);
+}
+
 TEST_CASE("token_file: an id is checked wherever it is read, also past the first block") {
     TemporaryFolder folder;
     std::vector<std::uint32_t> ids((1 << 20) + 10, 7);

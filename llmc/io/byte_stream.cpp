@@ -10,6 +10,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
+#include "llmc/io/lfs_pointer.h"
 
 #ifdef USE_ZLIB
 #include <zlib.h>
@@ -60,7 +61,9 @@ protected:
     bool more() {
         if (used_ < held_) return true;
         used_ = 0;
+        const bool is_beginning = file_.stored() == 0;
         held_ = file_.read(bytes_.data(), bytes_.size());
+        if (is_beginning) refuse_lfs_pointer(name_, {bytes_.data(), held_});
         return held_ > 0;
     }
     PlainStream file_;
@@ -86,12 +89,14 @@ public:
         state_.next_out = reinterpret_cast<Bytef*>(into);
         state_.avail_out = room;
         while (state_.avail_out == room) {
+            if (between_ && began_) pass_over_padding();
             if (!more()) {
                 if (between_) return 0;
                 damaged("the file ends within what gzip has compressed");
             }
             if (between_) inflateReset(&state_);
             between_ = false;
+            began_ = true;
             state_.next_in = reinterpret_cast<Bytef*>(bytes_.data() + used_);
             state_.avail_in = static_cast<uInt>(held_ - used_);
             const int result = inflate(&state_, Z_NO_FLUSH);
@@ -105,7 +110,15 @@ public:
     }
 
 private:
+    // Passes over the zeros that tar and tapes put behind the last part; anything behind them is an error.
+    void pass_over_padding() {
+        const std::uint64_t begin = stored();
+        while (more() && bytes_[used_] == '\0') used_++;
+        if (more() && stored() > begin) damaged(text("something else behind ", stored() - begin, " bytes of padding"));
+    }
+
     z_stream state_{};
+    bool began_ = false;   // the first part
 };
 
 #endif
@@ -165,9 +178,14 @@ void ByteStream::damaged(const std::string& what) const {
                 "Get or compress the file again.");
 }
 
+bool has_suffix(std::string_view name, std::string_view suffix) {
+    auto equal = [](char c, char of_suffix) { return (c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c) == of_suffix; };
+    return name.size() >= suffix.size() && std::ranges::equal(name.substr(name.size() - suffix.size()), suffix, equal);
+}
+
 std::string uncompressed_name(const std::string& name) {
-    for (const std::string suffix : {".gz", ".zst"}) {
-        if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
+    for (const std::string_view suffix : {".gz", ".zst"}) {
+        if (has_suffix(name, suffix)) return name.substr(0, name.size() - suffix.size());
     }
     return name;
 }
@@ -177,14 +195,14 @@ std::unique_ptr<ByteStream> open_stream(const std::string& name) {
         throw Error(ErrorKind::usage, text(name, ": this build has no ", library, ", which reads such files"),
                     text("Install ", package, " and build again, or decompress the file."));
     };
-    if (name.ends_with(".gz")) {
+    if (has_suffix(name, ".gz")) {
 #ifdef USE_ZLIB
         return std::make_unique<GzipStream>(name);
 #else
         lacking("zlib", "zlib1g-dev");
 #endif
     }
-    if (name.ends_with(".zst")) {
+    if (has_suffix(name, ".zst")) {
 #ifdef USE_ZSTD
         return std::make_unique<ZstdStream>(name);
 #else

@@ -1,11 +1,12 @@
 // The bytes of a file, of standard input ("-"), or of what gzip or zstd has made of a file (.gz by zlib, .zst by
-// libzstd; several of them one behind the other too).
+// libzstd; several of them one behind the other too, and zeros behind the last one of gzip, as tar pads).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 class ByteStream {
 public:
@@ -30,5 +31,8 @@ protected:
 // Throws Error: io where it cannot be opened, usage where this build lacks the library.
 std::unique_ptr<ByteStream> open_stream(const std::string& name);
 
-// The name without .gz or .zst.
+// Says whether a name ends so, in upper or lower case; `suffix` is in lower case.
+bool has_suffix(std::string_view name, std::string_view suffix);
+
+// The name without .gz or .zst, in upper or lower case.
 std::string uncompressed_name(const std::string& name);

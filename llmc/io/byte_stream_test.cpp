@@ -55,33 +55,61 @@ void check_format(const std::string& suffix, std::string (*compress)(const std::
     }
 }
 
+#ifdef USE_ZLIB
+std::string by_gzip(const std::string& content) {
+    z_stream state{};
+    REQUIRE(deflateInit2(&state, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    std::string out(deflateBound(&state, content.size()), '\0');
+    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+    state.avail_in = static_cast<uInt>(content.size());
+    state.next_out = reinterpret_cast<Bytef*>(out.data());
+    state.avail_out = static_cast<uInt>(out.size());
+    REQUIRE(deflate(&state, Z_FINISH) == Z_STREAM_END);
+    out.resize(state.total_out);
+    deflateEnd(&state);
+    return out;
+}
+#endif
+
 }   // namespace
 
 TEST_CASE("byte stream: names, files, and what is not there") {
     CHECK(uncompressed_name("a/b.jsonl.gz") == "a/b.jsonl");
     CHECK(uncompressed_name("a/b.zst") == "a/b");
     CHECK(uncompressed_name("a.gz/b.txt") == "a.gz/b.txt");
+    CHECK(uncompressed_name("A.JSONL.GZ") == "A.JSONL");
+    CHECK(uncompressed_name("a.Zst") == "a");
+    CHECK(uncompressed_name("gz") == "gz");
     TemporaryFolder folder;
     write_whole(real_files(), folder / "plain", "some text");
     CHECK(read_all(folder / "plain", 4) == "some text");
+#ifdef USE_ZLIB
+    write_whole(real_files(), folder / "A.TXT.GZ", by_gzip("some text"));
+    CHECK(read_all(folder / "A.TXT.GZ", 4) == "some text");
+#endif
     CHECK_THROWS_WITH_AS(open_stream(folder / "none"), doctest::Contains("cannot open"), Error);
 }
 
 #ifdef USE_ZLIB
-TEST_CASE("byte stream: gzip") {
-    check_format(".gz", [](const std::string& content) {
-        z_stream state{};
-        REQUIRE(deflateInit2(&state, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-        std::string out(deflateBound(&state, content.size()), '\0');
-        state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
-        state.avail_in = static_cast<uInt>(content.size());
-        state.next_out = reinterpret_cast<Bytef*>(out.data());
-        state.avail_out = static_cast<uInt>(out.size());
-        REQUIRE(deflate(&state, Z_FINISH) == Z_STREAM_END);
-        out.resize(state.total_out);
-        deflateEnd(&state);
-        return out;
-    });
+TEST_CASE("byte stream: gzip") { check_format(".gz", by_gzip); }
+
+TEST_CASE("byte stream: zeros behind what gzip has compressed are passed over, as gzip does") {
+    TemporaryFolder folder;
+    const std::string path = folder / "a.gz", one = by_gzip("one"), two = by_gzip("two");
+    auto holds = [&](const std::string& content) {
+        write_whole(real_files(), path, content);
+        return read_all(path, 100);
+    };
+    for (std::size_t zeros : {1u, 511u, 65536u, 200000u}) {
+        const std::string padding(zeros, '\0');
+        CAPTURE(zeros);
+        CHECK(holds(one + padding) == "one");
+        CHECK(holds(one + two + padding) == "onetwo");
+        CHECK_THROWS_WITH_AS(holds(one + padding + "x"), doctest::Contains("bytes of padding"), Error);
+        CHECK_THROWS_WITH_AS(holds(padding + one), doctest::Contains("what gzip has compressed"), Error);
+        CHECK_THROWS_WITH_AS(holds(padding), doctest::Contains("what gzip has compressed"), Error);
+    }
+    CHECK_THROWS_WITH_AS(holds(one + "x"), doctest::Contains("what gzip has compressed"), Error);
 }
 #endif
 

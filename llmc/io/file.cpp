@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "llmc/base/error.h"
+#include "llmc/io/lfs_pointer.h"
 
 void fail_on_file(const std::string& path, const char* call, int code) {
     std::string hint;
@@ -209,6 +210,7 @@ std::string read_whole(const FileSystem& files, const std::string& path) {
     }
     std::string content(file->size(), '\0');
     file->read_at(0, std::as_writable_bytes(std::span(content)));
+    refuse_lfs_pointer(path, content);
     return content;
 }
 

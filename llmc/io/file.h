@@ -63,7 +63,8 @@ inline std::span<const std::byte> bytes_of(std::string_view content) { return st
 inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
 // Read or write a whole small file. write_whole leaves either the old content or all of the new one at `path`, whatever
-// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder.
+// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder. read_whole refuses Git
+// LFS pointers.
 std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 

@@ -8,6 +8,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/io/lfs_pointer.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian, and copied as it is");
 
@@ -82,6 +83,7 @@ std::string read_header(const File& file) {
     std::uint64_t length = 0;
     file.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
     if (length > longest_header || length > size - length_bytes || length < 2) {
+        refuse_lfs_pointer(file);
         bad(file.path(), 0,
             text("a header of ", length, " bytes does not fit: the file has ", size, " and the format allows ",
                  longest_header));

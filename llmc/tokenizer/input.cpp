@@ -46,42 +46,32 @@ struct DocumentReader::State {
 
     void open_file() {
         stream = open_stream(file_name());
-        const std::string name = uncompressed_name(file_name());
         end_of_file = false;
         offset = 0;
+        line = 1;
         buffer.clear();
         head = 0;
         in_document = false;
-        bool named_jsonl = name.ends_with(".jsonl") || name.ends_with(".ndjson");
-        jsonl = options.format == InputFormat::jsonl || (options.format == InputFormat::automatic && named_jsonl);
+        fill(kind_bytes);
+        kind = kind_of_input(file_name(), pending(), options.format);
+        if (json() && pending().starts_with(byte_order_mark)) drop(byte_order_mark.size());
+        if (kind == InputKind::json_list) drop(pending().find('[') + 1);
+        first_object = true;
     }
 
-    // Error(bad_data) where the file at hand is something else than text: it has NULs, or the mark of what has none.
-    void check_text() {
-        if (options.format != InputFormat::automatic) return;
-        fill(4096);
-        static constexpr std::pair<std::string_view, const char*> marks[] = {
-            {"\x1f\x8b", "compressed by gzip, without .gz in its name"},
-            {"\x28\xb5\x2f\xfd", "compressed by zstd, without .zst in its name"},
-            {"\xfd"
-             "7zXZ",
-             "compressed by xz"},
-            {"BZh", "compressed by bzip2"},
-            {"PK\3\4", "a zip archive"},
-            {"%PDF-", "a PDF"},
-            {"\x89PNG", "a picture"},
-            {"\xff\xd8\xff", "a picture"},
-            {"\x7f"
-             "ELF",
-             "a program"},
-            {"PAR1", "Parquet, which data/parquet_to_jsonl.py reads"}};
-        const std::string_view begin = pending().substr(0, 4096);
-        const char* what = begin.find('\0') != begin.npos ? "bytes that are 0" : nullptr;
-        for (const auto& [mark, kind] : marks) what = begin.starts_with(mark) ? kind : what;
-        if (what == nullptr) return;
-        throw Error(ErrorKind::bad_data, text(file_name(), ": this is not text: ", what),
-                    "Leave the file out; `--format text` takes it as it is.");
+    // Opens the file at hand again, at a place where a batch had ended.
+    void open_at(const InputPosition& position) {
+        open_file();
+        first_object = position.offset == offset;
+        const std::uint64_t held = std::min<std::uint64_t>(position.offset - offset, pending().size());
+        head += held;
+        stream->skip(position.offset - offset - held);
+        offset = position.offset;
+        line = position.line;
+        in_document = position.in_document;
     }
+
+    bool json() const { return kind != InputKind::text; }
 
     // What was read and not yet handed out.
     std::string_view pending() const { return std::string_view(buffer).substr(head); }
@@ -112,12 +102,14 @@ struct DocumentReader::State {
         part.document = documents - 1;
         part.file = static_cast<std::uint32_t>(file);
         part.offset = offset;
+        part.line = json() ? line : 0;
         batch.parts.push_back(part);
         in_document = !ends_document;
         drop(count + skip);
     }
 
     void drop(std::size_t count) {
+        if (json()) line += static_cast<std::uint64_t>(std::ranges::count(pending().substr(0, count), '\n'));
         offset += count;
         read_bytes += count;
         head += count;
@@ -133,28 +125,33 @@ struct DocumentReader::State {
     bool next(InputBatch& batch);
     bool text_part(InputBatch& batch);
     bool delimited_documents(InputBatch& batch);
+    bool list_objects(InputBatch& batch);
+    void pass_over_white();
+    [[noreturn]] void bad_list(const std::string& what) const;
     std::size_t cut_of_pending() const;
     struct Span {
         std::size_t begin, count;
     };
     // What of a text that ends with a delimiter of so many bytes is the document; nothing: a blank line.
     Span document_within(std::string_view text, std::size_t delimiter_bytes) const {
-        if (jsonl || !options.keep_separator) text.remove_suffix(delimiter_bytes);
-        if (!jsonl && !options.strip) return {0, text.size()};
-        const char* white = jsonl ? " \t\r" : " \t\n\v\f\r";
+        if (json() || !options.keep_separator) text.remove_suffix(delimiter_bytes);
+        if (!json() && !options.strip) return {0, text.size()};
+        const char* white = json() ? " \t\r" : " \t\n\v\f\r";
         const std::size_t begin = text.find_first_not_of(white);
         if (begin == text.npos) return {0, 0};
-        return jsonl ? Span{0, text.size()} : Span{begin, text.find_last_not_of(white) + 1 - begin};
+        return json() ? Span{0, text.size()} : Span{begin, text.find_last_not_of(white) + 1 - begin};
     }
 
     const InputOptions& options;
     DocumentCuts cuts;
     std::size_t file = 0;
     std::unique_ptr<ByteStream> stream;   // of the file at hand
-    bool jsonl = false, end_of_file = false, in_document = false, finished = false;
-    std::string buffer;   // the pending bytes begin at `head`
+    InputKind kind = InputKind::text;
+    bool end_of_file = false, in_document = false, finished = false;
+    bool first_object = true;   // of a list: none has been handed out
+    std::string buffer;         // the pending bytes begin at `head`
     std::size_t head = 0;
-    std::uint64_t offset = 0;   // of the first pending byte in the file
+    std::uint64_t offset = 0, line = 1;   // of the first pending byte in the file; lines are counted of JSON alone
     std::uint64_t read_bytes = 0, documents = 0;
     bool known_total = true, compressed = false;
     std::vector<std::uint64_t> stored_before{0};   // bytes of all files before each, and of all
@@ -170,13 +167,14 @@ bool DocumentReader::State::next(InputBatch& batch) {
                 throw Error(ErrorKind::io, text(file_name(), " is a folder"));
             }
             open_file();
-            const bool one_document = !jsonl && options.separator.empty();
+            const bool one_document = !json() && options.separator.empty();
             if (const auto size = size_of(file_name()); one_document && size && over_limit(*size)) break;
-            check_text();
-            if (!batch.parts.empty() && batch.jsonl != jsonl) break;   // one kind to a batch
+            if (!batch.parts.empty() && batch.json != json()) break;   // one kind to a batch
         }
-        batch.jsonl = jsonl;
-        const bool more = jsonl || !options.separator.empty() ? delimited_documents(batch) : text_part(batch);
+        batch.json = json();
+        const bool more = kind == InputKind::json_list           ? list_objects(batch)
+                          : json() || !options.separator.empty() ? delimited_documents(batch)
+                                                                 : text_part(batch);
         if (!more || (end_of_file && pending().empty() && !in_document)) {
             stream.reset();
             file++;
@@ -232,7 +230,7 @@ std::size_t DocumentReader::State::cut_of_pending() const {
 // Lines of JSON, or documents between separators; false when the limit is reached. One that is longer than
 // max_whole_bytes is an error.
 bool DocumentReader::State::delimited_documents(InputBatch& batch) {
-    const std::string_view delimiter = jsonl ? std::string_view("\n") : options.separator;
+    const std::string_view delimiter = json() ? std::string_view("\n") : options.separator;
     std::size_t searched = 0;
     while (true) {
         const std::size_t at = pending().find(delimiter, searched);
@@ -256,11 +254,56 @@ bool DocumentReader::State::delimited_documents(InputBatch& batch) {
         if (pending().size() > max_whole_bytes) {
             throw Error(ErrorKind::bad_data,
                         text(file_name(), ": offset ", offset,
-                             jsonl ? ": a line of more than " : ": no separator within ", max_whole_bytes, " bytes"),
-                        jsonl ? "JSONL has one object per line; is this another format?" : "");
+                             json() ? ": a line of more than " : ": no separator within ", max_whole_bytes, " bytes"),
+                        json() ? "JSONL has one object per line; is this another format?" : "");
         }
         fill(pending().size() + batch_bytes);
     }
+}
+
+// The objects of a list; false when the limit is reached.
+bool DocumentReader::State::list_objects(InputBatch& batch) {
+    while (batch.bytes.size() < batch_bytes) {
+        pass_over_white();
+        if (pending().starts_with(']')) {
+            drop(1);
+            pass_over_white();
+            if (!pending().empty()) bad_list("more behind the list");
+            return true;
+        }
+        if (!first_object) {
+            if (!pending().starts_with(',')) bad_list("expected ',' or ']'");
+            drop(1);
+            pass_over_white();
+        }
+        if (!pending().starts_with('{')) bad_list("expected an object");
+        ObjectEnd end;
+        std::size_t count;
+        while ((count = end.find(pending())) == std::string_view::npos) {
+            if (end_of_file) bad_list("the file ends inside the object that begins here");
+            if (pending().size() > max_whole_bytes)
+                bad_list(text("an object of more than ", max_whole_bytes, " bytes"));
+            fill(pending().size() + batch_bytes);
+        }
+        if (over_limit(count)) return false;
+        emit(batch, count, true);
+        first_object = false;
+    }
+    return true;
+}
+
+// Between the objects of a list.
+void DocumentReader::State::pass_over_white() {
+    do {
+        if (pending().empty()) fill(batch_bytes);
+        drop(std::min(pending().find_first_not_of(" \t\r\n"), pending().size()));
+    } while (pending().empty() && !end_of_file);
+}
+
+void DocumentReader::State::bad_list(const std::string& what) const {
+    throw Error(ErrorKind::bad_data,
+                text(file_name(), ": line ", line, ", offset ", offset, ": this is not a JSON list: ", what),
+                "A list is [{...}, {...}]; `--format text` takes the file as text.");
 }
 
 DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {
@@ -286,18 +329,14 @@ DocumentReader::~DocumentReader() = default;
 bool DocumentReader::next(InputBatch& batch) { return state_->next(batch); }
 InputPosition DocumentReader::position() const {
     const State& s = *state_;
-    return {s.file, s.stream ? s.offset : 0, s.in_document, s.documents, s.read_bytes};
+    return {s.file, s.stream ? s.offset : 0, s.stream ? s.line : 0, s.in_document, s.documents, s.read_bytes};
 }
 void DocumentReader::seek(const InputPosition& position) {
     State& s = *state_;
     s.file = position.file;
+    if (position.offset > 0) s.open_at(position);
     s.documents = position.documents;
     s.read_bytes = position.bytes_read;
-    if (position.offset == 0) return;
-    s.open_file();
-    s.stream->skip(position.offset);
-    s.offset = position.offset;
-    s.in_document = position.in_document;
 }
 std::uint64_t DocumentReader::bytes_read() const { return state_->read_bytes; }
 std::uint64_t DocumentReader::bytes_total() const {
@@ -311,3 +350,9 @@ std::uint64_t DocumentReader::bytes_total() const {
     return std::min<std::uint64_t>(std::max(s.read_bytes, static_cast<std::uint64_t>(total)), s.options.max_bytes);
 }
 std::uint64_t DocumentReader::documents() const { return state_->documents; }
+
+std::optional<std::string_view> text_of_object(const InputOptions& options, const InputBatch& batch,
+                                               const InputPart& part, std::string& value, SkippedLines& skipped) {
+    return json_text(std::string_view(batch.bytes).substr(part.begin, part.end - part.begin), options.field, value,
+                     {options.files[part.file], part.line, part.offset}, options.skip_bad_lines ? &skipped : nullptr);
+}

@@ -7,22 +7,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "llmc/tokenizer/input_kind.h"
+#include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/tokenizer.h"
-
-enum class InputFormat {
-    automatic,
-    text,
-    jsonl
-};   // automatic: JSONL by the suffixes .jsonl and .ndjson, before .gz or .zst; and what is not text is Error(bad_data)
 
 struct InputOptions {
     std::vector<std::string> files;   // in order; "-" is standard input
     InputFormat format = InputFormat::automatic;
     std::string field = "text";        // of a JSON line
+    bool skip_bad_lines = false;       // lines without a text in that field are passed over and counted
     std::string separator;             // of documents within text; empty: a file is one document
     bool keep_separator = false;       // at the end of the document before it
     bool strip = false;                // documents between separators lose white space (ASCII) at both ends
@@ -36,13 +34,18 @@ struct InputPart {
     std::uint64_t document = 0;   // counted over all inputs
     std::uint32_t file = 0;       // index in InputOptions::files
     std::uint64_t offset = 0;     // of the part in its file
+    std::uint64_t line = 0;       // of JSON: where the part begins, counted from 1
 };
 
 struct InputBatch {
     std::string bytes;
     std::vector<InputPart> parts;
-    bool jsonl = false;   // parts are lines, still to be taken apart
+    bool json = false;   // parts are objects, still to be taken apart (json_text)
 };
+
+// The text of a part of a batch of JSON, as json_text in jsonl.h.
+std::optional<std::string_view> text_of_object(const InputOptions& options, const InputBatch& batch,
+                                               const InputPart& part, std::string& value, SkippedLines& skipped);
 
 // Where large documents may be cut; follows from what will be done with the parts.
 struct DocumentCuts {
@@ -55,6 +58,7 @@ DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding);
 // Between two batches.
 struct InputPosition {
     std::uint64_t file = 0, offset = 0;            // the next byte to hand out
+    std::uint64_t line = 0;                        // its line, of JSON, counted from 1
     bool in_document = false;                      // which goes on there
     std::uint64_t documents = 0, bytes_read = 0;   // of all inputs before
 };

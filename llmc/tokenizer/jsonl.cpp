@@ -19,7 +19,7 @@ public:
     JsonField find(std::string_view name, std::string& value) {
         JsonField field;
         try {
-            scan(name, value, field.found);
+            scan(name, value, field);
         } catch (const char* what) {
             field.error = what;
         }
@@ -28,7 +28,8 @@ public:
     }
 
 private:
-    void scan(std::string_view name, std::string& value, bool& found) {
+    void scan(std::string_view name, std::string& value, JsonField& field) {
+        if (line_.starts_with(byte_order_mark)) at_ = byte_order_mark.size();
         skip_space();
         if (here() != '{') throw "expected an object";
         std::string member;
@@ -36,7 +37,8 @@ private:
             member.clear();
             key(&member);
             const bool named = member == name, wanted = named && here() == '"';
-            if (named) found = wanted;
+            if (named) field.found = wanted;
+            if (named) field.other = wanted ? nullptr : kind_here();
             if (wanted) {
                 value.clear();
                 string(&value);
@@ -49,6 +51,18 @@ private:
     }
 
     char here() const { return at_ < line_.size() ? line_[at_] : '\0'; }
+
+    // What the value at the cursor is, by its first byte.
+    const char* kind_here() const {
+        switch (here()) {
+            case '{': return "an object";
+            case '[': return "a list";
+            case 'n': return "null";
+            case 't': return "true";
+            case 'f': return "false";
+            default: return "a number";
+        }
+    }
 
     bool take(char c) {
         if (at_ >= line_.size() || line_[at_] != c) return false;
@@ -146,6 +160,10 @@ private:
             at_ += word.size();
             return;
         }
+        for (std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
+            if (line_.substr(at_).starts_with(word))
+                throw word.front() == 'N' ? "NaN is no value of JSON" : "Infinity is no value of JSON";
+        }
         skip_number();
     }
 
@@ -175,18 +193,42 @@ JsonField find_json_string(std::string_view line, std::string_view name, std::st
     return Scanner(line).find(name, value);
 }
 
-std::string_view json_text(std::string_view line, const std::string& name, std::string& value, const std::string& file,
-                           std::uint64_t offset) {
+std::size_t ObjectEnd::find(std::string_view text) {
+    while (at_ < text.size()) {
+        const char c = text[at_];
+        if (in_string_ && c == '\\' && at_ + 1 == text.size()) break;   // what it escapes is still to come
+        at_ += in_string_ && c == '\\' ? 2 : 1;
+        if (c == '"') in_string_ = !in_string_;
+        if (in_string_) continue;
+        if (c == '{' || c == '[') depth_++;
+        if ((c == '}' || c == ']') && --depth_ == 0) return at_;
+    }
+    return std::string_view::npos;
+}
+
+void SkippedLines::add(const SkippedLines& later) {
+    if (count == 0) first = later.first;
+    count += later.count;
+}
+
+std::optional<std::string_view> json_text(std::string_view line, const std::string& name, std::string& value,
+                                          const JsonPlace& place, SkippedLines* skipped) {
     const JsonField field = find_json_string(line, name, value);
-    if (field.error != nullptr) {
-        throw Error(ErrorKind::bad_data,
-                    text(file, ": offset ", offset + field.error_at, ": this line is not JSON: ", field.error),
-                    "JSONL has one JSON object per line.");
+    if (field.found && field.error == nullptr) return value;
+    const std::size_t at = field.error == nullptr ? 0 : field.error_at;
+    const std::uint64_t number = place.line + static_cast<std::uint64_t>(std::ranges::count(line.substr(0, at), '\n'));
+    const std::string what =
+        text(place.file, ": line ", number, ", offset ", place.offset + at, ": ",
+             field.error != nullptr   ? text("this line is not JSON: ", field.error)
+             : field.other == nullptr ? text("this line has no string field \"", name, "\"")
+                                      : text("the field \"", name, "\" is ", field.other, ", expected a string"));
+    if (skipped != nullptr) {
+        skipped->add({1, what});
+        return std::nullopt;
     }
-    if (!field.found) {
-        throw Error(ErrorKind::bad_data,
-                    text(file, ": offset ", offset, ": this line has no string field \"", name, "\""),
-                    "Name the field that holds the text with --field.");
-    }
-    return value;
+    const char* hint = field.error != nullptr   ? "JSONL has one JSON object per line; "
+                       : field.other == nullptr ? "Name the field that holds the text with --field; "
+                                                : "Name another field with --field; ";
+    throw Error(ErrorKind::bad_data, what,
+                text(hint, "--skip-bad-lines passes over such lines, --format text takes the file as text."));
 }

@@ -7,19 +7,49 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 struct JsonField {
     bool found = false;
+    const char* other = nullptr;   // what the field holds where that is no string ("null", "a number"); null: no field
     std::size_t error_at = 0;      // where the line is not JSON, with...
     const char* error = nullptr;   // ...what is wrong there; null: nothing
 };
 
 // Looks for the string field `name` at the top level of the object `line`; writes its value, in UTF-8, to `value` (the
-// last one counts where the name is repeated). Half a surrogate pair becomes U+FFFD. Bytes that are not UTF-8 pass.
+// last one counts where the name is repeated). Half a surrogate pair becomes U+FFFD. Bytes that are not UTF-8 pass, and
+// so does a byte order mark at the beginning.
 JsonField find_json_string(std::string_view line, std::string_view name, std::string& value);
 
-// The same for a line at `offset` of `file`: the value. Error(bad_data) where there is none.
-std::string_view json_text(std::string_view line, const std::string& name, std::string& value, const std::string& file,
-                           std::uint64_t offset);
+// Finds where an object ends, in bytes that come piece by piece.
+class ObjectEnd {
+public:
+    // The place behind the object that begins with the first byte of `text`; npos: it does not end here. Then the next
+    // call gets a longer text that begins the same. Whether all within is JSON is for others to say.
+    std::size_t find(std::string_view text);
+
+private:
+    std::size_t at_ = 0, depth_ = 0;
+    bool in_string_ = false;
+};
+
+// Where an object begins, for messages.
+struct JsonPlace {
+    const std::string& file;
+    std::uint64_t line = 0, offset = 0;   // counted from 1, and in bytes
+};
+
+// Objects that --skip-bad-lines has passed over.
+struct SkippedLines {
+    std::uint64_t count = 0;
+    std::string first;   // the message about the first one
+
+    void add(const SkippedLines& later);
+};
+
+// The same for an object of a file: the value. Error(bad_data) where there is none; with `skipped` that is counted
+// there instead, and nothing returned.
+std::optional<std::string_view> json_text(std::string_view line, const std::string& name, std::string& value,
+                                          const JsonPlace& place, SkippedLines* skipped);

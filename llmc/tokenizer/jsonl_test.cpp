@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "llmc/base/error.h"
+
 namespace {
 
 struct Result {
@@ -59,6 +61,58 @@ TEST_CASE("tokenizer_jsonl: what is not JSON is refused where it is wrong") {
         CHECK_MESSAGE(r.field.error_at == wrong.at, wrong.line);
     }
     CHECK(find("{\"n\": " + std::string(100000, '[')).field.error != nullptr);
+}
+
+TEST_CASE("tokenizer_jsonl: what a line lacks is told with its place, or counted") {
+    struct Wrong {
+        const char *line, *message;
+    };
+    const Wrong all[] = {
+        {R"({"text": null})", "a.jsonl: line 7, offset 90: the field \"text\" is null, expected a string"},
+        {R"({"text": 1.5})", "is a number, expected"},
+        {R"({"text": ["a"]})", "is a list, expected"},
+        {R"({"text": {"text": "a"}})", "is an object, expected"},
+        {R"({"text": true})", "is true, expected"},
+        {R"({"text": false})", "is false, expected"},
+        {R"({"text": "a", "text": null})", "is null, expected"},
+        {R"({"txt": "a"})", "line 7, offset 90: this line has no string field \"text\""},
+        {R"({})", "has no string field"},
+        {R"({"score": NaN, "text": "a"})", "line 7, offset 100: this line is not JSON: NaN is no value"},
+        {R"({"text": "a", "b": [Infinity]})", "offset 110: this line is not JSON: Infinity is no value"},
+        {R"({"text": "a", "b": -Infinity})", "offset 109: this line is not JSON: Infinity is no value"},
+        {"{\"a\": 1,\n\n\"b\" 2}", "line 9, offset 104: this line is not JSON: expected ':'"},
+        {"text", "offset 90: this line is not JSON: expected an object"}};
+    const std::string file = "a.jsonl";
+    std::string value;
+    SkippedLines skipped;
+    for (const Wrong& wrong : all) {
+        CHECK_THROWS_WITH_AS(json_text(wrong.line, "text", value, {file, 7, 90}, nullptr),
+                             doctest::Contains(wrong.message), Error);
+        CHECK_FALSE(json_text(wrong.line, "text", value, {file, 7, 90}, &skipped));
+    }
+    CHECK(skipped.count == std::size(all));
+    CHECK(skipped.first == all[0].message);
+    CHECK(json_text("\xef\xbb\xbf{\"text\": \"a\"}", "text", value, {file, 7, 90}, &skipped) == "a");
+    SkippedLines sum;
+    sum.add({});
+    sum.add(skipped);
+    sum.add({2, "later"});
+    CHECK(sum.count == std::size(all) + 2);
+    CHECK(sum.first == skipped.first);
+}
+
+TEST_CASE("tokenizer_jsonl: the end of an object, however its bytes come") {
+    const std::string object = R"({"a": "}\\\"]}", "b": [{"c": "\\"}, []], "text": "x"})", all = object + "} , {";
+    for (std::size_t at_once = 1; at_once < all.size(); at_once++) {
+        ObjectEnd end;
+        std::size_t found = std::string_view::npos, given = 0;
+        while (found == std::string_view::npos && given < all.size()) {
+            given = std::min(given + at_once, all.size());
+            found = end.find(std::string_view(all).substr(0, given));
+            if (given < object.size()) CHECK(found == std::string_view::npos);
+        }
+        CHECK(found == object.size());
+    }
 }
 
 TEST_CASE("tokenizer_jsonl: agrees with a full parser on random and damaged lines") {

@@ -5,6 +5,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/io/lfs_pointer.h"
 #include "llmc/model/families/weight_source.h"
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian, and copied as they are");
@@ -101,6 +102,7 @@ private:
 
     ParamTable read_table() {
         if (file_->size() < header_bytes) {
+            refuse_lfs_pointer(*file_);
             bad(file_->path(), 0, text("the file has ", file_->size(), " bytes, a header has ", header_bytes));
         }
         Header header;

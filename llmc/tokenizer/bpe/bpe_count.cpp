@@ -6,7 +6,6 @@
 #include "llmc/base/utf8.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
-#include "llmc/tokenizer/jsonl.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace {
@@ -30,10 +29,10 @@ public:
     BatchCounter(const InputOptions& input, const SplitPattern& pattern)
         : input_(input), pattern_(pattern), splitter_(make_splitter(pattern)) {}
 
-    void count(const InputBatch& batch) {
+    void count(const InputBatch& batch, SkippedLines& skipped) {
         for (const InputPart& part : batch.parts) {
             std::string_view text = std::string_view(batch.bytes).substr(part.begin, part.end - part.begin);
-            if (batch.jsonl) text = json_text(text, input_.field, value_, input_.files[part.file], part.offset);
+            if (batch.json) text = text_of_object(input_, batch, part, value_, skipped).value_or("");
             if (pattern_.nfc) text = to_nfc(text, normalised_);
             while (!text.empty()) {
                 std::size_t valid = valid_utf8_prefix(text);
@@ -71,7 +70,9 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
     struct Work {
         InputBatch batch;
         std::uint64_t bytes_read = 0;
+        SkippedLines skipped;
     };
+    SkippedLines skipped;
     DocumentCuts cuts;
     cuts.pattern = options.pattern;
     DocumentReader reader(input, cuts);
@@ -82,11 +83,13 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
             [&](Work& work) {
                 bool more = reader.next(work.batch);
                 work.bytes_read = reader.bytes_read();
+                work.skipped = {};
                 return more;
             },
-            [&](Work& work, int thread) { counters[static_cast<std::size_t>(thread)].count(work.batch); },
+            [&](Work& work, int thread) { counters[static_cast<std::size_t>(thread)].count(work.batch, work.skipped); },
             [&](Work& work) {
-                report({work.bytes_read, reader.bytes_total(), 0, 0, 0});
+                skipped.add(work.skipped);
+                report({work.bytes_read, reader.bytes_total(), 0, 0, 0, skipped});
             });
 
     PieceMap all;

@@ -170,7 +170,7 @@ TokenizerData learn_merges(const std::vector<PieceCount>& pieces, const BpeTrain
     }
     if (options.max_token_bytes < 2) throw Error(ErrorKind::usage, "tokens of less than 2 bytes leave nothing to join");
     Learner learner(pieces, options);
-    auto report_merges = [&](std::uint32_t done) { report({0, 0, pieces.size(), done, options.vocab_size - 257}); };
+    auto report_merges = [&](std::uint32_t done) { report({0, 0, pieces.size(), done, options.vocab_size - 257, {}}); };
     TokenizerData data = learner.learn(report_merges);
     report_merges(static_cast<std::uint32_t>(data.merges.size()));
     return data;

@@ -28,6 +28,7 @@ struct BpeTrainProgress {
     std::uint64_t bytes_done = 0, bytes_total = 0;   // while counting
     std::uint64_t pieces = 0;                        // distinct ones, known after counting
     std::uint32_t merges_done = 0, merges_total = 0;
+    SkippedLines skipped;   // so far, while counting
 };
 
 // A distinct piece and how often it occurs.

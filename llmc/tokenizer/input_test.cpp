@@ -1,0 +1,140 @@
+#include "llmc/tokenizer/input.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
+#include "llmc/io/file.h"
+#include "llmc/io/temporary_folder_test.h"
+
+namespace {
+
+InputKind kind(const std::string& name, std::string_view beginning, InputFormat format = InputFormat::automatic) {
+    return kind_of_input(name, beginning, format);
+}
+
+// The documents of a file of that name and content, one behind the other; each behind its line and a colon.
+std::string documents(const std::string& name, const std::string& content, InputOptions options = {}) {
+    TemporaryFolder folder;
+    write_whole(real_files(), folder / name, content);
+    options.files = {folder / name};
+    DocumentReader reader(options, {});
+    InputBatch batch;
+    std::string all, value;
+    SkippedLines skipped;
+    while (reader.next(batch)) {
+        for (const InputPart& part : batch.parts) {
+            const auto found = text_of_object(options, batch, part, value, skipped);
+            if (found) all += text(part.line, ":", *found, ";");
+        }
+    }
+    return all;
+}
+
+}   // namespace
+
+TEST_CASE("input: what a file is, by its name") {
+    for (const char* name : {"a.jsonl", "a.ndjson", "a.jl", "a.jsonlines", "A.JSONL", "a.JsonLines", "a.jsonl.gz",
+                             "A.JL.ZST", "b/.jsonl"}) {
+        CHECK_MESSAGE(kind(name, "anything") == InputKind::json_lines, name);
+        CHECK_MESSAGE(kind(name, " \n[]") == InputKind::json_list, name);
+        CHECK_MESSAGE(kind(name, "{\"text\": 1}", InputFormat::text) == InputKind::text, name);
+    }
+    for (const char* name : {"a.json", "a.txt", "a.md", "jsonl", "a.jsonl.txt", "a.jsonl.bak", "-"}) {
+        CHECK_MESSAGE(kind(name, "anything") == InputKind::text, name);
+        CHECK_MESSAGE(kind(name, "anything", InputFormat::jsonl) == InputKind::json_lines, name);
+    }
+}
+
+TEST_CASE("input: what a file is, by its content") {
+    const std::string mark(byte_order_mark);
+    for (const char* name :
+         {"a.json", "a.JSON.gz", "a.txt", "a.Txt.zst", "-", "/dev/fd/63", "part-00000", "p.d/part"}) {
+        for (const char* lines : {"{\"a\": 1}", " {\"", "{ \t\"a", "\n\n{\"a\":"}) {
+            CHECK_MESSAGE(kind(name, lines) == InputKind::json_lines, name, lines);
+            CHECK_MESSAGE(kind(name, mark + lines) == InputKind::json_lines, name, lines);
+        }
+        for (const char* list : {"[{\"a\": 1}", "[\n  {\n    \"a", "\n[ { \""}) {
+            CHECK_MESSAGE(kind(name, list) == InputKind::json_list, name, list);
+            CHECK_MESSAGE(kind(name, mark + list) == InputKind::json_list, name, list);
+        }
+        for (const char* text : {"", "{", "{\n  \"a\": 1\n}", "{}", "{a\"", "[1, 2]", "[\"a\"]", "[", "a {\"b\": 1}"}) {
+            CHECK_MESSAGE(kind(name, text) == InputKind::text, name, text);
+        }
+    }
+    for (const char* name : {"a.py", "a.md", "b.json/a.html"}) {   // what programs write in is not looked at
+        CHECK_MESSAGE(kind(name, "{\"a\": 1}") == InputKind::text, name);
+    }
+    CHECK_THROWS_WITH_AS(kind("a.json", "\x1f\x8b"), doctest::Contains("a.json: this is not text: compressed"), Error);
+}
+
+TEST_CASE("input: lines and lists of objects, with the lines on which they begin") {
+    const std::string mark(byte_order_mark);
+    for (const std::string& begin : {std::string(), mark}) {
+        CHECK(documents("a.txt", begin + "{\"text\": \"a\"}\n\n{\"text\": \"b\"}") == "1:a;3:b;");
+        CHECK(documents("a.jsonl", begin + "{\"text\": \"a\"}\r\n" + mark + "{\"text\": \"b\"}\n") == "1:a;2:b;");
+        CHECK(documents("a.json", begin + "[{\"text\":\"a\"},{\"text\":\"b\"}]") == "1:a;1:b;");
+        CHECK(
+            documents("a.json",
+                      begin + "\n[\n {\n\"b\": [{}, \"]}\\\"\\\\\"],\n \"text\" : \"a\"}\n,\n{\"text\":\"b\"}\n]\n") ==
+            "3:a;7:b;");
+        CHECK(documents("a.jsonl", begin + "[]") == "");
+        CHECK(documents("a.jsonl", begin + " \n") == "");
+    }
+    // longer than what is read at once, within an object and between two
+    const std::string large(3'000'000, 'x'), blank(3'000'000, '\n');
+    CHECK(documents("a.json", "[{\"text\":\"" + large + "\"}" + blank + ",{\"text\":\"b\"}]") ==
+          "1:" + large + ";3000001:b;");
+    InputOptions limited;
+    limited.max_bytes = 30;
+    CHECK(documents("a.json", "[{\"text\":\"a\"},{\"text\":\"b\"},{\"text\":\"c\"}]", limited) == "1:a;1:b;");
+}
+
+TEST_CASE("input: a list that is damaged is told with its line") {
+    struct Wrong {
+        const char *content, *message;
+    };
+    for (const Wrong& wrong :
+         {Wrong{"[{\"text\":\"a\"},\n7]", "line 2, offset 15: this is not a JSON list: expected an object"},
+          Wrong{"[{\"text\":\"a\"},]", "offset 14: this is not a JSON list: expected an object"},
+          Wrong{"[{\"text\":\"a\"}\n{\"text\":\"b\"}]",
+                "line 2, offset 14: this is not a JSON list: expected ',' or ']'"},
+          Wrong{"[{\"text\":\"a\"}", "expected ',' or ']'"}, Wrong{"[\n{\"text\":\"a]}", "line 2, offset 2"},
+          Wrong{"[{\"text\":\"a\"}]\n]", "line 2, offset 15: this is not a JSON list: more behind the list"},
+          Wrong{"[\n{\"text\":\n\"a\" \"b\"}]", "line 3, offset 15: this line is not JSON: expected ',' or '}'"},
+          Wrong{"[{\"text\":\n null}]", "line 1, offset 1: the field \"text\" is null"}}) {
+        CHECK_THROWS_WITH_AS(documents("a.json", wrong.content), doctest::Contains(wrong.message), Error);
+    }
+}
+
+TEST_CASE("input: a reader goes on within lines and lists where another has stopped") {
+    TemporaryFolder folder;
+    const std::string mark(byte_order_mark);
+    InputOptions options;
+    for (const std::string name : {"a.jsonl", "b.json", "c.json", "d.txt"}) {
+        const bool list = name.ends_with(".json");
+        std::string content = mark + (list ? "\n [" : "");
+        for (int i = 0; i < 90'000; i++) {
+            content += text(i == 0 ? "" : list ? ",\n" : "\n", "{\"text\": \"document ", i, " of ", name, "\"}");
+        }
+        write_whole(real_files(), folder / name, content + (list ? "\n]\n" : ""));
+        options.files.push_back(folder / name);
+    }
+    auto shown = [](const InputBatch& batch) {
+        std::string all;
+        for (const InputPart& part : batch.parts)
+            all += text(part.document, " ", part.file, " ", part.offset, " ", part.line, "\n");
+        return all + batch.bytes;
+    };
+    DocumentReader whole(options, {});
+    InputBatch batch, again;
+    int batches = 0;
+    for (InputPosition at = whole.position(); whole.next(batch); at = whole.position(), batches++) {
+        DocumentReader reader(options, {});
+        reader.seek(at);
+        REQUIRE(reader.next(again));
+        REQUIRE((shown(again) == shown(batch)));
+        CHECK(reader.bytes_read() == whole.bytes_read());
+    }
+    CHECK(batches > 10);
+}
