@@ -24,7 +24,7 @@
 #include "llmc/tokenizer/tokenizer.h"
 
 struct RunModel {
-    std::string tokenizer_file{};              // empty: there is none beside the data
+    std::string tokenizer_file{};              // beside the data, else of --model's folder; empty: there is none
     std::optional<Tokenizer> tokenizer{};      // of that file
     std::unique_ptr<WeightSource> weights{};   // null: a random start
     ModelConfig config{};

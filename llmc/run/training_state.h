@@ -3,7 +3,8 @@
 //
 // Files of a checkpoint:
 //   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (saved_tensors.h)
-//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    where the data has a tokenizer
+//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    where the data, or else the model
+//                                       that the run starts from, has a tokenizer
 //   run.json                            everything else: RunState
 //   router_bias.safetensors             where routers choose with biases (llmc/model/sublayers/router_bias.h)
 //   matmul.json                         which algorithms multiply matrices (matmul_choices.h)
@@ -44,7 +45,7 @@ inline TrainedTensors tensors_of(Step& step) {
 
 // Besides tensors and run.json: what a checkpoint holds, and what rank 0 does in the thread that writes.
 struct CheckpointExtras {
-    std::string tokenizer_file;                 // tokenizer.bin: copied with tokenizer.json beside it, unless empty
+    std::string tokenizer_file;                 // tokenizer.bin, or tokenizer.json: both go into it; empty: neither
     std::string matmul_choices;                 // matmul.json's content
     std::function<void()> before = [] {};       // runs before the first file is written; its error is the save's
     std::function<void()> afterwards = [] {};   // runs once the checkpoint is complete; its error is a warning

@@ -16,13 +16,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/tokenizer/bpe/bpe.h"
 #include "llmc/tokenizer/bpe/pieces.h"
 #include "llmc/tokenizer/split/split.h"
+
+// The ids that begin, end and pad texts, as the files of a model say (llmc/tokenizer/files/special_ids.cpp).
+struct SpecialIds {
+    std::optional<std::uint32_t> bos, pad;
+    std::vector<std::uint32_t> eos;   // each ends what a model writes; empty: no file says it
+    bool operator==(const SpecialIds&) const = default;
+};
 
 // What the file formats read and write.
 struct TokenizerData {
@@ -35,7 +44,10 @@ struct TokenizerData {
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
-    std::string post_processor = "null";   // of a tokenizer.json, kept for others: what they put around a text
+    std::string post_processor = "null";   // of a tokenizer.json: what is put around a text; `front` has its beginning
+    std::vector<std::uint32_t> front;      // the ids that it puts in front of a text
+    SpecialIds special;                    // a Tokenizer's always has an eos
+    std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
 };
 
 class Tokenizer {
@@ -50,6 +62,9 @@ public:
 
     std::uint32_t vocab_size() const { return static_cast<std::uint32_t>(data().tokens.size()); }
     std::uint32_t end_of_text() const { return data().end_of_text; }
+    const SpecialIds& special() const { return data().special; }
+    // Ends what a model writes: any eos, or the token in front of the next document.
+    bool ends_text(std::uint32_t id) const;
     const std::string& name() const { return data().name; }
     const TokenizerData& data() const { return state_->data; }
     // xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the vocabulary.
@@ -64,8 +79,8 @@ public:
         return out;
     }
 
-    // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin and, when it can encode,
-    // Hugging Face's tokenizer.json. Returns their names.
+    // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin, when it can encode Hugging
+    // Face's tokenizer.json, and what a model's files have said of its texts. Returns their names.
     std::vector<std::string> save(const std::string& folder) const;
 
     // Nothing joins bytes: every byte is a token.
