@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,13 +34,22 @@ struct SpecialIds {
     bool operator==(const SpecialIds&) const = default;
 };
 
+// How an added token is found in text, as Hugging Face's tokenizers finds it.
+struct AddedTokenRules {
+    bool lstrip = false, rstrip = false;   // takes the white space before it, behind it, along
+    bool single_word = false;              // only where no character of a word stands beside it
+    bool normalized = false;               // in the normal form of the text, between tokens that are found as they are
+    bool operator==(const AddedTokenRules&) const = default;
+};
+
 // What the file formats read and write.
 struct TokenizerData {
     std::string name;
     std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
-    std::vector<std::uint8_t> is_special;   // per id: never made from ordinary text; 2: kept in decoded text
-    std::uint32_t end_of_text = 0;          // the token in front of every document
-    bool can_encode = true;                 // false: a bare list of tokens, fit to decode only
+    std::vector<std::uint8_t> is_special;   // per id: an added token, 1 special, 2 not: text always becomes that token
+    std::map<std::uint32_t, AddedTokenRules> rules;   // of added tokens that have some
+    std::uint32_t end_of_text = 0;                    // the token in front of every document
+    bool can_encode = true;                           // false: a bare list of tokens, fit to decode only
     SplitPattern pattern;
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
@@ -48,6 +58,11 @@ struct TokenizerData {
     std::vector<std::uint32_t> front;      // the ids that it puts in front of a text
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
+
+    AddedTokenRules rules_of(std::uint32_t id) const {
+        const auto found = rules.find(id);
+        return found == rules.end() ? AddedTokenRules{} : found->second;
+    }
 };
 
 class Tokenizer {
@@ -98,7 +113,8 @@ private:
     std::shared_ptr<const State> state_;   // copies of a tokenizer share it
 };
 
-// Text that spells a special token, such as <|endoftext|>.
+// Text that spells a special token, such as <|endoftext|>. (Of added tokens that are not special text always becomes
+// the token.)
 enum class SpecialText {
     ordinary,   // is text like any other (tiktoken's encode_ordinary)
     encode,     // becomes that token (allowed_special="all")

@@ -163,6 +163,11 @@ private:
             }
             slot(id) = content;
             data_.is_special[id] = flag(token, "special") ? 1 : 2;
+            const AddedTokenRules rules{.lstrip = flag(token, "lstrip"),
+                                        .rstrip = flag(token, "rstrip"),
+                                        .single_word = flag(token, "single_word"),
+                                        .normalized = flag(token, "normalized")};
+            if (rules != AddedTokenRules{}) data_.rules[id] = rules;
         }
     }
 
@@ -291,12 +296,13 @@ std::string to_huggingface(const TokenizerData& data) {
         if (data.tokens[id].empty()) continue;
         vocab.add(data.is_special[id] ? data.tokens[id] : spelled[id], id);
         if (!data.is_special[id]) continue;
+        const AddedTokenRules rules = data.rules_of(id);
         added.append(Json::object({{"id", id},
                                    {"content", data.tokens[id]},
-                                   {"single_word", false},
-                                   {"lstrip", false},
-                                   {"rstrip", false},
-                                   {"normalized", false},
+                                   {"single_word", rules.single_word},
+                                   {"lstrip", rules.lstrip},
+                                   {"rstrip", rules.rstrip},
+                                   {"normalized", rules.normalized},
                                    {"special", data.is_special[id] == 1}}));
     }
     for (const BpeMerge& merge : merges_of(data)) {
